@@ -1,0 +1,87 @@
+"""Every error and warning of the library, so that users can catch one kind without catching the others.
+
+Each message says what came, what was needed and what to try.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "DataError",
+    "DomainError",
+    "DtypeError",
+    "GaugeWarning",
+    "LabelError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "NumericalError",
+    "NumericalWarning",
+    "ShapeError",
+    "SolverError",
+    "SymmetryError",
+    "TieError",
+    "WeightsError",
+]
+
+
+class ShapeError(ValueError):
+    """The shape of an argument does not fit the operator."""
+
+
+class DtypeError(TypeError):
+    """The dtype of an argument does not fit the operator, for example integer features."""
+
+
+class NumericalError(ValueError):
+    """The values of an argument make the result undefined."""
+
+
+class NonFiniteError(NumericalError):
+    """An argument holds NaN or Inf."""
+
+
+class SymmetryError(NumericalError):
+    """A matrix that has to be symmetric is not."""
+
+
+class DomainError(NumericalError):
+    """An eigenvalue or a parameter lies outside the domain of the function."""
+
+
+class TieError(NumericalError):
+    """A decomposition is asked for a gradient at a repeated eigenvalue or singular value, and the policy is to raise."""
+
+
+class LabelError(ValueError):
+    """Labels have the wrong length, dtype, device or range, or label no element at all."""
+
+
+class SolverError(RuntimeError):
+    """An eigensolver or linear solver failed or did not converge."""
+
+
+class DataError(ValueError):
+    """A data set or a file of it is missing, damaged or inconsistent."""
+
+
+class WeightsError(ValueError):
+    """A file of weights is missing, damaged or belongs to another architecture."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged or belongs to another configuration."""
+
+
+class ConfigurationError(ValueError):
+    """A configuration has an unknown or contradictory field."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed."""
+
+
+class NumericalWarning(UserWarning):
+    """A result was computed in a documented fallback way."""
+
+
+class GaugeWarning(NumericalWarning):
+    """A loss depends on the arbitrary sign or rotation of singular or eigenvectors."""

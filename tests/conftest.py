@@ -1,0 +1,36 @@
+"""Options and fixtures that all tests share: ``--device`` and the data sets."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="run the operator tests on this device (cpu or cuda)")
+
+
+def pytest_configure(config):
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config, items):
+    root = os.environ.get("MATBACKPROP_DATA")
+    missing = not root or not Path(root).is_dir()
+    cuda = config.getoption("--device").startswith("cuda") and torch.cuda.is_available()
+    for item in items:
+        if missing and "data" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="MATBACKPROP_DATA does not name a folder with the data sets"))
+        if not cuda and "cuda" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs --device cuda and a CUDA device"))
+
+
+@pytest.fixture
+def device(request):
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def data_root():
+    return Path(os.environ["MATBACKPROP_DATA"])
