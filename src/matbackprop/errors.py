@@ -48,7 +48,7 @@ class DomainError(NumericalError):
 
 
 class TieError(NumericalError):
-    """A decomposition is asked for a gradient at a repeated eigenvalue or singular value, and the policy is to raise."""
+    """A gradient of a decomposition was asked for at a repeated value, and the policy is to raise."""
 
 
 class LabelError(ValueError):

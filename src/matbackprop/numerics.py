@@ -79,6 +79,6 @@ def check_symmetric(a: Tensor, name: str) -> None:
     gap = (a - a.mT).abs().amax()
     if bool(gap > 100 * torch.finfo(a.dtype).eps * max(a.shape[-1], 1) * scale):
         raise SymmetryError(
-            f"{name} must be symmetric; its largest entry is {float(scale):.3g} and it differs from its transpose by up to "
-            f"{float(gap):.3g}. Pass (A + A.mT)/2, or check=False to take the symmetric part without this test."
+            f"{name} must be symmetric; its largest entry is {float(scale):.3g}, it differs from its transpose by "
+            f"up to {float(gap):.3g}. Pass (A + A.mT)/2, or check=False to take the symmetric part without this test."
         )

@@ -1,0 +1,1 @@
+"""Networks: backbones, DeepO2P, DeepNCuts and their weights."""
