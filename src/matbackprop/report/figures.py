@@ -1,0 +1,602 @@
+"""Figures of a run: curves, spectra, a confusion matrix, comparisons with intervals, and grids of pictures.
+
+Every function draws from plain arrays, writes the file when ``path`` is given and returns the matplotlib figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from matbackprop.errors import LabelError, ShapeError
+from matbackprop.report.style import CONTINUOUS, GRID, INK, MUTED, PALETTE, figure, finish, styled
+
+__all__ = [
+    "comparison",
+    "confusion_matrix",
+    "curve_panels",
+    "curves",
+    "draw_boundaries",
+    "image_grid",
+    "lines",
+    "paint_labels",
+    "segmentation_grid",
+    "spectrum",
+]
+
+_STAGES = ("train", "val", "test")
+_BOOKKEEPING = ("step", "epoch", "time")
+
+
+def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Sort the names found in ``metrics`` into panels: stages of one quantity share a panel.
+
+    Args:
+        metrics: rows of ``metrics.jsonl``, each with ``step``, ``epoch``, ``time`` and some named numbers.
+
+    Returns:
+        Panel title → the names drawn there, in order of first appearance.
+
+    Example:
+        >>> curve_panels([{"step": 1, "train/loss": 2.0, "layer/rank": 4}, {"step": 2, "val/loss": 1.5}])
+        {'loss': ['train/loss', 'val/loss'], 'layer rank': ['layer/rank']}
+    """
+    panels: dict[str, list[str]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            if name in _BOOKKEEPING or isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            stage, _, rest = name.partition("/")
+            title = (rest if stage in _STAGES and rest else name).replace("/", " ").replace("_", " ")
+            names = panels.setdefault(title, [])
+            if name not in names:
+                names.append(name)
+    return panels
+
+
+def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Running mean over about a fiftieth of the curve, shortened at both ends instead of padded."""
+    half = max(1, len(values) // 100)
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return (total[high] - total[low]) / (high - low)
+
+
+def _wants_log(values: NDArray[np.float64]) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool(finite.size and finite.min() > 0 and finite.max() / finite.min() > 300)
+
+
+def _draw_curve(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], colour: str, label: str) -> None:
+    if len(y) > 150:
+        axes.plot(x, y, color=colour, alpha=0.22, linewidth=0.8)
+        axes.plot(x, _smooth(y), color=colour, label=label)
+    else:
+        axes.plot(x, y, color=colour, label=label, marker="o" if len(y) <= 30 else None, markersize=3.5)
+
+
+@styled
+def curves(
+    metrics: Sequence[Mapping[str, Any]],
+    path: str | Path | None = None,
+    *,
+    panels: Mapping[str, Sequence[str]] | None = None,
+    columns: int = 3,
+    x: str = "step",
+) -> Figure:
+    """Draw the curves of a run, one panel a quantity, stages of the same quantity together.
+
+    Long curves are drawn faintly with their running mean on top; a panel whose values span more than a factor of 300
+    gets a logarithmic axis. Values that are missing or null (a metric that was not finite) are left out.
+
+    Args:
+        metrics: rows of ``metrics.jsonl``.
+        path: file to write, or ``None``.
+        panels: title → names; by default all of :func:`curve_panels`.
+        columns: panels in a row.
+        x: the abscissa, ``"step"``, ``"epoch"`` or ``"time"``.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: if there is nothing to draw.
+
+    Example:
+        >>> rows = [{"step": i, "epoch": 0, "time": 0.1 * i, "train/loss": 1 / (1 + i)} for i in range(20)]
+        >>> len(curves(rows).axes)
+        1
+    """
+    chosen = {title: list(names) for title, names in (panels or curve_panels(metrics)).items()}
+    if not chosen:
+        raise ShapeError("there are no numbers to draw in metrics; train for at least one logged step first.")
+    columns = min(columns, len(chosen))
+    rows = math.ceil(len(chosen) / columns)
+    fig, axes = figure(rows, columns, width=3.5 * columns + 0.3, height=2.5 * rows + 0.1)
+    for ax, (title, names) in zip(axes, chosen.items(), strict=False):
+        drawn: list[NDArray[np.float64]] = []
+        for name, colour in zip(names, PALETTE * len(names), strict=False):
+            points = [(row.get(x, i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
+            px, py = np.array(points, dtype=np.float64).reshape(-1, 2).T
+            _draw_curve(ax, px, py, colour, name)
+            drawn.append(py)
+        if _wants_log(np.concatenate(drawn)):
+            ax.set_yscale("log")
+        if len(names) > 1:
+            ax.legend(loc="best")
+        ax.set_title(title)
+        ax.set_xlabel(x)
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=x != "time"))
+    for ax in axes[len(chosen) :]:
+        ax.set_visible(False)
+    return finish(fig, path)
+
+
+@styled
+def lines(
+    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    path: str | Path | None = None,
+    *,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    log: str = "",
+    emphasis: str | None = None,
+) -> Figure:
+    """Draw named lines on one pair of axes, each labelled in a legend beside the plot.
+
+    Args:
+        series: name → (x, y).
+        path: file to write, or ``None``.
+        title: title of the plot.
+        xlabel: label of the abscissa.
+        ylabel: label of the ordinate.
+        log: the logarithmic axes, any of ``""``, ``"x"``, ``"y"``, ``"xy"``.
+        emphasis: the name to draw heavier than the others.
+
+    Returns:
+        The figure.
+
+    Example:
+        >>> fig = lines({"n²": ([1, 10, 100], [1, 100, 10000])}, log="xy", xlabel="n", ylabel="time")
+        >>> fig.axes[0].get_xscale()
+        'log'
+    """
+    fig, (ax,) = figure(width=7.0, height=3.8)
+    for (name, (px, py)), colour in zip(series.items(), PALETTE * len(series), strict=False):
+        heavy = name == emphasis
+        ax.plot(
+            np.asarray(px),
+            np.asarray(py),
+            color=colour,
+            label=name,
+            marker="o",
+            linewidth=2.6 if heavy else 1.6,
+            zorder=3 if heavy else 2,
+        )
+    if "x" in log:
+        ax.set_xscale("log")
+    if "y" in log:
+        ax.set_yscale("log")
+    ax.set_title(title)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return finish(fig, path)
+
+
+@styled
+def spectrum(
+    spectra: Mapping[str, ArrayLike] | ArrayLike,
+    path: str | Path | None = None,
+    *,
+    eps: float | None = None,
+    title: str = "spectrum",
+) -> Figure:
+    """Draw eigenvalues from the largest to the smallest on a logarithmic axis.
+
+    Args:
+        spectra: eigenvalues (n,), or name → eigenvalues. Values at or below zero cannot be shown on the axis; they are
+            left out and counted in the legend.
+        path: file to write, or ``None``.
+        eps: the regulariser to mark by a dashed line.
+        title: title of the plot.
+
+    Returns:
+        The figure.
+
+    Example:
+        >>> fig = spectrum({"before": [3.0, 1.0, 0.0], "after": [4.0, 0.1, 0.01]}, eps=1e-3)
+        >>> [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
+        ['before (1 not positive)', 'after', 'ε = 0.001']
+    """
+    named: Mapping[str, ArrayLike] = spectra if isinstance(spectra, Mapping) else {"eigenvalues": spectra}
+    fig, (ax,) = figure(width=5.2, height=3.3)
+    for (name, values), colour in zip(named.items(), PALETTE * len(named), strict=False):
+        ordered = np.sort(np.asarray(values, dtype=np.float64).ravel())[::-1]
+        positive = ordered[ordered > 0]
+        hidden = len(ordered) - len(positive)
+        label = f"{name} ({hidden} not positive)" if hidden else name
+        ax.plot(np.arange(1, len(positive) + 1), positive, color=colour, label=label)
+    if eps is not None:
+        ax.axhline(eps, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), label=f"ε = {eps:g}")
+    ax.set_yscale("log")
+    ax.set_title(title)
+    ax.set_xlabel("index")
+    ax.set_ylabel("eigenvalue")
+    ax.legend(loc="best")
+    return finish(fig, path)
+
+
+@styled
+def confusion_matrix(
+    counts: ArrayLike, names: Sequence[str], path: str | Path | None = None, *, title: str = "confusion"
+) -> Figure:
+    """Draw a confusion matrix, each row divided by its sum (the share of a true class that got each prediction).
+
+    Args:
+        counts: (k, k) counts, rows the true classes, columns the predictions.
+        names: k class names.
+        path: file to write, or ``None``.
+        title: title of the plot.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: if ``counts`` is not square or does not match ``names``.
+
+    Example:
+        >>> fig = confusion_matrix([[8, 2], [1, 9]], ["disk", "square"])
+        >>> fig.axes[0].texts[0].get_text()
+        '80'
+    """
+    array = np.asarray(counts, dtype=np.float64)
+    k = len(names)
+    if array.shape != (k, k):
+        raise ShapeError(f"counts must be ({k}, {k}) for {k} class names, got shape {array.shape}.")
+    share = array / np.maximum(array.sum(1, keepdims=True), 1)
+    side = float(np.clip(0.42 * k + 1.2, 3.4, 12.0))
+    fig, (ax,) = figure(width=side + 0.9, height=side)
+    image = ax.imshow(share, cmap=CONTINUOUS, vmin=0, vmax=1)
+    size = float(np.clip(130 / k, 3.5, 8.5))
+    ax.set_xticks(range(k), names, rotation=90 if k > 6 else 30, ha="center" if k > 6 else "right", fontsize=size)
+    ax.set_yticks(range(k), names, fontsize=size)
+    ax.grid(False)
+    for side_name in ("left", "bottom"):
+        ax.spines[side_name].set_visible(False)
+    if k <= 16:
+        for i, j in np.ndindex(k, k):
+            if array[i, j]:
+                colour = "white" if share[i, j] > 0.55 else INK
+                ax.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=size, color=colour)
+    ax.set_xlabel("predicted")
+    ax.set_ylabel("true")
+    ax.set_title(title)
+    bar = fig.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.set_label("share of the true class")
+    return finish(fig, path)
+
+
+@styled
+def comparison(
+    rows: Mapping[str, tuple[float, float, float]],
+    path: str | Path | None = None,
+    *,
+    reference: Mapping[str, float] | None = None,
+    reference_label: str = "paper",
+    xlabel: str = "",
+    title: str = "",
+) -> Figure:
+    """Draw named values with intervals, one a line, and reference values (the paper's, say) as open marks beside them.
+
+    Args:
+        rows: name → (value, low, high).
+        path: file to write, or ``None``.
+        reference: name → value to compare with.
+        reference_label: what the reference is.
+        xlabel: the quantity.
+        title: title of the plot.
+
+    Returns:
+        The figure.
+
+    Example:
+        >>> fig = comparison({"AlexNet": (40.3, 39.5, 41.0)}, reference={"AlexNet": 25.3}, xlabel="error (%)")
+        >>> [tick.get_text() for tick in fig.axes[0].get_yticklabels()]
+        ['AlexNet']
+    """
+    names = list(rows)
+    fig, (ax,) = figure(width=6.4, height=0.36 * len(names) + 1.3)
+    where = np.arange(len(names))[::-1]
+    values, low, high = np.array([rows[name] for name in names], dtype=np.float64).reshape(-1, 3).T
+    ax.hlines(where, low, high, color=PALETTE[0], linewidth=2.4, alpha=0.45)
+    ax.plot(values, where, "o", color=PALETTE[0], markersize=6.5, label="here")
+    if reference:
+        known = [(reference[name], y) for name, y in zip(names, where, strict=True) if name in reference]
+        ax.plot(*np.array(known).T, "D", color=PALETTE[1], markerfacecolor="none", label=reference_label)
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.set_yticks(where, names)
+    ax.grid(False, axis="y")
+    ax.margins(y=0.6 / max(len(names), 1))
+    ax.set_xlabel(xlabel)
+    ax.set_title(title)
+    return finish(fig, path)
+
+
+def _rgb(image: ArrayLike) -> NDArray[np.float64]:
+    """Bring an image (h, w), (h, w, 3) or (3, h, w), bytes or [0, 1], to float (h, w, 3) in [0, 1]."""
+    array = np.asarray(image)
+    scaled = array.astype(np.float64) / (255.0 if array.dtype == np.uint8 else 1.0)
+    if scaled.ndim == 2:
+        scaled = np.repeat(scaled[..., None], 3, -1)
+    elif scaled.ndim == 3 and scaled.shape[-1] != 3 and scaled.shape[0] == 3:
+        scaled = np.moveaxis(scaled, 0, -1)
+    if scaled.ndim != 3 or scaled.shape[-1] != 3:
+        raise ShapeError(f"an image must be (h, w), (h, w, 3) or (3, h, w), got shape {array.shape}.")
+    return np.clip(scaled, 0, 1)
+
+
+def _label_map(labels: ArrayLike) -> NDArray[np.int64]:
+    array = np.asarray(labels)
+    if array.ndim != 2 or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+        raise LabelError(f"a label map must be (h, w) integers, got shape {array.shape} of {array.dtype}.")
+    return array.astype(np.int64)
+
+
+def draw_boundaries(
+    image: ArrayLike, labels: ArrayLike, *, colour: tuple[float, float, float] = (1.0, 0.92, 0.2)
+) -> NDArray[np.float64]:
+    """Draw the borders between regions onto an image.
+
+    Args:
+        image: (h, w, 3) or (3, h, w), bytes or [0, 1].
+        labels: (h, w) integers.
+        colour: RGB in [0, 1].
+
+    Returns:
+        (h, w, 3) in [0, 1]; pixels whose right or lower neighbour has another label carry ``colour``.
+
+    Raises:
+        ShapeError: if the sizes differ.
+
+    Example:
+        >>> import numpy as np
+        >>> draw_boundaries(np.zeros((1, 4, 3)), np.array([[0, 0, 1, 1]]), colour=(1, 0, 0))[0, :, 0].tolist()
+        [0.0, 1.0, 0.0, 0.0]
+    """
+    out, lab = _rgb(image).copy(), _label_map(labels)
+    if out.shape[:2] != lab.shape:
+        raise ShapeError(f"the image is {out.shape[:2]} and the label map {lab.shape}; bring them to one size first.")
+    border = np.zeros(lab.shape, dtype=bool)
+    border[:, :-1] |= lab[:, :-1] != lab[:, 1:]
+    border[:-1, :] |= lab[:-1, :] != lab[1:, :]
+    out[border] = colour
+    return out
+
+
+def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.float64]:
+    """Colour a label map: each region in the mean colour of ``image``, or in a hue of its own.
+
+    Args:
+        labels: (h, w) integers; −1 (ignored) becomes black in either case.
+        image: an image of the same size, or ``None``.
+
+    Returns:
+        (h, w, 3) in [0, 1].
+
+    Raises:
+        LabelError: if ``labels`` is not a map of integers.
+        ShapeError: if the sizes differ.
+
+    Example:
+        >>> import numpy as np
+        >>> image = np.zeros((1, 4, 3)); image[0, 2:] = [[0.2] * 3, [0.6] * 3]
+        >>> paint_labels(np.array([[0, 0, 1, 1]]), image)[0, :, 0].round(2).tolist()
+        [0.0, 0.0, 0.4, 0.4]
+    """
+    lab = _label_map(labels)
+    ids, inverse = np.unique(lab, return_inverse=True)
+    index = inverse.reshape(lab.shape)
+    if image is not None:
+        rgb = _rgb(image)
+        if rgb.shape[:2] != lab.shape:
+            raise ShapeError(f"the image is {rgb.shape[:2]} and the label map {lab.shape}; bring them to one size.")
+        area = np.bincount(index.ravel(), minlength=len(ids))
+        sums = [np.bincount(index.ravel(), rgb[..., c].ravel(), len(ids)) for c in range(3)]
+        table = np.stack(sums, -1) / area[:, None]
+    else:
+        # Golden-angle hues: neighbours in number are far apart in colour, for any number of regions.
+        hue = (0.58 + 0.618034 * np.arange(len(ids))) % 1.0
+        light = 0.78 - 0.22 * (np.arange(len(ids)) % 3) / 2
+        wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
+        table = light[:, None] * (0.45 + 0.55 * wheel)
+    table[ids < 0] = 0.0
+    return np.asarray(table[index], dtype=np.float64)
+
+
+def _blank(ax: Axes) -> None:
+    ax.set_axis_off()
+    ax.grid(False)
+
+
+def _show(ax: Axes, cell: ArrayLike | None, photograph: ArrayLike | None) -> None:
+    _blank(ax)
+    if cell is None:
+        return
+    array = np.asarray(cell)
+    if array.ndim == 2 and (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+        same = photograph is not None and _rgb(photograph).shape[:2] == array.shape
+        painted = paint_labels(array, photograph if same else None)
+        ax.imshow(draw_boundaries(painted, array, colour=(1.0, 1.0, 1.0)), interpolation="nearest")
+    else:
+        ax.imshow(_rgb(array), interpolation="nearest")
+
+
+@styled
+def segmentation_grid(
+    columns: Sequence[str | tuple[str, ...]],
+    rows: Sequence[Sequence[ArrayLike | None]],
+    path: str | Path | None = None,
+    *,
+    width: float = 11.0,
+    mean_colours: bool = False,
+) -> Figure:
+    """Draw images beside their segmentations under a nested header, as the paper's qualitative figure does.
+
+    A column is named by one word or by a tuple from the outermost group inwards; neighbours with a common beginning
+    share a header cell: ``"Image", ("AlexNet", "ReLU-5", "NCuts"), ("AlexNet", "ReLU-5", "DeepNCuts"), …, "Human"``.
+
+    Args:
+        columns: the names.
+        rows: one list of cells for each image; a cell is an image, an integer label map (h, w), or ``None`` for empty.
+        path: file to write, or ``None``.
+        width: width of the figure in inches.
+        mean_colours: paint regions in the mean colour of the row's first image instead of hues of their own.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: if a row has another number of cells than there are columns.
+
+    Example:
+        >>> import numpy as np
+        >>> photo, labels = np.zeros((6, 8, 3)), np.zeros((6, 8), dtype=int)
+        >>> fig = segmentation_grid(["Image", ("VGG", "NCuts"), ("VGG", "DeepNCuts")], [[photo, labels, labels]])
+        >>> sorted(text.get_text() for text in fig.texts)
+        ['DeepNCuts', 'Image', 'NCuts', 'VGG']
+    """
+    paths = [(name,) if isinstance(name, str) else tuple(name) for name in columns]
+    for i, row in enumerate(rows):
+        if len(row) != len(paths):
+            raise ShapeError(f"row {i} has {len(row)} cells for {len(paths)} columns.")
+    if not rows:
+        raise ShapeError("there are no rows to draw.")
+    depth, n = max(map(len, paths)), len(paths)
+    cell_width = width / n
+    ratios = [_aspect(row[0]) for row in rows]
+    gap, line = 0.06, 0.24
+    header = line * depth + 0.06
+    heights = [cell_width * ratio + gap for ratio in ratios]
+    total = header + sum(heights)
+    fig, (spare,) = figure(width=width, height=total)
+    spare.remove()
+    fig.set_layout_engine("none")
+    top = total - header
+    for row, height in zip(rows, heights, strict=True):
+        photograph = row[0] if mean_colours else None
+        for j, cell in enumerate(row):
+            box = (j / n + gap / 2 / width, (top - height) / total, 1 / n - gap / width, (height - gap) / total)
+            _show(fig.add_axes(box), cell, photograph)
+        top -= height
+    for level in range(depth):
+        start = 0
+        while start < n:
+            name, stop = paths[start], start + 1
+            group = level + 1 < len(name)
+            while group and stop < n and paths[stop][: level + 1] == name[: level + 1]:
+                stop += 1
+            if level < len(name):
+                _header_cell(fig, name, level, depth, (start / n, stop / n), line / total)
+            start = stop
+    return finish(fig, path)
+
+
+def _aspect(cell: ArrayLike | None) -> float:
+    if cell is None:
+        return 0.75
+    array = np.asarray(cell)
+    height, width = array.shape[:2] if array.ndim == 2 else _rgb(array).shape[:2]
+    return height / width
+
+
+def _header_cell(
+    fig: Figure, name: tuple[str, ...], level: int, depth: int, span: tuple[float, float], line: float
+) -> None:
+    """Write one header cell; a name shorter than the header's depth is centred over the rows it leaves free."""
+    rows_spanned = depth - level if level == len(name) - 1 else 1
+    middle = 1 - (level + rows_spanned / 2) * line
+    leaf = level == len(name) - 1
+    fig.text(
+        (span[0] + span[1]) / 2,
+        middle,
+        name[level],
+        ha="center",
+        va="center",
+        fontsize=9 if leaf else 9.5,
+        fontweight="normal" if leaf and level else "bold",
+        color=INK,
+    )
+    if not leaf:
+        inset = 0.008
+        y = 1 - (level + 1) * line
+        fig.add_artist(Line2D([span[0] + inset, span[1] - inset], [y, y], color=GRID, linewidth=1.0))
+
+
+@styled
+def image_grid(
+    images: Sequence[ArrayLike],
+    captions: Sequence[str],
+    path: str | Path | None = None,
+    *,
+    columns: int = 8,
+    title: str = "",
+    marks: Sequence[bool] | None = None,
+) -> Figure:
+    """Draw small pictures with a caption under each, as for classified examples.
+
+    Args:
+        images: pictures or label maps.
+        captions: one line each.
+        path: file to write, or ``None``.
+        columns: pictures in a row.
+        title: title over the grid.
+        marks: whether each is right; wrong ones get a red caption.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: if the lengths differ or there is nothing to draw.
+
+    Example:
+        >>> import numpy as np
+        >>> fig = image_grid([np.zeros((4, 4, 3))] * 3, ["a", "b", "c"], columns=2, marks=[True, False, True])
+        >>> len(fig.axes)
+        4
+    """
+    if not images or len(images) != len(captions) or (marks is not None and len(marks) != len(images)):
+        raise ShapeError(f"got {len(images)} pictures, {len(captions)} captions, {len(marks or [])} marks.")
+    columns = min(columns, len(images))
+    rows = math.ceil(len(images) / columns)
+    cell = 1.3 * max(_aspect(image) for image in images) + 0.22
+    fig, axes = figure(rows, columns, width=1.3 * columns, height=cell * rows + (0.3 if title else 0.0))
+    for i, ax in enumerate(axes):
+        _show(ax, images[i] if i < len(images) else None, None)
+        if i < len(images):
+            wrong = marks is not None and not marks[i]
+            ax.text(
+                0.5,
+                -0.06,
+                captions[i],
+                transform=ax.transAxes,
+                ha="center",
+                va="top",
+                fontsize=7.5,
+                color=PALETTE[4] if wrong else INK,
+            )
+    if title:
+        fig.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+    return finish(fig, path)

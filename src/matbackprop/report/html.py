@@ -1,0 +1,287 @@
+"""One self-contained page for a run: what was run, how it went, what came out.
+
+The page embeds its pictures and styles, loads nothing, and follows the reader's light or dark setting.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from matbackprop.errors import DataError
+from matbackprop.report.figures import curve_panels, curves
+from matbackprop.report.style import svg
+from matbackprop.report.tables import Table, format_number
+
+if TYPE_CHECKING:
+    from matbackprop.training.run_folder import RunFolder
+
+__all__ = ["Page", "write_report"]
+
+_HEADLINES = 8
+_PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
+
+
+_TEMPLATE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>$title</title>
+<style>
+:root { --ink:#1d2025; --muted:#6b7280; --grid:#e3e6ea; --surface:#ffffff; --page:#f5f6f8; --accent:#2f7de1;
+  --shadow:0 1px 2px rgb(16 24 40 / .06), 0 1px 3px rgb(16 24 40 / .08); }
+@media (prefers-color-scheme: dark) { :root { --ink:#e8eaed; --muted:#9aa3af; --grid:#30353d; --surface:#1b1e23;
+  --page:#121417; --accent:#6ea8f2; --shadow:none; } }
+* { box-sizing:border-box; }
+body { margin:0; background:var(--page); color:var(--ink); line-height:1.5; font-size:15px;
+  font-family:Inter,system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif; }
+main { max-width:1120px; margin:0 auto; padding:40px 24px 64px; }
+h1 { font-size:26px; line-height:1.25; margin:0; letter-spacing:-.01em; overflow-wrap:anywhere; }
+h2 { font-size:17px; margin:36px 0 12px; }
+p { margin:6px 0; max-width:78ch; }
+a { color:var(--accent); }
+.subtitle { color:var(--muted); margin-top:6px; }
+.card { background:var(--surface); border:1px solid var(--grid); border-radius:12px; box-shadow:var(--shadow);
+  padding:18px 20px; overflow-x:auto; }
+.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(150px,1fr)); gap:12px; margin-top:24px; }
+.tile { background:var(--surface); border:1px solid var(--grid); border-radius:12px; box-shadow:var(--shadow);
+  padding:14px 16px; }
+.tile .name { color:var(--muted); font-size:12.5px; overflow-wrap:anywhere; }
+.tile .value { font-size:24px; font-weight:650; letter-spacing:-.01em; font-variant-numeric:tabular-nums; }
+figure { margin:0 0 16px; }
+figure img { display:block; max-width:100%; height:auto; border-radius:6px; background:#fff; }
+figure svg { display:block; width:100%; height:auto; }
+figcaption, .note { color:var(--muted); font-size:13px; margin-top:8px; }
+table { border-collapse:collapse; width:100%; font-size:14px; }
+caption { text-align:left; font-weight:600; padding:0 0 8px; }
+th { text-align:left; color:var(--muted); font-weight:600; font-size:12.5px; border-bottom:1px solid var(--grid); }
+th, td { padding:7px 12px 7px 0; vertical-align:top; overflow-wrap:anywhere; }
+td { border-bottom:1px solid var(--grid); }
+tr:last-child td { border-bottom:0; }
+.num { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
+pre { margin:0; font:12.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace; white-space:pre-wrap;
+  overflow-wrap:anywhere; }
+code { font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace; }
+details { background:var(--surface); border:1px solid var(--grid); border-radius:12px; padding:12px 20px;
+  margin:12px 0; }
+summary { cursor:pointer; font-weight:600; }
+details[open] summary { margin-bottom:10px; }
+footer { color:var(--muted); font-size:13px; margin-top:40px; }
+@media print { body { background:#fff; } main { padding:0; } details { break-inside:avoid; } }
+</style>
+</head>
+<body>
+<main>
+$body
+</main>
+</body>
+</html>
+""")
+
+
+class Page:
+    """A page put together from parts, in order.
+
+    Args:
+        title: the heading.
+        subtitle: a line under it.
+
+    Example:
+        >>> page = Page("demo", "seed 0")
+        >>> page.section("Result")
+        >>> page.table(Table(["model", "error"], [["ours", 0.1]]))
+        >>> "<h2>Result</h2>" in page.html()
+        True
+    """
+
+    def __init__(self, title: str, subtitle: str = "") -> None:
+        self.title = title
+        self._parts = [f"<h1>{html.escape(title)}</h1>"]
+        if subtitle:
+            self._parts.append(f'<p class="subtitle">{html.escape(subtitle)}</p>')
+
+    def section(self, heading: str) -> None:
+        """Begin a section."""
+        self._parts.append(f"<h2>{html.escape(heading)}</h2>")
+
+    def text(self, paragraph: str) -> None:
+        """Add a paragraph of plain text."""
+        self._parts.append(f"<p>{html.escape(paragraph)}</p>")
+
+    def tiles(self, values: Mapping[str, float | str]) -> None:
+        """Add a row of headline numbers."""
+        cells = []
+        for name, value in values.items():
+            shown = value if isinstance(value, str) else format_number(value)
+            cells.append(f'<div class="tile"><div class="name">{html.escape(name)}</div>')
+            cells.append(f'<div class="value">{html.escape(shown)}</div></div>')
+        self._parts.append(f'<div class="tiles">{"".join(cells)}</div>')
+
+    def table(self, table: Table) -> None:
+        """Add a table."""
+        self._parts.append(f'<div class="card">{table.html()}</div>')
+
+    def drawing(self, element: str, caption: str = "") -> None:
+        """Add an inline drawing, the text of :func:`matbackprop.report.style.svg`."""
+        self._figure(element, caption)
+
+    def picture(self, path: str | Path, caption: str = "") -> None:
+        """Embed a PNG, JPEG or SVG file.
+
+        Raises:
+            DataError: if the file is missing or of another kind.
+        """
+        path = Path(path)
+        if path.suffix.lower() not in _PICTURES or not path.is_file():
+            raise DataError(f"cannot embed {path}: a PNG, JPEG or SVG file that exists is needed.")
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        alt = html.escape(caption or path.stem, quote=True)
+        self._figure(f'<img alt="{alt}" src="data:{_PICTURES[path.suffix.lower()]};base64,{data}">', caption)
+
+    def folded(self, heading: str, text: str) -> None:
+        """Add preformatted text that is folded away until it is asked for."""
+        self._parts.append(
+            f"<details><summary>{html.escape(heading)}</summary><pre>{html.escape(text)}</pre></details>"
+        )
+
+    def _figure(self, element: str, caption: str) -> None:
+        below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+        self._parts.append(f'<figure class="card">{element}{below}</figure>')
+
+    def html(self) -> str:
+        """The whole page."""
+        return _TEMPLATE.substitute(title=html.escape(self.title), body="\n".join(self._parts))
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page and return its path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.html(), encoding="utf-8")
+        return path
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return format_number(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return shlex.join(value)  # the command
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key_value(values: Mapping[str, Any]) -> Table:
+    return Table(["name", "value"], [[name, _as_text(value)] for name, value in _flatten(values)])
+
+
+def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
+    numbers: dict[str, float | str] = {}
+    for name, value in _flatten(summary):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and len(numbers) < _HEADLINES:
+            numbers[name] = value
+    return numbers
+
+
+def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """The span of the clock between the first and the last line of metrics."""
+    times = [row["time"] for row in metrics if isinstance(row.get("time"), (int, float))]
+    if len(times) < 2:
+        return ""
+    seconds = max(times) - min(times)
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def _captions(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        return {str(name): str(text) for name, text in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (json.JSONDecodeError, AttributeError) as error:
+        raise DataError(f"{path} must hold a JSON object, name of a figure → its caption: {error}.") from error
+
+
+def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
+    """Write ``report.html`` into a run folder from the files that are there.
+
+    The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
+    ``figures/`` (captions from ``figures/captions.json``, name → text, where it exists), versions, revision, seed and
+    command of the last start (``versions.json``), the resolved configuration (``config.json``) and the end of
+    ``log.txt``. A file that is missing leaves its section out, so a report can be written at any moment of a run.
+
+    Args:
+        run_folder: the run.
+        title: the heading; the folder's name by default.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        DataError: if the folder does not exist or its captions are damaged.
+        ConfigurationError: if another of its files is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> from matbackprop.training.run_folder import RunFolder
+        >>> run = RunFolder(Path(tempfile.mkdtemp()) / "run").create({"lr": 0.1}, seed=3)
+        >>> run.append_metrics({"step": 1, "train/loss": 2.0})
+        >>> page = write_report(run).read_text(encoding="utf-8")
+        >>> "seed 3" in page and "<svg" in page
+        True
+    """
+    folder = run_folder.path
+    if not folder.is_dir():
+        raise DataError(f"there is no run folder {folder}; give the folder that a training command printed.")
+    starts = run_folder.read_versions()
+    versions = starts[-1] if starts else {}
+    summary = run_folder.read_summary()
+    metrics = run_folder.read_metrics()
+
+    facts = [f"seed {versions['seed']}"] if "seed" in versions else []
+    if metrics:
+        facts += [f"{max(int(row.get('step', 0)) for row in metrics)} steps", _duration(metrics)]
+    if versions.get("git"):
+        facts.append(f"revision {versions['git'][:12]}{' (changed)' if versions.get('git_dirty') else ''}")
+    if len(starts) > 1:
+        facts.append(f"started {len(starts)} times")
+    page = Page(title or folder.resolve().name, " · ".join(fact for fact in facts if fact))
+    if headlines := _headlines(summary):
+        page.tiles(headlines)
+    if curve_panels(metrics):
+        page.section("Curves")
+        page.drawing(svg(curves(metrics), prefix="curves"))
+    if pictures := sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES):
+        captions = _captions(run_folder.figures / "captions.json")
+        page.section("Figures")
+        for picture in pictures:
+            page.picture(picture, captions.get(picture.stem, picture.stem.replace("_", " ")))
+    if summary:
+        page.section("Summary")
+        page.table(_key_value(summary))
+    if versions:
+        page.section("Provenance")
+        page.table(_key_value(versions))
+    if run_folder.config_path.is_file():
+        page.folded("Configuration", json.dumps(run_folder.read_config(), indent=2, ensure_ascii=False))
+    if run_folder.log_path.is_file():
+        log = run_folder.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        page.folded("Log (last lines)", "\n".join(log[-80:]))
+    return page.write(run_folder.report_path)

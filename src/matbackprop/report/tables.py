@@ -1,0 +1,227 @@
+"""One table, three forms: on the console (rich), in Markdown and in HTML."""
+
+from __future__ import annotations
+
+import html as _html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Literal
+
+from matbackprop.errors import ShapeError
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+__all__ = ["Cell", "Measured", "Table", "format_number"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mean with its spread over repetitions.
+
+    Args:
+        mean: the mean.
+        spread: the standard deviation, or ``None`` where there was one repetition.
+
+    Example:
+        >>> str(Measured.of([0.74, 0.75, 0.76]))
+        '0.75 ± 0.01'
+        >>> f"{Measured.of([25.31]):.1f}"
+        '25.3'
+    """
+
+    mean: float
+    spread: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measured:
+        """Mean and sample standard deviation of ``values``; no spread for a single value.
+
+        Raises:
+            ShapeError: if ``values`` is empty.
+        """
+        if not values:
+            raise ShapeError("a mean needs at least one value, got none.")
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
+
+    def __format__(self, spec: str) -> str:
+        mean = format_number(self.mean, spec)
+        return mean if self.spread is None else f"{mean} ± {format_number(self.spread, spec)}"
+
+    def __str__(self) -> str:
+        return format(self)
+
+
+Cell = str | int | float | bool | Measured | None
+
+
+def format_number(value: float, spec: str = "") -> str:
+    """Write a number for a table: by ``spec`` if given, otherwise with four significant digits; NaN and ∞ by name.
+
+    Example:
+        >>> [format_number(v) for v in (3, 0.123456, 1234.5678, 2.5e-8, float("nan"))]
+        ['3', '0.1235', '1235', '2.5e-08', 'NaN']
+        >>> format_number(0.734, ".2f")
+        '0.73'
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if spec:
+        return format(value, spec)
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+@dataclass
+class Table:
+    """A table of named columns.
+
+    Args:
+        columns: the column names.
+        rows: the cells, row by row: text, numbers, :class:`Measured` or ``None`` for an empty cell.
+        title: a line above the table.
+        note: a line below it.
+        formats: column name → format specification of its numbers, such as ``".1f"``.
+        best: column name → whether its smallest or largest number is the best; it is set in bold.
+
+    Raises:
+        ShapeError: if a row does not fit the columns.
+        KeyError: if ``formats`` or ``best`` name an unknown column.
+
+    Example:
+        >>> table = Table(["model", "error"], [["AlexNet", 25.3], ["DeepO2P-FC", 25.2]], best={"error": "min"})
+        >>> print(table.markdown())
+        | model | error |
+        | --- | ---: |
+        | AlexNet | 25.3 |
+        | DeepO2P-FC | **25.2** |
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    title: str = ""
+    note: str = ""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    best: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for i, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ShapeError(f"row {i} has {len(row)} cells for the {len(self.columns)} columns {self.columns}.")
+        for name in (*self.formats, *self.best):
+            if name not in self.columns:
+                raise KeyError(f"there is no column {name!r}; the columns are {', '.join(self.columns)}.")
+
+    def text(self, row: int, column: int) -> str:
+        """The text of one cell."""
+        cell = self.rows[row][column]
+        spec = self.formats.get(self.columns[column], "")
+        if cell is None:
+            return ""
+        if isinstance(cell, bool):
+            return "yes" if cell else "no"
+        if isinstance(cell, Measured):
+            return format(cell, spec)
+        return cell if isinstance(cell, str) else format_number(cell, spec)
+
+    def _value(self, row: int, column: int) -> float | None:
+        cell = self.rows[row][column]
+        if isinstance(cell, Measured):
+            return cell.mean
+        return None if cell is None or isinstance(cell, (str, bool)) else float(cell)
+
+    def _bold(self) -> set[tuple[int, int]]:
+        found: set[tuple[int, int]] = set()
+        for name, rule in self.best.items():
+            column = list(self.columns).index(name)
+            known = {r: v for r in range(len(self.rows)) if (v := self._value(r, column)) is not None and v == v}
+            if known:
+                pick = min(known.values()) if rule == "min" else max(known.values())
+                found |= {(r, column) for r, v in known.items() if v == pick}
+        return found
+
+    def _numeric(self) -> list[bool]:
+        """Columns without text in them are set flush right."""
+        return [
+            any(self._value(r, c) is not None for r in range(len(self.rows)))
+            and not any(isinstance(row[c], str) for row in self.rows)
+            for c in range(len(self.columns))
+        ]
+
+    def markdown(self) -> str:
+        """The table in Markdown, with the title as a bold line before it and the note as a line after it."""
+        bold = self._bold()
+        lines = [f"**{self.title}**", ""] if self.title else []
+        lines.append("| " + " | ".join(_escape_pipes(name) for name in self.columns) + " |")
+        lines.append("| " + " | ".join("---:" if right else "---" for right in self._numeric()) + " |")
+        for r in range(len(self.rows)):
+            cells = [_escape_pipes(self.text(r, c)) for c in range(len(self.columns))]
+            lines.append("| " + " | ".join(f"**{t}**" if (r, c) in bold else t for c, t in enumerate(cells)) + " |")
+        if self.note:
+            lines += ["", self.note]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """The table as an HTML ``<table>``, everything escaped."""
+        bold, numeric = self._bold(), self._numeric()
+
+        def row_of(tag: str, cells: Sequence[str], row: int | None) -> str:
+            parts = []
+            for c, text in enumerate(cells):
+                body = _html.escape(text)
+                body = f"<b>{body}</b>" if row is not None and (row, c) in bold else body
+                parts.append(f"<{tag}{' class=num' if numeric[c] else ''}>{body}</{tag}>")
+            return f"<tr>{''.join(parts)}</tr>"
+
+        head = row_of("th", list(self.columns), None)
+        body = "".join(
+            row_of("td", [self.text(r, c) for c in range(len(self.columns))], r) for r in range(len(self.rows))
+        )
+        caption = f"<caption>{_html.escape(self.title)}</caption>" if self.title else ""
+        note = f'<p class="note">{_html.escape(self.note)}</p>' if self.note else ""
+        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{note}"
+
+    def rich(self) -> RichTable:
+        """The table for ``rich.print``."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        bold = self._bold()
+        table = RichTable(
+            title=self.title or None, caption=self.note or None, box=box.SIMPLE_HEAD, title_justify="left"
+        )
+        for name, right in zip(self.columns, self._numeric(), strict=True):
+            table.add_column(escape(name), justify="right" if right else "left")
+        for r in range(len(self.rows)):
+            cells = [escape(self.text(r, c)) for c in range(len(self.columns))]
+            table.add_row(*(f"[bold]{t}[/bold]" if (r, c) in bold else t for c, t in enumerate(cells)))
+        return table
+
+    def show(self) -> None:
+        """Print the table to the console."""
+        from rich.console import Console
+
+        Console().print(self.rich())
+
+    def write(self, path: str | Path) -> Path:
+        """Write the table to ``path`` as ``.md`` or ``.html`` by its ending, and return the path.
+
+        Raises:
+            ValueError: for another ending.
+        """
+        path = Path(path)
+        if path.suffix not in (".md", ".html"):
+            raise ValueError(f"a table can be written as .md or .html, got {path.name!r}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = self.markdown() + "\n" if path.suffix == ".md" else self.html()
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+def _escape_pipes(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
