@@ -14,6 +14,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image
+
 from matbackprop.errors import DataError
 from matbackprop.report.figures import curve_panels, curves
 from matbackprop.report.style import svg
@@ -56,10 +58,12 @@ a { color:var(--accent); }
   padding:14px 16px; }
 .tile .name { color:var(--muted); font-size:12.5px; overflow-wrap:anywhere; }
 .tile .value { font-size:24px; font-weight:650; letter-spacing:-.01em; font-variant-numeric:tabular-nums; }
-figure { margin:0 0 16px; }
+figure { margin:0 12px 12px 0; display:inline-block; vertical-align:top; max-width:100%; }
+figure:has(svg) { display:block; margin-right:0; }
 figure img { display:block; max-width:100%; height:auto; border-radius:6px; background:#fff; }
 figure svg { display:block; width:100%; height:auto; }
 figcaption, .note { color:var(--muted); font-size:13px; margin-top:8px; }
+figcaption { width:0; min-width:100%; }
 table { border-collapse:collapse; width:100%; font-size:14px; }
 caption { text-align:left; font-weight:600; padding:0 0 8px; }
 th { text-align:left; color:var(--muted); font-weight:600; font-size:12.5px; border-bottom:1px solid var(--grid); }
@@ -144,7 +148,8 @@ class Page:
             raise DataError(f"cannot embed {path}: a PNG, JPEG or SVG file that exists is needed.")
         data = base64.b64encode(path.read_bytes()).decode("ascii")
         alt = html.escape(caption or path.stem, quote=True)
-        self._figure(f'<img alt="{alt}" src="data:{_PICTURES[path.suffix.lower()]};base64,{data}">', caption)
+        kind, width = _PICTURES[path.suffix.lower()], _display_width(path)
+        self._figure(f'<img alt="{alt}"{width} src="data:{kind};base64,{data}">', caption)
 
     def folded(self, heading: str, text: str) -> None:
         """Add preformatted text that is folded away until it is asked for."""
@@ -166,6 +171,15 @@ class Page:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.html(), encoding="utf-8")
         return path
+
+
+def _display_width(path: Path) -> str:
+    """The width attribute that shows a picture at its size in inches, where it says one."""
+    if path.suffix.lower() == ".svg":
+        return ""
+    with Image.open(path) as picture:
+        dpi = float(picture.info.get("dpi", (96.0,))[0])
+        return f' width="{round(picture.width * 96 / max(dpi, 96.0))}"'
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -223,8 +237,8 @@ def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
     """Write ``report.html`` into a run folder from the files that are there.
 
     The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
-    ``figures/`` (captions from ``figures/captions.json``, name → text, where it exists), versions, revision, seed and
-    command of the last start (``versions.json``), the resolved configuration (``config.json``) and the end of
+    ``figures/`` (in the order and with the texts of ``figures/captions.json``, where it exists), versions, revision, seed
+    and command of the last start (``versions.json``), the resolved configuration (``config.json``) and the end of
     ``log.txt``. A file that is missing leaves its section out, so a report can be written at any moment of a run.
 
     Args:
@@ -270,8 +284,9 @@ def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
         page.drawing(svg(curves(metrics), prefix="curves"))
     if pictures := sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES):
         captions = _captions(run_folder.figures / "captions.json")
+        order = {name: place for place, name in enumerate(captions)}
         page.section("Figures")
-        for picture in pictures:
+        for picture in sorted(pictures, key=lambda p: order.get(p.stem, len(order))):
             page.picture(picture, captions.get(picture.stem, picture.stem.replace("_", " ")))
     if summary:
         page.section("Summary")
