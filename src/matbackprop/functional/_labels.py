@@ -1,0 +1,228 @@
+"""Labels of rows: checks, the number of regions, images of different sizes in one batch, sums over regions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
+from matbackprop.numerics import check_finite, check_matrix, compute_dtype, values_checkable
+
+# One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
+_ONE_HOT_LIMIT = 16_000_000
+# Longer images are cut into pieces on a GPU: one tall product of m×d by d×m would leave most of it idle.
+_PIECE = 1024
+
+
+class LabelledRows(NamedTuple):
+    """Features, row weights and labels in one layout, ready for the sums over rows.
+
+    Attributes:
+        f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*b, a)``.
+        weight: ``(*batch, m)``, zero where the row is ignored.
+        index: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary where the weight is zero.
+        num_labels: the number of columns of E.
+        annotators: whether the last batch dimension runs over annotators.
+    """
+
+    f: Tensor
+    weight: Tensor
+    index: Tensor
+    num_labels: int
+    annotators: bool
+
+
+def checks_wanted(check: bool | None, a: Tensor) -> bool:
+    """Whether to look at values: ``None`` means on the CPU only, where looking costs no synchronisation."""
+    return values_checkable(a) and (a.device.type == "cpu" if check is None else check)
+
+
+def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
+    """Raise unless ``labels`` are integers ``(*b, m)`` or ``(*b, a, m)`` on the device of ``rows`` ``(*b, m, d)``."""
+    if not isinstance(labels, Tensor):
+        raise LabelError(f"{name} must be an integer torch.Tensor, got {type(labels).__name__}.")
+    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
+        raise LabelError(f"{name} must be integers (region numbers, −1 ignored), got {labels.dtype}; use .long().")
+    if labels.device != rows.device:
+        raise LabelError(f"{name} are on {labels.device}, the features on {rows.device}; move one of them with .to().")
+    batch, m = rows.shape[:-2], rows.shape[-2]
+    plain = tuple(labels.shape) == (*batch, m)
+    several = labels.ndim == rows.ndim and labels.shape[:-2] == batch and labels.shape[-1] == m
+    if not (plain or several):
+        raise LabelError(
+            f"{name} must have shape {(*batch, m)}, or {(*batch, 'annotators', m)} for several annotators, to fit "
+            f"features of shape {tuple(rows.shape)}; got {tuple(labels.shape)}."
+        )
+
+
+def count_labels(labels: Tensor, num_labels: int | None) -> int:
+    """The number of columns of E: ``num_labels``, or one more than the largest label.
+
+    Reading the largest label of a CUDA tensor is the one synchronisation that ``num_labels=None`` costs.
+    """
+    if num_labels is not None:
+        if num_labels < 1:
+            raise LabelError(f"num_labels must be at least 1, got {num_labels}.")
+        return int(num_labels)
+    if labels.device.type == "meta" or labels.numel() == 0:
+        return 1
+    if not values_checkable(labels):
+        raise LabelError(
+            "num_labels is needed while compiling or under vmap, where the largest label cannot be read; pass "
+            "num_labels=<an upper bound of the number of regions>."
+        )
+    return max(int(labels.max()) + 1, 1)
+
+
+def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> None:
+    """Raise when a label is out of range or an image has no labelled row of positive weight."""
+    if labels.numel() == 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < -1 or high >= num_labels:
+        raise LabelError(
+            f"labels must lie in −1 … {num_labels - 1} (num_labels={num_labels}), got values from {low} to {high}; "
+            f"mark rows to ignore with −1."
+        )
+    labelled = labels >= 0
+    if weight is not None:
+        labelled = labelled & (weight > 0)
+    seen = labelled.flatten(-2).any(-1) if annotators else labelled.any(-1)
+    if not bool(seen.all()):
+        raise LabelError(
+            f"{int((~seen).sum())} of {max(seen.numel(), 1)} images have no labelled row (all labels −1 or all weights "
+            f"0), so they have no cut; leave them out, or pass check=False to let them count 0 with a zero gradient."
+        )
+
+
+def _sizes(offsets: Tensor | Sequence[int], total: int) -> list[int]:
+    ends = [int(o) for o in (offsets.tolist() if isinstance(offsets, Tensor) else offsets)]
+    if len(ends) < 1 or ends[0] != 0 or ends[-1] != total or any(b < a for a, b in itertools.pairwise(ends)):
+        raise ShapeError(
+            f"offsets must rise from 0 to the number of packed rows, {total}, one entry more than images; got {ends}."
+        )
+    return [b - a for a, b in itertools.pairwise(ends)]
+
+
+def pad_packed(
+    f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Tensor | Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Turn packed images, rows ``offsets[i]:offsets[i+1]`` each, into a batch padded with label −1.
+
+    Args:
+        f: ``(total, d)``.
+        labels: ``(total,)`` or ``(a, total)``.
+        weight: ``(total,)`` or None.
+        offsets: n+1 rising integers. A list or a CPU tensor costs no synchronisation.
+
+    Returns:
+        ``(n, longest, d)``, ``(n, longest)`` or ``(n, a, longest)``, ``(n, longest)`` or None.
+    """
+    if f.ndim != 2:
+        raise ShapeError(f"packed features must have shape (total, d), got {tuple(f.shape)}; drop the batch dimension.")
+    sizes = _sizes(offsets, f.shape[0])
+    n, longest = len(sizes), max(sizes, default=0)
+    slots = torch.cat(
+        [torch.arange(size) + i * longest for i, size in enumerate(sizes)] or [torch.zeros(0, dtype=torch.int64)]
+    ).to(f.device, non_blocking=True)
+
+    def spread(x: Tensor, fill: float) -> Tensor:
+        return x.new_full((n * longest, *x.shape[1:]), fill).index_copy(0, slots, x)
+
+    f_padded = spread(f, 0).reshape(n, longest, f.shape[1])
+    w_padded = None if weight is None else spread(weight, 0).reshape(n, longest)
+    if labels.ndim == 1:
+        return f_padded, spread(labels, -1).reshape(n, longest), w_padded
+    spread_labels = spread(labels.mT, -1).reshape(n, longest, labels.shape[0])
+    return f_padded, spread_labels.mT, w_padded
+
+
+def labelled_rows(
+    f: Tensor,
+    labels: Tensor,
+    *,
+    weight: Tensor | None = None,
+    offsets: Tensor | Sequence[int] | None = None,
+    num_labels: int | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> LabelledRows:
+    """Check features, labels and weights, and bring them into the layout that the sums over rows use."""
+    check_matrix(f, "f")
+    if f.shape[-1] == 0:
+        raise ShapeError(f"f must have at least one feature (*batch, m, d ≥ 1), got shape {tuple(f.shape)}.")
+    check_labels(labels, f)
+    if weight is not None:
+        if not weight.dtype.is_floating_point:
+            raise DtypeError(f"weight must be floating point, got {weight.dtype}; convert it with .to(f.dtype).")
+        if weight.shape != f.shape[:-1]:
+            raise ShapeError(
+                f"weight must have shape {tuple(f.shape[:-1])}, one entry a row of f, got {tuple(weight.shape)}."
+            )
+    if offsets is not None:
+        f, labels, weight = pad_packed(f, labels, weight, offsets)
+    annotators = labels.ndim == f.ndim
+    k = count_labels(labels, num_labels)
+    dtype = compute_dtype(f.dtype, precision)
+    if weight is not None and annotators:
+        weight = weight.unsqueeze(-2)
+    if checks_wanted(check, f):
+        check_finite(f, "f")
+        check_label_values(labels, weight, k, annotators)
+        if weight is not None:
+            check_finite(weight, "weight")
+            if bool((weight < 0).any()):
+                raise DomainError(
+                    f"weight counts how often a row occurs and must not be negative, got {float(weight.min())}."
+                )
+    f = f.to(dtype)
+    if annotators:
+        f = f.unsqueeze(-3).expand(*labels.shape, f.shape[-1])
+    labelled = (labels >= 0) & (labels < k)
+    w = labelled.to(dtype)
+    if weight is not None:
+        w = w * weight.to(dtype)
+    return LabelledRows(f, w, labels.clamp(0, k - 1).long(), k, annotators)
+
+
+def average_annotators(value: Tensor, rows: LabelledRows) -> Tensor:
+    """Mean over the annotators that labelled anything; an annotator of nothing but −1 fills up the batch only."""
+    if not rows.annotators:
+        return value
+    present = (rows.weight > 0).any(-1).to(value.dtype)
+    return (value * present).sum(-1) / present.sum(-1).clamp(min=1)
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x ``(*b, k, d)`` named by index ``(*b, m)``: ``(*b, m, d)``, that is E x."""
+    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+
+
+def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
+    """Sums of the rows of x ``(*b, m, d)`` over regions: ``(*b, k, d)``, that is Eᵀx.
+
+    On a GPU it is a product with E itself, one launch and the same result every time, unless E would be large.
+    """
+    if x.device.type == "cuda" and index.numel() * k <= _ONE_HOT_LIMIT:
+        e = (index.unsqueeze(-1) == torch.arange(k, device=index.device)).to(x.dtype)
+        return inner(e, x)
+    zero = x.new_zeros(*index.shape[:-1], k, x.shape[-1])
+    return zero.scatter_add(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]), x)
+
+
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀy for tall x ``(*b, m, p)`` and y ``(*b, m, q)``, in pieces on a GPU."""
+    m = x.shape[-2]
+    if x.device.type != "cuda" or m < 4 * _PIECE:
+        return x.mT @ y
+    pieces = m // _PIECE
+    whole = pieces * _PIECE
+
+    def cut(z: Tensor) -> Tensor:
+        return z[..., :whole, :].unflatten(-2, (pieces, _PIECE))
+
+    return (cut(x).mT @ cut(y)).sum(-3) + x[..., whole:, :].mT @ y[..., whole:, :]

@@ -1,0 +1,452 @@
+"""The small matrices of the normalized-cut objectives, with their adjoints.
+
+Every objective is a function of a few sums over rows: the Gram matrix C = Fᵀ diag(w) F (or B = Fᵀ diag(w/d) F with
+degrees d), the region sums S, one row a region, and the region masses N. Two kinds of autograd Functions do all the
+work: :func:`row_sums` and :func:`degree_row_sums` take the rows to the sums, :func:`span_trace` and
+:func:`soft_alignment` take the sums to the objective. Backward of the second kind costs d×d matrices only; backward of
+the first kind is one product with F and one gather, so nothing is ever m×m.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from matbackprop.eigensolver import batched_eigh
+from matbackprop.errors import DomainError
+from matbackprop.functional._labels import gather_rows, inner, region_sums
+from matbackprop.numerics import symmetrize
+
+
+def rank_tolerance(
+    dtype: torch.dtype, compute: torch.dtype, m: int, d: int, rank_tol: float | torch.dtype | None
+) -> float:
+    """Relative size of a singular value of an m×d matrix below which it counts as zero.
+
+    Rounding the entries to a precision ε moves the singular values by at most ½ε√min(m, d) of the largest; what
+    computed the entries (in float32, or in float64 for float64 data) adds some tens of its own ε. So the tolerance
+    belongs to the precision that the data carry, not to the one that the rank is computed in.
+
+    Args:
+        dtype: dtype of the data.
+        compute: dtype of the computation, the floor of the tolerance.
+        m, d: size of the matrix.
+        rank_tol: None for the rule above, a dtype to say what precision the data carry (a float32 map upcast to
+            float64 has float32 rank), or the relative tolerance itself.
+    """
+    if isinstance(rank_tol, torch.dtype):
+        dtype = rank_tol
+    elif rank_tol is not None:
+        if not 0 <= rank_tol < 1:
+            raise DomainError(f"rank_tol must be a dtype or lie in [0, 1), got {rank_tol}.")
+        return float(rank_tol)
+    eps = torch.finfo(dtype).eps
+    own = max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
+    return 0.5 * eps * math.sqrt(max(min(m, d), 1)) + 64 * own
+
+
+def gram_tolerance(
+    dtype: torch.dtype, compute: torch.dtype, m: int, d: int, rank_tol: float | torch.dtype | None
+) -> float:
+    """:func:`rank_tolerance` for the eigenvalues of FᵀF: squared, and no smaller than what the product resolves."""
+    tol = rank_tolerance(dtype, compute, m, d, rank_tol) ** 2
+    return tol if isinstance(rank_tol, float) else max(tol, 16 * d * torch.finfo(compute).eps)
+
+
+def _inverse_or_zero(x: Tensor) -> Tensor:
+    positive = x > 0
+    return torch.where(positive, x, 1).reciprocal() * positive
+
+
+def _forward_mode(function: type[Function], with_jvp: type[Function]) -> type[Function]:
+    """A Function that has a jvp does not compile; forward mode is not needed while compiling."""
+    return function if torch.compiler.is_compiling() else with_jvp
+
+
+class _RowSums(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(f: Tensor, w: Tensor, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        wf = w.unsqueeze(-1) * f
+        mass = region_sums(w.unsqueeze(-1), index, k).squeeze(-1)
+        return inner(wf, f), region_sums(wf, index, k), mass
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        f, w, index, ctx.k = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(f, w, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        f, w, index = ctx.saved_tensors
+        g_gram, g_sums, g_mass = grads
+        half = None if g_gram is None else f @ symmetrize(g_gram)
+        moved = None if g_sums is None else gather_rows(g_sums, index)
+        g_f = g_w = None
+        if ctx.needs_input_grad[0] and (half is not None or moved is not None):
+            row = 2 * half if moved is None else moved if half is None else torch.add(moved, half, alpha=2)
+            g_f = w.unsqueeze(-1) * row
+        if ctx.needs_input_grad[1]:
+            g_w = torch.zeros_like(w)
+            for term in (half, moved):
+                g_w = g_w if term is None else g_w + (f * term).sum(-1)
+            if g_mass is not None:
+                g_w = g_w + g_mass.gather(-1, index)
+        return g_f, g_w, None, None
+
+
+class _RowSumsForwardAD(_RowSums):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _RowSums.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:3])
+
+    @staticmethod
+    def jvp(ctx: Any, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor, Tensor]:
+        f, w, index = ctx.saved_tensors
+        df = torch.zeros_like(f) if df is None else df
+        dw = torch.zeros_like(w) if dw is None else dw
+        wdf, dwf = w.unsqueeze(-1) * df, dw.unsqueeze(-1) * f
+        gram = 2 * symmetrize(inner(wdf, f)) + inner(dwf, f)
+        return gram, region_sums(wdf + dwf, index, ctx.k), region_sums(dw.unsqueeze(-1), index, ctx.k).squeeze(-1)
+
+
+def row_sums(f: Tensor, w: Tensor, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Gram matrix Fᵀ diag(w) F ``(*b, d, d)``, region sums ``(*b, k, d)`` and region masses ``(*b, k)``."""
+    function = _forward_mode(_RowSums, _RowSumsForwardAD)
+    return function.apply(f, w, index, k)
+
+
+def degrees_of(f: Tensor, w: Tensor, lam: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Degrees d = FΛFᵀw ``(*b, m)``, the feature sum Fᵀw and Λ Fᵀw ``(*b, d)``."""
+    total = (w.unsqueeze(-2) @ f).squeeze(-2)
+    v = total if lam is None else (lam @ total.unsqueeze(-1)).squeeze(-1)
+    return (f @ v.unsqueeze(-1)).squeeze(-1), total, v
+
+
+class _DegreeRowSums(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(f: Tensor, w: Tensor, lam: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        degree, _, _ = degrees_of(f, w, lam)
+        kept = w * (degree > 0)
+        gram = inner((kept * _inverse_or_zero(degree)).unsqueeze(-1) * f, f)
+        sums = region_sums(torch.cat([f, degree.unsqueeze(-1)], -1) * kept.unsqueeze(-1), index, k)
+        return gram, sums[..., :-1].contiguous(), sums[..., -1].contiguous()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        f, w, lam, index, ctx.k = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(f, w, lam, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        f, w, lam, index = ctx.saved_tensors
+        g_gram, g_sums, g_mass = grads
+        degree, total, v = degrees_of(f, w, lam)
+        valid = (degree > 0).to(w.dtype)
+        kept, inverse = w * valid, _inverse_or_zero(degree)
+        g_degree = torch.zeros_like(degree)
+        row, per_weight = torch.zeros_like(f), torch.zeros_like(w)
+        if g_gram is not None:
+            half = f @ symmetrize(g_gram)
+            energy = (f * half).sum(-1) * inverse
+            g_degree = g_degree - kept * inverse * energy
+            row = row + 2 * inverse.unsqueeze(-1) * half
+            per_weight = per_weight + energy
+        if g_sums is not None:
+            moved = gather_rows(g_sums, index)
+            row = row + moved
+            per_weight = per_weight + (f * moved).sum(-1)
+        if g_mass is not None:
+            mass = g_mass.gather(-1, index)
+            g_degree = g_degree + kept * mass
+            per_weight = per_weight + mass * degree
+        back = (g_degree.unsqueeze(-2) @ f).squeeze(-2)  # Fᵀ g_degree
+        turned = back if lam is None else (back.unsqueeze(-2) @ lam).squeeze(-2)
+        g_f = g_w = g_lam = None
+        if ctx.needs_input_grad[0]:
+            g_f = kept.unsqueeze(-1) * row + g_degree.unsqueeze(-1) * v.unsqueeze(-2)
+            g_f = g_f + w.unsqueeze(-1) * turned.unsqueeze(-2)
+        if ctx.needs_input_grad[1]:
+            g_w = valid * per_weight + (f @ turned.unsqueeze(-1)).squeeze(-1)
+        if lam is not None and ctx.needs_input_grad[2]:
+            g_lam = back.unsqueeze(-1) * total.unsqueeze(-2)
+        return g_f, g_w, g_lam, None, None
+
+
+class _DegreeRowSumsForwardAD(_DegreeRowSums):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _DegreeRowSums.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:4])
+
+    @staticmethod
+    def jvp(
+        ctx: Any, df: Tensor | None, dw: Tensor | None, dlam: Tensor | None, *_: None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        f, w, lam, index = ctx.saved_tensors
+        df = torch.zeros_like(f) if df is None else df
+        dw = torch.zeros_like(w) if dw is None else dw
+        degree, total, v = degrees_of(f, w, lam)
+        valid = (degree > 0).to(w.dtype)
+        kept, inverse = (w * valid).unsqueeze(-1), _inverse_or_zero(degree).unsqueeze(-1)
+        d_kept = (dw * valid).unsqueeze(-1)
+        d_total = (w.unsqueeze(-2) @ df + dw.unsqueeze(-2) @ f).squeeze(-2)
+        d_v = d_total if lam is None else (lam @ d_total.unsqueeze(-1)).squeeze(-1)
+        if dlam is not None:
+            d_v = d_v + (dlam @ total.unsqueeze(-1)).squeeze(-1)
+        d_degree = df @ v.unsqueeze(-1) + f @ d_v.unsqueeze(-1)
+        gram = 2 * symmetrize(inner(kept * inverse * df, f))
+        gram = gram + inner((d_kept - kept * inverse * d_degree) * inverse * f, f)
+        sums = region_sums(kept * df + d_kept * f, index, ctx.k)
+        mass = region_sums(kept * d_degree + d_kept * degree.unsqueeze(-1), index, ctx.k)
+        return gram, sums, mass.squeeze(-1)
+
+
+def degree_row_sums(f: Tensor, w: Tensor, lam: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """B = Fᵀ diag(w/d) F ``(*b, d, d)``, region sums of F ``(*b, k, d)`` and of the degrees ``(*b, k)``.
+
+    Rows with no positive degree are left out of all three, as if D were inverted by Moore and Penrose.
+    """
+    function = _forward_mode(_DegreeRowSums, _DegreeRowSumsForwardAD)
+    return function.apply(f, w, lam, index, k)
+
+
+def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+    """A⁺ of a positive semidefinite A, with eigenvalues below ``tol`` times the largest taken as zero, and the rank."""
+    values, vectors = batched_eigh(a)
+    kept = (values > tol * values[..., -1:]) & (values > 0)
+    inverse = torch.where(kept, values, 1).reciprocal() * kept
+    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT, kept.sum(-1).to(a.dtype)
+
+
+class _SpanTrace(Function):
+    """tr(P S N⁻¹ Sᵀ) with P = B⁺.
+
+    For variations of F that keep its rank, F P Fᵀ stays the projector on its span when P varies as −P dB P (the inverse
+    on a fixed complement of the null space), which is all that the objectives see. So the derivatives of every order
+    follow from dP = −P dB P, and no null-space term is needed.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(b: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+        p, rank = _inverse_on_span(b, tol)
+        return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, rank
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, s, n, _ = inputs
+        _, p, rank = output
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(rank)
+        ctx.save_for_backward(s, n, p)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        s, n, p = ctx.saved_tensors
+        g_trace, g_p, _ = grads
+        g_b = g_s = g_n = None
+        if g_trace is not None:
+            a, mass = s @ p, _inverse_or_zero(n)
+            scaled = (g_trace.unsqueeze(-1) * mass).unsqueeze(-1) * a
+            g_b = -(scaled.mT @ a)
+            g_s = 2 * scaled
+            g_n = -(scaled * s).sum(-1) * mass
+        if g_p is not None:
+            extra = -(p @ symmetrize(g_p) @ p)
+            g_b = extra if g_b is None else g_b + extra
+        return g_b, g_s, g_n, None
+
+
+class _SpanTraceForwardAD(_SpanTrace):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _SpanTrace.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(inputs[1], inputs[2], output[1])
+
+    @staticmethod
+    def jvp(
+        ctx: Any, db: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        s, n, p = ctx.saved_tensors
+        a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
+        d_p = torch.zeros_like(p) if db is None else -(p @ symmetrize(db) @ p)
+        trace = ((s @ d_p) * s * mass).sum((-2, -1))
+        if ds is not None:
+            trace = trace + 2 * (a * ds * mass).sum((-2, -1))
+        if dn is not None:
+            trace = trace - (a * s * mass.square() * dn.unsqueeze(-1)).sum((-2, -1))
+        return trace, d_p, None
+
+
+class _SpanTraceLambda(Function):
+    """tr(P S N⁻¹ Sᵀ) with P = ΛHΛᵀ, H = (ΛᵀBΛ)⁺ on the row space of F: the projector on the span of FΛFᵀ is XPXᵀ.
+
+    It equals B⁺ for a non-singular Λ, where only the degrees depend on Λ. For a singular Λ of constant rank
+    dP = −P dB P + 2((I − PB) dΛ H Λᵀ)_sym.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(b: Tensor, lam: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        inverse, _ = _inverse_on_span(b, tol)
+        onto = inverse @ b
+        turned = lam @ onto
+        h, rank = _inverse_on_span(symmetrize(turned.mT @ b @ turned), tol)
+        p = symmetrize(lam @ h @ lam.mT)
+        return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, h, rank
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        b, lam, s, n, _ = inputs
+        _, p, h, rank = output
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(rank)
+        ctx.save_for_backward(b, lam, s, n, p, h)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        b, lam, s, n, p, h = ctx.saved_tensors
+        g_trace, g_p, g_h, _ = grads
+        g_s = g_n = None
+        z = torch.zeros_like(p) if g_p is None else symmetrize(g_p)
+        if g_trace is not None:
+            a, mass = s @ p, _inverse_or_zero(n)
+            scaled = (g_trace.unsqueeze(-1) * mass).unsqueeze(-1)
+            z = z + (scaled * s).mT @ s
+            g_s = 2 * scaled * a
+            g_n = -g_trace.unsqueeze(-1) * mass.square() * (a * s).sum(-1)
+        g_b = -(p @ z @ p)
+        g_lam = 2 * (z - b @ (p @ z)) @ lam @ h
+        if g_h is not None:
+            inner_h = -(h @ symmetrize(g_h) @ h)
+            g_b = g_b + lam @ inner_h @ lam.mT
+            g_lam = g_lam + 2 * b @ lam @ inner_h
+        return g_b, g_lam, g_s, g_n, None
+
+
+class _SpanTraceLambdaForwardAD(_SpanTraceLambda):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _SpanTraceLambda.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:4], output[1], output[2])
+
+    @staticmethod
+    def jvp(
+        ctx: Any, db: Tensor | None, dlam: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        b, lam, s, n, p, h = ctx.saved_tensors
+        mass = _inverse_or_zero(n).unsqueeze(-1)
+        d_p, d_h = torch.zeros_like(p), torch.zeros_like(h)
+        if db is not None:
+            db = symmetrize(db)
+            d_p, d_h = d_p - p @ db @ p, d_h - h @ (lam.mT @ db @ lam) @ h
+        if dlam is not None:
+            d_p = d_p + 2 * symmetrize((dlam - p @ (b @ dlam)) @ h @ lam.mT)
+            d_h = d_h - h @ (2 * symmetrize(dlam.mT @ b @ lam)) @ h
+        trace = ((s @ d_p) * s * mass).sum((-2, -1))
+        a = s @ p
+        if ds is not None:
+            trace = trace + 2 * (a * ds * mass).sum((-2, -1))
+        if dn is not None:
+            trace = trace - (a * s * mass.square() * dn.unsqueeze(-1)).sum((-2, -1))
+        return trace, d_p, d_h, None
+
+
+def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """tr(Π_X Π_E) from B = XᵀX, S = EᵀX and N = diag(EᵀE) ``(*b,)``, and the rank of the span ``(*b,)``."""
+    if lam is None:
+        trace, _, rank = _forward_mode(_SpanTrace, _SpanTraceForwardAD).apply(b, s, n, tol)
+    else:
+        function = _forward_mode(_SpanTraceLambda, _SpanTraceLambdaForwardAD)
+        trace, _, _, rank = function.apply(b, lam, s, n, tol)
+    return trace, rank
+
+
+def _ridge(c: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """μ = ridge tr(C)/d, and C + μI made invertible where C is zero."""
+    trace = c.diagonal(dim1=-2, dim2=-1).sum(-1)
+    mu = trace * (ridge / c.shape[-1])
+    return mu, mu + (trace <= 0)
+
+
+class _SoftAlignment(Function):
+    """½tr((CP)²) − tr(P S N⁻¹ Sᵀ) with P = (C + μI)⁻¹, μ = ridge·tr(C)/d."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+        _, shift = _ridge(c, ridge)
+        eye = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
+        p, _ = torch.linalg.inv_ex(c + shift[..., None, None] * eye)
+        p = symmetrize(p)
+        cp = c @ p
+        trace = (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1)
+        return 0.5 * (cp * cp.mT).sum((-2, -1)) - trace, p
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        c, s, n, ctx.ridge = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(c, s, n, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        c, s, n, p = ctx.saved_tensors
+        g_value, g_p = grads
+        g_s = g_n = None
+        direct = torch.zeros_like(c)
+        z = torch.zeros_like(p) if g_p is None else symmetrize(g_p)
+        if g_value is not None:
+            a, mass = s @ p, _inverse_or_zero(n)
+            g = g_value[..., None, None]
+            scaled = g * mass.unsqueeze(-1)
+            direct = g * (p @ c @ p)
+            z = z + g * (c @ p @ c) - (scaled * s).mT @ s
+            g_s = -2 * scaled * a
+            g_n = g_value.unsqueeze(-1) * mass.square() * (a * s).sum(-1)
+        through = -(p @ z @ p)
+        slope = ctx.ridge / c.shape[-1] * through.diagonal(dim1=-2, dim2=-1).sum(-1)
+        g_c = direct + through + torch.diag_embed(slope.unsqueeze(-1).expand(c.shape[:-1]))
+        return g_c, g_s, g_n, None
+
+
+class _SoftAlignmentForwardAD(_SoftAlignment):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _SoftAlignment.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:3], output[1])
+
+    @staticmethod
+    def jvp(ctx: Any, dc: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
+        c, s, n, p = ctx.saved_tensors
+        a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
+        dc = torch.zeros_like(c) if dc is None else symmetrize(dc)
+        d_mu, _ = _ridge(dc, ctx.ridge)
+        d_p = -(p @ dc @ p) - d_mu[..., None, None] * (p @ p)
+        value = ((p @ c @ p) * dc).sum((-2, -1)) + ((c @ p @ c) * d_p).sum((-2, -1))
+        value = value - ((s @ d_p) * s * mass).sum((-2, -1))
+        if ds is not None:
+            value = value - 2 * (a * ds * mass).sum((-2, -1))
+        if dn is not None:
+            value = value + (a * s * mass.square() * dn.unsqueeze(-1)).sum((-2, -1))
+        return value, d_p
+
+
+def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> Tensor:
+    """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
+    value, _ = _forward_mode(_SoftAlignment, _SoftAlignmentForwardAD).apply(c, s, n, ridge)
+    return value

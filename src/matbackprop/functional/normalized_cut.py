@@ -1,0 +1,280 @@
+"""Objectives that align the span of the features with a segmentation, in O(md²) and without an m×m matrix.
+
+All three measure ½‖Π − Π_E‖² between the projector on a span of the features and the projector on the span of a given
+segmentation E: :func:`normalized_cut_j1` in the space of the normalised affinity M = D^{−1/2}WD^{−1/2},
+:func:`normalized_cut_j2` in that of W = FFᵀ itself, :func:`normalized_cut_soft` with a soft projector whose rank has a
+gradient. :mod:`matbackprop.functional.normalized_cut_dense` holds the definitions, layer by layer as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from matbackprop.errors import DomainError, DtypeError, ShapeError
+from matbackprop.functional._labels import LabelledRows, average_annotators, checks_wanted, labelled_rows
+from matbackprop.functional._spans import (
+    degree_row_sums,
+    degrees_of,
+    gram_tolerance,
+    row_sums,
+    soft_alignment,
+    span_trace,
+)
+from matbackprop.numerics import autocast_off, check_finite
+
+__all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
+
+
+def _check_lambda(lam: Tensor, f: Tensor) -> None:
+    if not isinstance(lam, Tensor) or not lam.dtype.is_floating_point:
+        raise DtypeError(f"lam must be a floating-point tensor, got {getattr(lam, 'dtype', type(lam).__name__)}.")
+    d = f.shape[-1]
+    if lam.ndim < 2 or lam.shape[-2:] != (d, d):
+        raise ShapeError(
+            f"lam must have shape (*batch, {d}, {d}) for features with {d} columns, got {tuple(lam.shape)}."
+        )
+
+
+def _check_degrees(rows: LabelledRows, lam: Tensor | None) -> None:
+    degree, _, _ = degrees_of(rows.f.detach(), rows.weight.detach(), None if lam is None else lam.detach())
+    negative = (degree < 0) & (rows.weight > 0)
+    if bool(negative.any()):
+        raise DomainError(
+            f"{int(negative.sum())} of {negative.numel()} rows have a negative degree, down to "
+            f"{float(degree.min()):.3g}, so D^(−1/2) is not real. J1 needs non-negative affinities: end the features "
+            f"with a ReLU and keep Λ positive, or use normalized_cut_j2, which has no degrees."
+        )
+
+
+def normalized_cut_j1(
+    f: Tensor,
+    labels: Tensor,
+    *,
+    lam: Tensor | None = None,
+    weight: Tensor | None = None,
+    offsets: Tensor | Sequence[int] | None = None,
+    num_labels: int | None = None,
+    rank_tol: float | torch.dtype | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Alignment of the normalised affinity with a segmentation, :math:`J_1 = ½‖Π_M − Π_Ω‖²`.
+
+    .. math::
+        W = FΛF^⊤,\quad D = [W\mathbf 1],\quad M = D^{-1/2}WD^{-1/2},\quad Ω = D^{1/2}EE^⊤D^{1/2}
+
+        J_1 = \tfrac12(r + k) - \operatorname{tr}(B^+SK^{-1}S^⊤),\quad B = F^⊤D^{-1}F,\; S = F^⊤E,\; K = [E^⊤D\mathbf 1]
+
+    with r the rank of M and k the number of regions.
+
+    Args:
+        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``. The degrees FΛFᵀ1 have to be non-negative, as
+            they are after a ReLU. A row of degree zero is left out.
+        labels: region numbers ``(*b, m)``, −1 ignored: such a row does not exist for the objective. With
+            ``(*b, a, m)``, a annotators of the same image: the result is the mean over those that labelled anything.
+        lam: Λ ``(d, d)`` or ``(*b, d, d)``; the identity when absent. It need not be symmetric and may learn.
+        weight: how often each row counts ``(*b, m)``, for example the area of a superpixel; the objective is the same
+            as with the row repeated. May learn.
+        offsets: n+1 integers, the first row of each image in a packed batch of images of different sizes; a list or a
+            CPU tensor. The result is then ``(n,)``. Memory grows with n times the longest image.
+        num_labels: a bound of the number of regions. Without it the largest label is read, one synchronisation on a
+            GPU; needed under ``torch.compile`` and ``vmap``. Labels beyond it are ignored where values are not checked.
+        rank_tol: singular values of D^{−1/2}F below this share of the largest count as zero. By default it follows the
+            dtype of ``f``; pass a dtype to say what precision the data carry (``torch.float32`` for a float32 map that
+            was cast to float64).
+        precision: dtype of the computation; float64 by default.
+        check: look at values (finite features, labels in range, degrees): ``None`` on the CPU only, ``True`` always,
+            ``False`` never. Without the check an image with no labelled row gives 0 and a zero gradient.
+
+    Returns:
+        The objective of each image ``(*b,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2.
+
+    Raises:
+        LabelError: labels of the wrong shape, dtype, device or range, or an image without any.
+        DtypeError: features, weights or Λ that are not floating point.
+        ShapeError: shapes that do not fit.
+        NonFiniteError: NaN or Inf in the features, the weights or Λ.
+        DomainError: a negative degree or weight, or a tolerance out of range.
+
+    Gradient:
+        With A = K⁻¹SᵀB⁺, Y = B⁺SA and gᵢ = FᵢYFᵢᵀ/dᵢ² − S_jᵀB⁺S_j/K_j², j the region of row i,
+        ∂J₁/∂F = 2D⁻¹FY − 2A[labels] − g(Λs)ᵀ − 1(gᵀFΛ), s = Fᵀ1, and ∂J₁/∂Λ = −(Fᵀg)sᵀ where Λ is invertible. All
+        orders, forward mode and vmap, for variations that keep the rank; r and k have no gradient. At a singular Λ the
+        gradient is that of variations that keep the rank of Λ. It is finite at rows of degree zero.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.normalized_cut import normalized_cut_j1
+        >>> labels = torch.tensor([0, 0, 1, 1, 1])
+        >>> perfect = torch.nn.functional.one_hot(labels).double()
+        >>> bool(normalized_cut_j1(perfect, labels).abs() < 1e-12)
+        True
+        >>> _ = torch.manual_seed(0)
+        >>> float(normalized_cut_j1(torch.rand(5, 2).double(), labels)) > 0.1
+        True
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
+        eq. J₁ and the proposition on dM, dΩ.
+    """
+    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
+        rows = labelled_rows(
+            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+        )
+        wanted = checks_wanted(check, f)
+        if lam is not None:
+            _check_lambda(lam, f)
+            if wanted:
+                check_finite(lam, "lam")
+            lam = lam.to(rows.f.dtype)
+            lam = lam.unsqueeze(-3) if rows.annotators and lam.ndim > 2 else lam
+            lam = lam.expand(*rows.f.shape[:-2], *lam.shape[-2:])
+        if wanted:
+            _check_degrees(rows, lam)
+        b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.index, rows.num_labels)
+        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
+        trace, rank = span_trace(b, s, n, tol, lam)
+        value = 0.5 * (rank + (n > 0).sum(-1)) - trace
+        return average_annotators(value, rows).to(f.dtype)
+
+
+def normalized_cut_j2(
+    f: Tensor,
+    labels: Tensor,
+    *,
+    weight: Tensor | None = None,
+    offsets: Tensor | Sequence[int] | None = None,
+    num_labels: int | None = None,
+    rank_tol: float | torch.dtype | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Alignment of the span of the features with a segmentation, :math:`J_2 = ½‖Π_W − Π_Ψ‖²`.
+
+    .. math::
+        W = FF^⊤,\quad Ψ = E(E^⊤E)^{-1}E^⊤,\quad
+        J_2 = \tfrac12(r + k) - \operatorname{tr}(C^+SN^{-1}S^⊤),\quad C = F^⊤F,\; S = F^⊤E,\; N = E^⊤E
+
+    with r the rank of F and k the number of regions. It does not depend on Λ in W = FΛFᵀ.
+
+    Args:
+        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign.
+        labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for the mean over a annotators; see
+            :func:`normalized_cut_j1`.
+        weight: how often each row counts ``(*b, m)``; may learn.
+        offsets: n+1 integers, the first row of each image in a packed batch.
+        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
+        rank_tol: singular values of F below this share of the largest count as zero; a dtype says what precision the
+            data carry.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        The objective of each image ``(*b,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2. Below 1/2 the
+        ranks are equal.
+
+    Raises:
+        LabelError: labels of the wrong shape, dtype, device or range, or an image without any.
+        DtypeError: features or weights that are not floating point.
+        ShapeError: shapes that do not fit.
+        NonFiniteError: NaN or Inf in the features or weights.
+        DomainError: a negative weight, or a tolerance out of range.
+
+    Gradient:
+        With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA). All orders, forward mode and vmap, for variations that keep
+        the rank; r and k have no gradient, and neither has F = 0.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.normalized_cut import normalized_cut_j2
+        >>> _ = torch.manual_seed(0)
+        >>> labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, -1])
+        >>> f = torch.rand(8, 3, dtype=torch.float64, requires_grad=True)
+        >>> value = normalized_cut_j2(f, labels)
+        >>> (gradient,) = torch.autograd.grad(value, f)
+        >>> bool(value < 3), bool((gradient[-1] == 0).all())  # the last row is ignored
+        (True, True)
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
+        eq. J₂ and the proposition after it.
+    """
+    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
+        rows = labelled_rows(
+            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+        )
+        c, s, n = row_sums(rows.f, rows.weight, rows.index, rows.num_labels)
+        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
+        trace, rank = span_trace(c, s, n, tol)
+        value = 0.5 * (rank + (n > 0).sum(-1)) - trace
+        return average_annotators(value, rows).to(f.dtype)
+
+
+def normalized_cut_soft(
+    f: Tensor,
+    labels: Tensor,
+    *,
+    ridge: float = 0.3,
+    weight: Tensor | None = None,
+    offsets: Tensor | Sequence[int] | None = None,
+    num_labels: int | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Alignment of a soft projector on the features with a segmentation, :math:`½‖Π_λ − Π_Ψ‖²`.
+
+    With F scaled to unit trace, tr FᵀF = 1, and λ the ridge,
+
+    .. math::
+        Π_λ = F(F^⊤F + \tfrac{λ}{d}I)^{-1}F^⊤.
+
+    Unlike J₂ it is smooth: the rank term has a gradient and directions that no region needs shrink. The space to
+    cluster in is the rows of F(FᵀF + (λ/d)I)^(−½), without degrees and without normalising rows.
+
+    Args:
+        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
+        labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for the mean over a annotators; see
+            :func:`normalized_cut_j1`.
+        ridge: λ > 0; 0.3 to 1 train alike.
+        weight: how often each row counts ``(*b, m)``; may learn.
+        offsets: n+1 integers, the first row of each image in a packed batch.
+        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        The objective of each image ``(*b,)`` in the dtype of ``f``; it does not see the scale of the features.
+
+    Raises:
+        LabelError: labels of the wrong shape, dtype, device or range, or an image without any.
+        DtypeError: features or weights that are not floating point.
+        ShapeError: shapes that do not fit.
+        NonFiniteError: NaN or Inf in the features or weights.
+        DomainError: a ridge that is not positive, or a negative weight.
+
+    Gradient:
+        With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,
+        ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. Smooth, all orders; zero at F = 0, where the objective
+        jumps.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.normalized_cut import normalized_cut_soft
+        >>> labels = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, -1]])
+        >>> _ = torch.manual_seed(0)
+        >>> f = torch.rand(2, 6, 4, dtype=torch.float64)
+        >>> torch.allclose(normalized_cut_soft(f, labels), normalized_cut_soft(10 * f, labels))
+        True
+    """
+    if not ridge > 0:
+        raise DomainError(f"ridge must be positive, got {ridge}; normalized_cut_j2 is the objective without a ridge.")
+    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
+        rows = labelled_rows(
+            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+        )
+        c, s, n = row_sums(rows.f, rows.weight, rows.index, rows.num_labels)
+        value = soft_alignment(c, s, n, float(ridge)) + 0.5 * (n > 0).sum(-1)
+        return average_annotators(value, rows).to(f.dtype)
