@@ -237,9 +237,9 @@ def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
     """Write ``report.html`` into a run folder from the files that are there.
 
     The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
-    ``figures/`` (in the order and with the texts of ``figures/captions.json``, where it exists), versions, revision, seed
-    and command of the last start (``versions.json``), the resolved configuration (``config.json``) and the end of
-    ``log.txt``. A file that is missing leaves its section out, so a report can be written at any moment of a run.
+    ``figures/`` (in the order and with the texts of ``figures/captions.json``, where it exists), versions, revision,
+    seed and command of the last start (``versions.json``), the resolved configuration (``config.json``) and the end
+    of ``log.txt``. A file that is missing leaves its section out, so a report can be written at any moment of a run.
 
     Args:
         run_folder: the run.
