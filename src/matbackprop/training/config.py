@@ -1,0 +1,346 @@
+"""Configuration of runs: dataclasses, presets, and the way from and to JSON, TOML and the command line.
+
+A recipe's configuration is a dataclass with a field ``engine`` (:class:`EngineConfig`) and nested dataclasses of its
+own. Presets are instances of it. :func:`resolve` lays a file over a preset, the command line lays its options over
+both, and the result is written to the run folder by :func:`to_json`, from which :func:`from_json` builds it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
+
+from matbackprop.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from matbackprop.training.run_folder import RunFolder
+
+__all__ = [
+    "RECIPES",
+    "EngineConfig",
+    "Recipe",
+    "differences",
+    "from_json",
+    "get_recipe",
+    "merge",
+    "read_config_file",
+    "resolve",
+    "to_json",
+]
+
+T = TypeVar("T")
+
+RECIPES = {"o2p": "matbackprop.training.o2p", "ncuts": "matbackprop.training.ncuts"}
+"""The recipes that ``matbackprop train`` knows: name → module with ``RECIPE``. Imported only when asked for."""
+
+
+@dataclass
+class EngineConfig:
+    """How a run is carried out: where, on what, how long, and how it is kept."""
+
+    run: Path | None = None
+    """Run folder. By default runs/<recipe>-<preset>-seed<seed>."""
+    seed: int = 0
+    """Seed of weights, data order, augmentation and dropout."""
+    max_epochs: int = 1
+    """Passes over the training data."""
+    resume: bool = False
+    """Go on from the last checkpoint of the run folder, or start if there is none."""
+    overwrite: bool = False
+    """Replace a run folder that is already there."""
+    devices: str = "auto"
+    """How many devices a node, or which ones: auto, 1, 8, or a list such as 0,2."""
+    nodes: int = 1
+    """Number of nodes (torchrun and SLURM are recognised)."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How several devices share the work."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Kind of device."""
+    precision: Literal["32", "64", "bf16-mixed", "16-mixed"] = "32"
+    """Precision of the network; the structured layers keep their own."""
+    matmul_precision: Literal["highest", "high"] = "high"
+    """float32 matrix products of the network: high allows TF32 on NVIDIA GPUs."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits in every run (slower on a GPU)."""
+    gradient_clip: float | None = None
+    """Largest norm of the whole gradient; longer ones are scaled down to it."""
+    accumulate: int = 1
+    """Batches whose gradients are summed before a step."""
+    log_every: int = 50
+    """Steps between two lines of metrics; metrics are averaged on the device in between."""
+    validate_every: int = 1
+    """Epochs between two validations."""
+    monitor: str = "val/loss"
+    """Metric that decides which checkpoint is the best."""
+    monitor_mode: Literal["min", "max"] = "min"
+    """Whether the monitored metric is to become small or large."""
+    checkpoint_every_steps: int = 0
+    """Steps between two checkpoints within an epoch; 0 saves at ends of epochs only."""
+    checkpoint_every_epochs: int = 1
+    """Epochs between two checkpoints."""
+    checkpoint_min_seconds: float = 30.0
+    """A checkpoint that is due sooner than this after the one before waits (the last one never does)."""
+    guard_every: int = 16
+    """Steps between two looks at the non-finite flag on a GPU (on the CPU every step)."""
+    profile: bool = False
+    """Print and save how a training step's time divides into data, network, layer and optimiser."""
+    profile_steps: int = 20
+    """Steps that the profile averages, after five that are left out."""
+    tensorboard: bool = True
+    """Write TensorBoard curves beside metrics.jsonl."""
+    progress: bool = True
+    """Show a progress bar on a terminal."""
+    report: bool = True
+    """Draw figures and write report.html at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_epochs", "checkpoint_every_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"engine.{name} is {getattr(self, name)}; it must not be negative.")
+        for name in ("nodes", "accumulate", "log_every", "validate_every", "checkpoint_every_epochs", "guard_every"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"engine.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.gradient_clip is not None and not self.gradient_clip > 0:
+            raise ConfigurationError(f"engine.gradient_clip is {self.gradient_clip}; it must be positive or none.")
+        if self.resume and self.overwrite:
+            raise ConfigurationError("engine.resume and engine.overwrite contradict each other; give one of them.")
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[T]):
+    """One kind of run: its configuration, its presets and how modules and data are built from it.
+
+    Args:
+        name: the word after ``matbackprop train``.
+        config_class: the configuration's dataclass; it has a field ``engine``.
+        presets: ``smoke``, ``small``, ``paper``, … → configuration.
+        build: configuration → (Lightning module, Lightning data module). Called with the seed set.
+        figures: called at the end with the run folder and both, on the first process only.
+        summary: one line for ``--help``.
+    """
+
+    name: str
+    config_class: type[T]
+    presets: Mapping[str, T]
+    build: Callable[[T], tuple[pl.LightningModule, pl.LightningDataModule]]
+    figures: Callable[[RunFolder, pl.LightningModule, pl.LightningDataModule], None] | None = None
+    summary: str = ""
+
+    def preset(self, name: str) -> T:
+        """Return a copy of a preset."""
+        if name not in self.presets:
+            raise ConfigurationError(
+                f"recipe {self.name!r} has no preset {name!r}; choose one of {', '.join(self.presets)}."
+            )
+        return from_json(self.config_class, to_json(self.presets[name]))
+
+
+def get_recipe(name: str) -> Recipe[Any]:
+    """Import and return a recipe by name."""
+    if name not in RECIPES:
+        raise ConfigurationError(f"there is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
+    return importlib.import_module(RECIPES[name]).RECIPE
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+def to_json(config: Any) -> Any:
+    """Turn a configuration into dicts, lists and plain values that ``json.dump`` accepts.
+
+    Example:
+        >>> to_json(EngineConfig(run=Path("runs/a"), seed=3))["run"]
+        'runs/a'
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(key): to_json(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [to_json(value) for value in config]
+    if isinstance(config, Path):
+        return config.as_posix()
+    if isinstance(config, float) and not math.isfinite(config):
+        return repr(config)
+    if config is None or isinstance(config, (bool, int, float, str)):
+        return config
+    raise ConfigurationError(f"a configuration cannot hold a {type(config).__name__}: {config!r}.")
+
+
+def from_json(kind: type[T], data: Any) -> T:
+    """Build a configuration dataclass from what :func:`to_json` gave; absent fields keep their defaults.
+
+    Raises:
+        ConfigurationError: a field is unknown or has the wrong type; the message names it and the nearest known one.
+
+    Example:
+        >>> from_json(EngineConfig, {"seed": 3, "run": "runs/a"}).run
+        PosixPath('runs/a')
+    """
+    return _build(kind, data, "")
+
+
+def merge(config: T, overrides: Mapping[str, Any]) -> T:
+    """Return ``config`` with nested ``overrides`` laid over it."""
+
+    def lay(base: Any, over: Any) -> Any:
+        if isinstance(base, dict) and isinstance(over, Mapping):
+            return {**base, **{key: lay(base.get(key), value) for key, value in over.items()}}
+        return over
+
+    return from_json(type(config), lay(to_json(config), _nested(overrides)))
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Read a TOML or JSON file of overrides; keys may be nested tables or dotted names."""
+    path = Path(path)
+    try:
+        if path.suffix == ".toml":
+            data = tomllib.loads(path.read_text())
+        elif path.suffix == ".json":
+            data = json.loads(path.read_text())
+        else:
+            raise ConfigurationError(f"{path}: a configuration file ends with .toml or .json.")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration file {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigurationError(f"{path} is damaged: {error}.") from error
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{path} must hold a table of fields, not a {type(data).__name__}.")
+    return data
+
+
+def resolve(recipe: Recipe[T], preset: str, file: Path | None = None) -> T:
+    """Return a preset with a file's fields laid over it."""
+    config = recipe.preset(preset)
+    if file is None:
+        return config
+    overrides = read_config_file(file)
+    return merge(config, overrides)
+
+
+def differences(one: Any, two: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return dotted field → (value in one, value in two) for two JSON forms that differ.
+
+    Example:
+        >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+        {'a.b': (1, 3)}
+    """
+    if isinstance(one, dict) and isinstance(two, dict):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in [*one, *(k for k in two if k not in one)]:
+            found |= differences(one.get(key), two.get(key), f"{prefix}{key}.")
+        return found
+    return {} if one == two else {prefix.rstrip("."): (one, two)}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted keys into nested dicts."""
+    out: dict[str, Any] = {}
+    for key, value in flat.items():
+        value = _nested(value) if isinstance(value, Mapping) else value
+        *parents, last = str(key).split(".")
+        place = out
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ConfigurationError(f"the field {key!r} is given both as a value and as a table.")
+        if isinstance(place.get(last), dict) and isinstance(value, dict):
+            place[last].update(value)
+        else:
+            place[last] = value
+    return out
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:
+    """Build a value of type ``kind`` from plain data; ``where`` is the dotted name for messages."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if origin is typing.Annotated:
+        return _build(arguments[0], data, where)
+    if origin in (Union, types.UnionType):
+        return _build_union(arguments, data, where)
+    if origin is Literal:
+        if data not in arguments:
+            raise ConfigurationError(f"{where} is {data!r}; it must be one of {', '.join(map(repr, arguments))}.")
+        return data
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, data, where)
+    if origin in (list, tuple, set):
+        if not isinstance(data, (list, tuple)):
+            raise _wrong(where, data, "a list")
+        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+            if len(arguments) != len(data):
+                raise _wrong(where, data, f"a list of {len(arguments)} values")
+            return tuple(_build(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, data, strict=True)))
+        return origin(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(data))
+    if origin is dict or kind is dict:
+        if not isinstance(data, Mapping):
+            raise _wrong(where, data, "a table")
+        value_kind = arguments[1] if arguments else Any
+        return {str(k): _build(value_kind, v, f"{where}.{k}") for k, v in data.items()}
+    return _build_plain(kind, data, where)
+
+
+def _build_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None:
+        if type(None) in arguments:
+            return None
+        raise _wrong(where, data, "a value")
+    problems = []
+    for kind in sorted((a for a in arguments if a is not type(None)), key=lambda a: a is str):
+        try:
+            return _build(kind, data, where)
+        except ConfigurationError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise _wrong(where or kind.__name__, data, "a table of fields")
+    hints = typing.get_type_hints(kind)
+    fields = {f.name for f in dataclasses.fields(kind) if f.init}
+    for key in data:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(sorted(fields))}."
+            raise ConfigurationError(f"unknown field {(where + '.' if where else '') + key!r}; {hint}")
+    try:
+        return kind(**{k: _build(hints[k], v, f"{where}.{k}".lstrip(".")) for k, v in data.items()})
+    except TypeError as error:
+        raise ConfigurationError(f"{where or kind.__name__}: {error}.") from error
+
+
+def _build_plain(kind: Any, data: Any, where: str) -> Any:
+    if kind is Path and isinstance(data, str):
+        return Path(data)
+    if kind is float and isinstance(data, str):
+        try:
+            return float(data)
+        except ValueError:
+            raise _wrong(where, data, "a number") from None
+    if kind is float and isinstance(data, (int, float)) and not isinstance(data, bool):
+        return float(data)
+    if kind is int and isinstance(data, int) and not isinstance(data, bool):
+        return data
+    if isinstance(kind, type) and kind not in (int, float) and isinstance(data, kind):
+        return data
+    raise _wrong(where, data, getattr(kind, "__name__", str(kind)))
+
+
+def _wrong(where: str, data: Any, needed: str) -> ConfigurationError:
+    return ConfigurationError(f"{where} is {data!r}; it must be {needed}.")

@@ -1,0 +1,329 @@
+"""The run folder: everything that a run leaves behind, in files that other programs can read.
+
+======================  ================================================================================
+``config.json``         the resolved configuration
+``versions.json``       versions, git revision, platform, command and seed, one entry a start
+``log.txt``             what was said
+``metrics.jsonl``       one JSON object a line: step, epoch, time and named numbers
+``tensorboard/``        the same as TensorBoard curves
+``checkpoints/``        ``last.ckpt``, ``previous.ckpt``, ``best.ckpt``
+``figures/``            pictures
+``predictions/``        what the model said about the validation data
+``profile.json``        the division of a step's time, where ``--profile`` was given
+``nonfinite/``          the batch and the layer's report, where a run met NaN or Inf
+``summary.json``        the final numbers
+``report.html``         all of it on one page
+======================  ================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.training.config import differences, to_json
+
+__all__ = ["RunFolder", "atomic_write", "versions"]
+
+_FREE_FIELDS = {
+    "engine.run",
+    "engine.resume",
+    "engine.overwrite",
+    "engine.devices",
+    "engine.nodes",
+    "engine.strategy",
+    "engine.accelerator",
+    "engine.max_epochs",
+    "engine.log_every",
+    "engine.checkpoint_every_steps",
+    "engine.checkpoint_every_epochs",
+    "engine.checkpoint_min_seconds",
+    "engine.guard_every",
+    "engine.profile",
+    "engine.profile_steps",
+    "engine.tensorboard",
+    "engine.progress",
+    "engine.report",
+}
+"""Fields that may change when a run goes on."""
+
+
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Write a file so that at every moment either the old or the new content is there, also after a crash."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    fsync_folder(path.parent)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make renames within a folder durable."""
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def versions() -> dict[str, Any]:
+    """Return versions, git revision, platform and command of this process."""
+    packages = {}
+    for name in (
+        "matbackprop",
+        "torch",
+        "pytorch-lightning",
+        "torchmetrics",
+        "numpy",
+        "scipy",
+        "safetensors",
+        "triton",
+        "cupy-cuda12x",
+    ):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    import torch
+
+    found: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "packages": packages,
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        "platform": platform.platform(),
+        "command": sys.argv,
+    }
+    return found | _git()
+
+
+def _git() -> dict[str, Any]:
+    """Return the revision of the checkout that this package lives in, if it lives in one."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    revision = git("rev-parse", "HEAD")
+    if revision is None:
+        return {"git": None}
+    return {"git": revision, "git_dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+
+
+class RunFolder:
+    """A folder with the files of one run. Opening one needs only its path; :meth:`create` starts one.
+
+    Example:
+        >>> import tempfile
+        >>> run = RunFolder(Path(tempfile.mkdtemp()) / "run").create({"seed": 0})
+        >>> run.append_metrics({"step": 1, "epoch": 0, "train/loss": 0.5})
+        >>> run.read_metrics()[0]["train/loss"]
+        0.5
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    # ------------------------------------------------------------------------------------------------------- creating
+
+    def create(
+        self, config: Any, *, resume: bool = False, overwrite: bool = False, seed: int | None = None
+    ) -> RunFolder:
+        """Create the folder, or enter it again when ``resume`` is set.
+
+        Args:
+            config: a configuration dataclass or its JSON form; saved as ``config.json``.
+            resume: go on in a folder that is there; its configuration must be the same but for how the run is
+                carried out.
+            overwrite: remove a folder that is there.
+            seed: noted in ``versions.json``.
+
+        Raises:
+            ConfigurationError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, or the
+                configuration differs from that of the run that is to go on.
+        """
+        data = to_json(config)
+        if self.config_path.exists():
+            if overwrite:
+                shutil.rmtree(self.path)
+            elif resume:
+                self._check_same(data)
+            else:
+                raise ConfigurationError(
+                    f"{self.path} already holds a run. Continue it with --engine.resume, replace it with "
+                    "--engine.overwrite, or name another folder with --engine.run."
+                )
+        for folder in (self.path, self.checkpoints, self.figures, self.predictions):
+            folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.config_path, json.dumps(data, indent=2) + "\n")
+        starts = self._read_json(self.versions_path, default=[])
+        entry = versions() | ({} if seed is None else {"seed": seed})
+        atomic_write(self.versions_path, json.dumps([*starts, entry], indent=2) + "\n")
+        return self
+
+    def _check_same(self, data: Any) -> None:
+        changed = {k: v for k, v in differences(self.read_config(), data).items() if k not in _FREE_FIELDS}
+        if changed:
+            lines = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, (old, new) in sorted(changed.items()))
+            raise ConfigurationError(
+                f"the run in {self.path} was started with another configuration ({lines}). Give the same options, "
+                "or another folder with --engine.run."
+            )
+
+    # --------------------------------------------------------------------------------------------------------- places
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def versions_path(self) -> Path:
+        return self.path / "versions.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    @property
+    def predictions(self) -> Path:
+        return self.path / "predictions"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def nonfinite(self) -> Path:
+        return self.path / "nonfinite"
+
+    @property
+    def profile_path(self) -> Path:
+        return self.path / "profile.json"
+
+    def figure_path(self, name: str) -> Path:
+        """Return where the figure ``name`` (with or without .png) belongs, its folder made."""
+        return _place(self.figures, name, ".png")
+
+    def predictions_path(self, name: str) -> Path:
+        """Return where the predictions ``name`` belong, their folder made."""
+        return _place(self.predictions, name, "")
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the resolved configuration in its JSON form."""
+        return self._read_json(self.config_path)
+
+    def read_versions(self) -> list[dict[str, Any]]:
+        """Return one entry for each start of the run."""
+        return self._read_json(self.versions_path, default=[])
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return the final numbers, empty where the run has not ended."""
+        return self._read_json(self.summary_path, default={})
+
+    def _read_json(self, path: Path, default: Any = None) -> Any:
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            if default is not None:
+                return default
+            raise ConfigurationError(f"{self.path} is no run folder: it has no {path.name}.") from None
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"{path} is damaged: {error}.") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return all lines of metrics; a last line that a crash left half-written is passed over."""
+        if not self.metrics_path.exists():
+            return []
+        lines = self.metrics_path.read_text().splitlines()
+        found = []
+        for number, line in enumerate(lines):
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if number != len(lines) - 1:
+                    raise ConfigurationError(f"{self.metrics_path}, line {number + 1} is damaged: {error}.") from error
+        return found
+
+    # -------------------------------------------------------------------------------------------------------- writing
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Append one line of metrics; the time is added. Values that are not finite are written as null."""
+        line = {"step": 0, "epoch": 0, "time": round(time.time(), 3), **metrics}
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps({k: _number(v) for k, v in line.items()}) + "\n")
+
+    def keep_metrics_until(self, step: int) -> None:
+        """Drop the lines after ``step``: a run that goes on from there writes them again."""
+        lines: Iterable[dict[str, Any]] = (m for m in self.read_metrics() if m.get("step", 0) <= step)
+        atomic_write(self.metrics_path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the final numbers."""
+        atomic_write(self.summary_path, json.dumps({k: _number(v) for k, v in summary.items()}, indent=2) + "\n")
+
+
+def _place(folder: Path, name: str, suffix: str) -> Path:
+    path = folder / (name if Path(name).suffix else name + suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _number(value: Any) -> Any:
+    """Return a value that JSON can hold: tensors and numpy scalars as numbers, NaN and Inf as null."""
+    if hasattr(value, "item") and callable(value.item):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): _number(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_number(v) for v in value]
+    if isinstance(value, Path):
+        return value.as_posix()
+    return value

@@ -1,0 +1,107 @@
+"""SIGINT and SIGTERM save before they end a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+
+from matbackprop.training.checkpoint import Checkpointer
+from matbackprop.training.recording import MetricsLogger
+
+__all__ = ["RunInterrupted", "StopOnSignal"]
+
+log = logging.getLogger("matbackprop")
+
+
+class RunInterrupted(Exception):
+    """A signal ended the run after its state was saved.
+
+    Attributes:
+        signum: the signal.
+        step: optimiser steps done.
+    """
+
+    def __init__(self, signum: int, step: int, where: Any) -> None:
+        self.signum, self.step = signum, step
+        super().__init__(
+            f"{signal.Signals(signum).name} at step {step}: the state is saved in {where}. "
+            "Give the same command with --engine.resume to go on."
+        )
+
+
+class StopOnSignal(pl.Callback):
+    """Ends the run after the step, or the validation batch, in which a signal came. A second signal ends it at once.
+
+    Args:
+        checkpointer: saves the state.
+        logger: is muted while a validation is cut short, since its numbers cover a part of the data only.
+        agree_every: steps between two questions to the other processes whether one of them got a signal.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, logger: MetricsLogger, agree_every: int) -> None:
+        self.checkpointer = checkpointer
+        self.logger = logger
+        self.agree_every = agree_every
+        self.signum: int | None = None
+        self._previous: dict[int, Any] = {}
+        self._steps = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        wanted = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])
+        self._previous = {s: signal.signal(s, self._note) for s in wanted}
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None:
+            raise KeyboardInterrupt
+        self.signum = signum
+
+    def restore(self) -> None:
+        """Give the signals back to who had them."""
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
+        self._previous = {}
+
+    def _agreed(self, trainer: pl.Trainer) -> bool:
+        if trainer.world_size == 1:
+            return self.signum is not None
+        self._steps += 1
+        if self._steps % self.agree_every:
+            return False
+        if trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False):
+            self.signum = self.signum or signal.SIGTERM
+            return True
+        return False
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # The last step of an epoch is followed by its validation, which is cut short, and by the end of the epoch.
+        if self._agreed(trainer) and batch_idx + 1 < trainer.num_training_batches and self._whole(trainer):
+            self._end(trainer)
+
+    @staticmethod
+    def _whole(trainer: pl.Trainer) -> bool:
+        return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        if self.signum is not None and trainer.world_size == 1 and trainer.state.fn == "fit":
+            self.logger.muted = self.checkpointer.partial_validation = True
+            raise StopIteration  # Lightning's evaluation loop ends at it as at the end of its data
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        done = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+        if self.signum is not None and trainer.world_size == 1 and (not done or self.checkpointer.partial_validation):
+            self._end(trainer)
+
+    def _end(self, trainer: pl.Trainer) -> None:
+        assert self.signum is not None
+        self.checkpointer.save(trainer)
+        raise RunInterrupted(self.signum, trainer.global_step, self.checkpointer.last_path)

@@ -1,0 +1,126 @@
+"""A tiny system for the engine's tests: regression with dropout, keyed augmentation, momentum and a schedule.
+
+``python -m helpers.tiny_run RUN [--option value …]`` trains it in a process of its own.
+"""
+
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+from matbackprop.training.config import EngineConfig
+from matbackprop.training.engine import RunInterrupted, fit
+from matbackprop.training.loading import EpochLoader, ItemSource, generator_for
+from matbackprop.training.recording import RecordingModule
+
+
+@dataclass
+class TinyConfig:
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    batch: int = 4
+    items: int = 24
+    dropout: float = 0.3
+    poison: int = -1
+    pause: float = 0.0
+
+
+class TinyData(pl.LightningDataModule):
+    def __init__(self, config: TinyConfig):
+        super().__init__()
+        self.config = config
+
+    def item(self, index, epoch):
+        x = torch.linspace(-1, 1, 6, dtype=torch.float64) * (index + 1) / self.config.items
+        noise = torch.randn(6, generator=generator_for(self.config.engine.seed, epoch, index), dtype=torch.float64)
+        x = x + 0.1 * noise
+        if index == self.config.poison and epoch == 1:
+            x = x * float("inf")
+        return x, torch.tensor(float(index % 3), dtype=torch.float64)
+
+    def train_dataloader(self):
+        c = self.config
+        return EpochLoader(ItemSource(c.items, self.item), c.batch, seed=c.engine.seed)
+
+    def val_dataloader(self):
+        c = self.config
+        return EpochLoader(ItemSource(7, lambda i, e: self.item(i, 0)), c.batch, shuffle=False)
+
+
+class TinyModule(RecordingModule):
+    def __init__(self, config: TinyConfig):
+        super().__init__()
+        self.config = config
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(config.dropout), nn.Linear(8, 1)).double()
+
+    def loss(self, batch):
+        x, y = batch
+        return (self.net(x).squeeze(-1) - y).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        if self.config.pause:
+            time.sleep(self.config.pause)
+        loss = self.loss(batch)
+        self.record("train/twice", 2 * loss, weight=len(batch[1]))
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        torch.rand(1)  # validation may draw without changing the training
+        # on_epoch mean, weighted by the batch; reduced over processes by the engine
+        self.log("val/loss", self.loss(batch), batch_size=len(batch[1]))
+
+    def diagnose(self, batch):
+        return {"spectrum": torch.linalg.svdvals(torch.nan_to_num(batch[0])).tolist()}
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        steps = self.config.engine.max_epochs * max(1, self.config.items // self.config.batch)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=max(2, steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def tiny_config(run, *, seed=3, max_epochs=3, **options) -> TinyConfig:
+    """Return a configuration; options name fields of the engine or of TinyConfig."""
+    base = {
+        "accelerator": "cpu",
+        "log_every": 1,
+        "checkpoint_min_seconds": 0.0,
+        "progress": False,
+        "tensorboard": False,
+        "report": False,
+    }
+    own = {k: options.pop(k) for k in list(options) if k in TinyConfig.__dataclass_fields__ and k != "engine"}
+    engine = EngineConfig(run=Path(run), seed=seed, max_epochs=max_epochs, **(base | options))
+    return replace(TinyConfig(engine=engine), **own)
+
+
+def train(config: TinyConfig):
+    """Train and return (run folder, module)."""
+    from matbackprop.training.engine import seed_all
+
+    seed_all(config.engine.seed)
+    module = TinyModule(config)
+    run = fit(config, module, TinyData(config), name="tiny")
+    return run, module
+
+
+def main() -> None:
+    run, *words = sys.argv[1:]
+    options = {}
+    for word in words:
+        key, value = word.split("=")
+        options[key] = type(_FIELDS[key])(value) if not isinstance(_FIELDS[key], bool) else value == "True"
+    torch.set_num_threads(1)
+    try:
+        train(tiny_config(run, **options))
+    except RunInterrupted as stop:
+        sys.exit(128 + stop.signum)
+
+
+_FIELDS = {**EngineConfig().__dict__, **{k: v for k, v in TinyConfig().__dict__.items() if k != "engine"}}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A run that stops and goes on ends with the same bits as one that does not stop."""
+
+import pytest
+import torch
+
+from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
+from matbackprop.errors import ConfigurationError
+from matbackprop.training.checkpoint import load_checkpoint
+from matbackprop.training.engine import fit, seed_all
+
+
+class _Stop(Exception):
+    pass
+
+
+def _train_until(config, step):
+    """Train, and die without a word before the given step."""
+
+    class Dying(TinyModule):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.global_step == step:
+                raise _Stop
+            return super().training_step(batch, batch_idx)
+
+    seed_all(config.engine.seed)
+    with pytest.raises(_Stop):
+        fit(config, Dying(config), TinyData(config), name="tiny")
+
+
+def _same(one, two):
+    assert one.keys() == two.keys()
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
+
+
+def _state(run):
+    state = load_checkpoint(run.checkpoints / "last.ckpt")
+    return state["state_dict"], state["optimizer_states"][0]["state"], state["lr_schedulers"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "every", "accumulate"), [(3, 1, 1), (6, 1, 1), (8, 3, 1), (13, 0, 1), (7, 1, 2), (17, 5, 1)]
+)
+def test_resumed_run_ends_with_the_same_bits(tmp_path, stop, every, accumulate):
+    options = {"checkpoint_every_steps": every, "accumulate": accumulate}
+    whole, module = train(tiny_config(tmp_path / "whole", **options))
+    _train_until(tiny_config(tmp_path / "parts", **options), stop)
+    # another seed of the process: nothing may depend on what the resuming process drew before
+    torch.manual_seed(99)
+    parts, resumed = train(tiny_config(tmp_path / "parts", resume=True, **options))
+    _same(module.state_dict(), resumed.state_dict())
+    weights, optimizer, schedule = _state(whole)
+    weights2, optimizer2, schedule2 = _state(parts)
+    _same(weights, weights2)
+    for key in optimizer:
+        assert torch.equal(optimizer[key]["momentum_buffer"], optimizer2[key]["momentum_buffer"])
+    assert schedule == schedule2
+    drop = {"time", "train/steps_per_second"}
+    lines = [[{k: v for k, v in m.items() if k not in drop} for m in r.read_metrics()] for r in (whole, parts)]
+    assert lines[0] == lines[1]
+    best = [load_checkpoint(r.checkpoints / "best.ckpt") for r in (whole, parts)]
+    assert best[0]["score"] == best[1]["score"]
+    _same(best[0]["state_dict"], best[1]["state_dict"])
+
+
+def test_a_complete_run_is_left_as_it_is(tmp_path):
+    run, module = train(tiny_config(tmp_path / "run"))
+    summary = run.read_summary()
+    again, module2 = train(tiny_config(tmp_path / "run", resume=True))
+    _same(module.state_dict(), module2.state_dict())
+    assert again.read_summary()["best"] == summary["best"]
+    assert again.read_summary()["steps"] == summary["steps"] == 18
+
+
+def test_a_folder_with_a_run_is_not_overwritten_by_accident(tmp_path):
+    train(tiny_config(tmp_path / "run", max_epochs=1))
+    with pytest.raises(ConfigurationError, match="already holds a run"):
+        train(tiny_config(tmp_path / "run", max_epochs=1))
+    with pytest.raises(ConfigurationError, match="batch: 4 then, 8 now"):
+        train(tiny_config(tmp_path / "run", max_epochs=1, batch=8, resume=True))
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1, batch=8, overwrite=True))
+    assert run.read_summary()["steps"] == 3
