@@ -24,14 +24,14 @@ class LabelledRows(NamedTuple):
     Attributes:
         f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*b, a)``.
         weight: ``(*batch, m)``, zero where the row is ignored.
-        index: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary where the weight is zero.
+        region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary where the weight is zero.
         num_labels: the number of columns of E.
         annotators: whether the last batch dimension runs over annotators.
     """
 
     f: Tensor
     weight: Tensor
-    index: Tensor
+    region: Tensor
     num_labels: int
     annotators: bool
 

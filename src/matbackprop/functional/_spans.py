@@ -62,7 +62,7 @@ def _inverse_or_zero(x: Tensor) -> Tensor:
     return torch.where(positive, x, 1).reciprocal() * positive
 
 
-def _forward_mode(function: type[Function], with_jvp: type[Function]) -> type[Function]:
+def forward_mode(function: type[Function], with_jvp: type[Function]) -> type[Function]:
     """A Function that has a jvp does not compile; forward mode is not needed while compiling."""
     return function if torch.compiler.is_compiling() else with_jvp
 
@@ -88,16 +88,16 @@ class _RowSums(Function):
         g_gram, g_sums, g_mass = grads
         half = None if g_gram is None else f @ symmetrize(g_gram)
         moved = None if g_sums is None else gather_rows(g_sums, index)
-        g_f = g_w = None
-        if ctx.needs_input_grad[0] and (half is not None or moved is not None):
-            row = 2 * half if moved is None else moved if half is None else torch.add(moved, half, alpha=2)
-            g_f = w.unsqueeze(-1) * row
+        g_f: Tensor | None = None
+        g_w: Tensor | None = None
+        if ctx.needs_input_grad[0]:
+            row = torch.zeros_like(f) if moved is None else moved
+            g_f = w.unsqueeze(-1) * (row if half is None else torch.add(row, half, alpha=2))
         if ctx.needs_input_grad[1]:
-            g_w = torch.zeros_like(w)
+            per_weight = torch.zeros_like(w)
             for term in (half, moved):
-                g_w = g_w if term is None else g_w + (f * term).sum(-1)
-            if g_mass is not None:
-                g_w = g_w + g_mass.gather(-1, index)
+                per_weight = per_weight if term is None else per_weight + (f * term).sum(-1)
+            g_w = per_weight if g_mass is None else per_weight + g_mass.gather(-1, index)
         return g_f, g_w, None, None
 
 
@@ -119,7 +119,7 @@ class _RowSumsForwardAD(_RowSums):
 
 def row_sums(f: Tensor, w: Tensor, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gram matrix Fᵀ diag(w) F ``(*b, d, d)``, region sums ``(*b, k, d)`` and region masses ``(*b, k)``."""
-    function = _forward_mode(_RowSums, _RowSumsForwardAD)
+    function = forward_mode(_RowSums, _RowSumsForwardAD)
     return function.apply(f, w, index, k)
 
 
@@ -217,7 +217,7 @@ def degree_row_sums(f: Tensor, w: Tensor, lam: Tensor | None, index: Tensor, k: 
 
     Rows with no positive degree are left out of all three, as if D were inverted by Moore and Penrose.
     """
-    function = _forward_mode(_DegreeRowSums, _DegreeRowSumsForwardAD)
+    function = forward_mode(_DegreeRowSums, _DegreeRowSumsForwardAD)
     return function.apply(f, w, lam, index, k)
 
 
@@ -368,9 +368,9 @@ class _SpanTraceLambdaForwardAD(_SpanTraceLambda):
 def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """tr(Π_X Π_E) from B = XᵀX, S = EᵀX and N = diag(EᵀE) ``(*b,)``, and the rank of the span ``(*b,)``."""
     if lam is None:
-        trace, _, rank = _forward_mode(_SpanTrace, _SpanTraceForwardAD).apply(b, s, n, tol)
+        trace, _, rank = forward_mode(_SpanTrace, _SpanTraceForwardAD).apply(b, s, n, tol)
     else:
-        function = _forward_mode(_SpanTraceLambda, _SpanTraceLambdaForwardAD)
+        function = forward_mode(_SpanTraceLambda, _SpanTraceLambdaForwardAD)
         trace, _, _, rank = function.apply(b, lam, s, n, tol)
     return trace, rank
 
@@ -435,7 +435,7 @@ class _SoftAlignmentForwardAD(_SoftAlignment):
         c, s, n, p = ctx.saved_tensors
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
         dc = torch.zeros_like(c) if dc is None else symmetrize(dc)
-        d_mu, _ = _ridge(dc, ctx.ridge)
+        d_mu = _ridge(dc, ctx.ridge)[0]
         d_p = -(p @ dc @ p) - d_mu[..., None, None] * (p @ p)
         value = ((p @ c @ p) * dc).sum((-2, -1)) + ((c @ p @ c) * d_p).sum((-2, -1))
         value = value - ((s @ d_p) * s * mass).sum((-2, -1))
@@ -448,5 +448,5 @@ class _SoftAlignmentForwardAD(_SoftAlignment):
 
 def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> Tensor:
     """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
-    value, _ = _forward_mode(_SoftAlignment, _SoftAlignmentForwardAD).apply(c, s, n, ridge)
+    value, _ = forward_mode(_SoftAlignment, _SoftAlignmentForwardAD).apply(c, s, n, ridge)
     return value

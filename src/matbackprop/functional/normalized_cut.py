@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DomainError, DtypeError, ShapeError
+from matbackprop.errors import DomainError
 from matbackprop.functional._labels import LabelledRows, average_annotators, checks_wanted, labelled_rows
 from matbackprop.functional._spans import (
     degree_row_sums,
@@ -23,19 +23,10 @@ from matbackprop.functional._spans import (
     soft_alignment,
     span_trace,
 )
+from matbackprop.functional.affinity import check_lambda
 from matbackprop.numerics import autocast_off, check_finite
 
 __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
-
-
-def _check_lambda(lam: Tensor, f: Tensor) -> None:
-    if not isinstance(lam, Tensor) or not lam.dtype.is_floating_point:
-        raise DtypeError(f"lam must be a floating-point tensor, got {getattr(lam, 'dtype', type(lam).__name__)}.")
-    d = f.shape[-1]
-    if lam.ndim < 2 or lam.shape[-2:] != (d, d):
-        raise ShapeError(
-            f"lam must have shape (*batch, {d}, {d}) for features with {d} columns, got {tuple(lam.shape)}."
-        )
 
 
 def _check_degrees(rows: LabelledRows, lam: Tensor | None) -> None:
@@ -126,7 +117,7 @@ def normalized_cut_j1(
         )
         wanted = checks_wanted(check, f)
         if lam is not None:
-            _check_lambda(lam, f)
+            check_lambda(lam, f.shape[-1])
             if wanted:
                 check_finite(lam, "lam")
             lam = lam.to(rows.f.dtype)
@@ -134,7 +125,7 @@ def normalized_cut_j1(
             lam = lam.expand(*rows.f.shape[:-2], *lam.shape[-2:])
         if wanted:
             _check_degrees(rows, lam)
-        b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.index, rows.num_labels)
+        b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels)
         tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
         trace, rank = span_trace(b, s, n, tol, lam)
         value = 0.5 * (rank + (n > 0).sum(-1)) - trace
@@ -206,7 +197,7 @@ def normalized_cut_j2(
         rows = labelled_rows(
             f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
         )
-        c, s, n = row_sums(rows.f, rows.weight, rows.index, rows.num_labels)
+        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
         tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
         trace, rank = span_trace(c, s, n, tol)
         value = 0.5 * (rank + (n > 0).sum(-1)) - trace
@@ -275,6 +266,6 @@ def normalized_cut_soft(
         rows = labelled_rows(
             f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
         )
-        c, s, n = row_sums(rows.f, rows.weight, rows.index, rows.num_labels)
+        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
         value = soft_alignment(c, s, n, float(ridge)) + 0.5 * (n > 0).sum(-1)
         return average_annotators(value, rows).to(f.dtype)

@@ -1,0 +1,210 @@
+"""Affinities between rows: W = FΛFᵀ, its normalised form M, the target Ω, and the normalised cut of a segmentation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
+from matbackprop.functional._labels import check_label_values, check_labels, checks_wanted, count_labels
+from matbackprop.numerics import autocast_off, check_finite, check_matrix, check_symmetric, compute_dtype, symmetrize
+
+__all__ = ["affinity", "normalized_affinity", "normalized_cut_value"]
+
+
+def check_lambda(lam: Tensor, d: int) -> None:
+    """Raise unless ``lam`` is a floating-point ``(*b, d, d)``."""
+    if not isinstance(lam, Tensor) or not lam.dtype.is_floating_point:
+        raise DtypeError(f"lam must be a floating-point tensor, got {getattr(lam, 'dtype', type(lam).__name__)}.")
+    if lam.ndim < 2 or lam.shape[-2:] != (d, d):
+        raise ShapeError(f"lam must be (*batch, {d}, {d}) for features with {d} columns, got {tuple(lam.shape)}.")
+
+
+def affinity(
+    f: Tensor, lam: Tensor | None = None, *, precision: torch.dtype | None = None, check: bool | None = None
+) -> Tensor:
+    r"""Affinity between all pairs of rows, :math:`W = FΛF^⊤`.
+
+    Args:
+        f: features ``(*b, m, d)``. W is non-negative when F and Λ are, which normalised cuts need.
+        lam: Λ ``(*b, d, d)`` or ``(d, d)``, the identity when absent; W is symmetric when Λ is.
+        precision: dtype of the computation; float64 by default.
+        check: look for NaN and Inf: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        W ``(*b, m, m)`` in the dtype of ``f``.
+
+    Raises:
+        ShapeError, DtypeError, NonFiniteError: f or Λ does not fit.
+
+    Gradient:
+        ∂L/∂F = G F Λᵀ + Gᵀ F Λ and ∂L/∂Λ = Fᵀ G F, for any Λ and G. The paper's 2G_sym F Λᵀ needs a symmetric Λ.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.affinity import affinity
+        >>> affinity(torch.tensor([[1.0, 0.0], [1.0, 2.0]]))
+        tensor([[1., 1.],
+                [1., 5.]])
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5.
+    """
+    check_matrix(f, "f")
+    if lam is not None:
+        check_lambda(lam, f.shape[-1])
+    if checks_wanted(check, f):
+        check_finite(f, "f")
+        if lam is not None:
+            check_finite(lam, "lam")
+    dtype = compute_dtype(f.dtype, precision)
+    with autocast_off(f.device.type):
+        x = f.to(dtype)
+        return ((x if lam is None else x @ lam.to(dtype)) @ x.mT).to(f.dtype)
+
+
+def _degrees(w: Tensor, check: bool | None) -> Tensor:
+    degree = w.sum(-1)
+    if checks_wanted(check, w) and bool((degree < 0).any()):
+        raise DomainError(
+            f"{int((degree < 0).sum())} of {degree.numel()} rows of the affinity have a negative sum, down to "
+            f"{float(degree.min()):.3g}, so D^(1/2) is not real; make the affinities non-negative."
+        )
+    return degree
+
+
+def _indicators(labels: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """E ``(*b, m, k)``; rows with label −1 are zero."""
+    return (labels.unsqueeze(-1) == torch.arange(k, device=labels.device)).to(dtype)
+
+
+def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check: bool | None) -> int:
+    check_labels(labels, w)
+    if labels.ndim == w.ndim:
+        raise LabelError(
+            f"labels must have shape {tuple(w.shape[:-1])}, one a row of the affinity, got {tuple(labels.shape)}; take "
+            f"annotators one at a time here."
+        )
+    k = count_labels(labels, num_labels)
+    if checks_wanted(check, w):
+        check_label_values(labels, None, k, False)
+    return k
+
+
+def normalized_affinity(
+    w: Tensor,
+    labels: Tensor | None = None,
+    *,
+    num_labels: int | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Normalised affinity :math:`M = D^{-1/2}WD^{-1/2}` and, with labels, its target :math:`Ω = D^{1/2}EE^⊤D^{1/2}`.
+
+    D = [W1] holds the degrees.
+
+    Args:
+        w: affinities ``(*b, m, m)`` with non-negative row sums. A row whose degree is zero becomes a row of zeros.
+        labels: region numbers ``(*b, m)``, −1 for a zero row of E.
+        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        M ``(*b, m, m)``, or the pair (M, Ω), in the dtype of ``w``.
+
+    Raises:
+        ShapeError, DtypeError, NonFiniteError: w is not a batch of finite square matrices.
+        DomainError: a negative degree.
+        LabelError: labels that do not fit.
+
+    Gradient:
+        ∂L/∂W = D^{−1/2}G_M D^{−1/2} + diag(D⁻¹Ω(G_Ω)_sym − D⁻¹M(G_M)_sym)1ᵀ for a symmetric W, through all
+        transformations. A row of degree zero gets none.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.affinity import normalized_affinity
+        >>> normalized_affinity(torch.tensor([[1.0, 1.0], [1.0, 7.0]]))
+        tensor([[0.5000, 0.2500],
+                [0.2500, 0.8750]])
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
+        proposition on dM and dΩ.
+    """
+    check_matrix(w, "w", square=True)
+    if checks_wanted(check, w):
+        check_finite(w, "w")
+    k = 0 if labels is None else _region_count(w, labels, num_labels, check)
+    dtype = compute_dtype(w.dtype, precision)
+    with autocast_off(w.device.type):
+        x = w.to(dtype)
+        degree = _degrees(x, check)
+        positive = degree > 0
+        root = torch.where(positive, degree, 1).sqrt()
+        down = root.reciprocal() * positive
+        m = (down.unsqueeze(-1) * x * down.unsqueeze(-2)).to(w.dtype)
+        if labels is None:
+            return m
+        e = (root * positive).unsqueeze(-1) * _indicators(labels, k, dtype)
+        return m, (e @ e.mT).to(w.dtype)
+
+
+def normalized_cut_value(
+    w: Tensor,
+    labels: Tensor,
+    *,
+    num_labels: int | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""The normalised cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^⊤(D−W)E(E^⊤DE)^{-1})`.
+
+    It is the sum over regions of the affinity that leaves the region divided by all its affinity, k − tr(ZᵀMZ) with
+    Z = D^{1/2}E(EᵀDE)^{−1/2}.
+
+    Args:
+        w: symmetric affinities ``(*b, m, m)`` with non-negative row sums.
+        labels: region numbers ``(*b, m)``; rows and columns with −1 do not exist for the cut.
+        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        The cut ``(*b,)`` in the dtype of ``w``, between 0 and k for non-negative affinities; a region without affinity
+        counts 0.
+
+    Raises:
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: w is not a batch of finite symmetric matrices.
+        DomainError: a negative degree.
+        LabelError: labels that do not fit.
+
+    Gradient:
+        Rational in W, through all transformations.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.affinity import normalized_cut_value
+        >>> w = torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 3.0]])
+        >>> normalized_cut_value(w, torch.tensor([0, 0, 1]))  # 1/7 + 1/4
+        tensor(0.3929)
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
+        which prints W for D − W.
+    """
+    check_matrix(w, "w", square=True)
+    if checks_wanted(check, w):
+        check_finite(w, "w")
+        check_symmetric(w, "w")
+    k = _region_count(w, labels, num_labels, check)
+    dtype = compute_dtype(w.dtype, precision)
+    with autocast_off(w.device.type):
+        e = _indicators(labels, k, dtype)
+        labelled = e.sum(-1)
+        x = symmetrize(w.to(dtype)) * (labelled.unsqueeze(-1) * labelled.unsqueeze(-2))
+        volume = (_degrees(x, check).unsqueeze(-2) @ e).squeeze(-2)
+        inside = (e * (x @ e)).sum(-2)
+        positive = volume > 0
+        return ((volume - inside) / torch.where(positive, volume, 1) * positive).sum(-1).to(w.dtype)
