@@ -292,7 +292,7 @@ class Checkpointer(pl.callbacks.Checkpoint):
 
     def save(self, trainer: pl.Trainer) -> bool:
         """Save the last state, and the best weights where they changed; all processes call it together."""
-        if not self.is_good():
+        if not self.is_good() or not self.config.checkpoints:
             return False
         self._write_best(trainer)
         trainer.save_checkpoint(self.last_path)
@@ -317,6 +317,8 @@ class Checkpointer(pl.callbacks.Checkpoint):
         if score != score or (self.best_score is not None and sign * score >= sign * self.best_score):
             return
         self.best_score, self.best_step = score, trainer.global_step
+        if not self.config.checkpoints:
+            return
         self._best = {
             "state_dict": {
                 key: tensor.detach().clone() for key, tensor in trainer.strategy.lightning_module_state_dict().items()

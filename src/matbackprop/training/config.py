@@ -86,6 +86,8 @@ class EngineConfig:
     """Metric that decides which checkpoint is the best."""
     monitor_mode: Literal["min", "max"] = "min"
     """Whether the monitored metric is to become small or large."""
+    checkpoints: bool = True
+    """Write checkpoints. Without them a run cannot go on, and only its numbers remain."""
     checkpoint_every_steps: int = 0
     """Steps between two checkpoints within an epoch; 0 saves at ends of epochs only."""
     checkpoint_every_epochs: int = 1

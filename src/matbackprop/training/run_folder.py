@@ -46,6 +46,7 @@ _FREE_FIELDS = {
     "engine.accelerator",
     "engine.max_epochs",
     "engine.log_every",
+    "engine.checkpoints",
     "engine.checkpoint_every_steps",
     "engine.checkpoint_every_epochs",
     "engine.checkpoint_min_seconds",
