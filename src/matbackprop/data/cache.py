@@ -1,0 +1,245 @@
+"""Arrays written once and memory-mapped ever after: decoded images, cropped regions, descriptors.
+
+A cache is a folder with ``meta.json`` and one raw file ``<name>.bin`` an array. It is written under another name and
+renamed when it is whole, so a cache that is there is complete. Every array carries checksums of its blocks, which
+:meth:`Cache.verify` compares; opening compares the sizes, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matbackprop.errors import DataError
+
+__all__ = ["Cache", "cache_key", "default_cache_folder", "list_caches", "open_cache", "write_cache"]
+
+FORMAT = 1
+_BLOCK = 1 << 26
+
+
+def default_cache_folder() -> Path:
+    """Return where caches live: ``$MATBACKPROP_CACHE``, or ``matbackprop`` in the user's cache folder."""
+    chosen = os.environ.get("MATBACKPROP_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matbackprop"
+
+
+def cache_key(config: Mapping[str, Any]) -> str:
+    """Return a short name for a configuration: the same for the same values in any order.
+
+    Example:
+        >>> cache_key({"side": 200, "crop": True}) == cache_key({"crop": True, "side": 200})
+        True
+    """
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.as_posix()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise DataError(f"a cache's configuration cannot hold a {type(value).__name__}: {value!r}.")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """An open cache.
+
+    Attributes:
+        path: its folder.
+        arrays: name → read-only memory map.
+        meta: what :func:`write_cache` was given.
+    """
+
+    path: Path
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+    _entries: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays in bytes."""
+        return sum(a.nbytes for a in self.arrays.values())
+
+    def verify(self) -> None:
+        """Compare all checksums.
+
+        Raises:
+            DataError: an array is damaged; the message names it and the first bad block.
+        """
+        for name, entry in self._entries.items():
+            found = _checksums(self.path / f"{name}.bin")
+            for number, (is_now, was) in enumerate(zip(found, entry["checksums"], strict=True)):
+                if is_now != was:
+                    raise DataError(
+                        f"the cache {self.path} is damaged: {name}.bin differs from its checksum in the bytes from "
+                        f"{number * _BLOCK} on. Remove the folder; it is made again when it is needed."
+                    )
+
+    def gather(self, name: str, indices: np.ndarray, threads: int = 1) -> np.ndarray:
+        """Return a copy of the rows ``indices`` of an array, read by several threads.
+
+        Args:
+            name: the array.
+            indices: integers (n,).
+            threads: how many copy at once; a few saturate the memory.
+        """
+        array = self.arrays[name]
+        indices = np.asarray(indices)
+        out = np.empty((len(indices), *array.shape[1:]), array.dtype)
+        if threads <= 1 or len(indices) < 2 * threads:
+            np.take(array, indices, axis=0, out=out)
+            return out
+        parts = np.array_split(np.arange(len(indices)), threads)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda p: np.take(array, indices[p], axis=0, out=out[p[0] : p[-1] + 1]), parts))
+        return out
+
+
+def write_cache(
+    path: str | Path, arrays: Mapping[str, np.ndarray | Iterable[np.ndarray]], meta: Mapping[str, Any]
+) -> None:
+    """Write arrays once. Where the folder already exists, made meanwhile by another process, that one is kept.
+
+    Args:
+        path: folder of the cache.
+        arrays: name → array, or iterable of chunks that are joined along the first dimension. They are consumed one
+            after the other in this order, so a later iterable may depend on an earlier one having been consumed.
+        meta: anything that JSON can hold; read after the last array has been written.
+
+    Raises:
+        DataError: chunks of different dtypes or shapes; no chunks at all.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "cache"
+        >>> write_cache(path, {"x": [np.zeros((2, 3)), np.ones((1, 3))]}, {"side": 3})
+        >>> open_cache(path).arrays["x"].shape
+        (3, 3)
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        entries = {}
+        for name, chunks in arrays.items():
+            entries[name] = _write_array(temporary / f"{name}.bin", name, chunks)
+        content = {"format": FORMAT, "arrays": entries, "meta": dict(meta)}
+        with (temporary / "meta.json").open("w") as file:
+            json.dump(content, file, indent=1, default=_plain)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not (path / "meta.json").exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_array(path: Path, name: str, chunks: np.ndarray | Iterable[np.ndarray]) -> dict[str, Any]:
+    dtype: np.dtype | None = None
+    tail: tuple[int, ...] = ()
+    rows = 0
+    with path.open("wb") as file:
+        for chunk in [chunks] if isinstance(chunks, np.ndarray) else chunks:
+            chunk = np.ascontiguousarray(chunk) if np.ndim(chunk) else np.asarray(chunk)
+            if dtype is None:
+                dtype, tail = chunk.dtype, chunk.shape[1:]
+                if dtype.hasobject:
+                    raise DataError(f"the array {name!r} holds Python objects; a cache holds numbers only.")
+            if chunk.ndim == 0 or chunk.dtype != dtype or chunk.shape[1:] != tail:
+                raise DataError(
+                    f"the chunks of {name!r} do not fit together: first (n, {', '.join(map(str, tail))}) {dtype}, then "
+                    f"{chunk.shape} {chunk.dtype}. A chunk has a first dimension for its rows."
+                )
+            file.write(chunk.data if chunk.size else b"")
+            rows += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if dtype is None:
+        raise DataError(f"the array {name!r} has no chunk, so that its dtype and shape are unknown.")
+    return {"dtype": dtype.str, "shape": [rows, *tail], "checksums": _checksums(path)}
+
+
+def _checksums(path: Path) -> list[str]:
+    """Return the SHA-256 of each block of a file, computed in parallel."""
+    size = path.stat().st_size
+
+    def one(start: int) -> str:
+        with path.open("rb") as file:
+            file.seek(start)
+            return hashlib.sha256(file.read(_BLOCK)).hexdigest()
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(one, range(0, size, _BLOCK)))
+
+
+def open_cache(path: str | Path, verify: bool = False) -> Cache:
+    """Open a cache.
+
+    Args:
+        path: its folder.
+        verify: compare the checksums too, which reads everything once.
+
+    Raises:
+        DataError: there is no cache, it is damaged, or it was written by another version.
+    """
+    path = Path(path)
+    try:
+        content = json.loads((path / "meta.json").read_text())
+    except FileNotFoundError:
+        raise DataError(f"there is no cache in {path}.") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path / 'meta.json'} is damaged ({error}). Remove the folder; it is made again.") from error
+    if content.get("format") != FORMAT:
+        raise DataError(
+            f"the cache {path} has format {content.get('format')}, this version reads {FORMAT}. Remove the folder; it "
+            "is made again."
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for name, entry in content["arrays"].items():
+        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
+        file = path / f"{name}.bin"
+        needed = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        size = file.stat().st_size if file.exists() else -1
+        if size != needed:
+            raise DataError(
+                f"the cache {path} is damaged: {file.name} "
+                + ("is missing" if size < 0 else f"has {size} bytes instead of {needed}")
+                + ". Remove the folder; it is made again when it is needed."
+            )
+        # An empty file cannot be mapped.
+        arrays[name] = np.memmap(file, dtype, "r", shape=shape) if needed else np.empty(shape, dtype)
+    cache = Cache(path, arrays, content["meta"], content["arrays"])
+    if verify:
+        cache.verify()
+    return cache
+
+
+def list_caches(folder: str | Path | None = None) -> list[Cache]:
+    """Return all caches below a folder, by default :func:`default_cache_folder`."""
+    folder = Path(folder) if folder is not None else default_cache_folder()
+    return [open_cache(meta.parent) for meta in sorted(folder.rglob("meta.json")) if not _hidden(meta, folder)]
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)

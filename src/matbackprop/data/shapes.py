@@ -1,0 +1,359 @@
+"""Images of coloured, textured shapes, made on the fly from a seed: the data that both systems can always train on.
+
+:class:`ShapesRegions` gives objects with boxes, masks and classes, like COCO; :class:`ShapesSegmentation` gives label
+maps by several annotators who agree on some borders and not on others, like BSDS. :func:`write_shapes_coco` and
+:func:`write_shapes_bsds` write them in those data sets' own layouts, so that the real loaders run on them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from matbackprop.errors import ConfigurationError, MissingExtraError
+
+__all__ = [
+    "CLASSES",
+    "ShapesRegions",
+    "ShapesRegionsSample",
+    "ShapesSegmentation",
+    "ShapesSegmentationSample",
+    "write_shapes_bsds",
+    "write_shapes_coco",
+]
+
+CLASSES = ("disc", "square", "triangle", "ring", "cross", "star")
+"""Names of the classes of objects. Outline, hue and texture all say something about the class, none says all."""
+
+
+@dataclass(frozen=True)
+class ShapesRegionsSample:
+    """One image with objects.
+
+    Attributes:
+        image: uint8 (3, h, w).
+        masks: bool (n, h, w), what is visible of each object.
+        boxes: float32 (n, 4): x, y, width, height of each mask, as COCO has them.
+        labels: int64 (n,), indices into :data:`CLASSES`.
+    """
+
+    image: Tensor
+    masks: Tensor
+    boxes: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class ShapesSegmentationSample:
+    """One image with label maps.
+
+    Attributes:
+        image: uint8 (3, h, w).
+        segmentations: int64 (h, w) each, labels from 0, one map an annotator; every label is one connected component.
+    """
+
+    image: Tensor
+    segmentations: list[Tensor]
+
+
+class ShapesRegions:
+    """Images with one to ``objects`` objects on a textured ground.
+
+    Args:
+        length: number of images.
+        size: height and width.
+        objects: largest number of objects in an image.
+        seed: image i depends on (seed, i) only.
+
+    Example:
+        >>> sample = ShapesRegions(4, seed=0)[1]
+        >>> sample.image.shape, sample.masks.shape[1:]
+        (torch.Size([3, 96, 128]), torch.Size([96, 128]))
+    """
+
+    def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), objects: int = 4, seed: int = 0) -> None:
+        if length < 1 or objects < 1 or min(size) < 32:
+            raise ConfigurationError(
+                f"length {length}, objects {objects}, size {size}: at least 1 image, 1 object and 32 pixels a side."
+            )
+        self.length, self.size, self.objects, self.seed = length, size, objects, seed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> ShapesRegionsSample:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        draw = np.random.default_rng([self.seed, 1, index])
+        h, w = self.size
+        image = _texture(draw, self.size, draw.uniform(0.3, 0.7, 3), amplitude=0.08)
+        owner = np.zeros(self.size, np.int64)
+        labels: list[int] = []
+        for number in range(1, 1 + int(draw.integers(1, self.objects + 1))):
+            label = int(draw.integers(len(CLASSES)))
+            radius = draw.uniform(0.15, 0.3) * min(h, w)
+            centre = draw.uniform(radius, h - radius), draw.uniform(radius, w - radius)
+            mask = _outline(CLASSES[label], self.size, centre, radius, draw.uniform(0, 2 * np.pi))
+            colour = _hue((label + draw.normal(0, 0.6)) / len(CLASSES), draw.uniform(0.5, 0.9))
+            pattern = _texture(draw, self.size, colour, amplitude=0.2, period=3.0 + 1.5 * label)
+            image[mask] = pattern[mask]
+            owner[mask] = number
+            labels.append(label)
+        image += draw.normal(0, 0.02, image.shape)
+        # An object of which others left less than 24 pixels is no object any more.
+        visible = [i for i in range(len(labels)) if (owner == i + 1).sum() >= 24]
+        masks = np.stack([owner == i + 1 for i in visible])
+        return ShapesRegionsSample(
+            _to_bytes(image),
+            torch.from_numpy(masks),
+            torch.tensor([_box(mask) for mask in masks], dtype=torch.float32),
+            torch.tensor([labels[i] for i in visible], dtype=torch.int64),
+        )
+
+
+class ShapesSegmentation:
+    """Images whose ground is divided by a line and holds two to five shapes, with several human-like label maps.
+
+    The first annotator draws every region; each other one leaves out a border here and there, always the same for the
+    same image and annotator.
+
+    Args:
+        length: number of images.
+        size: height and width.
+        annotators: label maps an image.
+        seed: image i depends on (seed, i) only.
+
+    Example:
+        >>> sample = ShapesSegmentation(2, annotators=3)[0]
+        >>> len(sample.segmentations), sample.segmentations[0].shape
+        (3, torch.Size([96, 128]))
+    """
+
+    def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), annotators: int = 3, seed: int = 0) -> None:
+        if length < 1 or annotators < 1 or min(size) < 32:
+            raise ConfigurationError(
+                f"length {length}, annotators {annotators}, size {size}: at least 1 image, 1 annotator and 32 pixels."
+            )
+        self.length, self.size, self.annotators, self.seed = length, size, annotators, seed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> ShapesSegmentationSample:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        draw = np.random.default_rng([self.seed, 2, index])
+        h, w = self.size
+        y, x = np.mgrid[:h, :w]
+        angle = draw.uniform(0, np.pi)
+        side = (x - w / 2) * np.cos(angle) + (y - h / 2) * np.sin(angle) > draw.uniform(-0.2, 0.2) * min(h, w)
+        labels = side.astype(np.int64)
+        for number in range(2, 2 + int(draw.integers(2, 6))):
+            radius = draw.uniform(0.12, 0.28) * min(h, w)
+            centre = draw.uniform(0, h), draw.uniform(0, w)
+            kind = CLASSES[int(draw.integers(len(CLASSES)))]
+            labels[_outline(kind, self.size, centre, radius, draw.uniform(0, 2 * np.pi))] = number
+        image = np.zeros((h, w, 3))
+        for number in np.unique(labels):
+            colour = _hue(draw.uniform(), draw.uniform(0.3, 0.95))
+            inside = labels == number
+            image[inside] = _texture(draw, self.size, colour, amplitude=0.1, period=draw.uniform(3, 9))[inside]
+        image += draw.normal(0, 0.02, image.shape)
+        maps = [labels] + [self._merged(labels, index, a) for a in range(1, self.annotators)]
+        return ShapesSegmentationSample(_to_bytes(image), [torch.from_numpy(_components(m)) for m in maps])
+
+    def _merged(self, labels: np.ndarray, index: int, annotator: int) -> np.ndarray:
+        """Let each shape vanish into the ground under it with probability a quarter."""
+        draw = np.random.default_rng([self.seed, 3, index, annotator])
+        out = labels.copy()
+        for number in np.unique(labels)[2:]:
+            if draw.uniform() < 0.25:
+                out[labels == number] = 0
+        return out
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def _outline(kind: str, size: tuple[int, int], centre: tuple[float, float], radius: float, angle: float) -> np.ndarray:
+    """Return the bool mask (h, w) of a shape."""
+    y, x = np.mgrid[: size[0], : size[1]]
+    dy, dx = y - centre[0], x - centre[1]
+    u = (dx * np.cos(angle) + dy * np.sin(angle)) / radius
+    v = (dy * np.cos(angle) - dx * np.sin(angle)) / radius
+    r, phi = np.hypot(u, v), np.arctan2(v, u)
+    if kind == "disc":
+        return r <= 1
+    if kind == "square":
+        return np.maximum(abs(u), abs(v)) <= 0.85
+    if kind == "triangle":
+        return np.max([np.cos(t) * u + np.sin(t) * v for t in (0, 2 * np.pi / 3, 4 * np.pi / 3)], axis=0) <= 0.55
+    if kind == "ring":
+        return (r <= 1) & (r >= 0.5)
+    if kind == "cross":
+        return ((abs(u) <= 0.33) & (abs(v) <= 1)) | ((abs(v) <= 0.33) & (abs(u) <= 1))
+    return r <= 0.65 + 0.35 * np.cos(5 * phi)  # star
+
+
+def _texture(
+    draw: np.random.Generator, size: tuple[int, int], colour: Any, *, amplitude: float, period: float = 24.0
+) -> np.ndarray:
+    """Return an image (h, w, 3) of one colour with stripes of a period in pixels and a random direction."""
+    y, x = np.mgrid[: size[0], : size[1]]
+    angle, phase = draw.uniform(0, np.pi, 2)
+    wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) * (2 * np.pi / period) + 2 * phase)
+    return np.asarray(colour) * (1 + amplitude * wave[..., None])
+
+
+def _hue(hue: float, value: float) -> np.ndarray:
+    """Return the RGB colour of a hue in [0, 1) (periodic) and a brightness."""
+    return value * (0.5 + 0.5 * np.cos(2 * np.pi * (hue - np.array([0.0, 1 / 3, 2 / 3]))))
+
+
+def _to_bytes(image: np.ndarray) -> Tensor:
+    return torch.from_numpy((image.clip(0, 1) * 255).round().astype(np.uint8).transpose(2, 0, 1).copy())
+
+
+def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return int(columns[0]), int(rows[0]), int(columns[-1] - columns[0] + 1), int(rows[-1] - rows[0] + 1)
+
+
+def _components(labels: np.ndarray) -> np.ndarray:
+    """Number the 8-connected components of a label map from 0, in the order of labels."""
+    from scipy import ndimage
+
+    out = np.zeros(labels.shape, np.int64)
+    count = 0
+    for number in np.unique(labels):
+        parts, found = ndimage.label(labels == number, structure=np.ones((3, 3)))
+        out[parts > 0] = parts[parts > 0] - 1 + count
+        count += found
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def write_shapes_coco(
+    folder: str | Path,
+    *,
+    train: int = 32,
+    val: int = 8,
+    seed: int = 0,
+    size: tuple[int, int] = (96, 128),
+    objects: int = 4,
+) -> Path:
+    """Write :class:`ShapesRegions` as a COCO data set.
+
+    ``images/{train,val}/*.png`` and ``annotations/instances_{train,val}.json`` with masks as run-length codes.
+
+    Args:
+        folder: made if need be.
+        train: images of the training split.
+        val: images of the validation split.
+        seed: seed of the images.
+        size: height and width.
+        objects: largest number of objects in an image.
+
+    Returns:
+        The folder.
+    """
+    try:
+        from pycocotools import mask as coco
+    except ImportError:
+        raise MissingExtraError("writing COCO masks needs pycocotools: pip install 'matbackprop[train]'.") from None
+    folder = Path(folder)
+    categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
+    for number, (split, length) in enumerate((("train", train), ("val", val))):
+        data = ShapesRegions(length, size=size, objects=objects, seed=2 * seed + number)
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        (folder / "images" / split).mkdir(parents=True, exist_ok=True)
+        for index, sample in enumerate(data[i] for i in range(length)):
+            identity = number * 1_000_000 + index + 1
+            name = f"{identity:012d}.png"
+            _write_image(folder / "images" / split / name, sample.image)
+            images.append({"id": identity, "file_name": name, "height": size[0], "width": size[1]})
+            for mask, box, label in zip(sample.masks, sample.boxes, sample.labels, strict=True):
+                code = coco.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
+                annotations.append(
+                    {
+                        "id": number * 10_000_000 + len(annotations) + 1,
+                        "image_id": identity,
+                        "category_id": int(label) + 1,
+                        "bbox": box.tolist(),
+                        "area": int(mask.sum()),
+                        "iscrowd": 0,
+                        "segmentation": {"size": list(size), "counts": code["counts"].decode("ascii")},
+                    }
+                )
+        (folder / "annotations").mkdir(exist_ok=True)
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    return folder
+
+
+def write_shapes_bsds(
+    folder: str | Path,
+    *,
+    train: int = 16,
+    val: int = 4,
+    seed: int = 0,
+    size: tuple[int, int] = (96, 128),
+    annotators: int = 3,
+) -> Path:
+    """Write :class:`ShapesSegmentation` in the layout of BSDS500.
+
+    ``data/images/{train,val}/*.jpg`` and ``data/groundTruth/{train,val}/*.mat`` (labels from 1, one cell an annotator).
+
+    Args:
+        folder: made if need be.
+        train: images of the training split.
+        val: images of the validation split.
+        seed: seed of the images.
+        size: height and width.
+        annotators: label maps an image.
+
+    Returns:
+        The folder.
+    """
+    from scipy import io
+
+    folder = Path(folder)
+    for number, (split, length) in enumerate((("train", train), ("val", val))):
+        data = ShapesSegmentation(length, size=size, annotators=annotators, seed=2 * seed + number)
+        images, truth = folder / "data" / "images" / split, folder / "data" / "groundTruth" / split
+        images.mkdir(parents=True, exist_ok=True)
+        truth.mkdir(parents=True, exist_ok=True)
+        for index, sample in enumerate(data[i] for i in range(length)):
+            identity = f"{number * 100_000 + index + 1:06d}"
+            _write_image(images / f"{identity}.jpg", sample.image)
+            cells = np.empty((1, annotators), object)
+            for a, labels in enumerate(sample.segmentations):
+                cells[0, a] = {"Segmentation": (labels + 1).numpy().astype(np.uint16), "Boundaries": _borders(labels)}
+            io.savemat(truth / f"{identity}.mat", {"groundTruth": cells}, do_compression=True)
+    return folder
+
+
+def _borders(labels: Tensor) -> np.ndarray:
+    """Return 1 where the right or lower neighbour has another label."""
+    out = torch.zeros(labels.shape, dtype=torch.bool)
+    out[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    out[:-1] |= labels[:-1] != labels[1:]
+    return out.numpy().astype(np.uint8)
+
+
+def _write_image(path: Path, image: Tensor) -> None:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtraError("writing images needs Pillow: pip install 'matbackprop[metrics]'.") from None
+    options: dict[str, Any] = {"quality": 97, "subsampling": 0} if path.suffix == ".jpg" else {}
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(path, **options)

@@ -1,0 +1,121 @@
+"""One pair to save and load trained models: ``config.json`` and ``model.safetensors``, as the Hugging Face hub does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from matbackprop.errors import MissingExtraError, WeightsError
+from matbackprop.models.weights import load_weights_into, read_weights
+
+__all__ = ["PretrainedMixin"]
+
+M = TypeVar("M", bound="PretrainedMixin")
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class PretrainedMixin:
+    """Gives an ``nn.Module`` :meth:`save_pretrained` and :meth:`from_pretrained`.
+
+    The class keeps its constructor's arguments, as JSON can hold them, in ``self.hparams_dict``.
+
+    Example:
+        >>> import tempfile
+        >>> class Model(PretrainedMixin, nn.Module):
+        ...     def __init__(self, width=2):
+        ...         super().__init__()
+        ...         self.hparams_dict = {"width": width}
+        ...         self.layer = nn.Linear(width, 1)
+        >>> model, folder = Model(width=3), tempfile.mkdtemp()
+        >>> _ = model.save_pretrained(folder)
+        >>> bool((Model.from_pretrained(folder).layer.weight == model.layer.weight).all())
+        True
+    """
+
+    hparams_dict: dict[str, Any]
+
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None, **notes: Any) -> Path:
+        """Write the model to a folder.
+
+        Args:
+            folder: made if need be.
+            dtype: dtype of floating-point weights in the file, for example ``torch.float16``; None keeps theirs.
+            notes: further entries of ``config.json``, for example class names.
+
+        Returns:
+            The folder.
+        """
+        from safetensors.torch import save_file
+
+        assert isinstance(self, nn.Module)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"library": "matbackprop", "class": type(self).__name__, "arguments": self.hparams_dict, **notes}
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        state = {k: v.detach().cpu() for k, v in self.state_dict().items()}
+        if dtype is not None:
+            state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+        save_file({k: v.contiguous().clone() for k, v in state.items()}, str(folder / WEIGHTS), {"format": "pt"})
+        return folder
+
+    @classmethod
+    def from_pretrained(cls: type[M], source: str | Path) -> M:
+        """Build the model from a folder, or from a repository of the Hugging Face hub.
+
+        Args:
+            source: a folder that :meth:`save_pretrained` wrote, or ``"owner/name"`` (needs ``huggingface_hub``).
+
+        Raises:
+            WeightsError: there is no such folder, or it holds another class or architecture.
+        """
+        folder = _local(source)
+        config = pretrained_config(folder)
+        if config.get("class") != cls.__name__:
+            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}.")
+        try:
+            model = cls(**config["arguments"])
+        except TypeError as error:
+            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {error}.") from error
+        assert isinstance(model, nn.Module)
+        load_weights_into(model, read_weights(folder / WEIGHTS), str(folder / WEIGHTS))
+        return model.eval()
+
+
+def pretrained_config(folder: str | Path) -> dict[str, Any]:
+    """Return the ``config.json`` of a saved model.
+
+    Raises:
+        WeightsError: there is none, or it is damaged.
+    """
+    path = Path(folder) / CONFIG
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise WeightsError(f"{folder} holds no saved model: it has no {CONFIG}.") from None
+    except json.JSONDecodeError as error:
+        raise WeightsError(f"{path} is damaged: {error}.") from error
+
+
+def _local(source: str | Path) -> Path:
+    """Return the folder of a saved model, fetched from the hub where ``source`` is no folder."""
+    if Path(source).is_dir():
+        return Path(source)
+    if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        raise WeightsError(f"there is no folder {source}.")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise MissingExtraError(
+            f"there is no folder {source}; to fetch it from the Hugging Face hub: pip install huggingface_hub."
+        ) from None
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
+    except Exception as error:
+        raise WeightsError(
+            f"there is no folder {source}, and the Hugging Face hub does not give it: {type(error).__name__}: {error}"
+        ) from error
