@@ -1,0 +1,283 @@
+"""Label maps on disk: the benchmark's .mat and .seg files, PNG and NumPy arrays, read without running any code."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matbackprop.errors import DataError
+
+__all__ = ["LABEL_SUFFIXES", "index_label_files", "read_label_maps", "read_seg", "ucm_to_segmentations", "write_seg"]
+
+#: Files that ``read_label_maps`` understands.
+LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
+
+#: Whether ``name_1.png``, ``name_2.png`` … are several maps of the image ``name``.
+Numbered = Literal["yes", "no"]
+
+_NUMBER = re.compile(r"(?P<name>.+)_(?P<number>[1-9][0-9]*)$")
+_SINGLE = (".png", ".npy")  # files of one map each, which may be numbered
+
+
+def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[np.integer]]:
+    """All label maps in one file.
+
+    - ``.mat``: a cell ``segs`` of segmentations, a cell ``groundTruth`` of human maps, an ultrametric contour map
+      ``ucm2`` (twice the size) or ``ucm``, or otherwise every two-dimensional integer array in it. Not version 7.3
+      (HDF5).
+    - ``.seg``: one human map of BSDS300.
+    - ``.png``: one map; grey values (1 to 16 bits) and palette indices are labels, in a colour picture each colour is
+      one.
+    - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names; ``.npy`` likewise.
+
+    Args:
+        path: the file.
+        thresholds: how many levels a contour map is cut at, evenly spaced inside (0, 1).
+
+    Returns:
+        Label maps ``(h, w)``, integer, at least one.
+
+    Raises:
+        DataError: the file is missing, damaged, of another kind, or holds no label map.
+    """
+    path = Path(path)
+    readers = {".mat": _read_mat, ".seg": _read_single_seg, ".png": _read_png, ".npz": _read_npz, ".npy": _read_npy}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path} is no file of label maps; the kinds that can be read are {', '.join(LABEL_SUFFIXES)}")
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; check the name of the file")
+    try:
+        maps = reader(path, thresholds) if reader is _read_mat else reader(path)
+    except DataError:
+        raise
+    except NotImplementedError as error:  # scipy's answer to HDF5
+        raise DataError(f"{path} is a MATLAB 7.3 (HDF5) file; save it again with save(…, '-v7')") from error
+    except Exception as error:  # damaged files make the readers fail in a dozen ways, all of which mean the same
+        raise DataError(f"{path} cannot be read, it seems damaged ({type(error).__name__}: {error})") from error
+    if not maps:
+        raise DataError(f"{path} holds no label map; a two-dimensional array of integers is needed")
+    return maps
+
+
+def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
+    from scipy.io import loadmat
+
+    content = {name: value for name, value in loadmat(path).items() if not name.startswith("__")}
+    if "groundTruth" in content:
+        return [_labels(cell["Segmentation"][0, 0], path) for cell in content["groundTruth"].ravel()]
+    if "segs" in content:
+        segs = content["segs"]
+        return [_labels(cell, path) for cell in (segs.ravel() if segs.dtype == object else [segs])]
+    for name in ("ucm2", "ucm"):
+        if name in content:
+            return ucm_to_segmentations(content[name], thresholds, doubled=name == "ucm2")
+    return [
+        _labels(value, path)
+        for _, value in sorted(content.items())
+        if isinstance(value, np.ndarray) and value.ndim == 2 and value.size > 1 and value.dtype.kind in "iub"
+    ]
+
+
+def _labels(array: Any, path: Path) -> NDArray[np.integer]:
+    array = np.asarray(array)
+    if array.ndim != 2 or array.size == 0:
+        raise DataError(f"{path}: a label map is two-dimensional and not empty, this one has shape {array.shape}")
+    if array.dtype.kind in "iu":
+        return array
+    if array.dtype.kind == "b":
+        return array.astype(np.uint8)
+    if array.dtype.kind == "f" and np.isfinite(array).all() and bool((array == np.round(array)).all()):
+        return array.astype(np.int64)
+    raise DataError(f"{path}: labels are whole numbers, this array holds other values of type {array.dtype}")
+
+
+def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bool = True) -> list[NDArray[np.integer]]:
+    """Cut an ultrametric contour map at evenly spaced thresholds: regions are joined over contours not above them.
+
+    Args:
+        ucm: contour strengths in [0, 1], ``(2h + 1, 2w + 1)`` when doubled, else ``(h, w)``.
+        thresholds: number of thresholds i/(n + 1), i = 1 … n.
+        doubled: pixels are at odd positions, contours between them.
+
+    Returns:
+        ``thresholds`` label maps ``(h, w)``, from fine to coarse.
+
+    Raises:
+        DataError: the map has the wrong shape.
+    """
+    from scipy.ndimage import label
+
+    ucm = np.asarray(ucm, dtype=np.float64)
+    if ucm.ndim != 2 or (doubled and (ucm.shape[0] % 2 == 0 or ucm.shape[1] % 2 == 0 or min(ucm.shape) < 3)):
+        raise DataError(
+            f"a doubled contour map has shape (2h + 1, 2w + 1), this one {ucm.shape}; is it of single size?"
+        )
+    levels = np.arange(1, thresholds + 1) / (thresholds + 1)
+    if doubled:
+        return [label(ucm <= level)[0][1::2, 1::2] for level in levels]
+    return [_fill_contours(label(ucm <= level)[0]) for level in levels]
+
+
+def _fill_contours(labels: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Give contour pixels (0) the label of the nearest region: in a map of single size they are pixels too."""
+    from scipy.ndimage import distance_transform_edt
+
+    if not labels.any():
+        return labels
+    nearest = distance_transform_edt(labels == 0, return_distances=False, return_indices=True)
+    return labels[tuple(nearest)]
+
+
+def _read_png(path: Path) -> list[NDArray[np.integer]]:
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        if picture.format != "PNG":
+            raise DataError(f"{path} is a {picture.format} file in truth; label maps must be PNG, which loses nothing")
+        array = np.asarray(picture)
+    if array.ndim == 2:
+        return [_labels(array, path)]
+    codes = np.zeros(array.shape[:2], dtype=np.int64)
+    for channel in range(array.shape[2]):  # each colour is one label
+        codes = codes * 256 + array[..., channel]
+    return [codes]
+
+
+def _read_npz(path: Path) -> list[NDArray[np.integer]]:
+    with np.load(path, allow_pickle=False) as content:
+        names = sorted(content.files, key=_natural)
+        return [labels for name in names for labels in _stack(content[name], path)]
+
+
+def _read_npy(path: Path) -> list[NDArray[np.integer]]:
+    return _stack(np.load(path, allow_pickle=False), path)
+
+
+def _stack(array: NDArray[Any], path: Path) -> list[NDArray[np.integer]]:
+    return [_labels(labels, path) for labels in (array if array.ndim == 3 else [array])]
+
+
+def _natural(name: str) -> list[tuple[bool, int | str]]:
+    """Sort key in which ``arr_10`` comes after ``arr_2``."""
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _read_single_seg(path: Path) -> list[NDArray[np.integer]]:
+    return [read_seg(path)]
+
+
+def read_seg(path: str | Path) -> NDArray[np.int64]:
+    """A human map of BSDS300 from its text file.
+
+    The header has lines such as ``width 481``, ``height 321`` and ``segments 12`` and ends with ``data``. Each line
+    after it is ``segment row first last``: the pixels first … last (inclusive, all from 0) of a row belong to a
+    segment.
+
+    Args:
+        path: the ``.seg`` file.
+
+    Returns:
+        Labels ``(h, w)`` from 0.
+
+    Raises:
+        DataError: a header field is missing, a run lies outside the image or overlaps another, or pixels are left
+            without a label.
+    """
+    path = Path(path)
+    head, mark, body = path.read_text(encoding="ascii", errors="strict").partition("\ndata")
+    if not mark:
+        raise DataError(f"{path}: the line 'data' is missing; is it a BSDS300 .seg file?")
+    fields = dict(line.split(maxsplit=1) for line in head.splitlines() if len(line.split(maxsplit=1)) == 2)
+    missing = [name for name in ("width", "height", "segments") if not fields.get(name, "").strip().isdigit()]
+    if missing:
+        raise DataError(f"{path}: the header has no number for {', '.join(missing)}")
+    width, height, segments = (int(fields[name]) for name in ("width", "height", "segments"))
+    runs = np.array([int(number) for number in body.split()], dtype=np.int64)
+    if runs.size == 0 or runs.size % 4 or width * height == 0:
+        raise DataError(f"{path}: {runs.size} numbers after 'data'; each line holds 'segment row first last'")
+    segment, row, first, last = runs.reshape(-1, 4).T
+    inside = (segment >= 0) & (segment < segments) & (row >= 0) & (row < height) & (first >= 0) & (first <= last)
+    inside &= last < width
+    if not inside.all():
+        worst = runs.reshape(-1, 4)[~inside][0]
+        raise DataError(f"{path}: the run {worst.tolist()} does not fit {segments} segments of {height}×{width} pixels")
+    length = last - first + 1
+    starts = np.cumsum(length) - length
+    pixels = np.arange(length.sum()) - np.repeat(starts - first - row * width, length)
+    counts = np.bincount(pixels, minlength=height * width)
+    if (counts != 1).any():
+        raise DataError(
+            f"{path}: {int((counts == 0).sum())} pixels have no label and {int((counts > 1).sum())} several; "
+            "the file seems cut off or damaged"
+        )
+    labels = np.empty(height * width, dtype=np.int64)
+    labels[pixels] = np.repeat(segment, length)
+    return labels.reshape(height, width)
+
+
+def write_seg(path: str | Path, labels: NDArray[np.integer], *, image: str = "0", user: str = "0") -> None:
+    """Write a label map as a BSDS300 ``.seg`` file.
+
+    Args:
+        path: the file to write.
+        labels: labels ``(h, w)`` from 0.
+        image: image identifier in the header.
+        user: annotator identifier in the header.
+    """
+    height, width = labels.shape
+    change = np.ones((height, width), dtype=bool)
+    change[:, 1:] = labels[:, 1:] != labels[:, :-1]
+    row, first = np.nonzero(change)
+    last = np.append(first[1:] - 1, width - 1)
+    last[np.append(row[1:] != row[:-1], True)] = width - 1
+    lines = ["format ascii cr", f"image {image}", f"user {user}", f"width {width}", f"height {height}"]
+    lines += [f"segments {int(labels.max()) + 1}", "gray 0", "invert 0", "flipflop 0", "data"]
+    lines += [f"{labels[y, a]} {y} {a} {b}" for y, a, b in zip(row, first, last, strict=True)]
+    Path(path).write_text("\n".join(lines) + "\n", encoding="ascii")
+
+
+def index_label_files(
+    folder: str | Path, *, names: Collection[str] | None = None, numbered: Numbered = "yes"
+) -> dict[str, list[Path]]:
+    """Files of label maps in a folder and its subfolders, by the image they belong to.
+
+    The image is the file's name without its ending. Files of one name in several subfolders (one for each annotator,
+    as in BSDS300) and numbered pictures ``name_1.png``, ``name_2.png`` … belong to one image.
+
+    Args:
+        folder: where to look.
+        names: the known images; a file whose whole name is one of them is not taken as numbered.
+        numbered: whether a final ``_1``, ``_2`` … of ``.png`` and ``.npy`` files is a number and not a part of the
+            name.
+
+    Returns:
+        Sorted files for each image name, sorted by name.
+
+    Raises:
+        DataError: the folder is missing, or one image has files of several kinds.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; give the folder that holds the label maps")
+    found: dict[str, list[Path]] = {}
+    files = [path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES and path.is_file()]
+    for path in sorted(files, key=lambda path: _natural(str(path))):
+        found.setdefault(_image_name(path, names, numbered), []).append(path)
+    for name, paths in found.items():
+        kinds = sorted({path.suffix.lower() for path in paths})
+        if len(kinds) > 1:
+            raise DataError(
+                f"{name} has label maps in files of several kinds ({', '.join(kinds)}) under {folder}; keep one"
+            )
+    return dict(sorted(found.items()))
+
+
+def _image_name(path: Path, names: Collection[str] | None, numbered: Numbered) -> str:
+    if numbered == "no" or path.suffix.lower() not in _SINGLE or (names is not None and path.stem in names):
+        return path.stem
+    match = _NUMBER.match(path.stem)
+    return match["name"] if match else path.stem

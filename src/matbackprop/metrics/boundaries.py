@@ -1,0 +1,298 @@
+"""Boundary measure of the Berkeley benchmark: thinned region boundaries matched one to one within a tolerance."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matbackprop.errors import DomainError, ShapeError
+from matbackprop.metrics.regions import _size_message, as_label_map
+
+__all__ = ["boundary_counts", "boundary_f_measure", "boundary_map", "f_measure", "match_boundaries", "thin_boundaries"]
+
+#: How boundary pixels are paired; see ``match_boundaries``.
+Matching = Literal["largest", "nearest"]
+
+#: Two boundary pixels correspond when their distance is at most this share of the image diagonal.
+TOLERANCE = 0.0075
+
+# The eight neighbours x₁ … x₈ of Guo and Hall, counter-clockwise from the east, as (row, column).
+_RING = ((0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1), (1, 0), (1, 1))
+
+
+def boundary_map(labels: Any) -> NDArray[np.bool_]:
+    """Thin boundary pixels of a label map, as the benchmark stores them for its human maps.
+
+    A pixel is marked where the 2×2 block of which it is the upper left corner holds two labels along one of its sides;
+    the marks are then thinned to lines of one pixel.
+
+    Args:
+        labels: integers ``(h, w)``.
+
+    Returns:
+        Boundary pixels ``(h, w)``; none for a map of one region.
+
+    Example:
+        >>> boundary_map([[0, 0, 1], [0, 0, 1], [0, 0, 1]]).astype(int)
+        array([[0, 1, 0],
+               [0, 1, 0],
+               [0, 1, 0]])
+    """
+    array = as_label_map(labels)
+    marks = np.zeros(array.shape, dtype=bool)
+    across = array[:, :-1] != array[:, 1:]
+    down = array[:-1] != array[1:]
+    marks[:, :-1] |= across
+    marks[:-1] |= down
+    marks[:-1, :-1] |= across[1:] | down[:, 1:]
+    return thin_boundaries(marks)
+
+
+def thin_boundaries(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Thin a mask to lines one pixel wide without breaking or shortening them beyond the algorithm's end rule.
+
+    Guo and Hall's parallel thinning with two sub-iterations, run until nothing changes; the same as MATLAB's
+    ``bwmorph(mask, 'thin', Inf)`` and ``skimage.morphology.thin``.
+
+    Args:
+        mask: booleans ``(h, w)``.
+
+    Returns:
+        The thinned mask ``(h, w)``.
+
+    Reference: Guo, Hall, "Parallel thinning with two-subiteration algorithms", Communications of the ACM 32, 1989.
+    """
+    height, width = mask.shape
+    padded = np.zeros((height + 2, width + 2), dtype=bool)
+    padded[1:-1, 1:-1] = mask
+    flat = padded.ravel()
+    offsets = np.array([row * (width + 2) + column for row, column in _RING])
+    weights = 1 << np.arange(8)
+    points = np.flatnonzero(flat)
+    changed = True
+    while changed and points.size:
+        changed = False
+        for table in _thinning_tables():
+            codes = flat[points[:, None] + offsets] @ weights
+            removed = table[codes]
+            if removed.any():
+                changed = True
+                flat[points[removed]] = False
+                points = points[~removed]
+    return padded[1:-1, 1:-1].copy()
+
+
+@cache
+def _thinning_tables() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether a pixel goes in the first and the second sub-iteration, for each of the 256 neighbourhoods."""
+    codes = np.arange(256)
+    x = [((codes >> i) & 1).astype(bool) for i in range(8)]
+    x.append(x[0])  # x₉ = x₁
+    crossings = sum((~x[i] & (x[i + 1] | x[i + 2])).astype(int) for i in (0, 2, 4, 6))
+    first = sum((x[i] | x[i + 1]).astype(int) for i in (0, 2, 4, 6))
+    second = sum((x[i] | x[i + 1]).astype(int) for i in (1, 3, 5, 7))
+    least = np.minimum(first, second)
+    simple = (crossings == 1) & (least >= 2) & (least <= 3)
+    north_east = simple & ~((x[1] | x[2] | ~x[7]) & x[0])
+    south_west = simple & ~((x[5] | x[6] | ~x[3]) & x[4])
+    return north_east, south_west
+
+
+def match_boundaries(
+    boundary: NDArray[np.bool_],
+    truth: NDArray[np.bool_],
+    tolerance: float = TOLERANCE,
+    *,
+    matching: Matching = "largest",
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Match the boundary pixels of two maps one to one within a tolerance, as many as possible.
+
+    The benchmark asks for the assignment of least total distance in which leaving a pixel out costs a hundred times the
+    tolerance; so the number of pairs is the largest possible one, and distances only decide between equally large
+    matchings. ``"largest"`` is a maximum flow: that number exactly, with any choice among the largest matchings.
+    ``"nearest"`` solves the assignment itself, exactly and about ten times slower. The recall of both is the same;
+    the precision against several human maps, which counts the union of the matched pixels, differs by about 0.002 on
+    the benchmark's own test images.
+
+    Args:
+        boundary: pixels of the segmentation ``(h, w)``.
+        truth: pixels of the human map ``(h, w)``.
+        tolerance: the largest distance as a share of the image diagonal.
+        matching: ``"largest"`` or ``"nearest"``.
+
+    Returns:
+        The matched pixels of each map, two masks ``(h, w)`` with the same number of pixels.
+
+    Raises:
+        ShapeError: the maps differ in size.
+        DomainError: a negative tolerance or an unknown matching.
+
+    Example:
+        >>> one, two = np.zeros((2, 4, 100), dtype=bool)
+        >>> one[1, 20:60] = two[2, 20:80] = True
+        >>> [int(matched.sum()) for matched in match_boundaries(one, two, tolerance=0.02)]
+        [40, 40]
+    """
+    if boundary.shape != truth.shape:
+        raise ShapeError(_size_message("the boundary map", boundary.shape, "the human one", truth.shape))
+    if matching not in _MATCHINGS:
+        raise DomainError(f"the matching is {matching!r}; it is one of {', '.join(map(repr, _MATCHINGS))}")
+    rows = np.flatnonzero(boundary)
+    columns = np.flatnonzero(truth)
+    candidates, distances = _candidates(rows, truth, columns.size, tolerance)
+    matched, matched_truth = np.zeros(boundary.shape, dtype=bool), np.zeros(truth.shape, dtype=bool)
+    if (candidates >= 0).any():
+        own, partner = _MATCHINGS[matching](candidates, distances, columns.size)
+        matched.ravel()[rows[own]] = True
+        matched_truth.ravel()[columns[partner]] = True
+    return matched, matched_truth
+
+
+def _candidates(
+    rows: NDArray[np.int64], truth: NDArray[np.bool_], columns: int, tolerance: float
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """The human pixel at each offset of each boundary pixel, −1 where there is none, and the lengths of the offsets."""
+    height, width = truth.shape
+    offsets, margin = _offsets(tolerance, height, width)
+    index = np.full((height + 2 * margin, width + 2 * margin), -1, dtype=np.int32)
+    inner = index[margin : margin + height, margin : margin + width]
+    inner[truth] = np.arange(columns, dtype=np.int32)
+    step = width + 2 * margin
+    y, x = np.divmod(rows, width)
+    centre = (y + margin) * step + (x + margin)
+    return index.ravel()[centre[:, None] + (offsets[:, 0] * step + offsets[:, 1])], np.hypot(*offsets.T)
+
+
+def _largest_matching(
+    candidates: NDArray[np.int32], distances: NDArray[np.float64], columns: int
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Maximum flow source → boundary pixel → human pixel → sink with unit capacities."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    near = candidates >= 0
+    degree = near.sum(1)
+    rows = len(candidates)
+    sink = rows + columns + 1
+    # Edges leave the source to every boundary pixel, these to their candidates, every human pixel to the sink.
+    degrees = np.concatenate([[0, rows], degree, np.ones(columns, dtype=np.int64), [0]])
+    heads = np.concatenate([np.arange(rows) + 1, candidates[near] + (rows + 1), np.full(columns, sink)])
+    pointers, indices = np.cumsum(degrees).astype(np.int32), heads.astype(np.int32)
+    graph = csr_array((np.ones(indices.size, dtype=np.int32), indices, pointers), shape=(sink + 1, sink + 1))
+    flow = maximum_flow(graph, 0, sink).flow.tocoo()
+    used = (flow.data > 0) & (flow.row > 0) & (flow.col < sink)
+    return flow.row[used] - 1, flow.col[used] - (rows + 1)
+
+
+def _nearest_matching(
+    candidates: NDArray[np.int32], distances: NDArray[np.float64], columns: int
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Assignment of least cost, with one more partner of high cost for each boundary pixel: being left out."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+
+    rows = len(candidates)
+    near = np.pad(candidates >= 0, ((0, 0), (0, 1)), constant_values=True)
+    targets = np.concatenate([candidates, columns + np.arange(rows, dtype=np.int32)[:, None]], axis=1)
+    # Every cost is shifted by one because the solver reads a stored zero as no edge; each pixel takes one, so it
+    # cancels.
+    costs = np.broadcast_to(1 + np.append(distances, 100 * max(float(distances.max()), 1.0)), near.shape)
+    pointers = np.concatenate([[0], np.cumsum(near.sum(1))]).astype(np.int32)
+    graph = csr_array((costs[near], targets[near], pointers), shape=(rows, columns + rows))
+    own, partner = min_weight_full_bipartite_matching(graph)
+    inside = partner < columns
+    return own[inside], partner[inside]
+
+
+_MATCHINGS = {"largest": _largest_matching, "nearest": _nearest_matching}
+
+
+@cache
+def _offsets(tolerance: float, height: int, width: int) -> tuple[NDArray[np.int64], int]:
+    """Offsets (row, column) within the tolerance, nearest first, and the largest of them."""
+    if tolerance < 0:
+        raise DomainError(f"the tolerance is {tolerance}; it is a share of the image diagonal and not negative")
+    radius = tolerance * float(np.hypot(height, width))
+    margin = int(radius)
+    span = np.arange(-margin, margin + 1)
+    dy, dx = np.meshgrid(span, span, indexing="ij")
+    square = (dy * dy + dx * dx).ravel()
+    order = np.argsort(square, kind="stable")
+    order = order[square[order] <= radius * radius]
+    return np.stack([dy.ravel()[order], dx.ravel()[order]], axis=1), margin
+
+
+def boundary_counts(
+    segmentations: Sequence[Any],
+    ground_truth: Sequence[Any],
+    tolerance: float = TOLERANCE,
+    *,
+    matching: Matching = "largest",
+) -> NDArray[np.int64]:
+    """Counts of matched and of all boundary pixels of one image, from which precision and recall are pooled.
+
+    Recall counts every human map: its matched pixels among its own. Precision counts a pixel of the segmentation as
+    right when at least one human map has a partner for it.
+
+    Args:
+        segmentations: label maps ``(h, w)``.
+        ground_truth: human label maps ``(h, w)``.
+        tolerance: the largest distance as a share of the image diagonal.
+        matching: ``"largest"`` or ``"nearest"``, see ``match_boundaries``.
+
+    Returns:
+        ``(t, 4)``: matched and all human pixels, matched and all pixels of the segmentation.
+
+    Example:
+        >>> maps = [np.arange(40).reshape(1, 40).repeat(30, 0) > 20]
+        >>> boundary_counts(maps, maps * 2).tolist()
+        [[60, 60, 30, 30]]
+    """
+    truths = [boundary_map(labels) for labels in ground_truth]
+    total = sum(int(truth.sum()) for truth in truths)
+    counts = np.zeros((len(segmentations), 4), dtype=np.int64)
+    for t, labels in enumerate(segmentations):
+        boundary = boundary_map(labels)
+        right = np.zeros(boundary.shape, dtype=bool)
+        recalled = 0
+        for truth in truths:
+            matched, matched_truth = match_boundaries(boundary, truth, tolerance, matching=matching)
+            right |= matched
+            recalled += int(matched_truth.sum())
+        counts[t] = recalled, total, int(right.sum()), int(boundary.sum())
+    return counts
+
+
+def f_measure(counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Recall, precision and F = 2PR/(P + R) from counts of ``boundary_counts``.
+
+    Args:
+        counts: ``(…, 4)``.
+
+    Returns:
+        Recall, precision and F ``(…)``, each 0 where nothing is there to count.
+    """
+    recall = counts[..., 0] / np.maximum(counts[..., 1], 1)
+    precision = counts[..., 2] / np.maximum(counts[..., 3], 1)
+    return recall, precision, 2 * precision * recall / np.maximum(precision + recall, np.finfo(np.float64).tiny)
+
+
+def boundary_f_measure(segmentation: Any, ground_truth: Sequence[Any], tolerance: float = TOLERANCE) -> float:
+    """F-measure of the boundaries of one segmentation against the human maps of an image.
+
+    Args:
+        segmentation: labels ``(h, w)``.
+        ground_truth: human label maps ``(h, w)``.
+        tolerance: the largest distance as a share of the image diagonal.
+
+    Returns:
+        A number in [0, 1]; 0 where the segmentation or all human maps have no boundary.
+
+    Example:
+        >>> half = np.arange(40).reshape(1, 40).repeat(30, 0) > 20
+        >>> boundary_f_measure(half, [half])
+        1.0
+    """
+    return float(f_measure(boundary_counts([segmentation], ground_truth, tolerance))[2][0])
