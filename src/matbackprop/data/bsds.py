@@ -99,7 +99,7 @@ class BSDS(Dataset[BSDSSample]):
         without = [name for name in self._images if name not in self._truth]
         if without:
             raise DataError(f"no human map under {truth} for {_listed(without)}; add it or remove the image")
-        self.ids: list[str] = list(self._images)
+        self.ids: Sequence[str] = list(self._images)
 
     def __len__(self) -> int:
         return len(self._images)

@@ -1,7 +1,8 @@
 """Label maps on disk: the benchmark's .mat and .seg files, PNG and NumPy arrays, read without running any code."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,14 +45,20 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
         DataError: the file is missing, damaged, of another kind, or holds no label map.
     """
     path = Path(path)
-    readers = {".mat": _read_mat, ".seg": _read_single_seg, ".png": _read_png, ".npz": _read_npz, ".npy": _read_npy}
+    readers: dict[str, Callable[[Path], list[NDArray[np.integer]]]] = {
+        ".mat": partial(_read_mat, thresholds=thresholds),
+        ".seg": lambda path: [read_seg(path)],
+        ".png": _read_png,
+        ".npz": _read_npz,
+        ".npy": _read_npy,
+    }
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path} is no file of label maps; the kinds that can be read are {', '.join(LABEL_SUFFIXES)}")
     if not path.is_file():
         raise DataError(f"{path} does not exist; check the name of the file")
     try:
-        maps = reader(path, thresholds) if reader is _read_mat else reader(path)
+        maps = reader(path)
     except DataError:
         raise
     except NotImplementedError as error:  # scipy's answer to HDF5
@@ -164,10 +171,6 @@ def _stack(array: NDArray[Any], path: Path) -> list[NDArray[np.integer]]:
 def _natural(name: str) -> list[tuple[bool, int | str]]:
     """Sort key in which ``arr_10`` comes after ``arr_2``."""
     return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name) if part]
-
-
-def _read_single_seg(path: Path) -> list[NDArray[np.integer]]:
-    return [read_seg(path)]
 
 
 def read_seg(path: str | Path) -> NDArray[np.int64]:
