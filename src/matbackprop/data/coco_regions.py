@@ -1,0 +1,711 @@
+"""Object regions from any COCO-format file: read, crop, cache once, and feed to a GPU at full speed.
+
+The way of a region: its bounding box is cut out of the image and resized so that the longest side is 200 px; colours
+and mask are stored as four bytes a pixel in one memory-mapped array (:func:`cache_regions`). Training then reads whole
+batches of bytes, or keeps the array on the device (:func:`resident_store`), and :func:`place_regions` does everything
+else there at once: the jittered placement on the 227×227 canvas, the flip, masking and normalisation.
+
+What is random about a placement is drawn from (seed, epoch) alone (:func:`draw_placements`), so that a run that was
+stopped goes on with exactly the batches that were still to come, on any number of processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from matbackprop.data.cache import Cache, cache_key, open_cache, write_cache
+from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
+from matbackprop.models.backbone import IMAGENET_MEAN, IMAGENET_STD
+
+SIDE = 200
+CANVAS = 227
+CACHE_VERSION = 1
+
+
+def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
+    """Find the annotation file and the image folder of a split.
+
+    Both the official layout (``annotations/instances_train2017.json`` with ``train2017/``) and the same without the
+    year or with an ``images/`` folder in between are recognised.
+
+    Args:
+        root: the folder of the data set.
+        split: ``"train"``, ``"val"`` or an official name such as ``"train2017"``.
+
+    Returns:
+        The annotation file and the folder of images.
+
+    Raises:
+        DataError: when either is missing; the message lists the places that were tried.
+    """
+    root = Path(root)
+    names = [split] if split[-1:].isdigit() else [split, f"{split}2017", f"{split}2014"]
+    annotations = [root / "annotations" / f"instances_{name}.json" for name in names]
+    folders = [root / part / name for name in names for part in ("images", ".")]
+    found = next((p for p in annotations if p.is_file()), None)
+    images = next((p for p in folders if p.is_dir()), None)
+    if found is None:
+        raise DataError(f"no annotations for split {split!r}; looked for {', '.join(map(str, annotations))}.")
+    if images is None:
+        raise DataError(f"no images for split {split!r}; looked for {', '.join(map(str, folders))}.")
+    return found, images
+
+
+@dataclass(frozen=True)
+class Region:
+    """One annotated object: where it is, what it is and how its mask is written."""
+
+    annotation_id: int
+    label: int
+    area: float
+    box: tuple[float, float, float, float] | None
+    segmentation: Any
+
+
+@dataclass(frozen=True)
+class ImageRegions:
+    """The regions of one image."""
+
+    image_id: int
+    path: Path
+    height: int
+    width: int
+    regions: list[Region]
+
+
+@dataclass(frozen=True)
+class RegionIndex:
+    """All regions that an annotation file names, and what was left out.
+
+    Attributes:
+        images: the images that have regions, sorted by id.
+        categories: ``{"id": …, "name": …}`` sorted by id; a label is a position in this list.
+        skipped: reason → how many annotations were left out for it.
+        unused: names of the categories without any region.
+    """
+
+    images: list[ImageRegions]
+    categories: list[dict[str, Any]]
+    skipped: dict[str, int]
+    unused: list[str]
+
+
+def read_regions(
+    annotations: str | Path,
+    images: str | Path,
+    *,
+    minimum_area: float = 0.0,
+    missing_images: Literal["raise", "skip"] = "raise",
+) -> RegionIndex:
+    """Read a COCO-format file.
+
+    Crowds, annotations of unknown categories, of unknown images, without a mask and below ``minimum_area`` are left out
+    and counted in ``skipped``.
+
+    Args:
+        annotations: the JSON file.
+        images: the folder of the images.
+        minimum_area: smallest area, in pixels of the original image, that counts.
+        missing_images: whether image files that do not exist raise or are counted under ``"missing image"``.
+
+    Returns:
+        The index.
+
+    Raises:
+        DataError: for a file that is not COCO's JSON, for category ids that occur twice, for missing images when
+            ``missing_images="raise"``, and when no region is left.
+    """
+    annotations, images = Path(annotations), Path(images)
+    try:
+        content = json.loads(annotations.read_text())
+        categories: list[dict[str, Any]] = sorted(
+            ({"id": int(c["id"]), "name": str(c.get("name", c["id"]))} for c in content["categories"]),
+            key=lambda c: int(c["id"]),
+        )
+        image_entries = {int(i["id"]): i for i in content["images"]}
+        entries = content["annotations"]
+    except OSError as error:
+        raise DataError(f"cannot read {annotations}: {error}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{annotations} is not a COCO instances file ({type(error).__name__}: {error}); it needs the lists "
+            f"'images', 'annotations' and 'categories'."
+        ) from error
+    label_of = {c["id"]: i for i, c in enumerate(categories)}
+    if len(label_of) != len(categories):
+        twice = [i for i, n in Counter(c["id"] for c in categories).items() if n > 1]
+        raise DataError(f"{annotations} lists category id {twice[0]} more than once.")
+
+    present = {name.name for name in images.iterdir()} if images.is_dir() else set()
+    skipped: Counter[str] = Counter()
+    missing: list[str] = []
+    regions: dict[int, list[Region]] = {}
+    for entry in sorted(entries, key=lambda a: int(a["id"])):
+        image = image_entries.get(int(entry["image_id"]))
+        reason = None
+        if entry.get("iscrowd", 0):
+            reason = "crowd"
+        elif int(entry["category_id"]) not in label_of:
+            reason = "unknown category"
+        elif image is None:
+            reason = "unknown image"
+        elif not entry.get("segmentation"):
+            reason = "empty mask"
+        elif float(entry.get("area", np.inf)) < minimum_area:
+            reason = "below the minimum area"
+        elif image["file_name"] not in present and not (images / image["file_name"]).is_file():
+            missing.append(image["file_name"])
+            reason = "missing image"
+        if reason is not None:
+            skipped[reason] += 1
+            continue
+        box = entry.get("bbox")
+        regions.setdefault(int(entry["image_id"]), []).append(
+            Region(
+                annotation_id=int(entry["id"]),
+                label=label_of[int(entry["category_id"])],
+                area=float(entry.get("area", -1.0)),
+                box=None if box is None else (float(box[0]), float(box[1]), float(box[2]), float(box[3])),
+                segmentation=entry["segmentation"],
+            )
+        )
+    if missing and missing_images == "raise":
+        names = sorted(set(missing))
+        raise DataError(
+            f"{len(names)} image files named in {annotations} are not in {images}, the first: {', '.join(names[:5])}; "
+            f"complete the folder, or pass missing_images='skip' to leave their {len(missing)} regions out."
+        )
+    if not regions:
+        raise DataError(f"{annotations} gives no region at all; left out: {dict(skipped) or 'nothing'}.")
+    used = {r.label for rs in regions.values() for r in rs}
+    return RegionIndex(
+        images=[
+            ImageRegions(
+                image_id=i,
+                path=images / image_entries[i]["file_name"],
+                height=int(image_entries[i]["height"]),
+                width=int(image_entries[i]["width"]),
+                regions=regions[i],
+            )
+            for i in sorted(regions)
+        ],
+        categories=categories,
+        skipped=dict(skipped),
+        unused=[c["name"] for i, c in enumerate(categories) if i not in used],
+    )
+
+
+def decode_mask(segmentation: Any, height: int, width: int) -> np.ndarray:
+    """Decode polygons, compressed or uncompressed run lengths to a uint8 mask (height, width) of zeros and ones."""
+    try:
+        from pycocotools import mask as coco_mask
+    except ImportError as error:
+        raise MissingExtraError("COCO masks need pycocotools: pip install 'matbackprop[train]'.") from error
+    if isinstance(segmentation, list):
+        polygons = [p for p in segmentation if len(p) >= 6]  # fewer than three points enclose nothing
+        if not polygons:
+            return np.zeros((height, width), np.uint8)
+        code = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
+    elif isinstance(segmentation.get("counts"), list):
+        code = coco_mask.frPyObjects(segmentation, height, width)
+    else:
+        code = segmentation
+    mask = coco_mask.decode(code)
+    if mask.shape != (height, width):
+        raise DataError(f"a mask is {mask.shape[0]}×{mask.shape[1]}, its image {height}×{width}.")
+    return np.asarray(mask)
+
+
+def crop_region(
+    image: np.ndarray, mask: np.ndarray, box: tuple[float, float, float, float] | None, *, side: int = SIDE
+) -> np.ndarray | str:
+    """Cut a region out and resize it so that its longest side is ``side``.
+
+    Args:
+        image: uint8 RGB (h, w, 3).
+        mask: uint8 zeros and ones (h, w).
+        box: x, y, width, height in pixels; clipped to the image. None takes the mask's own box.
+        side: the longest side afterwards.
+
+    Returns:
+        uint8 (h', w', 4), red, green, blue and the share of the pixel inside the region in 255ths; or the reason
+        why there is nothing to cut out.
+    """
+    from PIL import Image
+
+    height, width = mask.shape
+    if box is None:
+        rows, columns = np.nonzero(mask)
+        if rows.size == 0:
+            return "empty mask"
+        top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
+    else:
+        left, top = max(int(np.floor(box[0])), 0), max(int(np.floor(box[1])), 0)
+        right, bottom = min(int(np.ceil(box[0] + box[2])), width), min(int(np.ceil(box[1] + box[3])), height)
+        if right <= left or bottom <= top:
+            return "box outside the image"
+    inside = mask[top:bottom, left:right]
+    if not inside.any():
+        return "empty mask"
+    scale = side / max(bottom - top, right - left)
+    size = (max(round((right - left) * scale), 1), max(round((bottom - top) * scale), 1))
+    out = np.empty((size[1], size[0], 4), np.uint8)
+    crop = Image.fromarray(np.ascontiguousarray(image[top:bottom, left:right]))
+    out[..., :3] = np.asarray(crop.resize(size, Image.Resampling.BILINEAR))
+    cover = Image.fromarray(np.ascontiguousarray(inside) * np.uint8(255))
+    out[..., 3] = np.asarray(cover.resize(size, Image.Resampling.BILINEAR))
+    return out
+
+
+@dataclass
+class _CroppedImage:
+    """What a worker hands back for one image."""
+
+    pixels: np.ndarray
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    areas: list[float] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    bad_image: str | None = None
+
+
+def _crop_image(task: tuple[ImageRegions, int]) -> _CroppedImage:
+    from PIL import Image
+
+    entry, side = task
+    pixels = np.zeros((len(entry.regions), side, side, 4), np.uint8)
+    out = _CroppedImage(pixels)
+    try:
+        with Image.open(entry.path) as file:
+            image = np.asarray(file.convert("RGB"))
+    except (OSError, ValueError) as error:
+        out.bad_image = f"{entry.path.name}: {error}"
+    else:
+        if image.shape[:2] != (entry.height, entry.width):
+            out.bad_image = (
+                f"{entry.path.name}: {image.shape[0]}×{image.shape[1]} pixels, the annotations say "
+                f"{entry.height}×{entry.width}"
+            )
+    if out.bad_image is not None:
+        out.pixels = pixels[:0]
+        out.reasons = ["unreadable image"] * len(entry.regions)
+        return out
+    for position, region in enumerate(entry.regions):
+        mask = decode_mask(region.segmentation, entry.height, entry.width)
+        crop = crop_region(image, mask, region.box, side=side)
+        if isinstance(crop, str):
+            out.reasons.append(crop)
+            continue
+        height, width = crop.shape[:2]
+        out.pixels[len(out.kept), :height, :width] = crop
+        out.kept.append(position)
+        out.sizes.append((height, width))
+        out.areas.append(float(mask.sum()) if region.area < 0 else region.area)
+    out.pixels = pixels[: len(out.kept)]
+    return out
+
+
+class Regions:
+    """Cropped regions in memory-mapped arrays, as :func:`cache_regions` wrote them.
+
+    Attributes:
+        pixels: uint8 (n, side, side, 4), the region in the upper left corner: red, green, blue, share inside the mask.
+        sizes: int64 (n, 2), height and width of the region there.
+        labels: int64 (n,), positions in ``categories``.
+        areas: float64 (n,), area in the original image, in pixels.
+        image_ids, annotation_ids: int64 (n,).
+        categories: ``{"id": …, "name": …}``, sorted by id.
+        skipped: reason → number of annotations left out.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.path = Path(cache.path)
+        self.pixels: np.ndarray = cache.arrays["pixels"]
+        self.sizes = np.array(cache.arrays["sizes"])
+        self.labels = np.array(cache.arrays["labels"])
+        self.areas = np.array(cache.arrays["areas"])
+        self.image_ids = np.array(cache.arrays["image_ids"])
+        self.annotation_ids = np.array(cache.arrays["annotation_ids"])
+        self.categories: list[dict[str, Any]] = cache.meta["categories"]
+        self.skipped: dict[str, int] = cache.meta["skipped"]
+        self.unused: list[str] = cache.meta["unused"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def side(self) -> int:
+        """Longest side of a region in pixels."""
+        return int(self.pixels.shape[1])
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the categories, in the order of the labels."""
+        return [c["name"] for c in self.categories]
+
+    def report(self) -> str:
+        """One line: how many regions, classes and images, and what was left out."""
+        left_out = ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items())) or "nothing"
+        unused = f"; {len(self.unused)} classes have no region" if self.unused else ""
+        images = len(np.unique(self.image_ids))
+        return f"{len(self)} regions of {len(self.categories)} classes in {images} images; left out: {left_out}{unused}"
+
+
+def regions_key(annotations: str | Path, images: str | Path, *, side: int, minimum_area: float) -> str:
+    """The hash that names the cache of these regions: it changes with the annotation file and every setting."""
+    annotations = Path(annotations)
+    stat = annotations.stat()
+    return cache_key(
+        {
+            "version": CACHE_VERSION,
+            "annotations": annotations.name,
+            "bytes": stat.st_size,
+            "changed": stat.st_mtime_ns,
+            "images": str(Path(images).resolve()),
+            "side": side,
+            "minimum_area": minimum_area,
+        }
+    )
+
+
+def cache_regions(
+    annotations: str | Path,
+    images: str | Path,
+    folder: str | Path,
+    *,
+    side: int = SIDE,
+    minimum_area: float = 0.0,
+    missing_images: Literal["raise", "skip"] = "raise",
+    workers: int | None = None,
+) -> Regions:
+    """Crop all regions once, in parallel, or open the cache if it is there.
+
+    Args:
+        annotations: the COCO-format file.
+        images: the folder of the images.
+        folder: where caches live; the cache is a folder ``regions-<hash>`` in it.
+        side: longest side of a region in pixels.
+        minimum_area: smallest area in the original image, in pixels.
+        missing_images: as in :func:`read_regions`; images that cannot be read or have another size than the
+            annotations say are treated alike.
+        workers: processes that crop; None takes one for every CPU core, 0 crops in this process.
+
+    Returns:
+        The regions.
+
+    Raises:
+        DataError: see :func:`read_regions`; also when every region turns out empty.
+    """
+    key = regions_key(annotations, images, side=side, minimum_area=minimum_area)
+    path = Path(folder) / f"regions-{key}"
+    if path.exists():
+        return Regions(open_cache(path))
+    index = read_regions(annotations, images, minimum_area=minimum_area, missing_images=missing_images)
+    skipped = Counter(index.skipped)
+    columns: dict[str, list[Any]] = {n: [] for n in ("sizes", "labels", "areas", "image_ids", "annotation_ids")}
+    bad: list[str] = []
+
+    def pixels() -> Iterator[np.ndarray]:
+        for entry, cropped in zip(index.images, _crop_all(index.images, side, workers), strict=True):
+            if cropped.bad_image is not None:
+                bad.append(cropped.bad_image)
+                if missing_images == "raise":
+                    raise DataError(
+                        f"an image cannot be used: {cropped.bad_image}. Replace the file, or pass "
+                        f"missing_images='skip' to leave its regions out."
+                    )
+            skipped.update(cropped.reasons)
+            kept = [entry.regions[i] for i in cropped.kept]
+            columns["sizes"] += cropped.sizes
+            columns["areas"] += cropped.areas
+            columns["labels"] += [r.label for r in kept]
+            columns["image_ids"] += [entry.image_id] * len(kept)
+            columns["annotation_ids"] += [r.annotation_id for r in kept]
+            if kept:
+                yield cropped.pixels
+        if not columns["labels"]:
+            raise DataError(f"{annotations} gives no region with a mask; left out: {dict(skipped)}.")
+
+    def column(name: str, dtype: type) -> Iterator[np.ndarray]:
+        yield np.asarray(columns[name], dtype)  # read only after the pixels have been written
+
+    meta: dict[str, Any] = {"categories": index.categories, "skipped": skipped, "unused": index.unused, "side": side}
+    write_cache(
+        path,
+        {
+            "pixels": pixels(),
+            "sizes": column("sizes", np.int64),
+            "labels": column("labels", np.int64),
+            "areas": column("areas", np.float64),
+            "image_ids": column("image_ids", np.int64),
+            "annotation_ids": column("annotation_ids", np.int64),
+        },
+        meta,
+    )
+    return Regions(open_cache(path))
+
+
+def _crop_all(images: list[ImageRegions], side: int, workers: int | None) -> Iterator[_CroppedImage]:
+    tasks = [(entry, side) for entry in images]
+    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    if workers <= 1 or len(tasks) < 32:
+        yield from map(_crop_image, tasks)
+        return
+    # forkserver: the parent may hold CUDA and threads, which do not survive a plain fork
+    with multiprocessing.get_context("forkserver").Pool(workers) as pool:
+        yield from pool.imap(_crop_image, tasks, chunksize=8)
+
+
+def check_same_categories(train: Regions, validation: Regions) -> None:
+    """Raise unless both sets number the same categories alike.
+
+    Raises:
+        DataError: with the first differences.
+    """
+    if train.categories == validation.categories:
+        return
+    first = {c["id"]: c["name"] for c in train.categories}
+    second = {c["id"]: c["name"] for c in validation.categories}
+    differences = [
+        f"id {i}: {first.get(i, 'absent')!r} in training, {second.get(i, 'absent')!r} in validation"
+        for i in sorted(first.keys() | second.keys())
+        if first.get(i) != second.get(i)
+    ]
+    raise DataError(
+        f"training and validation have different categories ({len(differences)} differences): "
+        f"{'; '.join(differences[:3])}. Use annotation files of one data set, with one category list."
+    )
+
+
+def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Split training regions by image: every ``every``-th image, in the order of ids, is held out for tuning.
+
+    Args:
+        image_ids: (n,) the image of each region.
+        every: one in how many images is held out.
+
+    Returns:
+        Positions of the regions to fit on and of those to tune on.
+
+    Example:
+        >>> import numpy as np
+        >>> fit, tune = tuning_split(np.array([7, 7, 8, 9, 3]), every=2)
+        >>> fit.tolist(), tune.tolist()
+        ([0, 1, 4], [2, 3])
+    """
+    if every < 2:
+        raise ConfigurationError(f"one in at least 2 images must be held out, got every={every}.")
+    ids = np.unique(image_ids)
+    held_out = np.isin(image_ids, ids[every - 1 :: every])
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def draw_placements(count: int, *, seed: int, epoch: int, jitter: int, flip: bool) -> np.ndarray:
+    """Draw how each of ``count`` regions is placed in an epoch: a function of (seed, epoch) alone.
+
+    Args:
+        count: number of regions.
+        seed, epoch: what the draws depend on.
+        jitter: largest shift in pixels, both ways.
+        flip: whether half the regions are mirrored.
+
+    Returns:
+        int64 (count, 3): shift down, shift right, 1 for a flip.
+
+    Example:
+        >>> placements = draw_placements(3, seed=0, epoch=1, jitter=5, flip=True)
+        >>> placements.shape, bool(abs(placements).max() <= 5)
+        ((3, 3), True)
+    """
+    draw = np.random.default_rng([seed, epoch])
+    shifts = draw.integers(-jitter, jitter + 1, (count, 2))
+    return np.concatenate([shifts, draw.integers(0, 2 if flip else 1, (count, 1))], axis=1)
+
+
+def balancing_weights(labels: np.ndarray) -> np.ndarray:
+    """Weights (n,) under which every class that occurs is drawn equally often.
+
+    Example:
+        >>> balancing_weights(np.array([0, 0, 2])).tolist()
+        [0.25, 0.25, 0.5]
+    """
+    counts = np.bincount(labels)
+    return 1.0 / (counts[labels] * np.count_nonzero(counts))
+
+
+def place_regions(
+    store: Tensor,
+    index: Tensor,
+    sizes: Tensor,
+    placement: Tensor,
+    *,
+    canvas: int = CANVAS,
+    background: Literal["keep", "mask"] = "keep",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Gather regions, place them on the canvas, flip, mask and normalise: one batch, all on the device of ``store``.
+
+    Args:
+        store: the bytes, uint8 (n, side, side, 4), or the same seen as int32 (n, side, side).
+        index: int64 (b,) which regions.
+        sizes: int64 (b, 2) their height and width.
+        placement: int64 (b, 3) shift down, shift right, flip.
+        canvas: side of the output.
+        background: ``"keep"`` leaves the pixels around the object as they are, ``"mask"`` puts the mean colour there.
+        dtype: of the results.
+
+    Returns:
+        The images (b, 3, canvas, canvas), normalised for the ImageNet networks, zero outside the region's box, in
+        channels-last memory; and the share of each pixel that is inside the mask (b, canvas, canvas).
+    """
+    device = store.device
+    if store.dtype == torch.uint8:
+        store = store.view(torch.int32).squeeze(-1)
+    ticks = torch.arange(canvas, device=device)
+    # Position of every canvas pixel inside the region; the region's centre lies on the canvas' centre before the shift.
+    corner = (canvas - sizes) // 2 + placement[:, :2]
+    rows = ticks - corner[:, :1]
+    columns = ticks - corner[:, 1:]
+    inside_rows = (rows >= 0) & (rows < sizes[:, :1])
+    inside_columns = (columns >= 0) & (columns < sizes[:, 1:])
+    columns = torch.where(placement[:, 2:] > 0, sizes[:, 1:] - 1 - columns, columns)
+    last = store.shape[-1] - 1
+    raw = store[index[:, None, None], rows.clamp(0, last)[:, :, None], columns.clamp(0, last)[:, None, :]]
+    raw = torch.where(inside_rows[:, :, None] & inside_columns[:, None, :], raw, 0)
+    pixels = raw.unsqueeze(-1).view(torch.uint8)  # (b, canvas, canvas, 4)
+    mask = pixels[..., 3].float() / 255
+    if background == "mask":
+        weight = mask
+    else:
+        weight = (inside_rows[:, :, None] & inside_columns[:, None, :]).float()
+    scale = 1 / (255 * torch.tensor(IMAGENET_STD, device=device))
+    shift = torch.tensor(IMAGENET_MEAN, device=device) / torch.tensor(IMAGENET_STD, device=device)
+    image = (pixels[..., :3] * scale - shift) * weight.unsqueeze(-1)
+    return image.to(dtype).permute(0, 3, 1, 2), mask.to(dtype)
+
+
+@functools.lru_cache(maxsize=4)
+def _store(path: Path, device: torch.device) -> Tensor:
+    pixels = open_cache(path).arrays["pixels"]
+    count, side = pixels.shape[:2]
+    store = torch.empty((count, side, side), dtype=torch.int32, device=device)
+    for start in range(0, count, 1024):
+        part = np.array(pixels[start : start + 1024])  # torch wants memory it may write to
+        store[start : start + 1024] = torch.from_numpy(part).view(torch.int32).squeeze(-1).to(device)
+    return store
+
+
+def resident_store(regions: Regions, device: torch.device) -> Tensor:
+    """The bytes of all regions on ``device``, int32 (n, side, side); copied there once a process.
+
+    23,486 regions of 200 px take 3.8 GB.
+    """
+    return _store(regions.path, device)
+
+
+class RegionSource:
+    """Batches of regions for a loader: bytes or, where they are resident on the device, indices only.
+
+    :meth:`fetch` runs where the data are read; it gives ``index`` and ``placement`` and, unless ``resident``, the
+    ``pixels`` of a batch. :meth:`assemble` turns that into images on the device.
+
+    Args:
+        regions: what to load.
+        positions: which of them; item i of this source is region ``positions[i]``.
+        seed: what the placements depend on, together with the epoch.
+        jitter: largest shift from the centre of the canvas in pixels.
+        flip: mirror half the regions.
+        resident: keep the bytes of all regions on the device.
+    """
+
+    def __init__(
+        self,
+        regions: Regions,
+        positions: np.ndarray,
+        *,
+        seed: int = 0,
+        jitter: int = 0,
+        flip: bool = False,
+        resident: bool = False,
+    ) -> None:
+        if len(positions) == 0:
+            raise DataError("no region is left; lower the minimum area, or look at the split.")
+        self.regions = regions
+        self.positions = np.asarray(positions)
+        self.seed = seed
+        self.jitter = jitter
+        self.flip = flip
+        self.resident = resident
+        self._placements: tuple[int, np.ndarray] | None = None
+        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Classes of the items, int64 (n,)."""
+        return self.regions.labels[self.positions]
+
+    def placements(self, epoch: int) -> np.ndarray:
+        """How the items are placed in an epoch, int64 (n, 3); zero without jitter and flip."""
+        if not (self.jitter or self.flip):
+            epoch = -1
+        if self._placements is None or self._placements[0] != epoch:
+            if epoch < 0:
+                drawn = np.zeros((len(self), 3), np.int64)
+            else:
+                drawn = draw_placements(len(self), seed=self.seed, epoch=epoch, jitter=self.jitter, flip=self.flip)
+            self._placements = (epoch, drawn)
+        return self._placements[1]
+
+    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+        """Read the items ``indices`` as they look in ``epoch``."""
+        items = np.asarray(indices)
+        index = self.positions[items]
+        batch = {"index": torch.from_numpy(index), "placement": torch.from_numpy(self.placements(epoch)[items])}
+        if not self.resident:
+            order = np.argsort(index)  # ascending reads are kinder to the disk
+            pixels = np.empty((len(index), *self.regions.pixels.shape[1:]), np.uint8)
+            pixels[order] = self.regions.pixels[index[order]]
+            batch["pixels"] = torch.from_numpy(pixels)
+        return batch
+
+    def assemble(
+        self,
+        batch: dict[str, Tensor],
+        device: torch.device,
+        *,
+        canvas: int = CANVAS,
+        background: Literal["keep", "mask"] = "keep",
+        dtype: torch.dtype = torch.float32,
+    ) -> dict[str, Tensor]:
+        """Turn what :meth:`fetch` gave into ``image``, ``mask``, ``target`` and ``index`` on ``device``."""
+        if device not in self._constants:
+            self._constants[device] = (
+                torch.from_numpy(self.regions.sizes).to(device),
+                torch.from_numpy(self.regions.labels).to(device),
+            )
+        sizes, labels = self._constants[device]
+        index = batch["index"].to(device, non_blocking=True)
+        if "pixels" in batch:
+            store, rows = batch["pixels"].to(device, non_blocking=True), torch.arange(len(index), device=device)
+        else:
+            store, rows = resident_store(self.regions, device), index
+        placement = batch["placement"].to(device, non_blocking=True)
+        image, mask = place_regions(
+            store, rows, sizes[index], placement, canvas=canvas, background=background, dtype=dtype
+        )
+        return {"image": image, "mask": mask, "target": labels[index], "index": index}

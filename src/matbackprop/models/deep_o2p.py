@@ -1,0 +1,376 @@
+"""Region classifiers on AlexNet or VGG-16: fully connected layers, second-order pooling, or both.
+
+========  ==================================================================================================
+``fc``      AlexNet's own head: the map, two fully connected layers, a classifier
+``o2p``     DeepO2P: C = g(FᵀF + εI) of the map's features F, its triangle, a linear classifier
+``o2p_fc``  DeepO2P-FC: the same with AlexNet's two fully connected layers before the classifier
+``both``    the triangle beside the output of the fully connected layers, one classifier on both
+========  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.functional import second_order_pool, vectorize_symmetric
+from matbackprop.models.backbone import Backbone, build_backbone
+from matbackprop.models.pretrained import PretrainedMixin
+
+Head = Literal["fc", "o2p", "o2p_fc", "both"]
+Function = Literal["log", "sqrt", "power"]
+Support = Literal["all", "mask", "mask+all"]
+Standardize = Literal["none", "scalar", "entry"]
+
+
+def grid_geometry(backbone: Backbone, tap: str) -> tuple[float, int]:
+    """Where the cells of a feature map lie in the image.
+
+    Args:
+        backbone: the network.
+        tap: name of the map.
+
+    Returns:
+        The pixel coordinate of the centre of the first cell's receptive field, and the distance of neighbouring cells.
+
+    Example:
+        >>> grid_geometry(build_backbone("alexnet"), "relu5")
+        (15.0, 16)
+    """
+    start, jump = 0.0, 1
+    for layer in list(backbone.features)[: backbone.taps[tap] + 1]:
+        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)):
+            kernel, stride, padding = (_first(v) for v in (layer.kernel_size, layer.stride, layer.padding))
+            start += ((kernel - 1) / 2 - padding) * jump
+            jump *= stride
+    return start, jump
+
+
+def _first(value: Any) -> int:
+    return int(value[0]) if isinstance(value, tuple) else int(value)
+
+
+def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int) -> Tensor:
+    """Carry masks to a feature grid by area: the share of each cell's square that lies inside the mask.
+
+    Args:
+        mask: (b, h, w) in [0, 1].
+        grid: rows and columns of the feature map.
+        start: pixel coordinate of the first cell's centre (see :func:`grid_geometry`).
+        stride: side of a cell's square in pixels.
+
+    Returns:
+        (b, *grid) in [0, 1]; what lies outside the image counts as outside the mask.
+
+    Example:
+        >>> mask = torch.zeros(1, 8, 8); mask[:, :4, :2] = 1
+        >>> mask_to_grid(mask, (2, 2), 1.5, 4)[0].tolist()
+        [[0.5, 0.0], [0.0, 0.0]]
+    """
+    before = int(start - (stride - 1) / 2)
+    after = [before + stride * n - size for n, size in zip(grid, mask.shape[-2:], strict=True)]
+    # Negative padding cuts pixels off, positive padding adds empty ones.
+    padded = nnf.pad(mask, (-before, after[1], -before, after[0]))
+    return nnf.avg_pool2d(padded.unsqueeze(1), stride).squeeze(1)
+
+
+class SecondOrderVector(nn.Module):
+    """Feature map → second-order pooled, vectorised and standardised descriptor.
+
+    With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
+    triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation. Mean and
+    deviation are measured once, before training, by :meth:`calibrate`.
+
+    Args:
+        channels: channels of the map.
+        function: ``"log"``, ``"sqrt"``, or ``"power"`` with the exponent ``power``.
+        power: the exponent.
+        learn_power: let the exponent learn.
+        eps: ε.
+        learn_eps: let ε learn (its logarithm is the parameter).
+        feature_scale: s.
+        reduce: channels after a 1×1 convolution with ReLU before the pooling; None leaves the convolution out.
+        support: pool over ``"all"`` cells, inside the ``"mask"``, or give both descriptors one after the other.
+        center: subtract the (weighted) mean feature: pool covariance instead of second moment.
+        standardize: ``"scalar"`` one mean and one deviation for all entries, ``"entry"`` one mean for each entry and
+            one deviation, ``"none"``.
+        precision: what the layer computes in.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        function: Function = "log",
+        power: float = 0.5,
+        learn_power: bool = False,
+        eps: float = 1e-3,
+        learn_eps: bool = False,
+        feature_scale: float = 0.01,
+        reduce: int | None = None,
+        support: Support = "all",
+        center: bool = False,
+        standardize: Standardize = "scalar",
+        precision: Literal["float64", "float32"] = "float64",
+    ) -> None:
+        super().__init__()
+        if function not in ("log", "sqrt", "power"):
+            raise ConfigurationError(f"unknown pooling function {function!r}; choose log, sqrt or power.")
+        if support not in ("all", "mask", "mask+all"):
+            raise ConfigurationError(f"unknown support {support!r}; choose all, mask or mask+all.")
+        if learn_power and function != "power":
+            raise ConfigurationError(f"learn_power needs function='power', got {function!r}.")
+        self.function = function
+        self.support = support
+        self.center = center
+        self.standardize = standardize
+        self.feature_scale = feature_scale
+        self.precision = {"float64": torch.float64, "float32": torch.float32}[precision]
+        self.reduce: nn.Module | None = None
+        if reduce is not None:
+            convolution = nn.Conv2d(channels, reduce, 1)
+            nn.init.orthogonal_(convolution.weight)
+            self.reduce = nn.Sequential(convolution, nn.ReLU())
+        self.width = reduce or channels
+        self.power = (
+            nn.Parameter(torch.tensor(float(power)), requires_grad=learn_power) if function == "power" else None
+        )
+        self.log_eps = nn.Parameter(torch.tensor(float(eps)).log(), requires_grad=learn_eps)
+        self.regions = 2 if support == "mask+all" else 1
+        entries = self.regions * self.width * (self.width + 1) // 2
+        self.out_features = entries
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.calibrated: Tensor
+        self.register_buffer("mean", torch.zeros(entries if standardize == "entry" else 1))
+        self.register_buffer("deviation", torch.ones(1))
+        self.register_buffer("calibrated", torch.tensor(standardize == "none"))
+
+    def eps(self) -> Tensor:
+        """ε as it is now."""
+        return self.log_eps.exp()
+
+    def weights(self, mask: Tensor | None) -> Tensor | None:
+        """Weights of the cells from the grid mask (b, h, w): (b, m) or (b, 2, m), with mean 1 over the cells."""
+        if self.support == "all":
+            return None
+        if mask is None:
+            raise ShapeError(
+                f"support={self.support!r} pools inside the region and needs its mask, which was not given."
+            )
+        flat = mask.flatten(1).float()
+        total = flat.mean(-1, keepdim=True)
+        inside = torch.where(total > 1e-6, flat / total.clamp_min(1e-6), torch.ones_like(flat))
+        if self.support == "mask":
+            return inside
+        return torch.stack([inside, torch.ones_like(inside)], 1)
+
+    def pool(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """The pooled matrices (b, d, d), or (b, 2, d, d) for two supports, of a map (b, c, h, w)."""
+        if self.reduce is not None:
+            features = self.reduce(features)
+        f = features.flatten(2).mT.float() * self.feature_scale
+        keywords: dict[str, Any] = {"exponent": self.power} if self.function == "power" else {}
+        return second_order_pool(
+            f,
+            eps=self.eps(),
+            function=self.function,
+            weight=self.weights(mask),
+            center=self.center,
+            check=False,
+            precision=self.precision,
+            **keywords,
+        )
+
+    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """The vectorised triangle before it is standardised, (b, out_features)."""
+        return vectorize_symmetric(self.pool(features, mask)).flatten(1)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""
+        vector = self.raw(features, mask)
+        return (vector - self.mean.to(vector.dtype)) / self.deviation.to(vector.dtype)
+
+    @torch.no_grad()
+    def calibrate(self, vectors: Tensor) -> None:
+        """Measure mean and deviation from raw descriptors (n, out_features)."""
+        vectors = vectors.double()
+        mean = vectors.mean(0) if self.standardize == "entry" else vectors.mean().view(1)
+        self.mean.copy_(mean)
+        self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
+        self.calibrated.fill_(True)
+
+
+def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dropout: float = 0.0) -> nn.Sequential:
+    """AlexNet's two fully connected layers with ReLU, without the classifier.
+
+    Args:
+        inputs: width of the input.
+        hidden: width of both layers (4096 in AlexNet).
+        dropout: share dropped after the first and after the second layer.
+        input_dropout: share dropped before the first layer.
+    """
+    layers = nn.Sequential(
+        nn.Dropout(input_dropout),
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return layers
+
+
+class RegionClassifier(PretrainedMixin, nn.Module):
+    """A network that names the object in a region.
+
+    Args:
+        classes: number of classes.
+        backbone: ``"alexnet"`` or ``"vgg16"``.
+        head: ``"fc"``, ``"o2p"``, ``"o2p_fc"`` or ``"both"``, see the module's table.
+        tap: the map that the second-order layer pools: ``"pool5"`` (6×6 in AlexNet), ``"relu5"`` (13×13), …
+        canvas: side of the input image.
+        hidden: width of the fully connected layers.
+        dropout: share dropped after each fully connected layer.
+        input_dropout: share dropped before the first fully connected layer.
+        vector_dropout: share dropped of the pooled descriptor.
+        names: names of the classes, kept for those who use the trained model.
+        background: how training treated the background, kept likewise.
+        pooling: arguments of :class:`SecondOrderVector`.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = RegionClassifier(5, head="o2p", canvas=67, reduce=8)
+        >>> model(torch.rand(2, 3, 67, 67)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        backbone: str = "alexnet",
+        head: Head = "o2p",
+        tap: str = "pool5",
+        canvas: int = 227,
+        hidden: int = 4096,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+        vector_dropout: float = 0.0,
+        names: list[str] | None = None,
+        background: Literal["keep", "mask"] = "keep",
+        **pooling: Any,
+    ) -> None:
+        super().__init__()
+        if head not in ("fc", "o2p", "o2p_fc", "both"):
+            raise ConfigurationError(f"unknown head {head!r}; choose fc, o2p, o2p_fc or both.")
+        if names is not None and len(names) != classes:
+            raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
+        self.hparams_dict = {
+            "classes": classes,
+            "backbone": backbone,
+            "head": head,
+            "tap": tap,
+            "canvas": canvas,
+            "hidden": hidden,
+            "dropout": dropout,
+            "input_dropout": input_dropout,
+            "vector_dropout": vector_dropout,
+            "names": names,
+            "background": background,
+            **pooling,
+        }
+        self.head = head
+        self.tap = tap
+        self.canvas = canvas
+        self.names = names
+        self.background = background
+        self.backbone = build_backbone(backbone)
+        if tap not in self.backbone.taps:
+            raise ConfigurationError(f"{backbone} has no map {tap!r}; it has {', '.join(self.backbone.taps)}.")
+        self.start, self.stride = grid_geometry(self.backbone, tap)
+        with torch.device("meta"):
+            probe = build_backbone(backbone)(torch.empty(1, 3, canvas, canvas), ["pool5"])[0]
+        self.pooling: SecondOrderVector | None = None
+        self.first: nn.Module | None = None
+        self.vector_dropout = nn.Dropout(vector_dropout)
+        width = 0
+        if head != "fc":
+            self.pooling = SecondOrderVector(self.backbone.channels[tap], **pooling)
+            width = self.pooling.out_features
+        elif pooling:
+            raise ConfigurationError(f"head 'fc' does not pool and takes no {', '.join(pooling)}.")
+        if head != "o2p":
+            inputs = width if head == "o2p_fc" else probe[0].numel()
+            self.first = fully_connected(inputs, hidden, dropout=dropout, input_dropout=input_dropout)
+            width = width + hidden if head == "both" else hidden
+        self.classifier = nn.Linear(width, classes)
+        nn.init.normal_(self.classifier.weight, std=0.01)
+        nn.init.zeros_(self.classifier.bias)
+
+    def maps(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """The map that is pooled and the last one, pool5; the same one where the head needs no other."""
+        wanted = {"fc": ["pool5", "pool5"], "both": [self.tap, "pool5"]}.get(self.head, [self.tap, self.tap])
+        found = dict(zip(dict.fromkeys(wanted), self.backbone(image, list(dict.fromkeys(wanted))), strict=True))
+        return found[wanted[0]], found[wanted[1]]
+
+    def grid_mask(self, mask: Tensor | None, features: Tensor) -> Tensor | None:
+        """The pixel mask (b, canvas, canvas) carried to the grid of the pooled map."""
+        if mask is None or self.pooling is None or self.pooling.support == "all":
+            return None
+        return mask_to_grid(mask.float(), (features.shape[-2], features.shape[-1]), self.start, self.stride)
+
+    def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores of the classes.
+
+        Args:
+            image: normalised images (b, 3, canvas, canvas).
+            mask: share of each pixel inside the region (b, canvas, canvas); needed for pooling inside the mask.
+
+        Returns:
+            (b, classes), before the softmax.
+        """
+        features, last = self.maps(image)
+        parts = []
+        if self.pooling is not None:
+            vector = self.pooling(features, self.grid_mask(mask, features)).to(features.dtype)
+            parts.append(self.vector_dropout(vector))
+        if self.head == "o2p_fc":
+            assert self.first is not None
+            parts = [self.first(parts[0])]
+        elif self.first is not None:
+            parts.append(self.first(last.flatten(1)))
+        return self.classifier(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+
+    @torch.no_grad()
+    def calibrate(self, batches: list[tuple[Tensor, Tensor | None]]) -> None:
+        """Measure the descriptor's mean and deviation on the first batches (images, masks) of the training data."""
+        if self.pooling is None or bool(self.pooling.calibrated):
+            return
+        vectors = []
+        for image, mask in batches:
+            features, _ = self.maps(image)
+            vectors.append(self.pooling.raw(features, self.grid_mask(mask, features)))
+        self.pooling.calibrate(torch.cat(vectors))
+
+    def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
+        """Optimiser groups: the backbone at ``rate · backbone_factor``, the head at ``rate``, scalars without decay."""
+        scalars = [p for p in self.parameters() if p.ndim == 0 and p.requires_grad]
+        backbone = [p for p in self.backbone.parameters() if p.requires_grad]
+        known = {id(p) for p in scalars + backbone}
+        head = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        groups = [
+            {"params": backbone, "lr": rate * backbone_factor, "weight_decay": decay, "name": "backbone"},
+            {"params": head, "lr": rate, "weight_decay": decay, "name": "head"},
+            {"params": scalars, "lr": rate, "weight_decay": 0.0, "name": "scalars"},
+        ]
+        return [g for g in groups if g["params"]]

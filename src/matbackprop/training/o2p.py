@@ -1,0 +1,669 @@
+"""Region classification: the recipe from COCO's files to a trained classifier.
+
+Read from top to bottom it follows the data: configuration, regions, network, training step, validation, presets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.data.cache import cache_key, default_cache_folder, open_cache, write_cache
+from matbackprop.data.coco_regions import (
+    CANVAS,
+    SIDE,
+    Regions,
+    RegionSource,
+    balancing_weights,
+    cache_regions,
+    check_same_categories,
+    coco_files,
+    tuning_split,
+)
+from matbackprop.data.shapes import write_shapes_coco
+from matbackprop.eigensolver import batched_eigh
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.models.deep_o2p import Function, Head, RegionClassifier, SecondOrderVector, Standardize, Support
+from matbackprop.models.sift_o2p import SiftO2P
+from matbackprop.models.weights import load_backbone_weights
+from matbackprop.training.config import EngineConfig, Recipe
+from matbackprop.training.engine import evaluate
+from matbackprop.training.loading import EpochLoader
+from matbackprop.training.recording import RecordingModule
+from matbackprop.training.run_folder import RunFolder
+
+LARGE = 400
+"""Regions of at least this many pixels are also scored on their own."""
+
+
+@dataclass
+class RegionDataConfig:
+    """Where regions come from and how they are presented."""
+
+    root: Path | None = None
+    """Folder in COCO's layout; by default coco under $MATBACKPROP_DATA."""
+    made: int = 0
+    """Number of training images to make on the fly, coloured and textured shapes, instead of reading ``root``."""
+    cache: Path | None = None
+    """Folder for cached regions; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    split: Literal["final", "tuning"] = "final"
+    """final: train on all training images, validate on the validation images. tuning: hold out training images."""
+    hold_out: int = 5
+    """One in how many training images the tuning split holds out."""
+    minimum_area: float = 0.0
+    """Smallest area of a region in the original image, in pixels."""
+    missing_images: Literal["raise", "skip"] = "raise"
+    """What happens when image files are missing or damaged."""
+    side: int = SIDE
+    """Longest side of a region."""
+    canvas: int = CANVAS
+    """Side of the network's input."""
+    jitter: int = 13
+    """Largest shift of a region from the centre in training, in pixels."""
+    flip: bool = True
+    """Mirror half the regions in training."""
+    background: Literal["keep", "mask"] = "mask"
+    """Keep the pixels around the object, or put the mean colour there."""
+    sampling: Literal["natural", "balanced"] = "natural"
+    """Take each region once an epoch, or draw all classes equally often."""
+    batch_size: int = 100
+    """Regions in a training batch, on each device."""
+    validation_batch_size: int = 500
+    """Regions in a validation batch."""
+    resident: Literal["auto", "yes", "no"] = "auto"
+    """Keep all regions in the GPU's memory; auto does so when they take at most a quarter of it."""
+    threads: int = 4
+    """Threads that read batches when they are not resident."""
+
+
+@dataclass
+class RegionModelConfig:
+    """The network; see :class:`matbackprop.models.deep_o2p.RegionClassifier`."""
+
+    head: Literal["fc", "o2p", "o2p_fc", "both", "sift"] = "o2p_fc"
+    """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P."""
+    backbone: Literal["alexnet", "vgg16"] = "alexnet"
+    """Convolutional layers."""
+    weights: str = "imagenet"
+    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    tap: str = "pool5"
+    """Map that is pooled: pool5 (6×6) or relu5 (13×13) in AlexNet."""
+    hidden: int = 4096
+    """Width of the fully connected layers."""
+    dropout: float = 0.5
+    """Dropped after each fully connected layer."""
+    input_dropout: float = 0.0
+    """Dropped before the first fully connected layer."""
+    vector_dropout: float = 0.0
+    """Dropped of the pooled descriptor."""
+    function: Function = "log"
+    """Matrix function of the pooling."""
+    power: float = 0.5
+    """Exponent of the matrix power."""
+    learn_power: bool = False
+    """Let the exponent learn."""
+    eps: float = 1e-3
+    """Regulariser ε of the pooling."""
+    learn_eps: bool = False
+    """Let ε learn."""
+    feature_scale: float = 0.01
+    """Factor on the features before pooling."""
+    reduce: int | None = None
+    """Channels after a 1×1 convolution before pooling."""
+    support: Support = "all"
+    """Pool over all cells, inside the mask, or both."""
+    center: bool = False
+    """Subtract the mean feature before pooling."""
+    standardize: Standardize = "scalar"
+    """How the pooled vector is standardised by numbers measured at the start."""
+    precision: Literal["float64", "float32"] = "float64"
+    """Precision inside the structured layer."""
+
+
+@dataclass
+class OptimizerConfig:
+    """SGD with momentum and a cosine schedule."""
+
+    rate: float = 0.01
+    """Learning rate of the head."""
+    backbone_factor: float = 0.1
+    """Learning rate of the backbone as a share of the head's."""
+    momentum: float = 0.9
+    """Momentum."""
+    decay: float = 5e-4
+    """Weight decay."""
+    warmup: float = 0.5
+    """Epochs of linear warm-up."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes."""
+
+
+@dataclass
+class O2PConfig:
+    """Configuration of the recipe ``o2p``."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    data: RegionDataConfig = field(default_factory=RegionDataConfig)
+    model: RegionModelConfig = field(default_factory=RegionModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+# ------------------------------------------------------------------------------------------------------------- regions
+
+
+def cache_folder(config: RegionDataConfig) -> Path:
+    """Where cached regions live."""
+    return config.cache if config.cache is not None else default_cache_folder()
+
+
+def data_folder(config: RegionDataConfig) -> Path:
+    """The COCO-format folder to read; shapes are made there first when they are asked for."""
+    if config.made:
+        folder = cache_folder(config) / f"shapes-coco-{config.made}"
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                write_shapes_coco(Path(scratch) / "coco", train=config.made, val=max(config.made // 4, 1), seed=0)
+                with contextlib.suppress(OSError):  # another process was first
+                    (Path(scratch) / "coco").rename(folder)
+        return folder
+    if config.root is not None:
+        return config.root
+    if "MATBACKPROP_DATA" not in os.environ:
+        raise DataError(
+            "no data set is named: give --data.root FOLDER (in COCO's layout), set MATBACKPROP_DATA to the folder that "
+            "holds coco/, or make regions on the fly with --data.made 64."
+        )
+    return Path(os.environ["MATBACKPROP_DATA"]) / "coco"
+
+
+def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
+    """Training and validation regions, cropped and cached on the first call."""
+    root = data_folder(config)
+    found = [
+        cache_regions(
+            *coco_files(root, split),
+            cache_folder(config),
+            side=config.side,
+            minimum_area=config.minimum_area,
+            missing_images=config.missing_images,
+        )
+        for split in ("train", "val")
+    ]
+    check_same_categories(*found)
+    return found[0], found[1]
+
+
+class VectorSource:
+    """Batches of descriptors that were computed before, kept on the device."""
+
+    def __init__(self, vectors: Tensor, labels: np.ndarray, positions: np.ndarray) -> None:
+        self.vectors = vectors
+        self.targets = torch.from_numpy(labels)
+        self.positions = torch.from_numpy(np.asarray(positions))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+        """The descriptors' numbers; nothing about them changes with the epoch."""
+        return {"index": self.positions[indices]}
+
+    def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Gather ``vector`` and ``target`` on ``device``."""
+        if self.vectors.device != device:
+            self.vectors, self.targets = self.vectors.to(device), self.targets.to(device)
+        index = batch["index"].to(device)
+        return {"vector": self.vectors[index], "target": self.targets[index], "index": index}
+
+
+class RegionData(pl.LightningDataModule):
+    """The data module: regions of the chosen split, batches assembled on the device."""
+
+    def __init__(self, config: O2PConfig) -> None:
+        super().__init__()
+        self.config = config.data
+        self.model_config = config.model
+        self.seed = config.engine.seed
+        self.dtype = {"bf16-mixed": torch.bfloat16, "64": torch.float64}.get(config.engine.precision, torch.float32)
+        self.train_regions, validation = open_regions(self.config)
+        if self.config.split == "tuning":
+            fit, held_out = tuning_split(self.train_regions.image_ids, every=self.config.hold_out)
+            self.validation_regions = self.train_regions
+            self.positions = {"train": fit, "validation": held_out}
+        else:
+            self.validation_regions = validation
+            self.positions = {
+                "train": np.arange(len(self.train_regions)),
+                "validation": np.arange(len(validation)),
+            }
+        self.sources: dict[str, Any] = {}
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self.train_regions.classes
+
+    @property
+    def validation_labels(self) -> np.ndarray:
+        """Classes of the validation regions, in order."""
+        return self.validation_regions.labels[self.positions["validation"]]
+
+    @property
+    def validation_areas(self) -> np.ndarray:
+        """Areas of the validation regions, in order."""
+        return self.validation_regions.areas[self.positions["validation"]]
+
+    def setup(self, stage: str) -> None:
+        """Open the sources; SIFT-O2P's descriptors are computed on the first call."""
+        if self.sources:
+            return
+        resident = self._resident()
+        random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
+        for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
+            positions = self.positions[part]
+            if self.model_config.head == "sift":
+                vectors = sift_vectors(regions, self.model_config, self.config)
+                self.sources[part] = VectorSource(vectors, regions.labels, positions)
+            else:
+                drawn: dict[str, Any] = random if part == "train" else {}
+                self.sources[part] = RegionSource(regions, positions, resident=resident, **drawn)
+
+    def _resident(self) -> bool:
+        if self.config.resident != "auto":
+            return self.config.resident == "yes"
+        if not torch.cuda.is_available():
+            return False
+        needed = self.train_regions.pixels.nbytes + self.validation_regions.pixels.nbytes
+        return needed <= torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 4
+
+    def train_dataloader(self) -> EpochLoader:
+        """Shuffled batches."""
+        source = self.sources["train"]
+        labels = self.train_regions.labels[self.positions["train"]]
+        resident = isinstance(source, VectorSource) or source.resident
+        return EpochLoader(
+            source,
+            self.config.batch_size,
+            seed=self.seed,
+            weights=balancing_weights(labels).tolist() if self.config.sampling == "balanced" else None,
+            threads=0 if resident else self.config.threads,
+            pin_memory=torch.cuda.is_available() and not resident,
+        )
+
+    def val_dataloader(self) -> EpochLoader:
+        """Validation batches in order."""
+        source = self.sources["validation"]
+        resident = isinstance(source, VectorSource) or source.resident
+        return EpochLoader(
+            source,
+            self.config.validation_batch_size,
+            shuffle=False,
+            threads=0 if resident else self.config.threads,
+            pin_memory=torch.cuda.is_available() and not resident,
+        )
+
+    def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
+        """Place, flip, mask and normalise the whole batch on the device."""
+        training = self.trainer is not None and self.trainer.training
+        return self.assemble(batch, "train" if training else "validation")
+
+    def assemble(self, batch: dict[str, Tensor], part: str) -> dict[str, Tensor]:
+        """The batch that the network takes, from what the loader gave."""
+        source = self.sources[part]
+        device = batch["index"].device
+        if isinstance(source, VectorSource):
+            return source.assemble(batch, device)
+        return source.assemble(
+            batch, device, canvas=self.config.canvas, background=self.config.background, dtype=self.dtype
+        )
+
+    def first_batches(self, count: int, device: torch.device) -> list[dict[str, Tensor]]:
+        """The first training batches of the seeded order, the same on every process, for calibration."""
+        loader = self.train_dataloader()
+        order = loader.order(0)[: count * self.config.batch_size]
+        out = []
+        for indices in order.split(self.config.batch_size):
+            batch = self.sources["train"].fetch(indices, 0)
+            out.append(self.assemble({k: v.to(device) for k, v in batch.items()}, "train"))
+        return out
+
+
+def sift_vectors(regions: Regions, model: RegionModelConfig, data: RegionDataConfig) -> Tensor:
+    """Descriptors of all regions, float16 (n, 8256): computed once, on the GPU if there is one, and cached."""
+    network = SiftO2P(len(regions.categories), **sift_arguments(model, data))
+    key = cache_key({"regions": regions.path.name, "sift": network.hparams_dict, "canvas": data.canvas})
+    path = cache_folder(data) / f"sift-{key}"
+    if not path.exists():
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        network.to(device)
+        source = RegionSource(regions, np.arange(len(regions)))
+
+        def chunks() -> Any:
+            for indices in torch.arange(len(regions)).split(64):
+                batch = source.assemble(
+                    source.fetch(indices, 0), device, canvas=data.canvas, background=data.background
+                )
+                yield network.describe(batch["image"], batch["mask"]).half().cpu().numpy()
+
+        write_cache(path, {"vectors": chunks()}, {"regions": regions.path.name})
+    return torch.from_numpy(np.array(open_cache(path).arrays["vectors"]))
+
+
+# ------------------------------------------------------------------------------------------------------------- network
+
+
+def sift_arguments(model: RegionModelConfig, data: RegionDataConfig) -> dict[str, Any]:
+    """What :class:`SiftO2P` is built with."""
+    if model.function == "power":
+        raise ConfigurationError("SIFT-O2P pools with log or sqrt; set --model.function to one of them.")
+    return {
+        "function": model.function,
+        "eps": model.eps,
+        "support": "all" if model.support == "all" else "mask",
+        "canvas": data.canvas,
+        "background": data.background,
+    }
+
+
+def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier | SiftO2P:
+    """Build the network of a configuration, with its starting weights."""
+    model, data = config.model, config.data
+    if model.head == "sift":
+        return SiftO2P(len(names), names=names, **sift_arguments(model, data))
+    head: Head = model.head
+    pooling: dict[str, Any] = {}
+    if head != "fc":
+        pooling = {
+            name: getattr(model, name)
+            for name in (
+                "function",
+                "power",
+                "learn_power",
+                "eps",
+                "learn_eps",
+                "feature_scale",
+                "reduce",
+                "support",
+                "center",
+                "standardize",
+                "precision",
+            )
+        }
+    network = RegionClassifier(
+        len(names),
+        backbone=model.backbone,
+        head=head,
+        tap=model.tap,
+        canvas=data.canvas,
+        hidden=model.hidden,
+        dropout=model.dropout,
+        input_dropout=model.input_dropout,
+        vector_dropout=model.vector_dropout,
+        names=names,
+        background=data.background,
+        **pooling,
+    )
+    if model.weights != "none":
+        source = None if model.weights == "imagenet" else model.weights
+        load_backbone_weights(network.backbone, model.backbone, source)
+    return network
+
+
+class RegionModule(RecordingModule):
+    """The Lightning module: cross-entropy, SGD with a cosine schedule, errors on all and on large regions."""
+
+    def __init__(self, config: O2PConfig, data: RegionData) -> None:
+        super().__init__()
+        self.config = config
+        self.model = build_model(config, data.classes)
+        areas = torch.from_numpy(data.validation_regions.areas)
+        self.register_buffer("areas", areas, persistent=False)
+        self.areas: Tensor
+        self._image_ids = data.validation_regions.image_ids
+        self.predictions: dict[str, np.ndarray] = {}
+        self._collected: list[tuple[Tensor, ...]] = []
+        self._calibration_batches = 5
+
+    def scores(self, batch: dict[str, Tensor]) -> Tensor:
+        """Scores (b, classes) of an assembled batch."""
+        if isinstance(self.model, SiftO2P):
+            return self.model.classify(batch["vector"])
+        return self.model(batch["image"], batch["mask"])
+
+    def on_fit_start(self) -> None:
+        """Prepare the device and, in a new run, measure the descriptor's mean and deviation."""
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = not self.config.engine.deterministic
+            if isinstance(self.model, RegionClassifier):
+                self.model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        data: RegionData = self.trainer.datamodule  # type: ignore[attr-defined]
+        self.calibrate(data)
+
+    @torch.no_grad()
+    def calibrate(self, data: RegionData) -> None:
+        """Measure the pooled descriptor's mean and deviation on the first training batches, once."""
+        if isinstance(self.model, SiftO2P):
+            if not bool(self.model.calibrated):
+                batches = data.first_batches(50, self.device)
+                self.model.calibrate(torch.cat([b["vector"] for b in batches]))
+            return
+        if self.model.pooling is None or bool(self.model.pooling.calibrated):
+            return
+        batches = data.first_batches(self._calibration_batches, self.device)
+        with self._autocast():
+            self.model.calibrate([(b["image"], b["mask"]) for b in batches])
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._trainer is not None:
+            return self.trainer.precision_plugin.forward_context()
+        return contextlib.nullcontext()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Mean cross-entropy of a batch."""
+        logged = self.global_step % self.config.engine.log_every == 0
+        watch: contextlib.AbstractContextManager[None] = self._watch() if logged else contextlib.nullcontext()
+        with watch:
+            scores = self.scores(batch)
+        return nnf.cross_entropy(scores.float(), batch["target"], label_smoothing=self.config.optimizer.label_smoothing)
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[None]:
+        """Record rank, spectrum and gradient of the structured layer in the forward pass inside."""
+        pooling = self._pooling()
+        if pooling is None:
+            yield
+            return
+
+        def look(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            spectrum = _spectrum(pooling, inputs[0].detach()[:8])
+            largest = spectrum[:, -1:]
+            self.record("layer/eigen_max", largest.mean())
+            self.record("layer/eigen_min", spectrum[:, 0].mean())
+            self.record("layer/rank", (spectrum > 1e-6 * largest).sum(-1).double().mean())
+            self.record("layer/eps", pooling.eps())
+            if pooling.power is not None:
+                self.record("layer/power", pooling.power)
+            if output.requires_grad:
+                output.register_hook(lambda g: self.record("layer/gradient_norm", g.detach().float().norm()))
+
+        handle = pooling.register_forward_hook(look)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _pooling(self) -> SecondOrderVector | None:
+        return self.model.pooling if isinstance(self.model, RegionClassifier) else None
+
+    def diagnose(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """Spectrum and size of what the structured layer sees in a batch."""
+        pooling = self._pooling()
+        if pooling is None or not isinstance(self.model, RegionClassifier):
+            return {"head": self.config.model.head, "structured_layer": None}
+        features, _ = self.model.maps(batch["image"])
+        finite = torch.isfinite(features.flatten(1)).all(-1)
+        spectrum = _spectrum(pooling, features[finite][:32]) if bool(finite.any()) else features.new_zeros(0, 1)
+        return {
+            "head": self.config.model.head,
+            "regions": len(features),
+            "regions_with_finite_features": int(finite.sum()),
+            "feature_max": float(features[finite].abs().max()) if bool(finite.any()) else None,
+            "eps": float(pooling.eps()),
+            "power": None if pooling.power is None else float(pooling.power),
+            "spectrum": [[float(v) for v in row] for row in spectrum.cpu()],
+        }
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Collect predictions and losses on the device."""
+        scores = self.scores(batch).float()
+        loss = nnf.cross_entropy(scores, batch["target"], reduction="none")
+        self._collected.append((batch["index"], batch["target"], scores.argmax(-1), loss))
+
+    def on_validation_epoch_end(self) -> None:
+        """Errors over all processes, in percent."""
+        index, target, predicted, loss = (torch.cat(parts) for parts in zip(*self._collected, strict=True))
+        self._collected.clear()
+        if self.trainer.world_size > 1:
+            index, target, predicted, loss = (_gather(t) for t in (index, target, predicted, loss))
+        wrong = (predicted != target).float()
+        large = self.areas[index] >= LARGE
+        self.log("val/loss", loss.mean())
+        self.log("val/error", 100 * wrong.mean())
+        self.log("val/error_large", 100 * wrong[large].mean() if bool(large.any()) else torch.nan)
+        order = index.argsort()
+        self.predictions = {
+            "index": index[order].cpu().numpy(),
+            "target": target[order].cpu().numpy().astype(np.int16),
+            "predicted": predicted[order].cpu().numpy().astype(np.int16),
+            "loss": loss[order].cpu().numpy().astype(np.float16),
+            "large": large[order].cpu().numpy(),
+            "image": self._image_ids[index[order].cpu().numpy()],
+        }
+
+    def configure_optimizers(self) -> Any:
+        """SGD with momentum; linear warm-up, then half a cosine to zero."""
+        config = self.config.optimizer
+        groups = self.model.parameter_groups(config.rate, config.backbone_factor, config.decay)
+        optimizer = torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
+        total = max(int(self.trainer.estimated_stepping_batches), 1)
+        warmup = config.warmup * total / max(self.config.engine.max_epochs, 1)
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / (warmup + 1)
+            return 0.5 * (1 + math.cos(math.pi * min((step - warmup) / max(total - warmup, 1), 1.0)))
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@torch.no_grad()
+def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
+    """Ascending eigenvalues (b, min(m, d)) of what is pooled, before weights are applied and ε is added."""
+    if pooling.reduce is not None:
+        features = pooling.reduce(features)
+    f = (features.flatten(2).mT * pooling.feature_scale).double()
+    return batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp_min(0)
+
+
+def _gather(value: Tensor) -> Tensor:
+    """Concatenate tensors of different lengths from all processes, in the order of the processes."""
+    count = torch.tensor([len(value)], device=value.device)
+    counts = [torch.zeros_like(count) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(counts, count)
+    longest = int(max(counts))
+    padded = torch.cat([value, value.new_zeros(longest - len(value))])
+    parts = [torch.empty_like(padded) for _ in counts]
+    torch.distributed.all_gather(parts, padded)
+    return torch.cat([part[: int(n)] for part, n in zip(parts, counts, strict=True)])
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+def save_predictions(run: RunFolder, module: RegionModule) -> str:
+    """Write the last validation's predictions to the run folder; return their SHA-256."""
+    path = run.predictions_path("validation.npz")
+    np.savez_compressed(path, **module.predictions)  # type: ignore[arg-type]
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """Predictions, the trained model, curves and the confusion of the last validation."""
+    from matbackprop.report import figures
+
+    assert isinstance(module, RegionModule) and isinstance(data, RegionData)
+    evaluate(module.config, module, data, run)  # the weights are the best ones now, no longer the last
+    save_predictions(run, module)
+    module.model.save_pretrained(run.path / "model")
+    figures.curves(run.read_metrics(), run.figure_path("curves"))
+    table = confusion(module.predictions["target"], module.predictions["predicted"], len(data.classes))
+    figures.confusion_matrix(table, data.classes, run.figure_path("confusion"))
+
+
+def confusion(target: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Counts (classes, classes): row the true class, column the predicted one.
+
+    Example:
+        >>> confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
+        [[1, 0], [1, 1]]
+    """
+    cells = target.astype(np.int64) * classes + predicted.astype(np.int64)
+    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+
+
+def build(config: O2PConfig) -> tuple[RegionModule, RegionData]:
+    """Build the module and the data module of a configuration."""
+    data = RegionData(config)
+    return RegionModule(config, data), data
+
+
+# ------------------------------------------------------------------------------------------------------------- presets
+
+_ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error", gradient_clip=10.0)
+
+PRESETS = {
+    # Made on the fly, a small network: seconds on a CPU.
+    "smoke": O2PConfig(
+        engine=EngineConfig(max_epochs=2, monitor="val/error", log_every=2, accelerator="cpu", devices="1"),
+        data=RegionDataConfig(made=24, side=56, canvas=67, jitter=3, batch_size=16, threads=0),
+        model=RegionModelConfig(head="o2p_fc", weights="none", reduce=16, hidden=64),
+        optimizer=OptimizerConfig(rate=0.01, backbone_factor=1.0),
+    ),
+    # A few epochs on COCO's regions: minutes on one GPU.
+    "small": O2PConfig(
+        engine=dataclasses.replace(_ENGINE, max_epochs=4),
+        model=RegionModelConfig(head="o2p"),
+        optimizer=OptimizerConfig(rate=0.02),
+    ),
+    # DeepO2P-FC from ImageNet, the best row of the paper's table.
+    "paper": O2PConfig(
+        engine=_ENGINE,
+        model=RegionModelConfig(head="o2p_fc"),
+        optimizer=OptimizerConfig(rate=0.01),
+    ),
+}
+
+RECIPE: Recipe[O2PConfig] = Recipe(
+    name="o2p",
+    config_class=O2PConfig,
+    presets=PRESETS,
+    build=build,
+    figures=write_figures,
+    summary="classify COCO's regions with second-order pooling (DeepO2P)",
+)

@@ -1,0 +1,189 @@
+"""Region classifiers: geometry of masks, the pooled descriptor, heads, calibration, saving."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import logm, sqrtm
+
+from matbackprop.errors import ConfigurationError, ShapeError, WeightsError
+from matbackprop.models.backbone import build_backbone
+from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector, grid_geometry, mask_to_grid
+
+
+@pytest.mark.parametrize("name, tap", [("alexnet", "relu1"), ("alexnet", "relu5"), ("alexnet", "pool5")])
+def test_the_grid_lies_where_the_network_looks(name, tap):
+    """The gradient of one cell with respect to the image is centred where grid_geometry says."""
+    torch.manual_seed(0)
+    backbone = build_backbone(name).double()
+    for p in backbone.parameters():
+        p.data.abs_()  # positive weights: every pixel of the receptive field counts, no ReLU is shut
+    start, stride = grid_geometry(backbone, tap)
+    image = torch.rand(1, 3, 227, 227, dtype=torch.float64, requires_grad=True)
+    (features,) = backbone(image, [tap])
+    cell = (features.shape[-2] // 2, features.shape[-1] // 2 - 1)
+    (gradient,) = torch.autograd.grad(features[0, :, cell[0], cell[1]].sum(), image)
+    rows, columns = (torch.nonzero(gradient.abs().sum((0, 1, d)))[:, 0] for d in (3, 2))
+    # max pooling looks at one of three cells, so that the edge of the field moves by up to the stride
+    assert float(rows.min() + rows.max()) / 2 == pytest.approx(start + stride * cell[0], abs=stride)
+    assert float(columns.min() + columns.max()) / 2 == pytest.approx(start + stride * cell[1], abs=stride)
+
+
+def test_vgg_grids_tile_the_image():
+    assert grid_geometry(build_backbone("vgg16"), "pool5") == (15.5, 32)
+    assert grid_geometry(build_backbone("vgg16"), "relu1_1") == (0.0, 1)
+
+
+def test_masks_are_carried_to_the_grid_by_area():
+    draw = torch.Generator().manual_seed(0)
+    mask = (torch.rand(2, 227, 227, generator=draw) > 0.5).float()
+    grid = mask_to_grid(mask, (13, 13), 15.0, 16)
+    for i, j in ((0, 0), (4, 7), (12, 12)):
+        window = mask[:, 7 + 16 * i : 23 + 16 * i, 7 + 16 * j : 23 + 16 * j]
+        torch.testing.assert_close(grid[:, i, j], window.mean((-1, -2)))
+    assert mask_to_grid(torch.ones(1, 20, 20), (3, 3), 3.5, 8)[0, 2, 2] == pytest.approx(0.25)  # reaches out
+
+
+def oracle(f, weight, eps, function):
+    a = f.T @ np.diag(weight) @ f + eps * np.eye(f.shape[1])
+    c = {"log": logm, "sqrt": sqrtm}[function](a).real
+    rows, columns = np.triu_indices(f.shape[1])
+    return c[rows, columns] * np.where(rows == columns, 1, np.sqrt(2))
+
+
+@pytest.mark.parametrize("function", ["log", "sqrt"])
+@pytest.mark.parametrize("support", ["all", "mask", "mask+all"])
+def test_the_descriptor_is_the_matrix_function_of_the_weighted_moment(function, support):
+    draw = torch.Generator().manual_seed(1)
+    features = torch.randn(2, 5, 3, 4, generator=draw, dtype=torch.float64).relu().float()
+    mask = torch.rand(2, 3, 4, generator=draw)
+    pooling = SecondOrderVector(5, function=function, support=support, feature_scale=0.3, eps=0.01, standardize="none")
+    got = pooling(features, mask)
+    assert got.shape == (2, pooling.out_features)
+    for i in range(2):
+        f = 0.3 * features[i].flatten(1).T.double().numpy()
+        inside = mask[i].flatten().double().numpy()
+        supports = {"all": [np.ones(12)], "mask": [inside / inside.mean()]}
+        supports["mask+all"] = supports["mask"] + supports["all"]
+        expected = np.concatenate([oracle(f, w, 0.01, function) for w in supports[support]])
+        np.testing.assert_allclose(got[i].numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_power_of_one_half_is_the_square_root_and_learns():
+    features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
+    power = SecondOrderVector(4, function="power", power=0.5, learn_power=True, learn_eps=True)
+    root = SecondOrderVector(4, function="sqrt")
+    torch.testing.assert_close(power(features), root(features), rtol=1e-5, atol=1e-6)
+    power(features).square().sum().backward()
+    assert power.power.grad.abs() > 0 and power.log_eps.grad.abs() > 0
+    fixed = SecondOrderVector(4, function="power", power=0.5)
+    assert not fixed.power.requires_grad and not fixed.log_eps.requires_grad
+
+
+def test_nothing_outside_the_mask_matters():
+    draw = torch.Generator().manual_seed(3)
+    features = torch.rand(1, 4, 3, 3, generator=draw)
+    mask = torch.zeros(1, 3, 3)
+    mask[:, 1:] = 1
+    pooling = SecondOrderVector(4, support="mask")
+    other = features.clone()
+    other[:, :, 0] = 7.0
+    torch.testing.assert_close(pooling(features, mask), pooling(other, mask))
+    assert not torch.allclose(pooling(features, mask * 0), pooling(other, mask * 0))  # an empty mask pools everything
+    with pytest.raises(ShapeError, match="needs its mask"):
+        pooling(features)
+
+
+@pytest.mark.parametrize("standardize", ["scalar", "entry"])
+def test_calibration_standardises_what_it_saw_and_happens_once(standardize):
+    torch.manual_seed(0)
+    model = RegionClassifier(3, head="o2p", canvas=67, tap="relu5", reduce=4, standardize=standardize)
+    batches = [(torch.randn(6, 3, 67, 67), None) for _ in range(2)]
+    model.calibrate(batches)
+    pooling = model.pooling
+    vectors = torch.cat([pooling(model.maps(image)[0]) for image, _ in batches]).detach()
+    assert vectors.mean().item() == pytest.approx(0, abs=1e-4)
+    assert vectors.square().mean().item() == pytest.approx(1, abs=1e-3)
+    if standardize == "entry":
+        assert vectors.mean(0).abs().max() < 1e-3
+    before = pooling.mean.clone()
+    model.calibrate([(torch.randn(6, 3, 67, 67) + 5, None)])
+    assert torch.equal(before, pooling.mean)
+
+
+HEADS = ["fc", "o2p", "o2p_fc", "both"]
+
+
+def small(head, **more):
+    pooling = {} if head == "fc" else {"reduce": 6, "tap": "relu5", "support": "mask", "function": "sqrt"}
+    return RegionClassifier(4, head=head, canvas=67, hidden=16, names=list("abcd"), **(pooling | more))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_parameter_of_every_head_learns(head):
+    torch.manual_seed(0)
+    model = small(head)
+    mask = torch.ones(2, 67, 67)
+    model(torch.randn(2, 3, 67, 67), mask).square().sum().backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    # one bias of a ReLU that is shut for both images may rest; whole weights may not
+    assert not [n for n in without if n.endswith("weight")]
+    groups = model.parameter_groups(0.1, 0.01, 5e-4)
+    grouped = [id(p) for g in groups for p in g["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    rates = {g["name"]: g["lr"] for g in groups}
+    assert rates["backbone"] == pytest.approx(0.001) and rates["head"] == pytest.approx(0.1)
+
+
+def test_alexnets_head_has_alexnets_topology():
+    with torch.device("meta"):
+        model = RegionClassifier(80, head="fc")
+        pooled = RegionClassifier(80, head="o2p_fc")
+    shapes = [tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    assert shapes == [(4096, 9216), (4096, 4096), (80, 4096)]
+    shapes = [tuple(m.weight.shape) for m in pooled.modules() if isinstance(m, torch.nn.Linear)]
+    assert shapes == [(4096, 256 * 257 // 2), (4096, 4096), (80, 4096)]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_saved_model_gives_the_same_scores(head, tmp_path):
+    torch.manual_seed(0)
+    model = small(head).eval()
+    image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
+    model.calibrate([(image, mask)])
+    model.save_pretrained(tmp_path / "model")
+    loaded = RegionClassifier.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(loaded(image, mask), model(image, mask))
+    assert loaded.names == list("abcd")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    small("o2p").save_pretrained(tmp_path / "a")
+    small("fc").save_pretrained(tmp_path / "b")
+    (tmp_path / "a" / "model.safetensors").write_bytes((tmp_path / "b" / "model.safetensors").read_bytes())
+    with pytest.raises(WeightsError, match="another architecture"):
+        RegionClassifier.from_pretrained(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"head": "tail"}, "unknown head 'tail'"),
+        ({"head": "o2p", "tap": "relu9"}, "alexnet has no map 'relu9'"),
+        ({"head": "o2p", "function": "sin"}, "unknown pooling function"),
+        ({"head": "o2p", "support": "half"}, "unknown support"),
+        ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
+        ({"head": "fc", "function": "log"}, "takes no function"),
+        ({"head": "fc", "names": ["a"]}, "1 names were given for 3 classes"),
+    ],
+)
+def test_configurations_that_make_no_sense_are_named(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        RegionClassifier(3, canvas=67, **arguments)
+
+
+def test_bfloat16_features_are_pooled_in_full_precision():
+    features = torch.rand(1, 4, 3, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    pooling = SecondOrderVector(4, standardize="none")
+    got = pooling(features)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, pooling(features.float()))
