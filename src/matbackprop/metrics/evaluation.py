@@ -3,6 +3,7 @@ summaries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -136,7 +137,8 @@ def score_images(
         Scores in the order of ``segmentations``.
 
     Raises:
-        DataError: no image at all, an image without human maps, or maps that do not fit together.
+        DataError: no image at all or images without human maps; or, after all others were scored, the list of images
+            whose files cannot be read or whose maps do not fit together.
     """
     if not segmentations:
         raise DataError("no segmentation to evaluate was given")
@@ -146,16 +148,31 @@ def score_images(
         raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}")
     score = partial(_score, boundary=boundary, tolerance=tolerance, matching=matching)
     jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
-    if workers < 2 or len(jobs) < 2:
-        yield from map(score, jobs)
-        return
-    # Fresh processes: forking one in which torch has started threads may hang.
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(score, jobs, chunksize=1)
+    problems = []
+    with ExitStack() as stack:
+        if workers < 2 or len(jobs) < 2:
+            results: Iterable[ImageScores | str] = map(score, jobs)
+        else:
+            # Fresh processes: forking one in which torch has started threads may hang.
+            pool = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn"))
+            results = stack.enter_context(pool).map(score, jobs, chunksize=1)
+        for result in results:
+            if isinstance(result, str):
+                problems.append(result)
+            else:
+                yield result
+    if len(problems) == 1:
+        raise DataError(problems[0])
+    if problems:
+        raise DataError(f"{len(problems)} of {len(jobs)} images cannot be scored:\n  " + "\n  ".join(problems))
 
 
-def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores:
-    return score_image(*job, **options)
+def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
+    """The scores of an image, or what is wrong with it."""
+    try:
+        return score_image(*job, **options)
+    except DataError as error:
+        return str(error)
 
 
 def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:

@@ -1,0 +1,166 @@
+"""``matbackprop evaluate segmentations DIR --ground-truth DIR``: the Berkeley benchmark's measures without MATLAB."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from matbackprop.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.metrics import ImageScores, score_images, summarize
+
+__all__ = ["Config", "main"]
+
+
+@dataclass
+class Config:
+    """Score segmentations against human maps: covering, Rand index, variation of information, boundary F-measure.
+
+    Both folders hold .mat (the benchmark's own segs, groundTruth and ucm2), .seg, .png, .npz or .npy files, named after
+    the image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are searched too.
+    """
+
+    segmentations: Annotated[Path, tyro.conf.Positional]
+    """Folder of segmentations, one or several for each image."""
+    ground_truth: Path
+    """Folder of human maps, one or several for each image."""
+    json: bool = False
+    """Print JSON with all digits and one entry an image instead of a table."""
+    csv: Path | None = None
+    """Also write one line an image to this file."""
+    boundary: bool = True
+    """Match boundaries too, which takes most of the time."""
+    tolerance: float = 0.0075
+    """Largest distance of matched boundary pixels, as a share of the image diagonal."""
+    matching: Literal["largest", "nearest"] = "largest"
+    """Pair as many boundary pixels as possible; "nearest" also with the least total distance, ten times slower."""
+    thresholds: int = 99
+    """Number of levels at which contour maps (ucm2) are cut."""
+    numbered: Literal["auto", "yes", "no"] = "auto"
+    """Whether name_1.png, name_2.png are maps of one image."""
+    workers: int = 0
+    """Number of processes; 0 takes one for each processor where there is enough to do."""
+
+
+def main(config: Config) -> int:
+    """Evaluate, print, return 0."""
+    if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 1:
+        raise ConfigurationError(
+            f"thresholds {config.thresholds}, workers {config.workers}, tolerance {config.tolerance}: "
+            "at least one threshold, no negative number of workers and a tolerance from 0 to 1 are needed"
+        )
+    segmentations, truth = _index(config)
+    if not config.json and len(truth) > len(segmentations):
+        print(f"note: {len(truth) - len(segmentations)} images with human maps have no segmentation", file=sys.stderr)
+    read = partial(_read, thresholds=config.thresholds)
+    scores = score_images(
+        {name: partial(read, paths) for name, paths in segmentations.items()},
+        {name: partial(read, truth[name]) for name in segmentations if name in truth},
+        boundary=config.boundary,
+        tolerance=config.tolerance,
+        matching=config.matching,
+        workers=config.workers or _workers(len(segmentations)),
+    )
+    results = list(_with_progress(scores, len(segmentations)))
+    summary = summarize(results)
+    if config.csv is not None:
+        _write_csv(config.csv, results)
+    if config.json:
+        print(json.dumps(_document(results, summary), indent=2))
+    else:
+        _print_table(results, summary)
+    return 0
+
+
+def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
+    """Files of segmentations and human maps by image, with the question of numbered names settled."""
+    folders = (config.segmentations, config.ground_truth)
+    if config.numbered != "auto":
+        both = [index_label_files(folder, numbered=config.numbered) for folder in folders]
+    else:
+        both = [index_label_files(folder, numbered="yes") for folder in folders]
+        plain = [index_label_files(folder, numbered="no") for folder in folders]
+        if len(both[0]) < len(plain[0]) and plain[0].keys() == plain[1].keys():
+            raise DataError(
+                f"both folders hold the same numbered names ({', '.join(list(plain[0])[:3])} …): say --numbered no "
+                "when each is an image of its own, --numbered yes when they are several maps of one image"
+            )
+    for folder, files in zip(folders, both, strict=True):
+        if not files:
+            raise DataError(f"{folder} holds no label map; the kinds that can be read are {', '.join(LABEL_SUFFIXES)}")
+    return both[0], both[1]
+
+
+def _read(paths: list[Path], thresholds: int) -> list[Any]:
+    return [labels for path in paths for labels in read_label_maps(path, thresholds=thresholds)]
+
+
+def _workers(images: int) -> int:
+    # A process takes a second or two to start, so each should have some images to do.
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors, images // 8)
+
+
+def _with_progress(scores: Any, total: int) -> Any:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(scores, "scoring", total=total, console=Console(stderr=True), disable=not sys.stderr.isatty())
+
+
+def _document(results: list[ImageScores], summary: dict[str, float]) -> dict[str, Any]:
+    numbers = {len(result.covering) for result in results}
+    return {
+        "images": len(results),
+        "annotators": sum(len(result.best_covering) for result in results),
+        "segmentations": numbers.pop() if len(numbers) == 1 else None,
+        "scores": {name: None if math.isnan(value) else value for name, value in summary.items()},
+        "per_image": [result.row() for result in results],
+    }
+
+
+def _write_csv(path: Path, results: list[ImageScores]) -> None:
+    rows = [result.row() for result in results]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _print_table(results: list[ImageScores], summary: dict[str, float]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    document = _document(results, summary)
+    number = document["segmentations"] or "differing numbers of"
+    table = Table(title=f"{len(results)} images, {number} segmentations each, {document['annotators']} human maps")
+    for column in ("measure", "ODS", "OIS", "best"):
+        table.add_column(column, justify="left" if column == "measure" else "right")
+
+    def cell(name: str) -> str:
+        value = summary.get(name)
+        return "–" if value is None or math.isnan(value) else f"{value:.6f}"
+
+    names = {"covering": "covering", "pri": "Rand index (PRI)", "vi": "variation of information, bits"}
+    for stem, title in names.items():
+        table.add_row(title, cell(f"{stem}_ods"), cell(f"{stem}_ois"), cell(f"{stem}_best"))
+    if "boundary_ods" in summary:
+        table.add_row("boundary F-measure", cell("boundary_ods"), cell("boundary_ois"), "–")
+    console = Console()
+    console.print(table)
+    console.print(
+        f"covering as in the paper, best (average): {summary['paper_best']:.6f} ({summary['paper_average']:.6f})",
+        highlight=False,
+    )
+    if document["segmentations"] is None:
+        console.print("ODS needs the same number of segmentations for every image.")
