@@ -1,0 +1,217 @@
+"""The command line: a table of commands, each in a file of its own that is imported only when it is called.
+
+A command's module has a dataclass ``Config``, from which tyro makes the options, and ``main(config)``, which may return
+an exit code. Errors of the library's own kinds end a command with one message and exit code 2; ``--debug`` or
+``MATBACKPROP_DEBUG=1`` shows where they came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives.
+
+    Attributes:
+        module: imported when the command is called.
+        summary: one line for the overview.
+        config: name of the options' dataclass in the module.
+        main: name of the function.
+        parse: name of a function ``parse(arguments, prog) → config`` for commands that need more than tyro's parser.
+        arguments: further positional arguments of ``parse``.
+    """
+
+    module: str
+    summary: str
+    config: str = "Config"
+    main: str = "main"
+    parse: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command("matbackprop.cli.demo", "Train and show both systems in a few minutes, on data made on the fly."),
+    "train o2p": Command(
+        "matbackprop.cli.train", "Train a region classifier (DeepO2P).", parse="parse", arguments=("o2p",)
+    ),
+    "train ncuts": Command(
+        "matbackprop.cli.train", "Train image segmentation (DeepNCuts).", parse="parse", arguments=("ncuts",)
+    ),
+    "evaluate segmentations": Command(
+        "matbackprop.cli.evaluate", "Score segmentations against human ones: covering, PRI, VI, boundaries."
+    ),
+    "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
+    "segment": Command("matbackprop.cli.segment", "Segment photographs."),
+    "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
+    "reproduce table1": Command("matbackprop.training.table1", "The paper's first table: region classification."),
+    "reproduce table2": Command("matbackprop.training.table2", "The paper's second table: full-image segmentation."),
+    "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is."),
+    "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
+    "serve": Command("matbackprop.cli.serve", "Open a page in the browser where both systems can be tried."),
+    "doctor": Command("matbackprop.cli.doctor", "Say what is installed, what works, and check the gradients."),
+    "data check": Command("matbackprop.cli.data", "Verify a data set and name each bad file.", "Check", "check"),
+    "data download": Command("matbackprop.cli.data", "Fetch a data set or weights.", "Download", "download"),
+    "data cache": Command("matbackprop.cli.data", "List, verify or remove cached data.", "CacheConfig", "cache"),
+}
+"""All commands: one or two words → where they live."""
+
+GROUPS = {
+    "train": "Train one of the two systems.",
+    "evaluate": "Score segmentations, or validate a run.",
+    "reproduce": "Reproduce the paper's tables.",
+    "data": "Check, fetch and cache data.",
+}
+
+EXTRAS = {
+    "tyro": "metrics",
+    "rich": "metrics",
+    "numpy": "metrics",
+    "scipy": "metrics",
+    "PIL": "metrics",
+    "torchmetrics": "metrics",
+    "pytorch_lightning": "train",
+    "lightning_fabric": "train",
+    "safetensors": "train",
+    "skimage": "train",
+    "tensorboard": "train",
+    "matplotlib": "train",
+    "pycocotools": "train",
+    "kornia": "sift",
+    "gradio": "serve",
+    "sklearn": "bench",
+    "psutil": "bench",
+}
+"""Importable name → the extra that installs it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit.
+
+    Args:
+        arguments: the words after ``matbackprop``; by default those of this process.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = os.environ.get("MATBACKPROP_DEBUG", "") not in ("", "0")
+    if "--debug" in words:
+        words.remove("--debug")
+        debug = True
+    sys.exit(_guarded(lambda: _dispatch(words), debug))
+
+
+def _guarded(call: Callable[[], int], debug: bool) -> int:
+    """Call and turn the library's own errors into a message and an exit code."""
+    from matbackprop import errors
+
+    own = tuple(getattr(errors, name) for name in errors.__all__ if not name.endswith("Warning"))
+    try:
+        return call()
+    except KeyboardInterrupt:
+        print("matbackprop: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; keep Python from complaining once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if hasattr(error, "signum"):  # RunInterrupted, known here without importing the engine
+            print(f"matbackprop: {error}", file=sys.stderr)
+            return 128 + int(error.signum)
+        message = _missing_extra(error) or (str(error) if isinstance(error, own) else None)
+        if message is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        print(f"matbackprop: error: {message}", file=sys.stderr)
+        return 2
+
+
+def _missing_extra(error: BaseException) -> str | None:
+    """Return what to install where an import of an optional dependency failed."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.split(".")[0]
+        if top in EXTRAS:
+            return f"{top} is not installed. Install it with: pip install 'matbackprop[{EXTRAS[top]}]'"
+    return None
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"matbackprop {version('matbackprop')}")
+        return 0
+    if words[0] == "--print-completion":
+        from matbackprop.cli.completion import completion
+
+        print(completion(words[1] if len(words) > 1 else "bash"))
+        return 0
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return run(name, words[length:])
+    if words[0] in GROUPS:
+        if len(words) == 1 or words[1] in ("-h", "--help"):
+            print(overview(words[0]))
+            return 0
+        return _unknown(" ".join(words[:2]), words[0])
+    return _unknown(words[0])
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Parse the options of one command and run it; return its exit code."""
+    command = COMMANDS[name]
+    module = importlib.import_module(command.module)
+    prog = f"matbackprop {name}"
+    if command.parse is not None:
+        config = getattr(module, command.parse)(*command.arguments, arguments, prog)
+    else:
+        config = parse(getattr(module, command.config), arguments, prog)
+    return getattr(module, command.main)(config) or 0
+
+
+def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | None = None) -> Any:
+    """Make a command line of a dataclass and read it."""
+    import tyro
+
+    return tyro.cli(kind, args=list(arguments), prog=prog, description=description)
+
+
+def overview(group: str | None = None) -> str:
+    """Return the list of commands, or of those of a group."""
+    names = [n for n in COMMANDS if group is None or n.split()[0] == group]
+    width = max(map(len, names)) + 2
+    head = GROUPS[group] if group else "Structured matrix layers with exact gradients, and two systems built on them."
+    place = f" {group}" if group else ""
+    lines = [f"usage: matbackprop{place} COMMAND [OPTIONS]", "", head, "", "commands:"]
+    lines += [f"  {n:<{width}}{COMMANDS[n].summary}" for n in names]
+    lines += [
+        "",
+        "matbackprop COMMAND --help         the options of a command",
+        "matbackprop --version              the version",
+        "matbackprop --print-completion SH  completion for bash, zsh or tcsh, for example",
+        '                                   eval "$(matbackprop --print-completion bash)"',
+        "--debug (or MATBACKPROP_DEBUG=1)   show where an error came from",
+    ]
+    return "\n".join(lines)
+
+
+def _unknown(name: str, group: str | None = None) -> int:
+    known = [n for n in COMMANDS if group is None or n.split()[0] == group]
+    near = difflib.get_close_matches(name, [*known, *GROUPS], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(known)}."
+    print(f"matbackprop: error: there is no command {name!r}; {hint}", file=sys.stderr)
+    return 2

@@ -21,7 +21,7 @@ import numpy as np
 
 from matbackprop.errors import DataError
 
-__all__ = ["Cache", "cache_key", "default_cache_folder", "list_caches", "open_cache", "write_cache"]
+__all__ = ["Cache", "cache_folders", "cache_key", "default_cache_folder", "open_cache", "write_cache"]
 
 FORMAT = 1
 _BLOCK = 1 << 26
@@ -235,11 +235,8 @@ def open_cache(path: str | Path, verify: bool = False) -> Cache:
     return cache
 
 
-def list_caches(folder: str | Path | None = None) -> list[Cache]:
-    """Return all caches below a folder, by default :func:`default_cache_folder`."""
-    folder = Path(folder) if folder is not None else default_cache_folder()
-    return [open_cache(meta.parent) for meta in sorted(folder.rglob("meta.json")) if not _hidden(meta, folder)]
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+def cache_folders(folder: str | Path) -> list[Path]:
+    """Return the folders of all caches below a folder."""
+    folder = Path(folder)
+    found = (meta.parent for meta in sorted(folder.rglob("meta.json")))
+    return [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]

@@ -81,7 +81,8 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
     ]
     if problems:
         raise WeightsError(
-            f"the weights of {origin} belong to another architecture than {type(module).__name__}: {'; '.join(problems)}"
+            f"the weights of {origin} belong to another architecture than {type(module).__name__}: "
+            f"{'; '.join(problems)}."
         )
     bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:

@@ -1,0 +1,146 @@
+"""``matbackprop data check|download|cache``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from matbackprop.errors import DataError
+
+__all__ = ["CacheConfig", "Check", "Download", "cache", "check", "download"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- check
+
+
+@dataclass
+class Check:
+    """Read every file of a data set in BSDS's or COCO's layout and name each bad one. Exits with 1 if there is any."""
+
+    root: Annotated[Path, tyro.conf.Positional]
+    """Folder of the data set."""
+    threads: int = 4
+    """Files read at once."""
+    json: bool = False
+    """Print JSON."""
+
+
+def check(config: Check) -> int:
+    """Check a data set."""
+    from matbackprop.data.check import check_dataset
+
+    shown = sys.stderr.isatty()
+
+    def progress(done: int) -> None:
+        if shown and done % 20 == 0:
+            print(f"\r{done} images", end="", file=sys.stderr)
+
+    result = check_dataset(config.root, threads=config.threads, progress=progress)
+    if shown:
+        print("\r", end="", file=sys.stderr)
+    if config.json:
+        problems = [{"path": str(p.path), "reason": p.reason} for p in result.problems]
+        content = {"layout": result.layout, "counts": result.counts, "problems": problems, "notes": result.notes}
+        print(json.dumps(content, indent=2))
+        return 0 if result.good else 1
+    print(f"{config.root}: {result.layout.upper()}'s layout")
+    for name, count in result.counts.items():
+        print(f"  {count:>8} {name}")
+    for note in result.notes:
+        print(f"  note: {note}")
+    for problem in result.problems:
+        print(f"  bad: {problem}")
+    print("everything is in order" if result.good else f"{len(result.problems)} problems")
+    return 0 if result.good else 1
+
+
+# ------------------------------------------------------------------------------------------------------------- download
+
+
+@dataclass
+class Download:
+    """Fetch a data set, or the weights of a backbone, from its official address."""
+
+    what: Annotated[Literal["bsds500", "bsds300", "coco", "alexnet", "vgg16"], tyro.conf.Positional]
+    """Data set or weights."""
+    folder: Path | None = None
+    """Where it goes. By default below $MATBACKPROP_DATA; weights go to the cache."""
+    keep_archives: bool = False
+    """Keep the downloaded archives."""
+
+
+_FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
+
+
+def download(config: Download) -> int:
+    """Download."""
+    from matbackprop.data.cache import default_cache_folder
+    from matbackprop.data.download import download_dataset
+    from matbackprop.models.weights import OFFICIAL, download_weights
+
+    if config.what in OFFICIAL:
+        folder = config.folder or default_cache_folder() / "weights"
+        print(download_weights(config.what, folder / f"{config.what}.safetensors"))
+        return 0
+    target = config.folder
+    if target is None:
+        root = os.environ.get("MATBACKPROP_DATA")
+        if not root:
+            raise DataError("where to? Give --folder, or set MATBACKPROP_DATA to the folder of all data sets.")
+        target = Path(root) / _FOLDERS[config.what]
+    shown = sys.stderr.isatty()
+
+    def progress(have: int, total: int | None) -> None:
+        if shown:
+            of = f" of {total / 1e6:.0f}" if total else ""
+            print(f"\r{have / 1e6:.0f}{of} MB", end="", file=sys.stderr)
+
+    print(download_dataset(config.what, target, keep_archives=config.keep_archives, progress=progress))
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- cache
+
+
+@dataclass
+class CacheConfig:
+    """List what is cached; with --verify compare all checksums, with --remove delete it."""
+
+    folder: Annotated[Path | None, tyro.conf.Positional] = None
+    """Folder of caches. By default $MATBACKPROP_CACHE, or matbackprop in the user's cache folder."""
+    verify: bool = False
+    """Compare the checksums. Exits with 1 if a cache is damaged."""
+    remove: Literal["none", "damaged", "all"] = "none"
+    """Delete caches; they are made again when they are needed."""
+
+
+def cache(config: CacheConfig) -> int:
+    """List, verify or remove caches."""
+    from matbackprop.data.cache import cache_folders, default_cache_folder, open_cache
+
+    folder = config.folder or default_cache_folder()
+    total = damaged = 0
+    for path in cache_folders(folder):
+        state = ""
+        try:
+            opened = open_cache(path, verify=config.verify or config.remove == "damaged")
+            size = opened.nbytes
+            arrays = ", ".join(f"{n} {tuple(a.shape)} {a.dtype}" for n, a in opened.arrays.items())
+        except DataError as error:
+            damaged += 1
+            size = sum(f.stat().st_size for f in path.iterdir())
+            state, arrays = "DAMAGED ", str(error)
+        removed = config.remove == "all" or (config.remove == "damaged" and bool(state))
+        if removed:
+            shutil.rmtree(path)
+        print(f"{state}{'removed ' if removed else ''}{path} ({size / 1e6:.1f} MB): {arrays}")
+        total += 0 if removed else size
+    print(f"{folder}: {total / 1e6:.1f} MB")
+    return 1 if damaged and config.remove == "none" else 0

@@ -1,0 +1,164 @@
+"""``matbackprop doctor``: what is installed, what works, and whether the gradients are right on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Config", "examine", "main"]
+
+EXTRA_MODULES = {
+    "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
+    "train": ("pytorch_lightning", "safetensors", "skimage", "tensorboard", "matplotlib", "pycocotools"),
+    "sift": ("kornia",),
+    "serve": ("gradio",),
+    "cuda": ("triton",),
+    "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
+}
+"""Extra → the modules it brings."""
+
+SOLVES = ((100, 36), (100, 169), (100, 256), (1, 20))
+"""Batch and order of the eigenproblems whose route is shown: pool5, ReLU-5, all channels, one image's cuts."""
+
+TOLERANCE = 1e-6
+
+
+@dataclass
+class Config:
+    """Say what is installed, what works, and check the gradients. Exits with 1 if something is wrong."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+def examine() -> dict[str, Any]:
+    """Return everything the doctor knows, as JSON can hold it."""
+    return {
+        "versions": _versions(),
+        "devices": _devices(),
+        "eigensolver": _routes(),
+        "extras": _extras(),
+        "data": _data(),
+        "gradients": _gradients(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in ("matbackprop", "torch", "pytorch-lightning", "numpy", "scipy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _devices() -> dict[str, str]:
+    import torch
+
+    found = {"cpu": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"}
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        found[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    return found
+
+
+def _routes() -> dict[str, str]:
+    import torch
+
+    from matbackprop.eigensolver import route
+
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return {
+        f"{device} {str(dtype).removeprefix('torch.')} {batch}×{n}×{n}": route(device, dtype, n=n, batch=batch)
+        for device in devices
+        for dtype in (torch.float32, torch.float64)
+        for batch, n in SOLVES
+    }
+
+
+def _extras() -> dict[str, dict[str, Any]]:
+    found = {}
+    for extra, modules in EXTRA_MODULES.items():
+        missing = [m for m in modules if importlib.util.find_spec(m) is None]
+        found[extra] = {"complete": not missing, "missing": missing}
+    return found
+
+
+def _data() -> dict[str, str]:
+    from matbackprop.data.cache import cache_folders, default_cache_folder
+
+    found: dict[str, str] = {}
+    root = os.environ.get("MATBACKPROP_DATA")
+    if not root:
+        found["MATBACKPROP_DATA"] = "not set; recipes need --data.root, or make their data"
+    elif not Path(root).is_dir():
+        found["MATBACKPROP_DATA"] = f"{root} is no folder"
+    else:
+        found["MATBACKPROP_DATA"] = root
+        for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
+            found[name] = "there" if (Path(root) / name / sign).exists() else "not there"
+    cache = default_cache_folder()
+    size = sum(f.stat().st_size for p in cache_folders(cache) for f in p.iterdir()) if cache.is_dir() else 0
+    found["cache"] = f"{cache}, {size / 1e6:.0f} MB"
+    return found
+
+
+def _gradients() -> dict[str, Any]:
+    """Compare gradients with central differences, on every kind of device; a second's work."""
+    import torch
+
+    import matbackprop as mb
+
+    started = time.perf_counter()
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+    cases: dict[str, Any] = {
+        # Two equal rows and a zero one: a repeated spectrum, where autograd through eigh gives NaN.
+        "second_order_pool": lambda f: mb.second_order_pool(torch.cat([f, f[:1], 0 * f[:1]]), eps=1e-2).square().sum(),
+        "matrix_log": lambda f: mb.matrix_log(f @ f.mT + torch.eye(len(f)).to(f)).square().sum(),
+        "normalized_cut_j2": lambda f: mb.normalized_cut_j2(f.square() + 0.1, labels.to(f.device)),
+    }
+    errors: dict[str, float] = {}
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        f = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+        direction = torch.randn(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+        for name, function in cases.items():
+            x = f.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(function(x), x)
+            exact = (gradient * direction).sum()
+            with torch.no_grad():
+                step = 1e-5
+                numeric = (function(f + step * direction) - function(f - step * direction)) / (2 * step)
+            error = float((exact - numeric).abs() / numeric.abs().clamp_min(1.0))
+            errors[f"{device} {name}"] = error
+    right = all(e < TOLERANCE for e in errors.values())  # NaN is not smaller
+    return {"right": right, "relative errors": errors, "seconds": time.perf_counter() - started}
+
+
+def main(config: Config) -> int:
+    """Print what was found."""
+    found = examine()
+    good = bool(found["gradients"]["right"])
+    if config.json:
+        print(json.dumps(found, indent=2))
+        return 0 if good else 1
+    for title in ("versions", "devices", "eigensolver", "data"):
+        print(title)
+        for name, value in found[title].items():
+            print(f"  {name:<28}{value}")
+    print("extras")
+    for extra, state in found["extras"].items():
+        how = f"missing {', '.join(state['missing'])}: pip install 'matbackprop[{extra}]'"
+        print(f"  {extra:<28}{'complete' if state['complete'] else how}")
+    seconds = found["gradients"]["seconds"]
+    print(f"gradients, against central differences ({seconds:.2f} s)")
+    for name, error in found["gradients"]["relative errors"].items():
+        print(f"  {name:<28}{error:.1e} {'right' if error < TOLERANCE else 'WRONG'}")
+    return 0 if good else 1

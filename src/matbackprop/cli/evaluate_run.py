@@ -1,0 +1,76 @@
+"""``matbackprop evaluate run RUN``: build a run's model again, load its weights, validate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.training.config import RECIPES, Recipe, from_json, get_recipe, merge, read_config_file
+from matbackprop.training.run_folder import RunFolder
+
+__all__ = ["Config", "main", "rebuild"]
+
+
+@dataclass
+class Config:
+    """Validate a trained run again, on the data it was validated on or on others."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    which: Literal["best", "last"] = "best"
+    """Which weights."""
+    config: Path | None = None
+    """TOML or JSON file of fields laid over the run's configuration, for example another data folder."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Kind of device."""
+    json: bool = False
+    """Print JSON."""
+
+
+def recipe_of(run: RunFolder) -> Recipe[Any]:
+    """Return the recipe whose configuration a run folder holds."""
+    data = run.read_config()
+    problems = []
+    for name in RECIPES:
+        recipe = get_recipe(name)
+        try:
+            from_json(recipe.config_class, data)
+        except ConfigurationError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        return recipe
+    raise ConfigurationError(f"the configuration of {run.path} fits no recipe. {' '.join(problems)}")
+
+
+def rebuild(run: RunFolder, which: str = "best", overrides: dict[str, Any] | None = None) -> tuple[Any, Any, Any]:
+    """Return (configuration, module, data) of a run, with its best or last weights."""
+    from matbackprop.training.engine import load_weights, seed_all
+
+    recipe = recipe_of(run)
+    config = merge(from_json(recipe.config_class, run.read_config()), overrides or {})
+    seed_all(config.engine.seed)
+    module, data = recipe.build(config)
+    load_weights(run, module, which)
+    return config, module, data
+
+
+def main(config: Config) -> int:
+    """Validate and print the metrics."""
+    from matbackprop.training.engine import evaluate
+
+    run = RunFolder(config.run)
+    overrides = read_config_file(config.config) if config.config is not None else {}
+    resolved, module, data = rebuild(run, config.which, overrides)
+    engine = replace(resolved.engine, accelerator=config.accelerator, resume=False, overwrite=False)
+    metrics = evaluate(engine, module, data, run)
+    if config.json:
+        print(json.dumps(metrics, indent=2))
+    else:
+        for name, value in sorted(metrics.items()):
+            print(f"{name:<32}{value:.6g}")
+    return 0

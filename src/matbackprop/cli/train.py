@@ -1,0 +1,94 @@
+"""``matbackprop train RECIPE``: preset, then file, then options; every field of the recipe can be given.
+
+Engine options may be written without their prefix: ``--resume`` is ``--engine.resume``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from matbackprop.cli import parse as parse_with_tyro
+from matbackprop.training.config import EngineConfig, Recipe, get_recipe, resolve
+
+__all__ = ["main", "options", "parse"]
+
+
+@dataclasses.dataclass
+class _Chosen:
+    recipe: Recipe[Any]
+    preset: str
+    config: Any
+
+
+def options(name: str, preset: str | None = None, file: Path | None = None) -> type:
+    """Return a dataclass of all options of a recipe with a preset's and a file's values as defaults."""
+    import tyro
+
+    recipe = get_recipe(name)
+    preset = preset or next(iter(recipe.presets))
+    config = resolve(recipe, preset, file)
+    return dataclasses.make_dataclass(
+        f"Train{name.title()}",
+        [
+            (
+                "preset",
+                Annotated[Literal[tuple(recipe.presets)], tyro.conf.arg(help="Where the defaults come from.")],  # type: ignore[misc]
+                preset,
+            ),
+            (
+                "config",
+                Annotated[Path | None, tyro.conf.arg(help="TOML or JSON file of fields, laid over the preset.")],
+                file,
+            ),
+            ("recipe", Annotated[recipe.config_class, tyro.conf.arg(name="")], dataclasses.field(default=config)),
+        ],
+    )
+
+
+def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
+    """Read the preset and the file first, since they decide the defaults, then everything."""
+    recipe = get_recipe(name)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", choices=list(recipe.presets), default=next(iter(recipe.presets)))
+    first.add_argument("--config", type=Path)
+    chosen, _ = first.parse_known_args(list(arguments))
+    kind = options(name, chosen.preset, chosen.config)
+    description = (
+        f"{recipe.summary or f'Train the recipe {name}.'} Any field can be given here, or in a TOML or JSON file with "
+        "--config. Options of the engine may be written without their prefix: --resume for --engine.resume."
+    )
+    found = parse_with_tyro(kind, [_with_prefix(word) for word in arguments], prog, description)
+    return _Chosen(recipe, found.preset, found.recipe)
+
+
+def _with_prefix(word: str) -> str:
+    """Turn ``--resume`` and ``--no-progress`` into ``--engine.resume`` and ``--engine.no-progress``.
+
+    Example:
+        >>> _with_prefix("--max-epochs=3"), _with_prefix("--no-progress"), _with_prefix("--data.root")
+        ('--engine.max-epochs=3', '--engine.no-progress', '--data.root')
+    """
+    if not word.startswith("--"):
+        return word
+    name = word[2:].split("=")[0].replace("_", "-")
+    fields = {f.name.replace("_", "-") for f in dataclasses.fields(EngineConfig)}
+    if name in fields or (name.startswith("no-") and name[3:] in fields):
+        return f"--engine.{word[2:]}"
+    return word
+
+
+def main(chosen: _Chosen) -> int:
+    """Train."""
+    from matbackprop.training.engine import is_first_process, run_recipe
+
+    run = run_recipe(chosen.recipe, chosen.config, preset=chosen.preset)
+    if is_first_process():
+        summary = run.read_summary()
+        if "best" in summary:
+            print(f"best {summary['best_metric']} {summary['best']:.5g} at step {summary['best_step']}")
+        print(f"run folder: {run.path}")
+    return 0
