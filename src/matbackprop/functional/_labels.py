@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
-from matbackprop.numerics import check_finite, check_matrix, compute_dtype, values_checkable
+from matbackprop.numerics import check_finite, check_matrix, compute_dtype, values_checkable, wants_check
 
 # One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
 _ONE_HOT_LIMIT = 16_000_000
@@ -34,11 +34,6 @@ class LabelledRows(NamedTuple):
     region: Tensor
     num_labels: int
     annotators: bool
-
-
-def checks_wanted(check: bool | None, a: Tensor) -> bool:
-    """Whether to look at values: ``None`` means on the CPU only, where looking costs no synchronisation."""
-    return values_checkable(a) and (a.device.type == "cpu" if check is None else check)
 
 
 def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
@@ -170,7 +165,7 @@ def labelled_rows(
     dtype = compute_dtype(f.dtype, precision)
     if weight is not None and annotators:
         weight = weight.unsqueeze(-2)
-    if checks_wanted(check, f):
+    if wants_check(check, f):
         check_finite(f, "f")
         check_label_values(labels, weight, k, annotators)
         if weight is not None:

@@ -6,8 +6,16 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
-from matbackprop.functional._labels import check_label_values, check_labels, checks_wanted, count_labels
-from matbackprop.numerics import autocast_off, check_finite, check_matrix, check_symmetric, compute_dtype, symmetrize
+from matbackprop.functional._labels import check_label_values, check_labels, count_labels
+from matbackprop.numerics import (
+    autocast_off,
+    check_finite,
+    check_matrix,
+    check_symmetric,
+    compute_dtype,
+    symmetrize,
+    wants_check,
+)
 
 __all__ = ["affinity", "normalized_affinity", "normalized_cut_value"]
 
@@ -53,7 +61,7 @@ def affinity(
     check_matrix(f, "f")
     if lam is not None:
         check_lambda(lam, f.shape[-1])
-    if checks_wanted(check, f):
+    if wants_check(check, f):
         check_finite(f, "f")
         if lam is not None:
             check_finite(lam, "lam")
@@ -65,7 +73,7 @@ def affinity(
 
 def _degrees(w: Tensor, check: bool | None) -> Tensor:
     degree = w.sum(-1)
-    if checks_wanted(check, w) and bool((degree < 0).any()):
+    if wants_check(check, w) and bool((degree < 0).any()):
         raise DomainError(
             f"{int((degree < 0).sum())} of {degree.numel()} rows of the affinity have a negative sum, down to "
             f"{float(degree.min()):.3g}, so D^(1/2) is not real; make the affinities non-negative."
@@ -86,7 +94,7 @@ def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check: bool
             f"annotators one at a time here."
         )
     k = count_labels(labels, num_labels)
-    if checks_wanted(check, w):
+    if wants_check(check, w):
         check_label_values(labels, None, k, False)
     return k
 
@@ -134,7 +142,7 @@ def normalized_affinity(
         proposition on dM and dΩ.
     """
     check_matrix(w, "w", square=True)
-    if checks_wanted(check, w):
+    if wants_check(check, w):
         check_finite(w, "w")
     k = 0 if labels is None else _region_count(w, labels, num_labels, check)
     dtype = compute_dtype(w.dtype, precision)
@@ -195,7 +203,7 @@ def normalized_cut_value(
         which prints W for D − W.
     """
     check_matrix(w, "w", square=True)
-    if checks_wanted(check, w):
+    if wants_check(check, w):
         check_finite(w, "w")
         check_symmetric(w, "w")
     k = _region_count(w, labels, num_labels, check)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import DomainError
-from matbackprop.functional._labels import LabelledRows, average_annotators, checks_wanted, labelled_rows
+from matbackprop.functional._labels import LabelledRows, average_annotators, labelled_rows
 from matbackprop.functional._spans import (
     degree_row_sums,
     degrees_of,
@@ -24,7 +24,7 @@ from matbackprop.functional._spans import (
     span_trace,
 )
 from matbackprop.functional.affinity import check_lambda
-from matbackprop.numerics import autocast_off, check_finite
+from matbackprop.numerics import autocast_off, check_finite, wants_check
 
 __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
 
@@ -115,7 +115,7 @@ def normalized_cut_j1(
         rows = labelled_rows(
             f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
         )
-        wanted = checks_wanted(check, f)
+        wanted = wants_check(check, f)
         if lam is not None:
             check_lambda(lam, f.shape[-1])
             if wanted:

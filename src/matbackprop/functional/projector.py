@@ -11,7 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError, TieError
-from matbackprop.functional._labels import checks_wanted
 from matbackprop.functional._spans import forward_mode, rank_tolerance
 from matbackprop.numerics import (
     autocast_off,
@@ -20,6 +19,7 @@ from matbackprop.numerics import (
     check_symmetric,
     compute_dtype,
     symmetrize,
+    wants_check,
 )
 
 __all__ = ["projector", "spectral_projector"]
@@ -132,7 +132,7 @@ def projector(
         1. Golub and Pereyra, The differentiation of pseudo-inverses, SIAM J. Numer. Anal. 10 (1973).
     """
     check_matrix(a, "a", square=symmetric)
-    if checks_wanted(check, a):
+    if wants_check(check, a):
         check_finite(a, "a")
         if symmetric:
             check_symmetric(a, "a")
@@ -309,7 +309,7 @@ def spectral_projector(
         raise DomainError(f"give either rank or threshold, got rank={rank}, threshold={threshold}.")
     if rank is not None and not 0 <= rank <= n:
         raise DomainError(f"rank must lie in 0 … {n} for {n}×{n} matrices, got {rank}.")
-    wanted = checks_wanted(check, a)
+    wanted = wants_check(check, a)
     if wanted:
         check_finite(a, "a")
         check_symmetric(a, "a")

@@ -1,0 +1,443 @@
+"""Solutions of linear systems A(θ)x = b, differentiated through the converged solution and not through the iterations.
+
+The adjoint of x = A⁻¹b is one more solution with the same matrix: λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ. So it does not
+matter how the solution was found: by a factorisation (:func:`linear_solve`), or by conjugate gradients with products
+    only
+(:func:`conjugate_gradient_solve`). :func:`gaussian_crf` is the mode of a Gaussian random field built on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
+from matbackprop.functional._spans import forward_mode
+from matbackprop.numerics import (
+    autocast_off,
+    check_finite,
+    check_floating,
+    check_matrix,
+    check_symmetric,
+    compute_dtype,
+    symmetrize,
+    wants_check,
+)
+
+__all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve"]
+
+
+class _Solve(Function):
+    """A⁻¹b for b ``(*b, n, r)``. The factors are constants: the adjoint in A is given here and solves with them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, factor: Tensor, pivots: Tensor | None, adjoint: bool) -> Tensor:
+        if pivots is None:
+            return torch.cholesky_solve(b, factor)
+        return torch.linalg.lu_solve(factor, pivots, b, adjoint=adjoint)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, _, factor, pivots, ctx.adjoint = inputs
+        ctx.save_for_backward(a, factor, pivots, output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        a, factor, pivots, x = ctx.saved_tensors
+        g_b = forward_mode(_Solve, _SolveForwardAD).apply(a, g, factor, pivots, not ctx.adjoint)
+        g_a = None
+        if ctx.needs_input_grad[0]:
+            g_a = -(x @ g_b.mT) if ctx.adjoint else -(g_b @ x.mT)
+            if pivots is None:
+                g_a = symmetrize(g_a)
+        return g_a, g_b, None, None, None
+
+
+class _SolveForwardAD(_Solve):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _Solve.setup_context(ctx, inputs, output)
+        a, _, factor, pivots, _ = inputs
+        ctx.save_for_forward(a, factor, pivots, output)
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, *_: None) -> Tensor:
+        a, factor, pivots, x = ctx.saved_tensors
+        right = torch.zeros_like(x) if db is None else db
+        if da is not None:
+            right = right - (da.mT if ctx.adjoint else da) @ x
+        return _SolveForwardAD.apply(a, right, factor, pivots, ctx.adjoint)
+
+
+def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Broadcast the batches; a right-hand side one dimension short of A's is a batch of vectors."""
+    vector = b.ndim == a.ndim - 1 and b.shape[-1:] == a.shape[-1:]
+    columns = b.unsqueeze(-1) if vector else b
+    if columns.ndim < 2 or columns.shape[-2] != a.shape[-1]:
+        raise ShapeError(
+            f"b must be (*batch, {a.shape[-1]}) or (*batch, {a.shape[-1]}, r) to fit a of shape {tuple(a.shape)}, "
+            f"got {tuple(b.shape)}."
+        )
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], columns.shape[:-2])
+    except RuntimeError as error:
+        raise ShapeError(
+            f"the batches of a {tuple(a.shape)} and b {tuple(b.shape)} do not broadcast; give them the same leading "
+            f"dimensions."
+        ) from error
+    return a.expand(*batch, *a.shape[-2:]), columns.expand(*batch, *columns.shape[-2:]), vector
+
+
+def linear_solve(
+    a: Tensor,
+    b: Tensor,
+    *,
+    symmetric: bool = True,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Solution of :math:`Ax = b`, by Cholesky for a symmetric positive definite A, by LU otherwise.
+
+    Args:
+        a: matrices ``(*b, n, n)``.
+        b: right-hand sides ``(*b, n)`` or ``(*b, n, r)``; batches broadcast.
+        symmetric: A is symmetric positive definite: a Cholesky factor serves both passes and the gradient is symmetric.
+        precision: dtype of the computation; float64 by default.
+        check: look at values (finiteness, symmetry, whether the factorisation succeeded): ``None`` on the CPU only,
+            ``True`` always, ``False`` never.
+
+    Returns:
+        x of the shape of ``b`` with the batch broadcast, in the dtype of ``b``.
+
+    Raises:
+        ShapeError, DtypeError: a or b does not fit.
+        NonFiniteError, SymmetryError: values of a or b.
+        NumericalError: A is not positive definite, or singular.
+
+    Gradient:
+        dx = A⁻¹(db − dA x); λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ, its symmetric part for ``symmetric=True``. All orders,
+        forward mode, vmap.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.linear_solve import linear_solve
+        >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> linear_solve(a, torch.tensor([3.0, 4.0]))
+        tensor([1., 1.])
+    """
+    check_matrix(a, "a", square=True)
+    check_floating(b, "b")
+    wanted = wants_check(check, a)
+    if wanted:
+        check_finite(a, "a")
+        check_finite(b, "b")
+        if symmetric:
+            check_symmetric(a, "a")
+    dtype = compute_dtype(a.dtype, precision)
+    with autocast_off(a.device.type):
+        x = a.to(dtype)
+        full, columns, vector = _as_columns(symmetrize(x) if symmetric else x, b.to(dtype))
+        pivots: Tensor | None = None
+        if symmetric:
+            factor, info = torch.linalg.cholesky_ex(full.detach())
+        else:
+            factor, pivots, info = torch.linalg.lu_factor_ex(full.detach())
+        if wanted and bool((info != 0).any()):
+            raise NumericalError(
+                f"{int((info != 0).sum())} of {max(info.numel(), 1)} matrices are "
+                + (
+                    "not positive definite; add a multiple of the identity, or pass symmetric=False."
+                    if symmetric
+                    else "singular; add a multiple of the identity."
+                )
+            )
+        out = forward_mode(_Solve, _SolveForwardAD).apply(full, columns, factor, pivots, False)
+        return (out.squeeze(-1) if vector else out).to(b.dtype)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1, keepdim=True)
+
+
+def _conjugate_gradients(
+    matvec: Callable[[Tensor], Tensor],
+    b: Tensor,
+    preconditioner: Tensor | None,
+    tolerance: float | None,
+    max_iterations: int,
+) -> Tensor:
+    """Conjugate gradients for each vector of the batch by itself; a converged one stays as it is.
+
+    The stopping test reads the device once an iteration; without a tolerance nothing is read.
+    """
+    scale = _dot(b, b)
+    goal = 0.0 if tolerance is None else tolerance**2 * scale
+    x, r = torch.zeros_like(b), b
+    z = r if preconditioner is None else r * preconditioner
+    p, rz = z, _dot(r, z)
+    size = scale
+    for _ in range(max_iterations):
+        active = (size > goal) & (rz > 0)
+        if tolerance is not None and not bool(active.any()):
+            break
+        q = matvec(p)
+        pq = _dot(p, q)
+        if tolerance is not None and bool((active & (pq <= 0)).any()):
+            raise SolverError(
+                "conjugate gradients met a direction of non-positive curvature: A is not positive definite. Add a "
+                "multiple of the identity, or use linear_solve(symmetric=False) with the matrix."
+            )
+        active = active & (pq > 0)
+        alpha = torch.where(active, rz / torch.where(active, pq, 1), 0)
+        x, r = x + alpha * p, r - alpha * q
+        z = r if preconditioner is None else r * preconditioner
+        new = _dot(r, z)
+        p = z + torch.where(active, new / torch.where(active, rz, 1), 0) * p
+        rz, size = torch.where(active, new, rz), torch.where(active, _dot(r, r), size)
+    else:
+        if tolerance is not None and bool((size > goal).any()):
+            worst = float((size / torch.where(scale > 0, scale, 1)).max().sqrt())
+            raise SolverError(
+                f"conjugate gradients stopped after {max_iterations} iterations at a relative residual of {worst:.3g}, "
+                f"{tolerance:.3g} was wanted; raise max_iterations or tolerance, or give a preconditioner."
+            )
+    return x
+
+
+class _ConjugateGradients(Function):
+    """x(θ, b) with A(θ)x = b; backward is one more solution and the vector-Jacobian product of θ ↦ A(θ)x."""
+
+    @staticmethod
+    def forward(matvec: Any, options: tuple[Any, ...], b: Tensor, *params: Tensor) -> Tensor:
+        return _conjugate_gradients(lambda v: matvec(v, *params), b, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.matvec, ctx.options, _, *params = inputs
+        ctx.save_for_backward(output, *params)
+        ctx.save_for_forward(output, *params)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, *params = ctx.saved_tensors
+        lam = _ConjugateGradients.apply(ctx.matvec, ctx.options, g, *params)
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
+        g_params: list[Tensor | None] = [None] * len(params)
+        if wanted:
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                # Aliases of θ: the derivative holds x fixed, although x depends on θ, and stays differentiable itself.
+                inner = [p.view_as(p) if again else p.detach().requires_grad_(p.is_floating_point()) for p in params]
+                product = ctx.matvec(x if again else x.detach(), *inner)
+                found = torch.autograd.grad(
+                    product, [inner[i] for i in wanted], -lam, create_graph=again, allow_unused=True
+                )
+            for i, value in zip(wanted, found, strict=True):
+                g_params[i] = value
+        return None, None, lam, *g_params
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, db: Tensor | None, *d_params: Tensor | None) -> Tensor:
+        x, *params = ctx.saved_tensors
+        right = torch.zeros_like(x) if db is None else db
+        moving = [i for i, d in enumerate(d_params) if d is not None]
+        if moving:
+            # A Jacobian-vector product as the derivative of a vector-Jacobian product, which is linear in u.
+            with torch.enable_grad():
+                inner = [p.detach().requires_grad_(i in moving) for i, p in enumerate(params)]
+                product = ctx.matvec(x.detach(), *inner)
+                u = torch.zeros_like(product, requires_grad=True)
+                pulled = torch.autograd.grad(product, [inner[i] for i in moving], u, create_graph=True)
+                (moved,) = torch.autograd.grad(pulled, u, [d_params[i] for i in moving])
+            right = right - moved
+        return _ConjugateGradients.apply(ctx.matvec, ctx.options, right, *params)
+
+
+def conjugate_gradient_solve(
+    matvec: Callable[..., Tensor],
+    b: Tensor,
+    params: Sequence[Tensor] = (),
+    *,
+    preconditioner: Tensor | None = None,
+    tolerance: float | None = 1e-10,
+    max_iterations: int | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Solution of :math:`A(θ)x = b` for a symmetric positive definite A known by its products only.
+
+    Args:
+        matvec: ``matvec(x, *params)`` returns A(θ)x for x ``(*b, n)``. It must be linear in x, symmetric, made of
+            differentiable torch operations, and take everything that is to get a gradient through ``params``.
+        b: right-hand sides ``(*b, n)``, each solved by itself; computed in this dtype (take float64 for the tolerance
+            below).
+        params: the tensors θ.
+        preconditioner: an approximate inverse of the diagonal of A ``(*b, n)`` (Jacobi), a constant.
+        tolerance: relative residual to stop at. Testing for it reads the device once an iteration. ``None`` runs
+            exactly ``max_iterations`` steps and reads nothing.
+        max_iterations: n by default.
+        check: look for NaN and Inf in ``b``: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        x ``(*b, n)``.
+
+    Raises:
+        SolverError: no convergence, or A is not positive definite (not looked for with ``tolerance=None``).
+        ShapeError, DtypeError, NonFiniteError: b or a product does not fit.
+        DomainError: a tolerance or a number of iterations out of range.
+
+    Gradient:
+        λ = A⁻¹g by conjugate gradients again, ∂L/∂b = λ, ∂L/∂θ = −λᵀ(∂A/∂θ)x; memory does not grow with the iterations.
+        Double backward and forward mode (dx = A⁻¹(db − dA x)).
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.linear_solve import conjugate_gradient_solve
+        >>> theta = torch.tensor([2.0, 4.0], dtype=torch.float64, requires_grad=True)
+        >>> x = conjugate_gradient_solve(lambda x, t: t * x, torch.ones(2, dtype=torch.float64), (theta,))
+        >>> x.sum().backward()
+        >>> theta.grad
+        tensor([-0.2500, -0.0625], dtype=torch.float64)
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §2:
+        "our methodology can be expressed in terms of invariants on the converged solution of linear systems".
+    """
+    check_floating(b, "b")
+    if b.ndim < 1:
+        raise ShapeError("b must have at least one dimension (*batch, n), got a scalar.")
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise DomainError(f"tolerance must lie in (0, 1) or be None, got {tolerance}.")
+    steps = b.shape[-1] if max_iterations is None else max_iterations
+    if steps < 0:
+        raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
+    if any(not isinstance(p, Tensor) for p in params):
+        raise DtypeError("params must be tensors; bind other arguments into matvec.")
+    if wants_check(check, b):
+        check_finite(b, "b")
+    if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(b):
+        raise SolverError(
+            "conjugate gradients decide while they run, which torch.compile and vmap cannot follow; give a batch as "
+            "leading dimensions, keep this call out of the compiled region, or use linear_solve with the matrix."
+        )
+    if b.device.type == "meta":  # shapes only: one step without a test
+        tolerance, steps = None, min(steps, 1)
+    with autocast_off(b.device.type):
+        return _ConjugateGradients.apply(matvec, (preconditioner, tolerance, steps), b, *params)
+
+
+def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:
+    """(diag(c) + D − FFᵀ)x, D the degrees of FFᵀ."""
+    total = features.sum(-2)
+    degree = (features @ total.unsqueeze(-1)).squeeze(-1)
+    pulled = (features @ (features.mT @ x.unsqueeze(-1))).squeeze(-1)
+    return (confidence + degree) * x - pulled
+
+
+def gaussian_crf(
+    mean: Tensor,
+    confidence: Tensor,
+    *,
+    affinity: Tensor | None = None,
+    features: Tensor | None = None,
+    tolerance: float = 1e-10,
+    max_iterations: int | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Mode of a Gaussian random field: values pulled to their means and to one another.
+
+    .. math::
+        x = \operatorname*{argmin}_x \sum_i c_i(x_i - y_i)^2 + \tfrac12\sum_{ij}W_{ij}(x_i - x_j)^2,\qquad
+        ([c] + D - W)\,x = [c]\,y,\quad D = [W\mathbf 1]
+
+    Args:
+        mean: y, the values that a network predicts ``(*b, m)`` or ``(*b, m, r)``.
+        confidence: c > 0 ``(*b, m)``.
+        affinity: W ≥ 0, symmetric, ``(*b, m, m)``: solved by Cholesky. Give this or ``features``.
+        features: F ≥ 0 ``(*b, m, d)`` with W = FFᵀ, never formed: solved by preconditioned conjugate gradients.
+        tolerance: relative residual of the conjugate gradients.
+        max_iterations: of the conjugate gradients; m by default.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        x of the shape and dtype of ``mean``.
+
+    Raises:
+        DomainError: not exactly one of ``affinity`` and ``features``, or a confidence that is not positive.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: arguments that do not fit.
+        NumericalError, SolverError: the system is not positive definite, or conjugate gradients did not converge.
+
+    Gradient:
+        Through the solution, in y, c, W or F: one more solution with the same matrix. Double backward and forward mode;
+        vmap and compile with ``affinity``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.linear_solve import gaussian_crf
+        >>> y = torch.tensor([0.0, 0.0, 1.0])
+        >>> w = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0], [0.0, 3.0, 0.0]])
+        >>> gaussian_crf(y, torch.ones(3), affinity=w)  # the strong link averages the last two
+        tensor([0.0000, 0.4286, 0.5714])
+
+    Reference:
+        Tappen, Liu, Adelson, Freeman, Learning Gaussian conditional random fields for low-level vision, CVPR 2007.
+    """
+    check_floating(mean, "mean")
+    check_floating(confidence, "confidence")
+    if (affinity is None) == (features is None):
+        raise DomainError("give either affinity (a matrix) or features (W = FFᵀ, solved without forming it).")
+    vector = mean.shape == confidence.shape
+    if not vector and mean.shape[:-1] != confidence.shape:
+        raise ShapeError(
+            f"mean must be (*batch, m) or (*batch, m, r) with confidence (*batch, m), got {tuple(mean.shape)} and "
+            f"{tuple(confidence.shape)}."
+        )
+    wanted = wants_check(check, mean)
+    if wanted:
+        check_finite(mean, "mean")
+        check_finite(confidence, "confidence")
+        if bool((confidence <= 0).any()):
+            raise DomainError(f"confidence must be positive, got {float(confidence.min()):.3g}; use softplus or exp.")
+    dtype = compute_dtype(mean.dtype, precision)
+    with autocast_off(mean.device.type):
+        y, c = mean.to(dtype), confidence.to(dtype)
+        right = c * y if vector else c.unsqueeze(-1) * y
+        if affinity is not None:
+            check_matrix(affinity, "affinity", square=True)
+            if wanted:
+                check_finite(affinity, "affinity")
+                check_symmetric(affinity, "affinity")
+            w = symmetrize(affinity.to(dtype))
+            if w.shape[:-1] != c.shape:
+                raise ShapeError(f"affinity must be {(*c.shape, c.shape[-1])}, got {tuple(affinity.shape)}.")
+            x = linear_solve(torch.diag_embed(c + w.sum(-1)) - w, right, precision=dtype, check=check)
+            return x.to(mean.dtype)
+        assert features is not None
+        check_matrix(features, "features")
+        if features.shape[:-1] != c.shape:
+            raise ShapeError(f"features must be {(*c.shape, 'd')}, got {tuple(features.shape)}.")
+        if wanted:
+            check_finite(features, "features")
+        f = features.to(dtype)
+        total = f.detach().sum(-2, keepdim=True)
+        diagonal = c.detach() + (f.detach() * (total - f.detach())).sum(-1)
+        if not vector:  # the columns become a batch
+            right, c, f = right.mT, c.unsqueeze(-2), f.unsqueeze(-3)
+            diagonal = diagonal.unsqueeze(-2)
+        x = conjugate_gradient_solve(
+            _field_product,
+            right,
+            (c, f),
+            preconditioner=diagonal.reciprocal(),
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            check=False,
+        )
+        return (x if vector else x.mT).to(mean.dtype)

@@ -1,0 +1,114 @@
+"""What the paper watches while it trains: the rank of the affinity and how well its span fits the segmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from matbackprop.eigensolver import batched_eigh
+from matbackprop.functional._labels import labelled_rows
+from matbackprop.functional._spans import gram_tolerance, row_sums, span_trace
+from matbackprop.numerics import autocast_off
+
+__all__ = ["RankReport", "rank_report"]
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """The result of :func:`rank_report`; every field has one entry an image, ``(*b,)`` or ``(*b, a)`` with annotators.
+
+    Attributes:
+        rank: numerical rank of W = FFᵀ.
+        regions: number k of regions that occur.
+        alignment: 1 − ‖Q_FᵀQ_Ψ‖²/k in [0, 1]; 0 when the span of the features holds every region.
+        j2: J₂ = ½‖Π_W − Π_Ψ‖² ≥ ½|rank − regions|.
+        certified: J₂ < 1/2, which proves that rank and regions are equal (and says nothing more about the spans).
+        singular_values: of F, descending ``(…, d)``.
+        tolerance: relative size below which a singular value counted as zero.
+    """
+
+    rank: Tensor
+    regions: Tensor
+    alignment: Tensor
+    j2: Tensor
+    certified: Tensor
+    singular_values: Tensor
+    tolerance: float
+
+    def summary(self) -> dict[str, float]:
+        """Means over the images, ready for a logger."""
+        return {
+            "rank": float(self.rank.double().mean()),
+            "regions": float(self.regions.double().mean()),
+            "alignment": float(self.alignment.double().mean()),
+            "j2": float(self.j2.double().mean()),
+            "certified": float(self.certified.double().mean()),
+        }
+
+
+@torch.no_grad()
+def rank_report(
+    f: Tensor,
+    labels: Tensor,
+    *,
+    weight: Tensor | None = None,
+    offsets: Tensor | Sequence[int] | None = None,
+    num_labels: int | None = None,
+    rank_tol: float | torch.dtype | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> RankReport:
+    """Rank of the affinity and its alignment with a segmentation, for monitoring.
+
+    ‖Q_FᵀQ_Ψ‖² = tr(Π_WΠ_Ψ) = tr(C⁺SN⁻¹Sᵀ), so the report costs as much as J₂.
+
+    Args:
+        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``.
+        labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for a annotators, reported one by one.
+        weight: how often each row counts ``(*b, m)``.
+        offsets: n+1 integers, the first row of each image in a packed batch.
+        num_labels: a bound of the number of regions.
+        rank_tol: relative rank tolerance, or the dtype whose precision the features carry.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Returns:
+        A :class:`RankReport`; nothing in it has a gradient.
+
+    Raises:
+        LabelError, DtypeError, ShapeError, NonFiniteError, DomainError: as for :func:`~matbackprop.normalized_cut_j2`.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.functional.rank_report import rank_report
+        >>> labels = torch.tensor([0, 0, 1, 1, 2])
+        >>> report = rank_report(torch.nn.functional.one_hot(labels).float(), labels)
+        >>> int(report.rank), int(report.regions), bool(report.certified)
+        (3, 3, True)
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, Lemma
+        2, its corollary, and §6.2.
+    """
+    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
+        rows = labelled_rows(
+            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+        )
+        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
+        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
+        trace, rank = span_trace(c, s, n, tol)
+        values, _ = batched_eigh(c)
+        regions = (n > 0).sum(-1)
+        j2 = 0.5 * (rank + regions) - trace
+        return RankReport(
+            rank=rank.long(),
+            regions=regions,
+            alignment=(1 - trace / regions.clamp(min=1)) * (regions > 0),
+            j2=j2,
+            certified=j2 < 0.5,
+            singular_values=values.clamp(min=0).sqrt().flip(-1),
+            tolerance=tol**0.5,
+        )

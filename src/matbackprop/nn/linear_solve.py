@@ -1,0 +1,99 @@
+"""Linear systems and Gaussian random fields as modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.functional.linear_solve import gaussian_crf, linear_solve
+
+__all__ = ["GaussianCRF", "LinearSolve"]
+
+
+class LinearSolve(nn.Module):
+    """Solution of Ax = b; see :func:`~matbackprop.linear_solve`.
+
+    Args:
+        symmetric: A is symmetric positive definite.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Shape:
+        ``(*b, n, n)`` and ``(*b, n)`` or ``(*b, n, r)`` to the shape of the right-hand side.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import LinearSolve
+        >>> LinearSolve()(2 * torch.eye(2), torch.tensor([1.0, 3.0]))
+        tensor([0.5000, 1.5000])
+    """
+
+    def __init__(
+        self, *, symmetric: bool = True, precision: torch.dtype | None = None, check: bool | None = None
+    ) -> None:
+        super().__init__()
+        self.symmetric = symmetric
+        self.precision = precision
+        self.check = check
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return A⁻¹b."""
+        return linear_solve(a, b, symmetric=self.symmetric, precision=self.precision, check=self.check)
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(module)``."""
+        return f"symmetric={self.symmetric}"
+
+
+class GaussianCRF(nn.Module):
+    """Mode of a Gaussian random field; see :func:`~matbackprop.gaussian_crf`.
+
+    Args:
+        tolerance: relative residual of the conjugate gradients that solve the field given by features.
+        max_iterations: of the conjugate gradients; the number of values by default.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Shape:
+        mean ``(*b, m)`` or ``(*b, m, r)`` and confidence ``(*b, m)`` to the shape of mean.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import GaussianCRF
+        >>> y = torch.tensor([0.0, 1.0])
+        >>> GaussianCRF()(y, torch.ones(2), features=torch.ones(2, 1))
+        tensor([0.3333, 0.6667])
+    """
+
+    def __init__(
+        self,
+        *,
+        tolerance: float = 1e-10,
+        max_iterations: int | None = None,
+        precision: torch.dtype | None = None,
+        check: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.tolerance = tolerance
+        self.max_iterations = max_iterations
+        self.precision = precision
+        self.check = check
+
+    def forward(
+        self, mean: Tensor, confidence: Tensor, *, affinity: Tensor | None = None, features: Tensor | None = None
+    ) -> Tensor:
+        """Return the mode of the field with the given means, confidences and affinity or features."""
+        return gaussian_crf(
+            mean,
+            confidence,
+            affinity=affinity,
+            features=features,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+            precision=self.precision,
+            check=self.check,
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(module)``."""
+        return f"tolerance={self.tolerance}, max_iterations={self.max_iterations}"

@@ -1,0 +1,129 @@
+"""The normalized-cut objectives as a loss module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+
+__all__ = ["NormalizedCutLoss"]
+
+
+class NormalizedCutLoss(nn.Module):
+    """Loss that aligns the span of the features with a segmentation, averaged over the images of a batch.
+
+    Args:
+        objective: ``"j1"`` (:func:`~matbackprop.normalized_cut_j1`), ``"j2"`` (:func:`~matbackprop.normalized_cut_j2`)
+            or ``"soft"`` (:func:`~matbackprop.normalized_cut_soft`).
+        ridge: λ of the soft objective.
+        lambda_features: learn Λ ``(d, d)`` of W = FΛFᵀ for d features, from the identity; with ``"j1"`` only, since the
+            other two do not depend on it.
+        num_labels: a bound of the number of regions of an image; spares one device synchronisation.
+        rank_tol: relative rank tolerance, or the dtype whose precision the features carry; not for ``"soft"``.
+        reduction: ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
+        precision: dtype of the computation; float64 by default.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+
+    Shape:
+        f ``(*b, m, d)`` and labels ``(*b, m)`` or ``(*b, a, m)`` to a scalar, or ``(*b,)`` without reduction.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import NormalizedCutLoss
+        >>> _ = torch.manual_seed(0)
+        >>> f = torch.rand(2, 6, 4, requires_grad=True)
+        >>> labels = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, -1]])
+        >>> loss = NormalizedCutLoss("soft")(f, labels)
+        >>> loss.backward()
+        >>> loss.shape, f.grad.shape
+        (torch.Size([]), torch.Size([2, 6, 4]))
+    """
+
+    def __init__(
+        self,
+        objective: Literal["j1", "j2", "soft"] = "j2",
+        *,
+        ridge: float = 0.3,
+        lambda_features: int | None = None,
+        num_labels: int | None = None,
+        rank_tol: float | torch.dtype | None = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        precision: torch.dtype | None = None,
+        check: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if objective not in ("j1", "j2", "soft"):
+            raise ConfigurationError(f"objective must be 'j1', 'j2' or 'soft', got {objective!r}.")
+        if reduction not in ("mean", "sum", "none"):
+            raise ConfigurationError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+        if lambda_features is not None and objective != "j1":
+            raise ConfigurationError(
+                f"lambda_features needs objective='j1', got {objective!r}: the other objectives do not depend on Λ."
+            )
+        if rank_tol is not None and objective == "soft":
+            raise ConfigurationError("rank_tol does nothing with objective='soft', which has no rank; leave it out.")
+        self.objective = objective
+        self.ridge = ridge
+        self.num_labels = num_labels
+        self.rank_tol = rank_tol
+        self.reduction = reduction
+        self.precision = precision
+        self.check = check
+        self.lam = None if lambda_features is None else nn.Parameter(torch.eye(lambda_features))
+
+    def forward(
+        self,
+        f: Tensor,
+        labels: Tensor,
+        *,
+        weight: Tensor | None = None,
+        offsets: Tensor | Sequence[int] | None = None,
+    ) -> Tensor:
+        """Return the loss; ``weight`` and ``offsets`` as in the functional form."""
+        if self.objective == "soft":
+            value = normalized_cut_soft(
+                f,
+                labels,
+                ridge=self.ridge,
+                weight=weight,
+                offsets=offsets,
+                num_labels=self.num_labels,
+                precision=self.precision,
+                check=self.check,
+            )
+        elif self.objective == "j2":
+            value = normalized_cut_j2(
+                f,
+                labels,
+                weight=weight,
+                offsets=offsets,
+                num_labels=self.num_labels,
+                rank_tol=self.rank_tol,
+                precision=self.precision,
+                check=self.check,
+            )
+        else:
+            value = normalized_cut_j1(
+                f,
+                labels,
+                lam=self.lam,
+                weight=weight,
+                offsets=offsets,
+                num_labels=self.num_labels,
+                rank_tol=self.rank_tol,
+                precision=self.precision,
+                check=self.check,
+            )
+        if self.reduction == "none":
+            return value
+        return value.mean() if self.reduction == "mean" else value.sum()
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(module)``."""
+        ridge = f", ridge={self.ridge}" if self.objective == "soft" else ""
+        return f"{self.objective!r}{ridge}, reduction={self.reduction!r}"

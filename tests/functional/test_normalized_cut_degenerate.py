@@ -1,0 +1,182 @@
+"""Zero features, zero degrees, absent regions, lost rank and low precision: finite, documented results."""
+
+import pytest
+import torch
+
+from helpers.cuts import OBJECTIVES, dense_value, features, lambda_matrix, regions
+from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+
+NAMES = list(OBJECTIVES)
+
+
+def thin(name, *arguments, **keywords):
+    return OBJECTIVES[name][0](*arguments, **keywords)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("j1", 0.0), ("j2", 1.5), ("soft", 1.5)])
+def test_zero_features_have_zero_gradient(name, expected):
+    f = torch.zeros(10, 3, dtype=torch.float64, requires_grad=True)
+    value = thin(name, f, regions(10, k=3))
+    value.backward()
+    assert value == expected  # no span against k regions; without degrees J1 has no regions either
+    assert (f.grad == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_dead_image_does_not_touch_the_others(name):
+    f, labels = features(2, 20, 3), regions(2, 20)
+    f[1] = 0
+    f.requires_grad_()
+    value = thin(name, f, labels)
+    value.sum().backward()
+    torch.testing.assert_close(value[0], thin(name, f[0], labels[0]))
+    assert torch.isfinite(f.grad).all()
+    assert (f.grad[1] == 0).all()
+
+
+def test_a_row_of_degree_zero_is_left_out_of_j1():
+    f, labels = features(20, 3), regions(20)
+    f[7] = 0
+    without = labels.clone()
+    without[7] = -1
+    a = f.clone().requires_grad_()
+    value = normalized_cut_j1(a, labels)
+    value.backward()
+    torch.testing.assert_close(value, normalized_cut_j1(f, without), rtol=0, atol=1e-12)
+    assert torch.isfinite(a.grad).all()
+
+
+def test_a_zero_row_is_one_of_the_rows_of_j2():
+    f, labels = features(20, 3), regions(20)
+    f[7] = 0
+    torch.testing.assert_close(normalized_cut_j2(f, labels), dense_value("j2", f, labels), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_absent_regions_and_a_generous_bound_change_nothing(name):
+    f, labels = features(20, 3), regions(20, k=3)
+    expected = dense_value(name, f, labels)
+    torch.testing.assert_close(thin(name, f, labels, num_labels=50), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(thin(name, f, labels * 7), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dead_and_duplicate_channels(name):
+    """The rank drops below d; value and gradient are those of the dense form, which drops the same directions."""
+    f, labels = features(25, 3), regions(25)
+    f = torch.cat([f, torch.zeros(25, 1, dtype=torch.float64), f[:, :1]], 1)
+    a, b = f.clone().requires_grad_(), f.clone().requires_grad_()
+    value, expected = thin(name, a, labels), dense_value(name, b, labels)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-9)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("function", [normalized_cut_j1, normalized_cut_j2])
+def test_the_rank_follows_the_precision_that_the_data_carry(function):
+    """A rank-3 map computed in float32 and cast to float64 has float32 rank; a float64 tolerance ruins the gradient."""
+    labels = regions(200, k=3)
+    exact = features(200, 3) @ features(3, 8, seed=1)
+    rounded = (features(200, 3).float() @ features(3, 8, seed=1).float()).requires_grad_()
+    (reference,) = torch.autograd.grad(function(exact.requires_grad_(), labels), exact)
+    (single,) = torch.autograd.grad(function(rounded, labels), rounded)
+    upcast = rounded.detach().double().requires_grad_()
+    (declared,) = torch.autograd.grad(function(upcast, labels, rank_tol=torch.float32), upcast)
+    (wrong,) = torch.autograd.grad(function(upcast, labels, rank_tol=1e-12), upcast)
+    size = reference.abs().max()
+    assert (single - reference).abs().max() < 1e-4 * size
+    assert (declared - reference).abs().max() < 1e-4 * size
+    assert (wrong - reference).abs().max() > 1e3 * size
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_features_lose_nothing_but_their_own_rounding(name):
+    f, labels = features(3, 300, 12, dtype=torch.float32), regions(3, 300, k=9)
+    a, b = f.clone().requires_grad_(), f.double().requires_grad_()
+    value, expected = thin(name, a, labels), thin(name, b, labels)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
+    value.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_features_are_computed_in_float64_and_cast_back(name, dtype):
+    f, labels = features(200, 6, dtype=dtype).requires_grad_(), regions(200)
+    value = thin(name, f, labels)
+    value.backward()
+    assert value.dtype == dtype
+    assert f.grad.dtype == dtype
+    reference = f.detach().double().requires_grad_()
+    keywords = {} if name == "soft" else {"rank_tol": dtype}
+    expected = thin(name, reference, labels, **keywords)
+    expected.backward()
+    torch.testing.assert_close(value, expected.to(dtype))
+    torch.testing.assert_close(f.grad, reference.grad.to(dtype))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_precision_float32_is_near_and_cheaper_arithmetic(name):
+    f, labels = features(200, 6, dtype=torch.float32), regions(200)
+    near = thin(name, f, labels, precision=torch.float32)
+    torch.testing.assert_close(near, thin(name, f, labels), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_batches_and_empty_images(name):
+    f = torch.zeros(0, 12, 3, requires_grad=True)
+    value = thin(name, f, torch.zeros(0, 12, dtype=torch.int64))
+    assert value.shape == (0,)
+    value.sum().backward()
+    assert f.grad.shape == f.shape
+    assert thin(name, torch.zeros(2, 0, 3), torch.zeros(2, 0, dtype=torch.int64)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_without_labels_counts_zero_when_values_are_not_checked(name):
+    f, labels = features(2, 12, 3).requires_grad_(), regions(2, 12)
+    labels[1] = -1
+    value = thin(name, f, labels, check=False)
+    value.sum().backward()
+    assert value[1] == 0
+    assert (f.grad[1] == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_out_of_bounds_are_ignored_when_values_are_not_checked(name):
+    f, labels = features(20, 3), regions(20, k=4)
+    bounded = torch.where(labels == 3, -1, labels)
+    torch.testing.assert_close(thin(name, f, labels, num_labels=3, check=False), thin(name, f, bounded))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_the_same_bit_for_bit(name, device):
+    f, labels = features(4, 50, 5, device=device), regions(4, 50, device=device)
+    first, again = ([*torch.autograd.grad(thin(name, x, labels).sum(), x)] for x in (f.requires_grad_(), f))
+    assert torch.equal(first[0], again[0])
+
+
+def test_a_whole_image_needs_little_memory():
+    """m = 154,401, d = 20: no m×m matrix (190 GB) and no m×d² one (500 MB); the extra memory is a few copies of F."""
+    import resource
+
+    f = torch.rand(154_401, 20, requires_grad=True)
+    labels = torch.arange(154_401) * 30 // 154_401
+    normalized_cut_soft(f[:100], labels[:100])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for function in (normalized_cut_j1, normalized_cut_j2, normalized_cut_soft):
+        f.grad = None
+        function(f, labels).backward()
+    extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert extra < 300
+    assert torch.isfinite(f.grad).all()
+
+
+def test_lambda_may_be_a_batch_of_one_shape_only():
+    f, labels = features(2, 20, 3), regions(2, 20)
+    shared = normalized_cut_j1(f, labels, lam=lambda_matrix(3))
+    each = normalized_cut_j1(f, labels, lam=lambda_matrix(3).expand(2, 3, 3))
+    torch.testing.assert_close(shared, each)

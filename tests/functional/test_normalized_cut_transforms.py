@@ -1,0 +1,115 @@
+"""Every derivative and every transformation of torch on the normalized-cut objectives."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from helpers.cuts import OBJECTIVES, features, lambda_matrix, regions
+from matbackprop.functional.normalized_cut import normalized_cut_j1
+
+NAMES = list(OBJECTIVES)
+M, D, K = 9, 2, 3
+
+
+def case(name, batch=()):
+    """A function of (f, weight[, Λ]) and its inputs."""
+    labels = regions(*batch, M, k=K, ignored=0.2)
+    inputs = [features(*batch, M, D), 0.5 + features(*batch, M, seed=1)]
+    if name == "j1":
+        inputs.append(lambda_matrix(D))
+
+        def function(f, weight, lam):
+            return normalized_cut_j1(f, labels, weight=weight, lam=lam, num_labels=K)
+    else:
+
+        def function(f, weight):
+            return OBJECTIVES[name][0](f, labels, weight=weight, num_labels=K)
+
+    return function, tuple(x.requires_grad_() for x in inputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_all_inputs_in_both_modes_and_batched(name):
+    function, inputs = case(name, batch=(2,))
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_of_all_inputs(name):
+    function, inputs = case(name)
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True)
+
+
+def test_derivatives_of_j1_without_lambda():
+    labels = regions(M, k=K)
+    function, f = (lambda f: normalized_cut_j1(f, labels)), features(M, D).requires_grad_()
+    assert gradcheck(function, f, check_forward_ad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(function, f, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("name", ["j1", "j2"])
+def test_derivatives_at_lost_rank_along_variations_that_keep_it(name):
+    """F = XY with two columns in X has rank 2 of 4 whatever X and Y do."""
+    labels, function = regions(M, k=K), OBJECTIVES[name][0]
+    inputs = (features(M, 2).requires_grad_(), features(2, 4, seed=1).requires_grad_())
+    assert gradcheck(lambda x, y: function(x @ y, labels), inputs, check_forward_ad=True)
+    assert gradgradcheck(lambda x, y: function(x @ y, labels), inputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_annotators_and_packing_have_gradients(name):
+    labels = torch.stack([regions(M, k=K, seed=s) for s in range(2)])
+    labels[:, 5:8] = torch.arange(K)
+    function = OBJECTIVES[name][0]
+    assert gradcheck(lambda f: function(f, labels, offsets=[0, 5, M], num_labels=K), features(M, D).requires_grad_())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_and_functional_gradients(name):
+    function, f, labels = OBJECTIVES[name][0], features(4, M, D), regions(4, M, k=K)
+
+    def of_one(f, labels):
+        return function(f, labels, num_labels=K)
+
+    torch.testing.assert_close(torch.func.vmap(of_one)(f, labels), function(f, labels))
+    per_image = torch.func.vmap(torch.func.grad(of_one))(f, labels)
+    whole = f.clone().requires_grad_()
+    function(whole, labels).sum().backward()
+    torch.testing.assert_close(per_image, whole.grad)
+    torch.testing.assert_close(torch.func.jacfwd(of_one)(f[0], labels[0]), per_image[0])
+    hessian = torch.func.hessian(of_one)(f[0], labels[0])
+    torch.testing.assert_close(hessian, torch.autograd.functional.hessian(lambda x: of_one(x, labels[0]), f[0]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fullgraph_compilation(name):
+    function, labels = OBJECTIVES[name][0], regions(3, M, k=K)
+    compiled = torch.compile(lambda f: function(f, labels, num_labels=K).sum(), fullgraph=True, backend="aot_eager")
+    a, b = features(3, M, D).requires_grad_(), features(3, M, D).requires_grad_()
+    value, expected = compiled(a), function(b, labels).sum()
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_does_not_lower_the_precision(name):
+    function, labels = OBJECTIVES[name][0], regions(M, k=K)
+    f = features(M, D, dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = function(f, labels)
+        value.backward()
+    expected = f.detach().clone().requires_grad_()
+    function(expected, labels).backward()
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(f.grad, expected.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meta_tensors_have_shapes(name):
+    f = torch.empty(2, M, D, device="meta", requires_grad=True)
+    value = OBJECTIVES[name][0](f, torch.empty(2, 4, M, device="meta", dtype=torch.int64))
+    assert value.shape == (2,)
+    value.sum().backward()
+    assert f.grad.shape == f.shape
