@@ -26,6 +26,7 @@ class TinyConfig:
     dropout: float = 0.3
     poison: int = -1
     pause: float = 0.0
+    held_out: int = 7
 
 
 class TinyData(pl.LightningDataModule):
@@ -47,7 +48,7 @@ class TinyData(pl.LightningDataModule):
 
     def val_dataloader(self):
         c = self.config
-        return EpochLoader(ItemSource(7, lambda i, e: self.item(i, 0)), c.batch, shuffle=False)
+        return EpochLoader(ItemSource(c.held_out, lambda i, e: self.item(i, 0)), c.batch, shuffle=False)
 
 
 class TinyModule(RecordingModule):
@@ -77,8 +78,8 @@ class TinyModule(RecordingModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-        steps = self.config.engine.max_epochs * max(1, self.config.items // self.config.batch)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=max(2, steps))
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

@@ -168,7 +168,7 @@ def latest_checkpoint(folder: str | Path, say: Callable[[str], None] = log.warni
     if damaged:
         raise CheckpointError(
             f"all checkpoints in {folder} are damaged ({', '.join(p.name for p in damaged)}). "
-            "Start again with --engine.overwrite."
+            "Start again with --overwrite."
         )
     return None
 

@@ -30,7 +30,7 @@ from matbackprop.training.config import EngineConfig, Recipe
 from matbackprop.training.guard import GradientGuard
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.profiling import StepProfile
-from matbackprop.training.recording import Means, MetricsCallback, MetricsLogger
+from matbackprop.training.recording import Means, MetricsCallback, MetricsLogger, ReduceLogs
 from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.signals import RunInterrupted, StopOnSignal
 
@@ -130,9 +130,9 @@ def _fit(
     checkpointer = Checkpointer(run, engine)
     signals = StopOnSignal(checkpointer, logger, engine.guard_every)
     profile = StepProfile(run.profile_path, engine.profile_steps) if engine.profile else None
-    callbacks: list[pl.Callback] = [_Sharing(), guard, MetricsCallback(logger, means, engine.log_every)]
+    callbacks: list[pl.Callback] = [_Sharing(), ReduceLogs(), guard, MetricsCallback(logger, means, engine.log_every)]
     if profile is not None:
-        callbacks.insert(2, profile)
+        callbacks.insert(callbacks.index(guard) + 1, profile)
     if engine.progress and sys.stderr.isatty():
         callbacks.append(TQDMProgressBar(refresh_rate=max(1, engine.log_every // 5)))
     trainer = _trainer(engine, run, [*callbacks, checkpointer, signals], logger)
@@ -183,7 +183,7 @@ def _trainer(engine: EngineConfig, run: RunFolder, callbacks: list[pl.Callback],
         plugins.append(SLURMEnvironment(auto_requeue=False))  # --resume and our own signals do it
     cuda = torch.cuda.is_available() and engine.accelerator != "cpu"
     if engine.strategy == "fsdp" and not cuda:
-        raise ConfigurationError("--engine.strategy fsdp needs a GPU; use ddp on the CPU.")
+        raise ConfigurationError("--strategy fsdp needs a GPU; use ddp on the CPU.")
     strategy: Any = engine.strategy
     if engine.strategy == "fsdp":
         strategy = FSDPStrategy(state_dict_type="full")
@@ -220,9 +220,7 @@ def _devices(text: str, cuda: bool) -> Any:
     try:
         return [int(part) for part in text.split(",")] if "," in text else int(text)
     except ValueError:
-        raise ConfigurationError(
-            f"--engine.devices is {text!r}; it must be auto, a number, or a list such as 0,2."
-        ) from None
+        raise ConfigurationError(f"--devices is {text!r}; it must be auto, a number, or a list such as 0,2.") from None
 
 
 class _Sharing(pl.Callback):
@@ -253,6 +251,12 @@ def _sharing(make: Any, trainer: pl.Trainer) -> Any:
         for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
             if isinstance(loader, EpochLoader):
                 loader.share(trainer.global_rank, trainer.world_size)
+                uneven = not loader.shuffle and loader.batch_size == 1 and len(loader.source) % trainer.world_size
+                if uneven and isinstance(trainer.strategy, FSDPStrategy):
+                    raise ConfigurationError(
+                        f"fsdp needs equally many batches on every process, and {len(loader.source)} items one by "
+                        f"one do not divide by {trainer.world_size}; use batches of at least 2, or --strategy ddp."
+                    )
         return loaders
 
     return made
@@ -284,7 +288,7 @@ def evaluate(config: Any, module: pl.LightningModule, data: pl.LightningDataModu
     with _quiet_lightning():
         logger = MetricsLogger(run, tensorboard=False)
         logger.muted = True
-        trainer = _trainer(engine, run, [_Sharing()], logger)
+        trainer = _trainer(engine, run, [_Sharing(), ReduceLogs()], logger)
         torch.set_float32_matmul_precision(engine.matmul_precision)
         seed_all(engine.seed)
         (metrics,) = trainer.validate(module, datamodule=data, verbose=False)

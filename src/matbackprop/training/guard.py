@@ -176,7 +176,7 @@ class GradientGuard(pl.Callback):
         raise NonFiniteError(
             f"the loss or its gradient is not finite at step {step} (epoch {epoch}, batch {batch_idx}). {kept} The "
             f"batch, its spectrum and the layer's report are in {folder}. Try a smaller learning rate, "
-            "--engine.gradient-clip, or a larger eps of the layer."
+            "--gradient-clip, or a larger eps of the layer."
         )
 
     def _usable_weights(self, module: pl.LightningModule, optimizer: Optimizer | None) -> str:

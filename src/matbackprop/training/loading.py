@@ -92,8 +92,8 @@ class EpochLoader:
         seed: decides the order.
         shuffle: a new order every epoch; otherwise 0, 1, 2, …
         drop_last: leave out the last items where they do not fill a batch on every process. Without it and with
-            ``shuffle`` they are filled up from the epoch's beginning; without ``shuffle`` (evaluation) they are spread
-            over the processes, and no item is seen twice.
+            ``shuffle`` they are filled up from the epoch's beginning; without ``shuffle`` (evaluation) all items are
+            spread over the processes, and none is seen twice.
         weights: draw items with replacement in proportion to these instead of taking each once.
         workers: worker processes; 0 reads in ``threads`` threads of this process, which suits memory-mapped arrays.
         threads: reading threads where ``workers`` is 0; 0 reads in the calling thread.
@@ -144,6 +144,8 @@ class EpochLoader:
 
     def share(self, rank: int, world: int) -> None:
         """Take the ``rank``-th of ``world`` parts of every batch (the engine calls it)."""
+        if not self.shuffle and len(self.source) < world:
+            raise DataError(f"{len(self.source)} items cannot be shared by {world} processes; use fewer processes.")
         self.rank, self.world = rank, world
 
     @property
@@ -155,11 +157,11 @@ class EpochLoader:
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.source), self.batch_size * self.world)
-        if self.drop_last:
+        if self.drop_last or not rest:
             return whole
-        if not self.shuffle and rest:
-            return whole + (self.rank < rest)
-        return whole + bool(rest)
+        if self.shuffle or self.batch_size > 1:
+            return whole + 1
+        return whole + (self.rank < rest)
 
     def order(self, epoch: int) -> Tensor:
         """Return the indices of an epoch in their order, int64 (n,), before they are shared."""
@@ -174,15 +176,15 @@ class EpochLoader:
         order = self.order(epoch)
         size = self.batch_size * self.world
         whole, rest = divmod(len(order), size)
-        parts = [order[i * size + self.rank * self.batch_size :][: self.batch_size] for i in range(whole)]
-        if rest and not self.drop_last:
-            tail = order[whole * size :]
-            if self.shuffle:
-                tail = torch.cat([tail, order.repeat(-(-size // len(order)))])[:size]
-                parts.append(tail[self.rank * self.batch_size :][: self.batch_size])
-            elif self.rank < rest:
-                parts.append(tail[self.rank :: self.world])
-        return parts
+        if self.drop_last or not rest:
+            order = order[: whole * size]
+        elif self.shuffle:
+            order = torch.cat([order, order.repeat(-(-size // len(order)))])[: (whole + 1) * size]
+        elif self.world > 1:
+            # Every process gets the same number of batches, some of them smaller, and no item twice.
+            mine = order[self.rank :: self.world]
+            return list(mine.tensor_split(min(whole + 1, len(mine))))
+        return [part[self.rank * self.batch_size :][: self.batch_size] for part in order.split(size)]
 
     # ------------------------------------------------------------------------------------------------------- position
 

@@ -6,17 +6,19 @@ import argparse
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor
 
 if TYPE_CHECKING:
     from matbackprop.training.run_folder import RunFolder
 
-__all__ = ["Means", "MetricsLogger", "RecordingModule"]
+__all__ = ["Means", "MetricsCallback", "MetricsLogger", "RecordingModule", "ReduceLogs"]
 
 log = logging.getLogger("matbackprop")
 
@@ -155,10 +157,6 @@ class MetricsCallback(pl.Callback):
         self._time = 0.0
         self._flushed = -1
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if trainer.world_size > 1:
-            _reduce_validation_logs(trainer, pl_module)
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.logger.start(trainer, trainer.global_step)
         self._begin(trainer)
@@ -197,13 +195,49 @@ class MetricsCallback(pl.Callback):
         self._begin(trainer)
 
 
-def _reduce_validation_logs(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Let ``self.log`` of validation numbers reduce over processes even where the module forgot to ask for it."""
-    original = type(module).log.__get__(module)
+class ReduceLogs(pl.Callback):
+    """Takes the place of a module's ``log`` where several processes validate, and reduces right.
 
-    def log_reduced(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+    Lightning averages the number of items over processes as an integer, so that its mean is wrong where processes saw
+    different numbers of items, and it reduces at all only where the module asked for it. Means of ``validation_step``
+    are therefore summed here, with their weights, and handed to Lightning when they are complete.
+    """
+
+    def __init__(self) -> None:
+        self.means = Means()
+        self.options: dict[str, dict[str, Any]] = {}
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if trainer.world_size > 1:
+            pl_module.log = partial(self._log, trainer, pl_module)  # type: ignore[method-assign]
+
+    def _log(
+        self, trainer: pl.Trainer, module: pl.LightningModule, name: str, value: Any, *args: Any, **options: Any
+    ) -> None:
+        plain = isinstance(value, (Tensor, int, float)) and options.get("reduce_fx", "mean") == "mean"
+        if plain and module._current_fx_name == "validation_step" and not options.get("on_step"):
+            weight = options.pop("batch_size", None)
+            if weight is None:
+                results: Any = trainer._results
+                weight = extract_batch_size(results.batch)
+            self.means.add(name, value, weight)
+            self.options[name] = options
+            return
         if not trainer.training:
-            kwargs["sync_dist"] = True
-        original(name, value, *args, **kwargs)
+            options["sync_dist"] = True
+        type(module).log(module, name, value, *args, **options)
 
-    module.log = log_reduced  # type: ignore[method-assign]
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size == 1:
+            return
+        everywhere: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(everywhere, self.options)
+        for options in everywhere:  # a process with nothing to validate takes part with weight zero
+            for name in options:
+                self.options.setdefault(name, options[name])
+                self.means.add(name, torch.zeros((), device=pl_module.device), 0.0)
+        for name, value in self.means.flush(reduce=True).items():
+            options = self.options[name] | {"sync_dist": True, "batch_size": 1}
+            number = torch.tensor(value, dtype=torch.float64, device=pl_module.device)
+            type(pl_module).log(pl_module, name, number, **options)
+        self.options = {}

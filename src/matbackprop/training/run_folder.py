@@ -37,27 +37,27 @@ from matbackprop.training.config import differences, to_json
 __all__ = ["RunFolder", "atomic_write", "versions"]
 
 _FREE_FIELDS = {
-    "engine.run",
-    "engine.resume",
-    "engine.overwrite",
-    "engine.devices",
-    "engine.nodes",
-    "engine.strategy",
-    "engine.accelerator",
-    "engine.max_epochs",
-    "engine.log_every",
-    "engine.checkpoints",
-    "engine.checkpoint_every_steps",
-    "engine.checkpoint_every_epochs",
-    "engine.checkpoint_min_seconds",
-    "engine.guard_every",
-    "engine.profile",
-    "engine.profile_steps",
-    "engine.tensorboard",
-    "engine.progress",
-    "engine.report",
+    "run",
+    "resume",
+    "overwrite",
+    "devices",
+    "nodes",
+    "strategy",
+    "accelerator",
+    "max_epochs",
+    "log_every",
+    "checkpoints",
+    "checkpoint_every_steps",
+    "checkpoint_every_epochs",
+    "checkpoint_min_seconds",
+    "guard_every",
+    "profile",
+    "profile_steps",
+    "tensorboard",
+    "progress",
+    "report",
 }
-"""Fields that may change when a run goes on."""
+"""Fields of the engine that may change when a run goes on."""
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
@@ -175,11 +175,13 @@ class RunFolder:
                 self._check_same(data)
             else:
                 raise ConfigurationError(
-                    f"{self.path} already holds a run. Continue it with --engine.resume, replace it with "
-                    "--engine.overwrite, or name another folder with --engine.run."
+                    f"{self.path} already holds a run. Continue it with --resume, replace it with "
+                    "--overwrite, or name another folder with --run."
                 )
         for folder in (self.path, self.checkpoints, self.figures, self.predictions):
             folder.mkdir(parents=True, exist_ok=True)
+        for left_over in self.path.rglob(".*.tmp"):  # half-written by a process that was killed
+            left_over.unlink(missing_ok=True)
         atomic_write(self.config_path, json.dumps(data, indent=2) + "\n")
         starts = self._read_json(self.versions_path, default=[])
         entry = versions() | ({} if seed is None else {"seed": seed})
@@ -187,12 +189,14 @@ class RunFolder:
         return self
 
     def _check_same(self, data: Any) -> None:
-        changed = {k: v for k, v in differences(self.read_config(), data).items() if k not in _FREE_FIELDS}
+        prefix = "engine." if "engine" in data else ""
+        free = {prefix + name for name in _FREE_FIELDS}
+        changed = {k: v for k, v in differences(self.read_config(), data).items() if k not in free}
         if changed:
             lines = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, (old, new) in sorted(changed.items()))
             raise ConfigurationError(
                 f"the run in {self.path} was started with another configuration ({lines}). Give the same options, "
-                "or another folder with --engine.run."
+                "or another folder with --run."
             )
 
     # --------------------------------------------------------------------------------------------------------- places

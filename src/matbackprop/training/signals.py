@@ -31,7 +31,7 @@ class RunInterrupted(Exception):
         self.signum, self.step = signum, step
         super().__init__(
             f"{signal.Signals(signum).name} at step {step}: the state is saved in {where}. "
-            "Give the same command with --engine.resume to go on."
+            "Give the same command with --resume to go on."
         )
 
 

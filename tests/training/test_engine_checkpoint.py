@@ -1,0 +1,122 @@
+"""Checkpoints: whole or not at all, damage recognised, nothing executed."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.tiny_run import tiny_config, train
+from matbackprop.errors import CheckpointError
+from matbackprop.training.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+)
+
+CONTENT = {"w": torch.arange(1000.0), "list": [1, 2.5, "x", None, True], "nested": {"t": (1, torch.ones(2))}, 3: b"b"}
+
+
+def test_round_trip_and_plain_torch_load(tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_checkpoint(CONTENT, path)
+    for found in (load_checkpoint(path), torch.load(path, weights_only=True)):
+        assert torch.equal(found["w"], CONTENT["w"])
+        assert found["list"] == CONTENT["list"]
+        assert found["nested"]["t"][0] == 1 and found[3] == b"b"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_any_changed_or_missing_byte_is_recognised(tmp_path):
+    path = tmp_path / "a.ckpt"
+    save_checkpoint(CONTENT, path)
+    good = path.read_bytes()
+    draw = random.Random(0)
+    for position in [0, len(good) - 1, len(good) - 84, *(draw.randrange(len(good)) for _ in range(40))]:
+        bad = bytearray(good)
+        bad[position] ^= 1 << draw.randrange(8)
+        path.write_bytes(bad)
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(path)
+    for length in [0, 10, 200, len(good) - 1]:
+        path.write_bytes(good[:length])
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(path)
+    path.write_bytes(good + b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(path)
+
+
+def test_the_one_before_is_used_and_announced(tmp_path):
+    last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+    assert latest_checkpoint(tmp_path) is None
+    save_checkpoint({"step": 1}, last, keep=previous)
+    assert not previous.exists()
+    save_checkpoint({"step": 2}, last, keep=previous)
+    said = []
+    assert latest_checkpoint(tmp_path, said.append) == last
+    assert not said
+    last.write_bytes(last.read_bytes()[:-5])
+    assert load_checkpoint(latest_checkpoint(tmp_path, said.append)) == {"step": 1}
+    assert "damaged" in said[0] and "previous.ckpt" in said[1]
+    previous.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"all checkpoints .* are damaged \(last.ckpt, previous.ckpt\)"):
+        latest_checkpoint(tmp_path, said.append)
+
+
+def test_objects_that_would_execute_are_refused_in_writing_and_reading(tmp_path):
+    class Thing:
+        pass
+
+    path = tmp_path / "a.ckpt"
+    with pytest.raises(CheckpointError, match=r"checkpoint.callbacks\[0\] is a .*Thing"):
+        save_checkpoint({"callbacks": [Thing()]}, path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "evil.ckpt").write_bytes(pickle.dumps(print))
+    with pytest.raises(CheckpointError):
+        load_checkpoint(tmp_path / "evil.ckpt")
+
+
+def test_numpy_values_become_plain(tmp_path):
+    save_checkpoint({"a": np.float64(2.0), "b": np.arange(3), "c": np.bool_(True)}, tmp_path / "a.ckpt")
+    found = load_checkpoint(tmp_path / "a.ckpt")
+    assert found["a"] == 2.0 and found["b"].tolist() == [0, 1, 2] and found["c"] is True
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.ckpt"
+    save_checkpoint({"step": 1}, path)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint({"step": 2}, path)
+    assert load_checkpoint(path) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_random_states(tmp_path):
+    state = random_state()
+    first = random.random(), np.random.rand(), torch.rand(3)  # noqa: NPY002
+    save_checkpoint({"random": state}, tmp_path / "a.ckpt")
+    set_random_state(load_checkpoint(tmp_path / "a.ckpt")["random"])
+    second = random.random(), np.random.rand(), torch.rand(3)  # noqa: NPY002
+    assert first[:2] == second[:2]
+    assert torch.equal(first[2], second[2])
+
+
+def test_a_damaged_checkpoint_costs_only_the_steps_after_the_one_before(tmp_path, caplog):
+    whole, module = train(tiny_config(tmp_path / "whole", checkpoint_every_steps=4))
+    last = whole.checkpoints / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1])
+    before = load_checkpoint(whole.checkpoints / "previous.ckpt")["global_step"]
+    assert before == 16
+    _, again = train(tiny_config(tmp_path / "whole", checkpoint_every_steps=4, resume=True))
+    assert "damaged" in caplog.text and "previous.ckpt" in caplog.text
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key])

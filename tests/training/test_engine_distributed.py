@@ -1,0 +1,96 @@
+"""Two processes with gloo train as one does with the doubled batch; metrics are reduced over both."""
+
+import multiprocessing
+import os
+import socket
+import sys
+
+import pytest
+import torch
+
+from helpers.tiny_run import tiny_config, train
+from matbackprop.training.checkpoint import load_checkpoint
+from matbackprop.training.run_folder import RunFolder
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+
+def _free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_two(config, prepare=None):
+    """Train in two forked processes that find themselves as torchrun would start them."""
+    port = _free_port()
+
+    def body(rank):
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "test",
+        }
+        if prepare is not None:
+            prepare(rank)
+        train(config)
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=body, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        if process.is_alive():
+            process.kill()
+            pytest.fail("a process hangs")
+    return [process.exitcode for process in processes]
+
+
+DISTRIBUTED = {"devices": "2", "strategy": "ddp"}
+
+
+@pytest.mark.parametrize(("items", "held_out"), [(24, 7), (27, 3)])
+def test_loss_curve_equals_that_of_one_process_with_the_doubled_batch(tmp_path, items, held_out):
+    common = {"dropout": 0.0, "items": items, "held_out": held_out, "max_epochs": 2}
+    one, module = train(tiny_config(tmp_path / "one", batch=8, **common))
+    assert run_two(tiny_config(tmp_path / "two", batch=4, **common, **DISTRIBUTED)) == [0, 0]
+    two = RunFolder(tmp_path / "two")
+    for name in ("train/loss", "train/twice", "val/loss", "train/gradient_norm", "train/learning_rate"):
+        curves = [[(m["step"], m[name]) for m in run.read_metrics() if name in m] for run in (one, two)]
+        assert len(curves[0]) == len(curves[1]) >= 2
+        assert [s for s, _ in curves[0]] == [s for s, _ in curves[1]]
+        assert [v for _, v in curves[1]] == pytest.approx([v for _, v in curves[0]], rel=1e-10)
+    last = load_checkpoint(two.checkpoints / "last.ckpt")["state_dict"]
+    for key, value in module.state_dict().items():
+        torch.testing.assert_close(last[key], value, rtol=1e-10, atol=1e-12)
+    assert two.read_summary()["processes"] == 2
+
+
+def test_two_processes_resume_exactly(tmp_path):
+    options = {"max_epochs": 2, "checkpoint_every_steps": 2, **DISTRIBUTED}
+    assert run_two(tiny_config(tmp_path / "whole", **options)) == [0, 0]
+
+    def die_at_step_five(rank):
+        from helpers.tiny_run import TinyModule
+
+        original = TinyModule.training_step
+
+        def step(self, batch, batch_idx):
+            if self.trainer.global_step == 5:
+                os._exit(9)
+            return original(self, batch, batch_idx)
+
+        TinyModule.training_step = step
+
+    assert run_two(tiny_config(tmp_path / "parts", **options), die_at_step_five) == [9, 9]
+    assert run_two(tiny_config(tmp_path / "parts", resume=True, **options)) == [0, 0]
+    ends = [load_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "parts")]
+    assert ends[0]["global_step"] == ends[1]["global_step"]
+    for key, value in ends[0]["state_dict"].items():
+        assert torch.equal(value, ends[1]["state_dict"][key]), key

@@ -1,0 +1,172 @@
+"""Runs that are killed at any moment, or asked to stop, lose nothing but the steps since the last checkpoint.
+
+The runs are forked from this process, so that a start costs no imports.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+
+import pytest
+import torch
+
+from helpers.tiny_run import tiny_config, train
+from matbackprop.training import checkpoint as checkpoint_module
+from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
+from matbackprop.training.engine import RunInterrupted
+from matbackprop.training.run_folder import RunFolder
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+
+OPTIONS = {"checkpoint_every_steps": 2, "max_epochs": 2}
+
+
+def start(config, prepare=None):
+    """Train in a forked process; its exit code is 0, or 128 + signal after an orderly stop."""
+
+    def body():
+        if prepare is not None:
+            prepare()
+        try:
+            train(config)
+        except RunInterrupted as stop:
+            os._exit(128 + stop.signum)
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=body)
+    process.start()
+    return process
+
+
+def finish(process):
+    process.join(60)
+    assert process.exitcode is not None, "the process hangs"
+    return process.exitcode
+
+
+def wait_for_lines(run, count, process):
+    deadline = time.monotonic() + 60
+    while len(run.read_metrics()) < count and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The weights of a run that nothing disturbed."""
+    run, _ = train(tiny_config(tmp_path_factory.mktemp("whole") / "run", **OPTIONS))
+    return load_checkpoint(run.checkpoints / "last.ckpt")
+
+
+def assert_same_end(run, whole):
+    last = load_checkpoint(run.checkpoints / "last.ckpt")
+    assert last["global_step"] == whole["global_step"] == 12
+    for key, value in whole["state_dict"].items():
+        assert torch.equal(value, last["state_dict"][key]), key
+    assert not list(run.path.rglob(".*.tmp")), "left over from a killed process"
+    # every step's line is there exactly once
+    steps = [m["step"] for m in run.read_metrics() if "train/loss" in m]
+    assert steps == list(range(1, 13))
+
+
+def test_kill_at_random_moments_during_training(tmp_path, whole):
+    draw = random.Random(7)
+    run = RunFolder(tmp_path / "run")
+    kills = furthest = 0
+    for _ in range(40):
+        process = start(tiny_config(run.path, **OPTIONS, resume=True, pause=0.01))
+        wait_for_lines(run, furthest + draw.randrange(1, 5), process)
+        time.sleep(draw.uniform(0.0, 0.03))
+        process.kill()
+        code = finish(process)
+        path = latest_checkpoint(run.checkpoints)
+        step = load_checkpoint(path)["global_step"] if path else 0
+        assert step >= furthest, "a step that was saved is lost"
+        furthest = step
+        if code == 0 or step == 12:
+            break
+        kills += 1
+        if kills == 8:
+            break
+    assert kills >= 2
+    assert finish(start(tiny_config(run.path, **OPTIONS, resume=True, pause=0.01))) == 0
+    assert_same_end(run, whole)
+
+
+class _Kill:
+    """Kills the process at the n-th call of a function of the checkpoint module."""
+
+    def __init__(self, function, number):
+        self.function, self.left = function, number
+
+    def __call__(self, *arguments, **options):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.function(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [
+        ("_HashingFile", "write", 30),  # in the middle of the temporary file
+        ("_HashingFile", "finish", 3),  # written, without its checksum
+        ("os", "fsync", 9),  # whole, not yet on the disk
+        (None, "_link", 2),  # before the one before is kept
+        ("Path", "replace", 9),  # between or before the renames
+        (None, "fsync_folder", 3),  # renamed
+    ],
+)
+def test_kill_during_a_checkpoint(tmp_path, whole, owner, name, number):
+    place = getattr(checkpoint_module, owner) if owner else checkpoint_module
+    run = RunFolder(tmp_path / "run")
+
+    def prepare():
+        original = getattr(place, name)
+        killer = _Kill(original, number)
+        setattr(place, name, (lambda *a, **k: killer(*a, **k)) if isinstance(place, type) else killer)
+
+    process = start(tiny_config(run.path, **OPTIONS), prepare)
+    assert finish(process) == -signal.SIGKILL
+    path = latest_checkpoint(run.checkpoints, say=lambda text: pytest.fail(text))  # none is damaged
+    step = load_checkpoint(path)["global_step"] if path else 0
+    done = max((m["step"] for m in run.read_metrics()), default=0)
+    assert done - step <= 3  # a checkpoint every two steps, killed while writing the next
+    assert finish(start(tiny_config(run.path, **OPTIONS, resume=True))) == 0
+    assert_same_end(run, whole)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["training", "validation"])
+def test_signals_save_before_they_end(tmp_path, signum, moment):
+    options = {"max_epochs": 2, "checkpoint_min_seconds": 1e9}
+    undisturbed, _ = train(tiny_config(tmp_path / "whole", **options))
+    run = RunFolder(tmp_path / "run")
+
+    def prepare():
+        from helpers.tiny_run import TinyModule
+
+        hook = "training_step" if moment == "training" else "validation_step"
+        original = getattr(TinyModule, hook)
+
+        def step(self, batch, batch_idx):
+            if self.trainer.global_step == (4 if moment == "training" else 6) and batch_idx in (0, 4):
+                os.kill(os.getpid(), signum)
+            return original(self, batch, batch_idx)
+
+        setattr(TinyModule, hook, step)
+
+    assert finish(start(tiny_config(run.path, **options), prepare)) == 128 + signum
+    state = load_checkpoint(latest_checkpoint(run.checkpoints))
+    assert state["global_step"] == (5 if moment == "training" else 6)
+    log = run.log_path.read_text()
+    assert signal.Signals(signum).name in log and "--resume" in log
+    assert finish(start(tiny_config(run.path, **options, resume=True))) == 0
+    ends = [load_checkpoint(r.checkpoints / "last.ckpt")["state_dict"] for r in (undisturbed, run)]
+    for key in ends[0]:
+        assert torch.equal(ends[0][key], ends[1][key])
+    # a validation that was cut short leaves no numbers
+    epochs = [m["epoch"] for m in run.read_metrics() if "val/loss" in m]
+    assert epochs == ([0, 1] if moment == "training" else [1])
