@@ -15,6 +15,7 @@ __all__ = [
     "NonFiniteError",
     "NumericalError",
     "NumericalWarning",
+    "OrderError",
     "ShapeError",
     "SolverError",
     "SymmetryError",
@@ -49,6 +50,10 @@ class DomainError(NumericalError):
 
 class TieError(NumericalError):
     """A gradient of a decomposition was asked for at a repeated value, and the policy is to raise."""
+
+
+class OrderError(RuntimeError):
+    """A derivative of higher order than the operator provides was asked for."""
 
 
 class LabelError(ValueError):

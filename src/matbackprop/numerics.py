@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
 
-from matbackprop.errors import DtypeError, NonFiniteError, ShapeError, SymmetryError
+from matbackprop.errors import DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError
 
 
 def symmetrize(a: Tensor) -> Tensor:
@@ -35,6 +39,34 @@ def compute_dtype(dtype: torch.dtype, precision: torch.dtype | None) -> torch.dt
     return precision
 
 
+def differentiated_again() -> bool:
+    """Whether what a backward computes may be differentiated in its turn.
+
+    Where it may not (an ordinary training step, a compiled graph), a formula can run bare instead of inside a Function.
+    """
+    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_mode_active())
+
+
+def forward_mode_active() -> bool:
+    """Whether inputs may be dual numbers: inside ``torch.func.jvp`` or a dual level, and not compiling."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def refuse_nested_forward_mode(name: str) -> None:
+    """Raise in a jvp that runs inside another one: torch would differentiate its operations to zero without a word."""
+    if eager_transforms.JVP_NESTING > 1:
+        raise OrderError(
+            f"{name} was asked for forward mode twice over, which torch does not carry through custom functions; "
+            f"use torch.func.hessian (forward over reverse) or jacrev for the inner derivative."
+        )
+
+
+def keep_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Store the signature on a Function's forward, which `Function.apply` would work out again at every call."""
+    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return function
+
+
 def check_floating(a: Tensor, name: str) -> None:
     """Raise unless ``a`` is a real floating-point tensor."""
     if not isinstance(a, Tensor):
@@ -58,13 +90,25 @@ def values_checkable(a: Tensor) -> bool:
         torch.compiler.is_compiling()
         or a.device.type == "meta"
         or torch._C._functorch.maybe_get_level(a) > -1  # wrapped by vmap, grad or jvp
+        or torch._C._functorch.is_legacy_batchedtensor(a)  # batched gradients of torch.autograd.grad
     )
+
+
+def wants_check(check: bool | None, a: Tensor) -> bool:
+    """Resolve a ``check`` argument: None looks at values on the CPU only, where looking costs no synchronisation.
+
+    True looks on every device, False never. No value is looked at while compiling, under a functorch transform or on
+    meta.
+    """
+    if check is None:
+        check = a.device.type == "cpu"
+    return check and values_checkable(a)
 
 
 def check_finite(a: Tensor, name: str) -> None:
     """Raise when ``a`` holds NaN or Inf."""
-    if values_checkable(a) and not bool(torch.isfinite(a).all()):
-        bad = int((~torch.isfinite(a)).sum())
+    # The sum of finite numbers is finite unless it overflows: one pass in the usual case, a count only when it is not.
+    if values_checkable(a) and not bool(torch.isfinite(a.detach().sum())) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
             f"{name} holds {bad} non-finite of {a.numel()} entries; look for an exploding activation or a division by "
             f"zero upstream, or pass check=False to skip this test."

@@ -1,0 +1,431 @@
+"""Scalar functions g with their first and second divided differences, accurate where arguments coincide.
+
+A matrix function needs g on the spectrum, its derivative the first divided differences
+
+    g[a, b] = (g(a) − g(b)) / (a − b),   g[a, a] = g'(a),
+
+and its second derivative g[a, b, c] = (g[b, c] − g[a, b]) / (c − a). Written as printed they lose every digit when
+arguments meet. The forms below keep full accuracy for any gap, zero included. Most are closed; where a series is
+needed it evaluates one smooth function to rounding error and no digit depends on where it takes over.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+
+from matbackprop.errors import DomainError, DtypeError, OrderError
+
+__all__ = ["SpectralFunction", "named_function", "power_function", "resolve_function"]
+
+Domain = Literal["positive", "nonnegative", "nonzero", "real"]
+
+# A relative gap below this is indistinguishable from zero in every dtype; log1p(x)/x and expm1(x)/x are exactly 1
+# there.
+_SMALLEST_GAP = 1e-30
+
+
+def _ordered(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort three broadcastable tensors entry by entry."""
+    low, high = torch.minimum(a, b), torch.maximum(a, b)
+    return torch.minimum(low, c), torch.maximum(low, torch.minimum(high, c)), torch.maximum(high, c)
+
+
+def _positive_gap(low: Tensor, high: Tensor) -> Tensor:
+    """high − low, kept from zero so that it can divide a numerator that vanishes with it."""
+    gap = high - low
+    return gap.clamp_min(torch.finfo(gap.dtype).tiny)
+
+
+# --- log -------------------------------------------------------------------------------------------------------------
+
+
+def _log_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+    # log(r)/(r − 1) is smooth in r, and r − 1 is exact near 1: the rounding of r = a/b costs half a digit's last
+    # place, no more.
+    r = a / b
+    r = torch.where(r == 1, 1 + torch.finfo(r.dtype).eps, r)
+    return r.log() / ((r - 1) * b)
+
+
+def _log_tail(low: Tensor, high: Tensor) -> Tensor:
+    """atanh(r)/r − 1 with r = (high − low)/(high + low): what log[low, high] has beyond 2/(low + high)."""
+    x = ((high - low) / low).clamp_min(_SMALLEST_GAP)
+    r = x / (2 + x)
+    q = r * r
+    series = torch.zeros_like(q)
+    for k in range(12, 0, -1):
+        series = q * (series + 1 / (2 * k + 1))
+    return torch.where(q < 0.02, series, 0.5 * x.log1p() / r - 1)
+
+
+def _log_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+    a, b, c = _ordered(a, b, c)
+    left, right = 2 / (a + b), 2 / (b + c)
+    return (right * _log_tail(b, c) - left * _log_tail(a, b)) / _positive_gap(a, c) - 0.5 * left * right
+
+
+# --- square roots and the inverse: closed forms ----------------------------------------------------------------------
+
+
+def _sqrt_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+    return 1 / (a.sqrt() + b.sqrt())
+
+
+def _sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+    a, b, c = a.sqrt(), b.sqrt(), c.sqrt()
+    return -1 / ((a + b) * (b + c) * (c + a))
+
+
+def _inv_sqrt_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+    a, b = a.sqrt(), b.sqrt()
+    return -1 / (a * b * (a + b))
+
+
+def _inv_sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+    a, b, c = a.sqrt(), b.sqrt(), c.sqrt()
+    return (a + b + c) / (a * b * c * ((a + b) * (b + c) * (c + a)))
+
+
+def _inverse_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+    return -1 / (a * b)
+
+
+def _inverse_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+    return 1 / (a * b * c)
+
+
+# --- exp -------------------------------------------------------------------------------------------------------------
+
+
+def _exp_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+    gap = (a - b).abs().clamp_min(_SMALLEST_GAP)
+    return torch.maximum(a, b).exp() * (torch.expm1(-gap) / -gap)
+
+
+def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+    a, b, c = _ordered(a, b, c)
+    x, y = c - b, a - b
+    # exp[a, b, c] = e^b Σ_k h_k(x, y) / (k + 2)!, h_k the complete homogeneous polynomials; used where |x|, |y| ≤ 1.
+    near = x - y < 1
+    u, v = torch.where(near, x, 0), torch.where(near, y, 0)
+    power = complete = torch.ones_like(u + v)
+    series = 0.5 * complete
+    for k in range(1, 18):
+        power = power * u
+        complete = power + v * complete
+        series = series + complete / math.factorial(k + 2)
+    far = (_exp_first(b, c) - _exp_first(a, b)) / _positive_gap(a, c)
+    return torch.where(near, b.exp() * series, far)
+
+
+# --- powers ----------------------------------------------------------------------------------------------------------
+
+
+def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
+    low = torch.minimum(a, b)
+    x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
+    return low ** (p - 1) * (torch.expm1(p * x.log1p()) / x)
+
+
+def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
+    a, b, c = _ordered(a, b, c)
+    x, y = (c - b) / b, (a - b) / b
+    # The binomial series around the middle argument where all three are close, the quotient over the widest gap
+    # elsewhere.
+    near = (x - y) * p.abs().clamp_min(1) < 0.1
+    u, v = torch.where(near, x, 0), torch.where(near, y, 0)
+    power = complete = torch.ones_like(u + v)
+    binomial = 0.5 * p * (p - 1)
+    series = binomial * complete
+    for k in range(1, 16):
+        power = power * u
+        complete = power + v * complete
+        binomial = binomial * (p - (k + 1)) / (k + 2)
+        series = series + binomial * complete
+    far = (_power_first(b, c, p) - _power_first(a, b, p)) / _positive_gap(a, c)
+    return torch.where(near, b ** (p - 2) * series, far)
+
+
+def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
+    """Divided difference of λ^p log λ, the derivative of λ^p in p."""
+    low = torch.minimum(a, b)
+    x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
+    t = x.log1p()
+    return low ** (p - 1) * ((low.log() * torch.expm1(p * t) + t * torch.exp(p * t)) / x)
+
+
+def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
+    """λⁿ for a whole number n: its divided differences are complete homogeneous polynomials, no gap divides."""
+    degree = abs(n)
+
+    def complete2(k: int, a: Tensor, b: Tensor) -> Tensor:
+        total = torch.ones_like(a + b)
+        power = torch.ones_like(a)
+        for _ in range(k):
+            power = power * a
+            total = power + b * total
+        return total if k >= 0 else torch.zeros_like(total)
+
+    def complete3(k: int, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        pair = torch.ones_like(a + b)
+        total = torch.ones_like(a + b + c)
+        power = torch.ones_like(a)
+        for _ in range(k):
+            power = power * a
+            pair = power + b * pair
+            total = pair + c * total
+        return total if k >= 0 else torch.zeros_like(total)
+
+    def value(lam: Tensor, p: Tensor | None = None) -> Tensor:
+        return lam**n
+
+    def first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+        if n >= 0:
+            return complete2(degree - 1, a, b)
+        a, b = 1 / a, 1 / b
+        return -a * b * complete2(degree - 1, a, b)
+
+    def second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+        if n >= 0:
+            return complete3(degree - 2, a, b, c)
+        a, b, c = 1 / a, 1 / b, 1 / c
+        return a * b * c * complete3(degree - 1, a, b, c)
+
+    return value, first, second
+
+
+# --- a user's own function -------------------------------------------------------------------------------------------
+
+# Eight-point Gauss–Legendre rule on [−1, 1], positive half.
+_GAUSS = (
+    (0.1834346424956498, 0.3626837833783620),
+    (0.5255324099163290, 0.3137066458778873),
+    (0.7966664774136267, 0.2223810344533745),
+    (0.9602898564975363, 0.1012285362903763),
+)
+_DERIVATIVE_WINDOW = 2.0**-7  # pairs closer than this share of the larger one are integrated over g'
+_STENCIL_RADIUS = 2.0**-9  # triples closer than this share of the largest one use a polynomial through nearby values
+_STENCIL_POINTS = 8
+
+
+def _first_from_derivative(
+    g: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]
+) -> Callable[..., Tensor]:
+    """g[a, b] from g and g': the quotient where the gap is wide, ∫₀¹ g'(a + t(b − a)) dt by Gauss's rule near a tie."""
+
+    def first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+        gap = b - a
+        near = gap.abs() <= _DERIVATIVE_WINDOW * torch.maximum(a.abs(), b.abs())
+        middle, half = 0.5 * (a + b), torch.where(near, 0.5 * gap, 0)
+        mean = torch.zeros_like(gap)
+        for node, weight in _GAUSS:
+            mean = mean + 0.5 * weight * (derivative(middle + node * half) + derivative(middle - node * half))
+        quotient = (g(b) - g(a)) / torch.where(near, 1, gap)
+        return torch.where(near, mean, quotient)
+
+    return first
+
+
+@functools.cache
+def _stencil() -> tuple[list[float], list[list[float]]]:
+    """Chebyshev points z_k and the matrix that turns values there into coefficients of 1, z, z², …"""
+    points = [math.cos(math.pi * (2 * k + 1) / (2 * _STENCIL_POINTS)) for k in range(_STENCIL_POINTS)]
+    vandermonde = torch.tensor(points, dtype=torch.float64).unsqueeze(-1) ** torch.arange(_STENCIL_POINTS)
+    return points, torch.linalg.inv(vandermonde).tolist()
+
+
+def _second_from_first(first: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """g[a, b, c] from g[·, ·] alone: the quotient over the widest gap, at a tie a polynomial through neighbours."""
+
+    def second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+        a, b, c = _ordered(a, b, c)
+        scale = torch.maximum(a.abs(), c.abs())
+        radius = _STENCIL_RADIUS * torch.where(scale == 0, 1, scale)
+        near = c - a <= radius
+        points, coefficients = _stencil()
+        x, y = torch.where(near, (a - b) / radius, 0), torch.where(near, (c - b) / radius, 0)
+        values = [first(b + z * radius, b) for z in points]
+        power = complete = torch.ones_like(x + y)
+        slope = torch.zeros_like(complete)
+        for row in coefficients[1:]:
+            slope = slope + complete * sum(w * v for w, v in zip(row, values, strict=True))
+            power = power * x
+            complete = power + y * complete
+        far = (first(b, c) - first(a, b)) / torch.where(near, 1, c - a)
+        return torch.where(near, slope / radius, far)
+
+    return second
+
+
+# --- the object that operators take ----------------------------------------------------------------------------------
+
+
+def _no_third_order(*_: Any) -> NoReturn:
+    raise OrderError(
+        "a third derivative of a matrix function was asked for; first and second derivatives are provided. "
+        "Differentiate the expression of the second derivative by finite differences, or reduce the order."
+    )
+
+
+def _no_parameter() -> NoReturn:
+    raise OrderError("this function has no exponent to differentiate.")
+
+
+@dataclass(frozen=True)
+class SpectralFunction:
+    """A scalar function with its divided differences, ready to be applied to a spectrum.
+
+    Args:
+        name: how messages call it.
+        value: g(λ, p); ``p`` is the exponent of a power and None for every other function.
+        first: g[a, b], symmetric, with g'(a) at a = b.
+        second: g[a, b, c], symmetric, with g''(a)/2 where all three coincide.
+        domain: where g is defined.
+        in_parameter: makes the function ∂g/∂p.
+
+    Example:
+        >>> import torch
+        >>> tanh = SpectralFunction.from_derivative(torch.tanh, lambda x: 1 - torch.tanh(x) ** 2)
+        >>> x = torch.tensor(0.5, dtype=torch.float64)
+        >>> bool((tanh.first(x, x) - (1 - x.tanh() ** 2)).abs() < 1e-15)
+        True
+    """
+
+    name: str
+    value: Callable[..., Tensor]
+    first: Callable[..., Tensor]
+    second: Callable[..., Tensor]
+    domain: Domain = "real"
+    in_parameter: Callable[[], SpectralFunction] = _no_parameter
+
+    @classmethod
+    def from_divided_difference(
+        cls,
+        g: Callable[[Tensor], Tensor],
+        divided_difference: Callable[[Tensor, Tensor], Tensor],
+        *,
+        domain: Domain = "real",
+        name: str = "custom",
+    ) -> SpectralFunction:
+        """Make one from g and its first divided difference, which must be right at a = b too."""
+
+        def first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+            return divided_difference(a, b)
+
+        return cls(name, lambda lam, p=None: g(lam), first, _second_from_first(first), domain)
+
+    @classmethod
+    def from_derivative(
+        cls,
+        g: Callable[[Tensor], Tensor],
+        derivative: Callable[[Tensor], Tensor],
+        *,
+        domain: Domain = "real",
+        name: str = "custom",
+    ) -> SpectralFunction:
+        """Make one from g and g'; pairs closer than 1/128 of the larger one are integrated over g' by Gauss's rule.
+
+        g has to be smooth on that scale around each eigenvalue: 8 points resolve e^λ up to λ about 1000.
+        """
+        first = _first_from_derivative(g, derivative)
+        return cls(name, lambda lam, p=None: g(lam), first, _second_from_first(first), domain)
+
+
+def _simple(name: str, value: Callable[[Tensor], Tensor], first: Any, second: Any, domain: Domain) -> SpectralFunction:
+    return SpectralFunction(name, lambda lam, p=None: value(lam), first, second, domain)
+
+
+_POWER_LOG2 = SpectralFunction(
+    "power·log²", lambda lam, p: lam**p * lam.log() ** 2, _no_third_order, _no_third_order, "positive", _no_third_order
+)
+_POWER_LOG = SpectralFunction(
+    "power·log", lambda lam, p: lam**p * lam.log(), _power_log_first, _no_third_order, "positive", lambda: _POWER_LOG2
+)
+_POWER = SpectralFunction("power", lambda lam, p: lam**p, _power_first, _power_second, "positive", lambda: _POWER_LOG)
+
+_NAMED = {
+    "log": _simple("log", torch.log, _log_first, _log_second, "positive"),
+    "sqrt": _simple("sqrt", torch.sqrt, _sqrt_first, _sqrt_second, "nonnegative"),
+    "inv_sqrt": _simple("inv_sqrt", torch.rsqrt, _inv_sqrt_first, _inv_sqrt_second, "positive"),
+    "exp": _simple("exp", torch.exp, _exp_first, _exp_second, "real"),
+    "inverse": _simple("inverse", torch.reciprocal, _inverse_first, _inverse_second, "nonzero"),
+}
+
+
+def named_function(name: str) -> SpectralFunction:
+    """The built-in function of that name: log, sqrt, inv_sqrt, exp, inverse."""
+    try:
+        return _NAMED[name]
+    except KeyError:
+        known = ", ".join([*_NAMED, "power"])
+        raise DomainError(
+            f"unknown matrix function {name!r}; choose one of {known}, or pass a pair of callables."
+        ) from None
+
+
+@functools.cache
+def _integer_function(n: int) -> SpectralFunction:
+    value, first, second = _integer_powers(n)
+    return SpectralFunction(f"power {n}", value, first, second, "real" if n >= 0 else "nonzero")
+
+
+def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, float | Tensor | None]:
+    """λ^p and the exponent to pass with it: None where p is a fixed number with a closed form of its own."""
+    if isinstance(exponent, Tensor):
+        if not exponent.dtype.is_floating_point:
+            raise DtypeError(
+                f"a tensor exponent must be floating point, got {exponent.dtype}; pass a Python int instead."
+            )
+        return _POWER, exponent
+    if isinstance(exponent, bool) or not isinstance(exponent, (int, float)):
+        raise DtypeError(f"exponent must be a number or a tensor, got {type(exponent).__name__}.")
+    if float(exponent).is_integer():
+        return _integer_function(int(exponent)), None
+    if exponent == 0.5:
+        return _NAMED["sqrt"], None
+    if exponent == -0.5:
+        return _NAMED["inv_sqrt"], None
+    return _POWER, float(exponent)
+
+
+def _required_arguments(function: Callable[..., Any]) -> int:
+    """How many positional arguments a callable needs; 1 where Python cannot tell (built-in torch functions)."""
+    code = getattr(function, "__code__", None)  # inspect.signature cannot be traced by torch.compile
+    if code is None:
+        method = type(function).__call__
+        code = getattr(method, "__code__", None)
+        return 1 if code is None else code.co_argcount - 1 - len(method.__defaults__ or ())
+    return code.co_argcount - len(function.__defaults__ or ())
+
+
+def resolve_function(
+    function: str | SpectralFunction | tuple[Callable[..., Tensor], Callable[..., Tensor]],
+    exponent: float | Tensor | None = None,
+) -> tuple[SpectralFunction, float | Tensor | None]:
+    """Turn what an operator was given into a `SpectralFunction` and the exponent that goes with it."""
+    if function == "power":
+        if exponent is None:
+            raise DomainError('function="power" needs exponent=, a number or a tensor.')
+        return power_function(exponent)
+    if exponent is not None:
+        raise DomainError(f'exponent= belongs to function="power", got function={function!r}.')
+    if isinstance(function, SpectralFunction):
+        return function, None
+    if isinstance(function, str):
+        return named_function(function), None
+    if isinstance(function, tuple) and len(function) == 2 and all(callable(part) for part in function):
+        g, companion = function
+        if _required_arguments(companion) == 2:
+            return SpectralFunction.from_divided_difference(g, companion), None
+        return SpectralFunction.from_derivative(g, companion), None
+    raise DtypeError(
+        "function must be a name, a SpectralFunction or a pair of callables, (g, divided difference) or "
+        f"(g, derivative); got {type(function).__name__}."
+    )

@@ -1,0 +1,477 @@
+"""Second-order pooling C = g(Fᵀ diag(w) F + εI) without a null-space basis, a singular vector or a division by a gap.
+
+F is m×d with rows scaled by √w. For m < d the thin dual form works on K = FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and λ = s
++ ε,
+
+    C = g(ε)I + Yᵀ diag(g[λᵢ, ε]) Y,    F·L = U(diag(g[λᵢ, ε]) Y G + (g[λᵢ, λⱼ, ε] ∘ (Y G Yᵀ)) Y),
+
+where L is the derivative of g at A = FᵀF + εI in the direction G, so that ∂L/∂F = 2 F·L. Otherwise the primal form
+works on FᵀF = V diag(s) Vᵀ with Z = FV: C = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the
+squared norms of the rows of Y (columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the
+largest, its squared norm to rounding of itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from matbackprop.divided_differences import SpectralFunction, resolve_function
+from matbackprop.eigensolver import batched_eigh
+from matbackprop.errors import ConfigurationError, DomainError, DtypeError, ShapeError
+from matbackprop.functional.eigh import eigh
+from matbackprop.functional.matrix_function import (
+    FunctionLike,
+    _column,
+    check_domain,
+    frechet,
+    parameter_tensor,
+    second_frechet,
+    spectral,
+)
+from matbackprop.functional.svd import svd
+from matbackprop.numerics import (
+    autocast_off,
+    check_finite,
+    check_matrix,
+    compute_dtype,
+    differentiated_again,
+    forward_mode_active,
+    keep_signature,
+    symmetrize,
+    wants_check,
+)
+
+__all__ = ["second_order_pool"]
+
+Method = Literal["fused", "svd", "eig"]
+
+
+def _scaled_identity(value: Tensor, d: int) -> Tensor:
+    return torch.diag_embed(value.unsqueeze(-1).expand(*value.shape, d))
+
+
+def _thin_forward(
+    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """C, s, U, Y of the thin dual form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
+    _, u = batched_eigh(f @ f.mT)
+    y = u.mT @ f
+    s = (y * y).sum(-1)
+    shift = eps.unsqueeze(-1)
+    slope = function.first(s + shift, shift, _column(p, 1))
+    c = (y * slope.unsqueeze(-1)).mT @ y
+    c.diagonal(dim1=-2, dim2=-1).add_(function.value(eps, p).unsqueeze(-1))
+    return c, s, u, y
+
+
+def _thin_backward(
+    g: Tensor, eps: Tensor, p: Tensor | None, s: Tensor, u: Tensor, y: Tensor, function: SpectralFunction
+) -> Tensor:
+    """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2.
+
+    g[λᵢ, λⱼ, ε] is the quotient over the widest gap, max(sᵢ, sⱼ). What cancels in it when both are far below ε is
+    multiplied by √(sᵢsⱼ) in Y G Yᵀ, so that its rounding error stays that of the first term.
+    """
+    lam, shift = s + eps.unsqueeze(-1), eps.unsqueeze(-1)
+    slope = function.first(lam, shift, _column(p, 1))
+    rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
+    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
+    nearer = torch.where(rows < columns, slope.unsqueeze(-1), slope.unsqueeze(-2))
+    second = (gamma - nearer) / torch.maximum(rows, columns).clamp_min(torch.finfo(s.dtype).tiny)
+    yg = y @ g + y @ g.mT
+    return u @ (slope.unsqueeze(-1) * yg + (second * (yg @ y.mT)) @ y)
+
+
+def _primal_forward(
+    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """C, s, V, Z of the primal form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
+    _, v = batched_eigh(f.mT @ f)
+    z = f @ v
+    s = (z * z).sum(-2)
+    values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
+    return (v * values.unsqueeze(-2)) @ v.mT, s, v, z
+
+
+def _primal_backward(
+    g: Tensor, eps: Tensor, p: Tensor | None, s: Tensor, v: Tensor, z: Tensor, function: SpectralFunction
+) -> Tensor:
+    """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
+    lam = s + eps.unsqueeze(-1)
+    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
+    h = v.mT @ g @ v
+    return z @ ((gamma * (h + h.mT)) @ v.mT)
+
+
+def _directional_trace(
+    g: Tensor,
+    eps: Tensor,
+    p: Tensor | None,
+    s: Tensor,
+    basis: Tensor,
+    y: Tensor,
+    function: SpectralFunction,
+    thin: bool,
+) -> Tensor:
+    """tr L = ⟨G, g'(A)⟩, the gradient of ε."""
+    lam = s + eps.unsqueeze(-1)
+    slopes = function.first(lam, lam, _column(p, 1))
+    if not thin:
+        return (slopes * ((basis.mT @ g) * basis.mT).sum(-1)).sum(-1)
+    at_eps = function.first(eps, eps, p)
+    rise = (slopes - at_eps.unsqueeze(-1)) / s.clamp_min(torch.finfo(s.dtype).tiny)
+    return at_eps * g.diagonal(dim1=-2, dim2=-1).sum(-1) + (rise * ((y @ g) * y).sum(-1)).sum(-1)
+
+
+def _pairing(
+    g: Tensor,
+    eps: Tensor,
+    p: Tensor | None,
+    s: Tensor,
+    basis: Tensor,
+    y: Tensor,
+    function: SpectralFunction,
+    thin: bool,
+) -> Tensor:
+    """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
+    if not thin:
+        values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
+        return (values * ((basis.mT @ g) * basis.mT).sum(-1)).sum(-1)
+    shift = eps.unsqueeze(-1)
+    slope = function.first(s + shift, shift, _column(p, 1))
+    trace = g.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return function.value(eps, p) * trace + (slope * ((y @ g) * y).sum(-1)).sum(-1)
+
+
+def _weight_gradient(
+    g: Tensor,
+    f: Tensor,
+    eps: Tensor,
+    p: Tensor | None,
+    s: Tensor,
+    basis: Tensor,
+    y: Tensor,
+    function: SpectralFunction,
+    thin: bool,
+) -> Tensor:
+    """fᵢ L fᵢᵀ for each row of the unweighted F, also where the weight is zero and fᵢ leaves the span of the others."""
+    lam = s + eps.unsqueeze(-1)
+    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
+    if not thin:
+        fv = f @ basis
+        return (fv @ (gamma * (basis.mT @ g @ basis)) * fv).sum(-1)
+    # Orthonormal rows where s is above rounding; what lies below counts as the complement, where A acts as ε.
+    floor = y.shape[-1] * torch.finfo(s.dtype).eps * s.amax(-1, keepdim=True) if s.shape[-1] else s
+    alive = s > floor
+    v = y * torch.where(alive, s.clamp_min(torch.finfo(s.dtype).tiny).rsqrt(), 0).unsqueeze(-1)
+    inside = f @ v.mT
+    outside = f - inside @ v
+    vg = 0.5 * (v @ g + v @ g.mT)
+    shift = eps.unsqueeze(-1)
+    slope = function.first(lam, shift, _column(p, 1))
+    total = (inside @ (gamma * (vg @ v.mT)) * inside).sum(-1)
+    total = total + 2 * (inside * slope.unsqueeze(-2) * (outside @ vg.mT)).sum(-1)
+    return total + function.first(shift, shift, _column(p, 1)) * (outside @ g * outside).sum(-1)
+
+
+def _dense(f: Tensor, w: Tensor | None, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A = Fᵀ diag(w) F + εI as a differentiable matrix, and its eigendecomposition as constants."""
+    gram = symmetrize(f.mT @ _weighted(f, w))
+    _, u = batched_eigh(gram.detach())
+    z = f.detach() @ u
+    s = (z * _weighted(z, None if w is None else w.detach())).sum(-2)
+    return gram + _scaled_identity(eps, f.shape[-1]), s + eps.detach().unsqueeze(-1), u
+
+
+def _weighted(f: Tensor, w: Tensor | None) -> Tensor:
+    return f if w is None else f * w.unsqueeze(-1)
+
+
+def _row_products(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1)
+
+
+class _Pool(Function):
+    """C and the factors that its gradient needs; every derivative is taken in F, w, ε and p, never in the factors."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @keep_signature
+    def forward(
+        f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, thin: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        scaled = f if w is None else f * w.sqrt().unsqueeze(-1)
+        return (_thin_forward if thin else _primal_forward)(scaled, eps, p, function)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        f, w, eps, p, ctx.function, ctx.thin = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(f, w, eps, p, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return (None,) * 6
+        needed = frozenset(i for i in range(4) if ctx.needs_input_grad[i])
+        grads = pool_gradient(g, *ctx.saved_tensors, ctx.function, ctx.thin, needed)
+        return *(grad if i in needed else None for i, grad in enumerate(grads)), None, None
+
+
+def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor | None, deps: Tensor | None) -> Tensor:
+    """dA of A = Fᵀ diag(w) F + εI."""
+    d = f.shape[-1]
+    total = torch.zeros((*f.shape[:-2], d, d), dtype=f.dtype, device=f.device)
+    if df is not None:
+        total = total + 2 * symmetrize(_weighted(f, w).mT @ df)
+    if dw is not None:
+        total = total + f.mT @ (f * dw.unsqueeze(-1))
+    if deps is not None:
+        total = total + _scaled_identity(deps, d)
+    return total
+
+
+def _empty_gradients(g: Tensor) -> list[Tensor]:
+    return [g.new_empty((0,)) for _ in range(4)]
+
+
+class _PoolGradient(Function):
+    """Gradients of F, w, ε and p, numbered 0 to 3, as a Function; one that is not needed comes back as an empty tensor.
+
+    With M the derivative of g at A in the direction G they are 2 diag(w) F M, the rows' fᵢMfᵢᵀ, tr M and ⟨G,
+    ∂g/∂p(A)⟩. Their own derivatives are taken on the d×d matrix A through second divided differences.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @keep_signature
+    def forward(
+        g: Tensor,
+        f: Tensor,
+        w: Tensor | None,
+        eps: Tensor,
+        p: Tensor | None,
+        s: Tensor,
+        basis: Tensor,
+        y: Tensor,
+        function: SpectralFunction,
+        thin: bool,
+        needed: frozenset[int],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        for_f, for_w, for_eps, for_p = _empty_gradients(g)
+        if 0 in needed:
+            for_f = (_thin_backward if thin else _primal_backward)(g, eps, p, s, basis, y, function)
+            if w is not None:
+                for_f = for_f * w.sqrt().unsqueeze(-1)
+        if 1 in needed:
+            for_w = _weight_gradient(g, f, eps, p, s, basis, y, function, thin)
+        if 2 in needed:
+            for_eps = _directional_trace(g, eps, p, s, basis, y, function, thin)
+        if 3 in needed:
+            for_p = _pairing(g, eps, p, s, basis, y, function.in_parameter(), thin)
+        return for_f, for_w, for_eps, for_p
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.function, ctx.thin, ctx.needed = inputs[8:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:5])
+
+    @staticmethod
+    def backward(
+        ctx: Any, on_f: Tensor | None, on_w: Tensor | None, on_eps: Tensor | None, on_p: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        g, f, w, eps, p = ctx.saved_tensors
+        on_f, on_w, on_eps, on_p = (c if i in ctx.needed else None for i, c in enumerate((on_f, on_w, on_eps, on_p)))
+        if on_f is None and on_w is None and on_eps is None and on_p is None:
+            return (None,) * 11
+        function, g = ctx.function, symmetrize(g)
+        a, lam, u = _dense(f, w, eps)
+        # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on_p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
+        # cotangents.
+        n = _gram_variation(f, w, on_f, on_w, on_eps)
+        m = frechet(a, g, p, None, lam, u, function)
+        on_g = frechet(a, n, p, on_p, lam, u, function)
+        on_a = second_frechet(a, g, n, p, lam, u, function)
+        grad_p = None
+        if p is not None:
+            in_p = function.in_parameter()
+            grad_p = (n * frechet(a, g, p, None, lam, u, in_p)).sum((-2, -1))
+            if on_p is not None:
+                on_a = on_a + _column(on_p, 2) * frechet(a, g, p, None, lam, u, in_p)
+                grad_p = grad_p + on_p * (g * spectral(a, p, lam, u, in_p.in_parameter())).sum((-2, -1))
+        fa, fm = f @ on_a, f @ m
+        grad_f = 2 * _weighted(fa, w)
+        grad_w = _row_products(fa, f)
+        if on_f is not None:
+            grad_f = grad_f + 2 * _weighted(on_f @ m, w)
+            grad_w = grad_w + 2 * _row_products(fm, on_f)
+        if on_w is not None:
+            grad_f = grad_f + 2 * fm * on_w.unsqueeze(-1)
+        grad_eps = on_a.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p, *(None,) * 6
+
+
+def pool_gradient(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of F, w, ε and p; see `_PoolGradient`."""
+    if not differentiated_again():
+        return _PoolGradient.forward(*arguments)
+    return _PoolGradient.apply(*arguments)
+
+
+def _prepare_weight(weight: Tensor, f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Give F a region dimension where the weight has one, and the weight the dtype of the computation."""
+    if not isinstance(weight, Tensor):
+        raise DtypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}.")
+    if weight.dtype != torch.bool and not weight.dtype.is_floating_point:
+        raise DtypeError(
+            f"weight must be boolean or floating point, got {weight.dtype}; convert it with .bool() or .float()."
+        )
+    if weight.device != f.device:
+        raise ShapeError(f"weight is on {weight.device} and f on {f.device}; move one of them.")
+    *batch, m, d = f.shape
+    if weight.shape == (*batch, m):
+        return f, weight.to(dtype)
+    if weight.ndim == f.ndim and weight.shape[:-2] == tuple(batch) and weight.shape[-1] == m:
+        r = weight.shape[-2]
+        return f.unsqueeze(-3).expand(*batch, r, m, d), weight.to(dtype)
+    raise ShapeError(
+        f"weight must have shape {(*batch, m)}, one value a row of f, or {(*batch, 'r', m)} for r regions; "
+        f"got {tuple(weight.shape)} for f of shape {tuple(f.shape)}."
+    )
+
+
+def _center(f: Tensor, w: Tensor | None) -> Tensor:
+    """F minus its (weighted) mean row; a region without weight has mean 0."""
+    if f.shape[-2] == 0:
+        return f
+    if w is None:
+        return f - f.mean(-2, keepdim=True)
+    total = w.sum(-1, keepdim=True)
+    share = w / torch.where(total == 0, 1, total)
+    return f - share.unsqueeze(-2) @ f
+
+
+def second_order_pool(
+    f: Tensor,
+    *,
+    eps: float | Tensor = 1e-3,
+    function: FunctionLike = "log",
+    exponent: float | Tensor | None = None,
+    weight: Tensor | None = None,
+    center: bool = False,
+    method: Method = "fused",
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> Tensor:
+    r"""Pool the rows of a feature map into a function of their second moments.
+
+    .. math:: C = g(F^\top \operatorname{diag}(w) F + \varepsilon I)
+
+    Args:
+        f: features ``(*batch, m, d)``, one row a location.
+        eps: ε > 0, a number or a tensor broadcastable to the batch (and regions) that receives a gradient.
+        function: g, as in `matrix_function`.
+        exponent: the exponent of ``function="power"``; a tensor learns.
+        weight: mask or soft weights ≥ 0, boolean or floating point, used as given: ``(*batch, m)``, or ``(*batch, r,
+            m)`` for r regions that share one feature map.
+        center: subtract the (weighted) mean row first, so that C is a function of the covariance; no m×m matrix is
+            made.
+        method: ``"fused"`` for the thin dual (m < d) or primal form with divided differences. ``"svd"`` and ``"eig"``
+            are the paper's DeepO2P-SVD and DeepO2P-EIG, for comparison: they drop tied pairs and lose what the ties
+            carry.
+        check: whether values are checked. None checks on the CPU only, so that no GPU is waited for; True checks
+            everywhere; False never.
+        precision: dtype to compute in, float64 unless given; the result has the dtype of ``f``.
+
+    Returns:
+        ``(*batch, d, d)``, or ``(*batch, r, d, d)`` with regions; symmetric.
+
+    Raises:
+        ShapeError, DtypeError: ``f`` or ``weight`` has the wrong shape, dtype or device.
+        NonFiniteError: ``f`` or ``weight`` holds NaN or Inf.
+        DomainError: ε or a weight is negative, or an eigenvalue is outside the domain of g (ε = 0 with log).
+
+    Gradient:
+        For F, weight, ε and the exponent, two orders. The first order in F is 2 diag(w) F L(G) with L the derivative
+        of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and exactly
+        zero at F = 0. The second order works on the d×d matrix. Forward mode, vmap and fullgraph compilation are
+        supported.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> f = torch.rand(2, 36, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        >>> c = matbackprop.second_order_pool(f)
+        >>> c.shape
+        torch.Size([2, 64, 64])
+        >>> c.square().mean().backward()
+        >>> bool(f.grad.isfinite().all())
+        True
+
+    Reference:
+        Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", section 4
+        and Corollary "DeepO2P".
+    """
+    check_matrix(f, "f")
+    if method not in ("fused", "svd", "eig"):
+        raise ConfigurationError(f'method must be "fused", "svd" or "eig", got {method!r}.')
+    fn, p = resolve_function(function, exponent)
+    if not isinstance(eps, Tensor) and not eps >= 0:
+        raise DomainError(f"eps must not be negative, got {eps}.")
+    with autocast_off(f.device.type):
+        x = f.to(compute_dtype(f.dtype, precision))
+        w = None
+        if weight is not None:
+            x, w = _prepare_weight(weight, x, x.dtype)
+        shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
+        assert shift is not None
+        power = parameter_tensor(p, "exponent", x.shape[:-2], x)
+        if wants_check(check, f):
+            _check_values(f, weight, shift, fn)
+        if center:
+            x = _center(x, w)
+        if method != "fused":
+            return _reference_pool(x, w, shift, power, fn, method).to(f.dtype)
+        if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
+            a, lam, u = _dense(x, w, shift)
+            return spectral(a, power, lam, u, fn).to(f.dtype)
+        out, *_ = _Pool.apply(x, w, shift, power, fn, x.shape[-2] < x.shape[-1])
+        return out.to(f.dtype)
+
+
+def _check_values(f: Tensor, weight: Tensor | None, eps: Tensor, function: SpectralFunction) -> None:
+    check_finite(f, "f")
+    if weight is not None:
+        check_finite(weight, "weight")
+        if bool((weight < 0).any()):
+            raise DomainError(f"weight must not be negative, its smallest entry is {float(weight.min()):.3g}.")
+    if bool((eps < 0).any()):
+        raise DomainError(f"eps must not be negative, its smallest entry is {float(eps.min()):.3g}.")
+    check_domain(eps.detach(), function, "eps", "Pass eps > 0.")
+
+
+def _reference_pool(
+    f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, method: Method
+) -> Tensor:
+    """The paper's two routes, differentiated through the factors of a decomposition layer that drops tied pairs.
+
+    In the SVD route a weight of zero receives the gradient zero: √w has none there.
+    """
+    d = f.shape[-1]
+    if method == "eig":
+        q, v = eigh(
+            symmetrize(f.mT @ _weighted(f, w)) + _scaled_identity(eps, d), ties="drop", check=False, precision=f.dtype
+        )
+    else:
+        if w is not None:
+            f = _weighted(f, torch.where(w > 0, w.clamp_min(torch.finfo(w.dtype).tiny).sqrt(), 0))
+        _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=f.dtype)
+        q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
+        v = vh.mT
+    return (v * function.value(q, _column(p, 1)).unsqueeze(-2)) @ v.mT

@@ -1,0 +1,89 @@
+"""Symmetric matrices as vectors: the upper triangle with √2 on the off-diagonal entries, and back."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from matbackprop.errors import ShapeError
+from matbackprop.numerics import check_floating, check_matrix
+
+__all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
+
+
+def _triangle(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the upper triangle in row-major order, and the factor of each entry."""
+    rows, columns = torch.triu_indices(n, n, device=device).unbind(0)
+    scale = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(dtype)
+    return rows, columns, scale
+
+
+def vectorize_symmetric(a: Tensor) -> Tensor:
+    r"""Write symmetric matrices as vectors so that dot products and norms stay what they were.
+
+    .. math:: v = (a_{11}, \sqrt2 a_{12}, \dots, \sqrt2 a_{1n}, a_{22}, \dots), \quad v^\top w = \operatorname{tr}(AB)
+
+    Args:
+        a: symmetric matrices ``(*batch, n, n)``; only the upper triangle is read.
+
+    Returns:
+        ``(*batch, n(n+1)/2)``.
+
+    Raises:
+        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
+
+    Gradient:
+        Linear; the gradient fills the upper triangle, which every operator here symmetrises. All orders.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> matbackprop.vectorize_symmetric(torch.tensor([[1.0, 2.0], [2.0, 3.0]]))
+        tensor([1.0000, 2.8284, 3.0000])
+
+    Reference:
+        Ionescu et al., section 4.2; Carreira et al., "Free-form region description with second-order pooling" (2015).
+    """
+    check_matrix(a, "a", square=True)
+    n = a.shape[-1]
+    rows, columns, scale = _triangle(n, a.device, a.dtype)
+    return a.flatten(-2).index_select(-1, rows * n + columns) * scale
+
+
+def unvectorize_symmetric(v: Tensor) -> Tensor:
+    r"""Inverse of `vectorize_symmetric`.
+
+    Args:
+        v: ``(*batch, n(n+1)/2)``.
+
+    Returns:
+        Symmetric matrices ``(*batch, n, n)``.
+
+    Raises:
+        ShapeError: the last dimension is not n(n+1)/2 for a whole number n.
+        DtypeError: ``v`` is not floating point.
+
+    Gradient:
+        Linear, the adjoint of the map itself. All orders.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> matbackprop.unvectorize_symmetric(torch.tensor([1.0, 2.0 * 2**0.5, 3.0]))
+        tensor([[1., 2.],
+                [2., 3.]])
+
+    Reference:
+        Ionescu et al., section 4.2.
+    """
+    check_floating(v, "v")
+    length = v.shape[-1] if v.ndim else 0
+    n = (math.isqrt(8 * length + 1) - 1) // 2
+    if v.ndim == 0 or n * (n + 1) // 2 != length:
+        raise ShapeError(f"v must end in a dimension of n(n+1)/2 entries (1, 3, 6, 10, …), got shape {tuple(v.shape)}.")
+    rows, columns, scale = _triangle(n, v.device, v.dtype)
+    position = torch.zeros(n, n, dtype=torch.long, device=v.device)
+    order = torch.arange(length, device=v.device)
+    position[rows, columns] = order
+    position[columns, rows] = order
+    return (v / scale).index_select(-1, position.flatten()).unflatten(-1, (n, n))

@@ -1,0 +1,172 @@
+"""Functions of symmetric matrices as modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.functional.matrix_function import FunctionLike, matrix_function
+
+__all__ = [
+    "MatrixExp",
+    "MatrixFunction",
+    "MatrixInvSqrt",
+    "MatrixInverse",
+    "MatrixLog",
+    "MatrixPower",
+    "MatrixSqrt",
+]
+
+
+class MatrixFunction(nn.Module):
+    """A function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
+
+    Args:
+        function: name, pair of callables or `~matbackprop.functional.SpectralFunction`.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(*b, n, n)`` to ``(*b, n, n)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixFunction
+        >>> MatrixFunction("exp")(torch.zeros(2, 2)).diagonal()
+        tensor([1., 1.])
+    """
+
+    def __init__(
+        self, function: FunctionLike, *, check: bool | None = None, precision: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.check = check
+        self.precision = precision
+
+    def forward(self, a: Tensor) -> Tensor:
+        """Return g(A)."""
+        return matrix_function(a, self.function, check=self.check, precision=self.precision)
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(module)``."""
+        return repr(self.function) if isinstance(self.function, str) else "custom"
+
+
+class MatrixLog(MatrixFunction):
+    """Logarithm of symmetric positive-definite matrices; see :func:`~matbackprop.matrix_log`.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixLog
+        >>> MatrixLog()(torch.eye(2)).abs().max()
+        tensor(0.)
+    """
+
+    def __init__(self, *, check: bool | None = None, precision: torch.dtype | None = None) -> None:
+        super().__init__("log", check=check, precision=precision)
+
+
+class MatrixSqrt(MatrixFunction):
+    """Square root of symmetric positive-semidefinite matrices; see :func:`~matbackprop.matrix_sqrt`.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixSqrt
+        >>> MatrixSqrt()(torch.eye(2) * 4).diagonal()
+        tensor([2., 2.])
+    """
+
+    def __init__(self, *, check: bool | None = None, precision: torch.dtype | None = None) -> None:
+        super().__init__("sqrt", check=check, precision=precision)
+
+
+class MatrixInvSqrt(MatrixFunction):
+    """Inverse square root of symmetric positive-definite matrices; see :func:`~matbackprop.matrix_inv_sqrt`.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixInvSqrt
+        >>> MatrixInvSqrt()(torch.eye(2) * 4).diagonal()
+        tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, *, check: bool | None = None, precision: torch.dtype | None = None) -> None:
+        super().__init__("inv_sqrt", check=check, precision=precision)
+
+
+class MatrixExp(MatrixFunction):
+    """Exponential of symmetric matrices; see :func:`~matbackprop.matrix_exp`.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixExp
+        >>> MatrixExp()(torch.zeros(2, 2)).diagonal()
+        tensor([1., 1.])
+    """
+
+    def __init__(self, *, check: bool | None = None, precision: torch.dtype | None = None) -> None:
+        super().__init__("exp", check=check, precision=precision)
+
+
+class MatrixInverse(MatrixFunction):
+    """Inverse of symmetric matrices; see :func:`~matbackprop.matrix_inverse`.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixInverse
+        >>> MatrixInverse()(torch.eye(2) * 4).diagonal()
+        tensor([0.2500, 0.2500])
+    """
+
+    def __init__(self, *, check: bool | None = None, precision: torch.dtype | None = None) -> None:
+        super().__init__("inverse", check=check, precision=precision)
+
+
+class MatrixPower(nn.Module):
+    """Power of symmetric positive-definite matrices whose exponent learns; see :func:`~matbackprop.matrix_power`.
+
+    Args:
+        exponent: its value at the start.
+        learn: whether it is a parameter; otherwise a buffer.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(*b, n, n)`` to ``(*b, n, n)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixPower
+        >>> layer = MatrixPower(0.5)
+        >>> layer(torch.eye(2) * 9).trace().backward()
+        >>> layer.exponent.grad is not None
+        True
+    """
+
+    exponent: Tensor
+
+    def __init__(
+        self,
+        exponent: float = 0.5,
+        *,
+        learn: bool = True,
+        check: bool | None = None,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        value = torch.tensor(float(exponent))
+        if learn:
+            self.exponent = nn.Parameter(value)
+        else:
+            self.register_buffer("exponent", value)
+        self.check = check
+        self.precision = precision
+
+    def forward(self, a: Tensor) -> Tensor:
+        """Return A^p."""
+        return matrix_function(a, "power", exponent=self.exponent, check=self.check, precision=self.precision)
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(module)``."""
+        return f"learn={isinstance(self.exponent, nn.Parameter)}"

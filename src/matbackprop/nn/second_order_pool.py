@@ -1,0 +1,104 @@
+"""Second-order pooling as a module."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.errors import ConfigurationError, DomainError
+from matbackprop.functional.matrix_function import FunctionLike
+from matbackprop.functional.second_order_pool import Method, second_order_pool
+from matbackprop.functional.triangle import vectorize_symmetric
+
+__all__ = ["SecondOrderPool"]
+
+
+class SecondOrderPool(nn.Module):
+    """Pool a feature map into a function of its second moments; see :func:`~matbackprop.second_order_pool`.
+
+    Args:
+        eps: ε > 0; where it learns, its value at the start. What is stored is log ε, so that ε stays positive.
+        function: g; ``"power"`` needs ``exponent``.
+        exponent: the exponent of ``"power"``; where it learns, its value at the start.
+        learn_eps: make ε a parameter.
+        learn_exponent: make the exponent a parameter.
+        center: subtract the mean row first.
+        method: ``"fused"``, or the paper's ``"svd"`` or ``"eig"``.
+        vectorize: return the upper triangle with √2, ``(*b, d(d+1)/2)``, ready for a linear layer.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(*b, m, d)`` to ``(*b, d, d)``; with a weight ``(*b, r, m)`` to ``(*b, r, d, d)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import SecondOrderPool
+        >>> pool = SecondOrderPool(learn_eps=True, vectorize=True)
+        >>> out = pool(torch.rand(2, 36, 8, generator=torch.Generator().manual_seed(0)))
+        >>> out.shape
+        torch.Size([2, 36])
+        >>> out.sum().backward()
+        >>> bool(pool.log_eps.grad.isfinite())
+        True
+    """
+
+    log_eps: Tensor | None
+    exponent: Tensor | float | None
+
+    def __init__(
+        self,
+        *,
+        eps: float = 1e-3,
+        function: FunctionLike = "log",
+        exponent: float | None = None,
+        learn_eps: bool = False,
+        learn_exponent: bool = False,
+        center: bool = False,
+        method: Method = "fused",
+        vectorize: bool = False,
+        check: bool | None = None,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if learn_exponent and (function != "power" or exponent is None):
+            raise ConfigurationError(
+                'learn_exponent=True needs function="power" and exponent=, the value to start from.'
+            )
+        if learn_eps and not eps > 0:
+            raise DomainError(f"an eps that learns must start above zero, got {eps}.")
+        self.eps = eps
+        self.log_eps = nn.Parameter(torch.tensor(math.log(eps))) if learn_eps else None
+        self.exponent = (
+            nn.Parameter(torch.tensor(float(exponent))) if learn_exponent and exponent is not None else exponent
+        )
+        self.function = function
+        self.center = center
+        self.method: Method = method
+        self.vectorize = vectorize
+        self.check = check
+        self.precision = precision
+
+    def forward(self, f: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return C, or its upper triangle."""
+        pooled = second_order_pool(
+            f,
+            eps=self.eps if self.log_eps is None else self.log_eps.exp(),
+            function=self.function,
+            exponent=self.exponent,
+            weight=weight,
+            center=self.center,
+            method=self.method,
+            check=self.check,
+            precision=self.precision,
+        )
+        return vectorize_symmetric(pooled) if self.vectorize else pooled
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(module)``."""
+        name = repr(self.function) if isinstance(self.function, str) else "custom"
+        return (
+            f"eps={self.eps}, function={name}, center={self.center}, method={self.method!r}, vectorize={self.vectorize}"
+        )
