@@ -20,9 +20,9 @@ def pytest_collection_modifyitems(config, items):
     missing = not root or not Path(root).is_dir()
     cuda = config.getoption("--device").startswith("cuda") and torch.cuda.is_available()
     for item in items:
-        if missing and "data" in item.keywords:
+        if missing and item.get_closest_marker("data"):
             item.add_marker(pytest.mark.skip(reason="MATBACKPROP_DATA does not name a folder with the data sets"))
-        if not cuda and "cuda" in item.keywords:
+        if not cuda and item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason="needs --device cuda and a CUDA device"))
 
 

@@ -153,7 +153,10 @@ def download_weights(name: str, target: Path, official: OfficialWeights | None =
             f"the weights of {name} are not here and cannot be downloaded: {error} By hand: fetch {official.url} on "
             f"another machine, put it at {downloaded}, and try again; or give a .safetensors file with its keys."
         ) from error
-    state = torch.load(downloaded, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(downloaded, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and runtime errors alike: the file holds more than tensors, or is damaged
+        raise WeightsError(f"{downloaded} cannot be read as weights: {error}") from error
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     save_file({k: v.contiguous() for k, v in state.items()}, str(temporary))
     temporary.replace(target)
