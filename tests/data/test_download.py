@@ -167,9 +167,9 @@ def test_a_data_set_is_fetched_once_and_laid_out(server, tmp_path):
 
 def test_without_a_network_the_way_by_hand_is_told(tmp_path):
     archives = (Archive("http://127.0.0.1:9/a.zip"),)
-    with pytest.raises(DataError, match="By hand: fetch the archives .*archives, and give the same"):
+    with pytest.raises(DataError, match=r"By hand: fetch the archives .*archives, and give the same"):
         download_dataset("mine", tmp_path / "set", archives=archives, attempts=1)
-    (tmp_path / "set" / "archives").mkdir()
+    (tmp_path / "set" / "archives").mkdir(exist_ok=True)
     (tmp_path / "set" / "archives" / "a.zip").write_bytes(_zip(["x/1.txt"]))
     download_dataset("mine", tmp_path / "set", archives=archives, attempts=1)
     assert (tmp_path / "set" / "x" / "1.txt").exists()
