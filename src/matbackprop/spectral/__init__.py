@@ -1,0 +1,32 @@
+"""Features → spectral embedding → clusterings for every K → label maps; and merging of regions into a hierarchy."""
+
+from matbackprop.spectral.components import connected_components
+from matbackprop.spectral.embedding import Embedding, KChoice, choose_k, ncut_embedding, soft_embedding
+from matbackprop.spectral.hierarchy import Hierarchy, MergeCost, merge_regions
+from matbackprop.spectral.kmeans import KMeans, weighted_kmeans
+from matbackprop.spectral.rounding import pivoted_qr_rotation, yu_shi_rotation
+from matbackprop.spectral.segment import Segmentation, segment_features
+from matbackprop.spectral.superpixels import RegionGraph, border_mean, region_graph, region_means, slic_superpixels
+
+__all__ = [
+    "Embedding",
+    "Hierarchy",
+    "KChoice",
+    "KMeans",
+    "MergeCost",
+    "RegionGraph",
+    "Segmentation",
+    "border_mean",
+    "choose_k",
+    "connected_components",
+    "merge_regions",
+    "ncut_embedding",
+    "pivoted_qr_rotation",
+    "region_graph",
+    "region_means",
+    "segment_features",
+    "slic_superpixels",
+    "soft_embedding",
+    "weighted_kmeans",
+    "yu_shi_rotation",
+]

@@ -1,0 +1,466 @@
+"""DeepNCuts: a network whose feature maps are trained to span the human segmentations, and how it segments.
+
+The paper's models put two Conv-ReLU pairs on one feature map of AlexNet or VGG-16. The extended model sums four maps of
+VGG-16 (hypercolumns) with colour and position on a finer grid and may predict boundaries in one more channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.models.backbone import Backbone, build_backbone, normalize
+from matbackprop.models.pretrained import PretrainedMixin
+from matbackprop.spectral import (
+    Hierarchy,
+    MergeCost,
+    Segmentation,
+    border_mean,
+    merge_regions,
+    region_graph,
+    segment_features,
+    slic_superpixels,
+    soft_embedding,
+)
+
+DEFAULT_KS = (2, 3, 4, 6, 8, 12, 16, 20)
+"""Numbers of clusters, or of regions of a hierarchy, of the eight segmentations."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "alexnet-relu5": {"backbone": "alexnet", "taps": ("relu5",), "head": "paper", "hidden": 256},
+    "vgg16-relu4": {"backbone": "vgg16", "taps": ("relu4_1",), "head": "paper", "hidden": 1024},
+    "vgg16-relu5": {"backbone": "vgg16", "taps": ("relu5_3",), "head": "paper", "hidden": 1024},
+    "hypercolumns": {
+        "backbone": "vgg16",
+        "taps": ("relu2_2", "relu3_3", "relu4_3", "relu5_3"),
+        "head": "hypercolumn",
+        "hidden": 256,
+        "channels": 32,
+        "stride": 4,
+        "boundary": True,
+        "space": "soft",
+    },
+}
+"""The models of the paper's second table and the extended one, as arguments of :class:`DeepNCuts`."""
+
+
+class FeatureMaps(NamedTuple):
+    """What the network says about a batch of images.
+
+    Attributes:
+        features: F on its grid, (b, h, w, d); cell (i, j) is centred on its stride × stride block of pixels.
+        boundary: logits (b, h, w) that a border runs through the cell, or None.
+    """
+
+    features: Tensor
+    boundary: Tensor | None
+
+
+class Merging(NamedTuple):
+    """A hierarchy over superpixels and its levels.
+
+    Attributes:
+        labels: (n, H, W) int64 label maps of the levels asked for.
+        hierarchy: the tree of merges over the superpixels.
+        superpixels: (H, W) int32 map.
+    """
+
+    labels: NDArray[np.int64]
+    hierarchy: Hierarchy
+    superpixels: NDArray[np.int32]
+
+
+def rgb_to_lab(image: Tensor) -> Tensor:
+    """Convert sRGB (*b, 3, h, w) in [0, 1] to CIE Lab (D65), L in [0, 100].
+
+    Example:
+        >>> rgb_to_lab(torch.ones(3, 1, 1)).flatten().round(decimals=1).abs()
+        tensor([100.,   0.,   0.])
+    """
+    linear = torch.where(image > 0.04045, ((image.clamp(min=0) + 0.055) / 1.055) ** 2.4, image / 12.92)
+    matrix = image.new_tensor(
+        [
+            [0.412453 / 0.95047, 0.357580 / 0.95047, 0.180423 / 0.95047],
+            [0.212671, 0.715160, 0.072169],
+            [0.019334 / 1.08883, 0.119193 / 1.08883, 0.950227 / 1.08883],
+        ]
+    )
+    xyz = torch.einsum("ij,...jhw->...ihw", matrix, linear)
+    f = torch.where(xyz > 0.008856, xyz.clamp(min=1e-8) ** (1 / 3), 7.787 * xyz + 16 / 116)
+    x, y, z = f.unbind(-3)
+    return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], -3)
+
+
+class _Geometry:
+    """Where the cells of a feature map lie, from the kernels, strides and paddings of the layers before it."""
+
+    def __init__(self, backbone: Backbone, tap: str) -> None:
+        self.layers: list[tuple[int, int, int]] = []
+        jump, center = 1, 0.0
+        for layer in list(backbone.features)[: backbone.taps[tap] + 1]:
+            if not isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
+                continue
+            kernel, stride, padding = (
+                int(v[0]) if isinstance(v, tuple) else int(v) for v in (layer.kernel_size, layer.stride, layer.padding)
+            )
+            self.layers.append((kernel, stride, padding))
+            center += ((kernel - 1) / 2 - padding) * jump
+            jump *= stride
+        self.stride = jump
+        self.shift = center - (jump - 1) / 2
+        """Pixels by which the first cell lies behind its block."""
+
+    def cells(self, pixels: int) -> int:
+        """Cells along a side of so many pixels."""
+        return max(1, round(pixels / self.stride))
+
+    def skip(self, before: int) -> int:
+        """Cells to leave out when ``before`` pixels were put in front."""
+        return max(0, round((before - self.shift) / self.stride))
+
+    def after(self, pixels: int, before: int) -> int:
+        """Pixels to add behind so that every cell has its input."""
+        need = self.skip(before) + self.cells(pixels)
+        for kernel, stride, padding in reversed(self.layers):
+            need = max(1, (need - 1) * stride + kernel - 2 * padding)
+        return max(0, need - pixels - before)
+
+
+class _PaperHead(nn.Module):
+    """Conv-ReLU, dropout, Conv-ReLU: many filters for capacity, few outputs to bound the rank of W."""
+
+    def __init__(self, width: int, hidden: int, channels: int, dropout: float, kernel: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, hidden, kernel, padding=kernel // 2)
+        self.drop = nn.Dropout(dropout)
+        self.second = nn.Conv2d(hidden, channels, 1)
+
+    def forward(self, maps: list[Tensor], image: Tensor, grid: tuple[int, int]) -> Tensor:
+        return self.second(self.drop(torch.relu(self.first(maps[0]))))
+
+
+class _HypercolumnHead(nn.Module):
+    """Several feature maps, each with unit rows, projected and summed with colour and position on one grid."""
+
+    def __init__(self, widths: Sequence[int], hidden: int, channels: int, dropout: float) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Conv2d(width, hidden, 1, bias=False) for width in widths)
+        self.place = nn.Conv2d(5, hidden, 1)
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Conv2d(hidden, channels, 1)
+
+    def forward(self, maps: list[Tensor], image: Tensor, grid: tuple[int, int]) -> Tensor:
+        colour = nnf.interpolate(rgb_to_lab(image.float()), size=grid, mode="area") / 50
+        ys = torch.linspace(-1, 1, grid[0], device=image.device).view(1, 1, -1, 1).expand(len(image), 1, *grid)
+        xs = torch.linspace(-1, 1, grid[1], device=image.device).view(1, 1, 1, -1).expand(len(image), 1, *grid)
+        total = self.place(torch.cat([colour, xs, ys], 1))
+        for projection, one in zip(self.projections, maps, strict=True):
+            # A projection is linear, so it may come before the resampling, where maps are small.
+            total = total + _resample(projection(nnf.normalize(one, dim=1, eps=1e-6)), grid)
+        return self.out(self.drop(torch.relu(total)))
+
+
+def _resample(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Bring maps (b, c, h, w) to a grid: bilinear when it is finer, by area when it is coarser."""
+    if maps.shape[-2:] == grid:
+        return maps
+    if maps.shape[-2] > grid[0] or maps.shape[-1] > grid[1]:
+        return nnf.adaptive_avg_pool2d(maps, grid)
+    return nnf.interpolate(maps, size=grid, mode="bilinear", align_corners=False)
+
+
+def pool_superpixels(maps: Tensor, superpixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean of feature maps on superpixels.
+
+    Args:
+        maps: (b, c, h, w); brought to the superpixels' size bilinearly.
+        superpixels: integer maps (b, H, W), negative outside of the image.
+        count: number S of superpixels to return.
+
+    Returns:
+        The means (b, S, c), zero for superpixels without a pixel, and the numbers of pixels (b, S).
+
+    Example:
+        >>> ids = torch.tensor([[[0, 0, 1, -1]]])
+        >>> pool_superpixels(torch.tensor([[[[1.0, 3.0, 5.0, 9.0]]]]), ids, 2)[0].flatten()
+        tensor([2., 5.])
+    """
+    b, c = maps.shape[:2]
+    size = (superpixels.shape[-2], superpixels.shape[-1])
+    if maps.shape[-2:] != size:
+        maps = nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+    ids = superpixels.reshape(b, -1).long()
+    target = torch.where(ids >= 0, ids, count) + torch.arange(b, device=ids.device).unsqueeze(-1) * (count + 1)
+    rows = maps.flatten(2).movedim(1, -1).reshape(-1, c)
+    flat = target.reshape(-1)
+    sums = rows.new_zeros(b * (count + 1), c).index_add(0, flat, rows).view(b, count + 1, c)
+    mass = rows.new_zeros(b * (count + 1)).index_add(0, flat, torch.ones_like(flat, dtype=rows.dtype))
+    mass = mass.view(b, count + 1)
+    return (sums / mass.clamp(min=1).unsqueeze(-1))[:, :count], mass[:, :count]
+
+
+def merge_superpixels(
+    superpixels: ArrayLike,
+    points: ArrayLike,
+    boundary: ArrayLike | None = None,
+    ks: Sequence[int] = DEFAULT_KS,
+    *,
+    cost: MergeCost | None = None,
+) -> Merging:
+    """Merge the superpixels of one image into a hierarchy and read off its levels (CPU; safe in worker processes).
+
+    Args:
+        superpixels: (H, W) numbered from 0 without gaps.
+        points: (S, e) spectral coordinates of the superpixels.
+        boundary: (H, W) probability of a border; None for none.
+        ks: numbers of regions of the levels.
+        cost: exponents of the price.
+    """
+    regions = np.asarray(superpixels, dtype=np.int32)
+    graph = region_graph(regions)
+    strength = None if boundary is None else border_mean(regions, graph, boundary)
+    tree = merge_regions(points, graph, strength, cost=cost)
+    return Merging(tree.levels(ks)[:, regions], tree, regions)
+
+
+class DeepNCuts(PretrainedMixin, nn.Module):
+    """Deep normalized cuts: image → F on a grid, W = FFᵀ or FΛFᵀ, and the segmentations that follow from it.
+
+    Args:
+        backbone: ``"alexnet"``, ``"vgg16"``, or any :class:`~matbackprop.models.backbone.Backbone` (a stack of layers
+            with named maps; models built on one of your own cannot be saved by name).
+        taps: the feature maps that feed the head.
+        head: ``"paper"`` (Conv-ReLU, dropout, Conv-ReLU on one map), ``"hypercolumn"`` (several maps, colour, position)
+            or ``"none"`` (the untrained map itself).
+        hidden: filters of the hidden layer.
+        channels: d, the number of output channels, which bounds the rank of W.
+        dropout: rate before the last layer.
+        kernel: size of the paper head's first convolution.
+        stride: of the hypercolumns' grid; None for the finest tap's.
+        boundary: one more output channel with boundary logits.
+        affinity: ``"identity"`` for W = FFᵀ, ``"lambda"`` for FΛFᵀ with a learned Λ = LLᵀ.
+        space: where segmentations are clustered, ``"ncut"`` or ``"soft"`` (see :func:`segment_features`).
+        ridge: λ of the soft space.
+        cost: exponents (region, boundary, area) of the price of merging.
+        superpixels: about how many superpixels merging starts from.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = DeepNCuts.variant("alexnet-relu5").eval()
+        >>> model(torch.rand(1, 3, 64, 96)).features.shape
+        torch.Size([1, 4, 6, 20])
+
+    References:
+        C. Ionescu, O. Vantzos, C. Sminchisescu, Training deep networks with structured layers by matrix
+        backpropagation, 2016, sections 5 and 6.2.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Backbone = "vgg16",
+        taps: Sequence[str] = ("relu5_3",),
+        head: str = "paper",
+        hidden: int = 1024,
+        channels: int = 20,
+        dropout: float = 0.25,
+        kernel: int = 3,
+        stride: int | None = None,
+        boundary: bool = False,
+        affinity: str = "identity",
+        space: str = "ncut",
+        ridge: float = 0.3,
+        cost: Sequence[float] = (0.5, 0.5, 0.3),
+        superpixels: int = 600,
+    ) -> None:
+        super().__init__()
+        for value, known, what in (
+            (head, ("paper", "hypercolumn", "none"), "head"),
+            (affinity, ("identity", "lambda"), "affinity"),
+            (space, ("ncut", "soft"), "space"),
+        ):
+            if value not in known:
+                raise ConfigurationError(f"unknown {what} {value!r}; choose one of {', '.join(known)}.")
+        if not isinstance(backbone, (str, Backbone)):
+            raise ConfigurationError(f"backbone must be a name or a Backbone, got {type(backbone).__name__}.")
+        if head != "hypercolumn" and (len(taps) != 1 or boundary or stride is not None):
+            raise ConfigurationError(
+                f"head {head!r} takes exactly one feature map, no stride and no boundary channel; got "
+                f"taps={list(taps)}, stride={stride}, boundary={boundary}. Choose head='hypercolumn' for more."
+            )
+        self.hparams_dict: dict[str, Any] = {
+            "backbone": backbone if isinstance(backbone, str) else None,
+            "taps": list(taps),
+            "head": head,
+            "hidden": hidden,
+            "channels": channels,
+            "dropout": dropout,
+            "kernel": kernel,
+            "stride": stride,
+            "boundary": boundary,
+            "affinity": affinity,
+            "space": space,
+            "ridge": ridge,
+            "cost": list(cost),
+            "superpixels": superpixels,
+        }
+        self.backbone = build_backbone(backbone) if isinstance(backbone, str) else backbone
+        self.taps = list(taps)
+        unknown = [t for t in self.taps if t not in self.backbone.taps]
+        if unknown:
+            raise ConfigurationError(
+                f"unknown feature map {unknown[0]!r}; this backbone has {', '.join(self.backbone.taps)}."
+            )
+        widths = [self.backbone.channels[t] for t in self.taps]
+        self.geometry = [_Geometry(self.backbone, t) for t in self.taps]
+        self.stride = stride or min(self.backbone.strides[t] for t in self.taps)
+        self.boundary, self.space, self.ridge = boundary, space, ridge
+        self.cost, self.superpixels = MergeCost(*cost), superpixels
+        self.head: nn.Module | None
+        if head == "paper":
+            self.head = _PaperHead(widths[0], hidden, channels, dropout, kernel)
+        elif head == "hypercolumn":
+            self.head = _HypercolumnHead(widths, hidden, channels + boundary, dropout)
+        else:
+            self.head, channels = None, widths[0]
+        self.channels = channels
+        for module in [] if self.head is None else self.head.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        self.factor = nn.Parameter(torch.eye(channels)) if affinity == "lambda" else None
+        self.freeze_backbone(False)
+
+    @classmethod
+    def variant(cls, name: str, **changes: Any) -> DeepNCuts:
+        """Build one of :data:`VARIANTS` by name, with changed arguments."""
+        if name not in VARIANTS:
+            raise ConfigurationError(f"unknown model {name!r}; choose one of {', '.join(VARIANTS)}.")
+        return cls(**{**VARIANTS[name], **changes})
+
+    def freeze_backbone(self, frozen: bool = True) -> None:
+        """Keep the backbone's weights, or let them learn; frozen, its activations are not kept for a backward pass."""
+        self.frozen = frozen
+        for parameter in self.backbone.parameters():
+            parameter.requires_grad_(not frozen)
+
+    @property
+    def lam(self) -> Tensor | None:
+        """Λ = LLᵀ (d, d), or None where W = FFᵀ."""
+        return None if self.factor is None else self.factor @ self.factor.mT
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The grid of F for images of ``size`` pixels."""
+        return max(1, round(size[0] / self.stride)), max(1, round(size[1] / self.stride))
+
+    def forward(self, image: Tensor) -> FeatureMaps:
+        """Compute F, and boundary logits where the model has them.
+
+        Args:
+            image: RGB (b, 3, h, w), uint8 or floating point in [0, 1]; any size from one pixel on.
+
+        Returns:
+            :class:`FeatureMaps`. F is non-negative with the heads ``"paper"`` and ``"none"``, as W needs it.
+        """
+        if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
+            raise ShapeError(f"images must be (b, 3, h, w) with at least one pixel, got {tuple(image.shape)}.")
+        if image.dtype == torch.uint8:
+            image = image.float() / 255
+        height, width = image.shape[-2:]
+        # Pixels in front, so that cells lie over their blocks, and behind, so that no block is without a cell.
+        before = max(0, *(int(np.ceil(g.shift)) for g in self.geometry))
+        below = max(g.after(height, before) for g in self.geometry)
+        right = max(g.after(width, before) for g in self.geometry)
+        padded = normalize(image)
+        if before or below or right:
+            padded = nnf.pad(padded, (before, right, before, below), mode="replicate")
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            maps = self.backbone(padded, self.taps)
+        cropped = []
+        for g, one in zip(self.geometry, maps, strict=True):
+            skip = g.skip(before)
+            cropped.append(one[..., skip : skip + g.cells(height), skip : skip + g.cells(width)])
+        grid = self.grid((height, width))
+        if self.head is None:
+            return FeatureMaps(cropped[0].movedim(1, -1), None)
+        out = self.head(cropped, image, grid).movedim(1, -1)
+        if isinstance(self.head, _PaperHead):
+            return FeatureMaps(torch.relu(out), None)
+        if self.boundary:
+            return FeatureMaps(out[..., :-1], out[..., -1])
+        return FeatureMaps(out, None)
+
+    @torch.no_grad()
+    def cluster(
+        self,
+        image: Tensor,
+        ks: Sequence[int] = DEFAULT_KS,
+        *,
+        method: str = "kmeans",
+        seed: int = 0,
+        size: tuple[int, int] | None = None,
+    ) -> Segmentation:
+        """Segment images (b, 3, h, w) by clustering and splitting components, as the paper does.
+
+        Args:
+            image: a batch of images of one size.
+            ks: numbers of clusters.
+            method: ``"kmeans"``, ``"discretize"`` or ``"pivoted_qr"``.
+            seed: of K-means.
+            size: of the label maps; None for the images' own.
+
+        Returns:
+            :class:`~matbackprop.spectral.Segmentation` with labels (b, n, H, W).
+        """
+        size = (image.shape[-2], image.shape[-1]) if size is None else size
+        features = self(image).features.float()
+        return segment_features(
+            features, ks, size=size, space=self.space, method=method, ridge=self.ridge, lam=self.lam, seed=seed
+        )
+
+    @torch.no_grad()
+    def region_points(self, image: Tensor, superpixels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Spectral coordinates of superpixels and the boundary map, for merging.
+
+        Args:
+            image: (b, 3, h, w).
+            superpixels: (b, H, W) integer maps, negative outside of an image.
+
+        Returns:
+            Points (b, S, d) of :func:`~matbackprop.spectral.soft_embedding` weighted by area, areas (b, S), and the
+            boundary probabilities (b, H, W) or None. S is the largest number of superpixels in the batch.
+        """
+        maps = self(image)
+        count = int(superpixels.max()) + 1
+        means, areas = pool_superpixels(maps.features.movedim(-1, 1).float(), superpixels, count)
+        share = areas / areas.sum(-1, keepdim=True).clamp(min=1)
+        points = soft_embedding(means, ridge=self.ridge, weights=share).points
+        if maps.boundary is None:
+            return points, areas, None
+        size = (superpixels.shape[-2], superpixels.shape[-1])
+        logits = nnf.interpolate(maps.boundary.float().unsqueeze(1), size=size, mode="bilinear", align_corners=False)
+        return points, areas, torch.sigmoid(logits.squeeze(1))
+
+    def merge(self, image: Tensor, ks: Sequence[int] = DEFAULT_KS, *, superpixels: ArrayLike | None = None) -> Merging:
+        """Segment one image (3, h, w) by merging superpixels into a hierarchy.
+
+        Args:
+            image: uint8, or floating point in [0, 1].
+            ks: numbers of regions of the levels.
+            superpixels: (h, w) map numbered from 0; None for SLIC on the image.
+        """
+        if superpixels is None:
+            array = image.movedim(0, -1).cpu().numpy()
+            superpixels = slic_superpixels(array, self.superpixels)
+        regions = np.asarray(superpixels, dtype=np.int32)
+        ids = torch.from_numpy(regions).to(image.device)
+        points, _, boundary = self.region_points(image.unsqueeze(0), ids.unsqueeze(0))
+        strength = None if boundary is None else boundary[0].cpu().numpy()
+        return merge_superpixels(regions, points[0].cpu().numpy(), strength, ks, cost=self.cost)

@@ -1,0 +1,154 @@
+"""Weighted K-means for all K, all restarts and all images of a batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from matbackprop.errors import ConfigurationError, ShapeError
+
+
+class KMeans(NamedTuple):
+    """The best clustering for each K.
+
+    Attributes:
+        labels: (*b, n, m) cluster of each point, below K; some clusters may be empty.
+        centers: (*b, n, max K, e); only the first K rows count, and only the leading coordinates where asked for.
+        distortion: (*b, n) weighted sum of squared distances Σ wᵢ‖xᵢ − c‖².
+    """
+
+    labels: Tensor
+    centers: Tensor
+    distortion: Tensor
+
+
+def check_ks(ks: Sequence[int]) -> list[int]:
+    """Return ``ks`` as a list of positive integers, or raise."""
+    out = [int(k) for k in ks]
+    if not out or min(out) < 1:
+        raise ConfigurationError(f"ks must name at least one positive number of clusters, got {list(ks)}.")
+    return out
+
+
+def center_scores(points: Tensor, centers: Tensor) -> Tensor:
+    """Scores x·c − ½‖c‖² (*b, m, n·K), largest for the nearest centre, affine in x.
+
+    Because they are affine, bilinear upsampling of scores equals scoring upsampled points.
+    """
+    flat = centers.flatten(-3, -2)
+    return points @ flat.mT - 0.5 * (flat * flat).sum(-1).unsqueeze(-2)
+
+
+def _gather(points: Tensor, index: Tensor) -> Tensor:
+    return points.gather(1, index.unsqueeze(-1).expand(-1, -1, points.shape[-1]))
+
+
+def _seed_centers(x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, size: int, uniforms: Tensor) -> Tensor:
+    """K-means++ for every run at once: x (B, m, e), w (B, m), norms (B, R, m), dims (R, e) → (B, R, size, e)."""
+    centers = []
+    share = w.unsqueeze(1).expand_as(norms)
+    closest = torch.full_like(norms, torch.inf)
+    for j in range(size):
+        cumulative = share.cumsum(-1, dtype=torch.float64)
+        target = uniforms[j].view(1, -1, 1) * cumulative[..., -1:]
+        index = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=x.shape[1] - 1)
+        center = _gather(x, index) * dims
+        centers.append(center)
+        distance = norms - 2 * (center @ x.mT) + (center * center).sum(-1, keepdim=True)
+        closest = torch.minimum(closest, distance.clamp(min=0))
+        share = w.unsqueeze(1) * closest
+    return torch.stack(centers, 2)
+
+
+def weighted_kmeans(
+    points: Tensor,
+    weights: Tensor,
+    ks: Sequence[int],
+    *,
+    leading: bool = False,
+    restarts: int = 4,
+    iterations: int = 30,
+    seed: int = 0,
+) -> KMeans:
+    """Cluster weighted points into K clusters for every K in ``ks``, keeping the best of several seeded restarts.
+
+    Minimises Σᵢ wᵢ‖xᵢ − c(i)‖². With ``leading`` the K-th clustering sees only the first K coordinates; on a
+    normalized-cut embedding of orthonormal U its distortion is then ½‖UUᵀ − D^½E(EᵀDE)⁻¹EᵀD^½‖², Bach and Jordan's
+    measure. All images, all K and all restarts run in the same few launches; sums are matrix products, so the result is
+    deterministic for a seed, and an image's clustering does not depend on the others in its batch.
+
+    Args:
+        points: (*b, m, e).
+        weights: (*b, m) non-negative; an image whose weights are all zero is clustered with equal weights.
+        ks: n numbers of clusters. More clusters than distinct points leave clusters empty.
+        leading: use the first K coordinates for K clusters.
+        restarts: K-means++ seedings for each K.
+        iterations: at most so many Lloyd steps.
+        seed: of the seedings.
+
+    Returns:
+        :class:`KMeans`.
+
+    Raises:
+        ShapeError: the shapes do not fit or there is no point.
+        ConfigurationError: ``ks`` is empty or holds a number below 1.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
+        >>> weighted_kmeans(x, torch.ones(4), [1, 2]).distortion
+        tensor([25.0100,  0.0100])
+    """
+    sizes = check_ks(ks)
+    if points.ndim < 2 or points.shape[-2] == 0 or weights.shape != points.shape[:-1]:
+        raise ShapeError(
+            f"points must be (*b, m, e) with m > 0 and weights (*b, m); got {tuple(points.shape)} and "
+            f"{tuple(weights.shape)}."
+        )
+    *batch, m, e = points.shape
+    n, size, runs = len(sizes), max(sizes), len(sizes) * max(restarts, 1)
+    device = points.device
+    x = points.reshape(-1, m, e).float()
+    w = weights.reshape(-1, m).to(x)
+    b = x.shape[0]
+    total = w.sum(-1, keepdim=True)
+    w = torch.where(total > 0, w, torch.ones_like(w))
+    scale = w.sum(-1, keepdim=True)
+    w = w / scale
+
+    run_k = torch.tensor(sizes, device=device).repeat_interleave(runs // n)
+    dims = torch.ones(runs, e, device=device)
+    if leading:
+        dims = (torch.arange(e, device=device) < run_k.unsqueeze(-1)).float()
+    bias = torch.where(torch.arange(size, device=device) < run_k.unsqueeze(-1), 0.0, -torch.inf).view(1, 1, runs, size)
+    norms = dims @ (x * x).mT
+
+    generator = torch.Generator().manual_seed(seed)
+    uniforms = torch.rand(size, runs, generator=generator, dtype=torch.float64).to(device)
+    centers = _seed_centers(x, w, norms, dims, size, uniforms)
+    labels = torch.full((b, m, runs), -1, dtype=torch.long, device=device)
+    best = torch.zeros(b, m, runs, device=device)
+    for step in range(max(iterations, 1)):
+        score = center_scores(x, centers).view(b, m, runs, size) + bias
+        best, found = score.max(-1)
+        if x.device.type == "cpu" and torch.equal(found, labels):
+            break
+        labels = found
+        if step == iterations - 1:
+            break
+        member = torch.zeros_like(score).scatter_(-1, labels.unsqueeze(-1), w.view(b, m, 1, 1).expand(b, m, runs, 1))
+        member = member.view(b, m, runs * size)
+        mass = member.sum(1).view(b, runs, size, 1)
+        means = (member.mT @ x).view(b, runs, size, e) * dims.view(runs, 1, e) / mass.clamp(min=1e-30)
+        centers = torch.where(mass > 0, means, centers)
+    # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²)
+    distortion = (w.unsqueeze(1) * (norms - 2 * best.mT).clamp(min=0)).sum(-1)
+    choice = distortion.view(b, n, -1).argmin(-1) + torch.arange(n, device=device) * (runs // n)
+    rows = torch.arange(b, device=device).unsqueeze(-1)
+    return KMeans(
+        labels.mT[rows, choice].view(*batch, n, m),
+        centers[rows, choice].view(*batch, n, size, e).to(points.dtype),
+        (distortion[rows, choice] * scale).view(*batch, n).to(points.dtype),
+    )

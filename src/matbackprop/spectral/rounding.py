@@ -1,0 +1,80 @@
+"""Two rivals of K-means for turning eigenvectors into labels: Yu–Shi discretisation and pivoted QR."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from matbackprop.errors import ShapeError
+from matbackprop.numerics import check_matrix
+
+
+def _check(vectors: Tensor) -> None:
+    check_matrix(vectors, "vectors")
+    if vectors.shape[-1] < 1 or vectors.shape[-2] < 1:
+        raise ShapeError(f"vectors must be (*b, m, k) with m, k ≥ 1, got {tuple(vectors.shape)}.")
+
+
+def _polar(a: Tensor) -> Tensor:
+    """The orthogonal polar factor of square matrices (*b, k, k)."""
+    u, _, vh = torch.linalg.svd(a)
+    return u @ vh
+
+
+def leading_pivots(vectors: Tensor) -> Tensor:
+    """The first k pivots (*b, k) of QR with column pivoting on Vᵀ, by Gram–Schmidt over rows; V is (*b, m, k)."""
+    _check(vectors)
+    rest = vectors.clone()
+    pivots = []
+    for _ in range(vectors.shape[-1]):
+        norms = (rest * rest).sum(-1)
+        pivot = norms.argmax(-1, keepdim=True)
+        pivots.append(pivot)
+        row = rest.gather(-2, pivot.unsqueeze(-1).expand(*pivot.shape, rest.shape[-1]))
+        length = (row * row).sum(-1, keepdim=True).sqrt()
+        direction = torch.where(length > 0, row / torch.where(length > 0, length, 1), torch.zeros_like(row))
+        rest = rest - (rest @ direction.mT) @ direction
+    return torch.cat(pivots, -1)
+
+
+def pivoted_qr_rotation(vectors: Tensor) -> Tensor:
+    """The rotation R (*b, k, k) whose axes are aligned with clusters: labels are argmax of V R.
+
+    Args:
+        vectors: the top eigenvectors (*b, m, k).
+
+    Example:
+        >>> v = torch.eye(3).repeat_interleave(2, 0) @ torch.linalg.qr(torch.arange(9.0).view(3, 3).cos())[0]
+        >>> labels = (v @ pivoted_qr_rotation(v)).argmax(-1)
+        >>> bool((labels[::2] == labels[1::2]).all()), len(labels.unique())
+        (True, 3)
+
+    References:
+        A. Damle, V. Minden, L. Ying, Simple, direct and efficient multi-way spectral clustering, 2019.
+    """
+    pivots = leading_pivots(vectors)
+    rows = vectors.gather(-2, pivots.unsqueeze(-1).expand(*pivots.shape, vectors.shape[-1]))
+    return _polar(rows.mT)
+
+
+def yu_shi_rotation(vectors: Tensor, *, iterations: int = 20) -> Tensor:
+    """The rotation R (*b, k, k) that brings the row-normalised eigenvectors nearest to an indicator matrix.
+
+    Alternates E = one-hot argmax(XR) and R = polar(XᵀE), from the pivoted-QR rotation on.
+
+    Args:
+        vectors: coordinates (*b, m, k), for example :func:`ncut_embedding`'s points; rows are normalised here.
+        iterations: number of alternations.
+
+    References:
+        S. Yu, J. Shi, Multiclass spectral clustering, ICCV 2003.
+    """
+    _check(vectors)
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    x = vectors / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    rotation = pivoted_qr_rotation(x)
+    for _ in range(iterations):
+        found = (x @ rotation).argmax(-1)
+        indicator = torch.zeros_like(x).scatter_(-1, found.unsqueeze(-1), 1.0)
+        rotation = _polar(x.mT @ indicator)
+    return rotation

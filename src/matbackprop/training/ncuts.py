@@ -1,0 +1,586 @@
+"""Deep normalized cuts: the recipe from BSDS's files to a trained segmentation network.
+
+Read from top to bottom it follows the data: configuration, images, augmentation, network, objective, training step,
+validation, presets. Images and labels come from a cache that is made once; augmentation runs on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from matbackprop.data.bsds import BSDS, tuning_split
+from matbackprop.data.cache import default_cache_folder
+from matbackprop.data.prepared import PreparedImage, PreparedImages, pad_stack, prepare_images
+from matbackprop.data.shapes import write_shapes_bsds
+from matbackprop.eigensolver import batched_eigh
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.metrics.evaluation import evaluate_segmentations
+from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts, pool_superpixels
+from matbackprop.models.weights import load_backbone_weights
+from matbackprop.training.config import EngineConfig, Recipe
+from matbackprop.training.loading import EpochLoader, generator_for
+from matbackprop.training.recording import RecordingModule
+from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.segmenting import segment_images
+
+# ------------------------------------------------------------------------------------------------------ configuration
+
+
+@dataclass
+class ImageDataConfig:
+    """Where images come from and how they are presented."""
+
+    root: Path | None = None
+    """Folder in BSDS500's layout; by default BSDS500 under $MATBACKPROP_DATA."""
+    made: int = 0
+    """Number of training images to make on the fly, coloured and textured shapes, instead of reading ``root``."""
+    cache: Path | None = None
+    """Folder for prepared images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    split: Literal["tuning", "final"] = "tuning"
+    """tuning: hold out every fifth training image for validation. final: train on all of them, validate on none."""
+    limit: int | None = None
+    """Use at most so many images of each part."""
+    superpixels: int = 600
+    """About how many superpixels an image is divided into."""
+    batch_size: int = 1
+    """Images in a training batch, on each device."""
+    flip: bool = True
+    """Mirror half the images in training."""
+    scale: tuple[float, float] = (1.0, 1.0)
+    """Range of the random size of a training batch."""
+    jitter: float = 0.0
+    """Largest relative change of brightness, contrast and saturation in training."""
+    workers: int = 0
+    """Processes that prepare images; 0 for one a core, at most 16."""
+    threads: int = 2
+    """Threads that read batches."""
+
+
+@dataclass
+class NCutsModelConfig:
+    """The network; see :class:`matbackprop.models.deep_ncuts.DeepNCuts`."""
+
+    variant: Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5", "hypercolumns"] = "vgg16-relu5"
+    """Which feature maps feed which head."""
+    weights: str = "imagenet"
+    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    hidden: int | None = None
+    """Filters of the hidden layer; by default the variant's (256 for AlexNet and hypercolumns, 1024 for VGG-16)."""
+    channels: int | None = None
+    """Output channels d, which bound the rank of W; by default the variant's (20, or 32 for hypercolumns)."""
+    kernel: int = 3
+    """Size of the first new convolution of the paper's head."""
+    dropout: float = 0.25
+    """Dropped before the last layer."""
+    affinity: Literal["identity", "lambda"] = "identity"
+    """W = FFᵀ, or FΛFᵀ with a learned Λ."""
+    space: Literal["ncut", "soft"] = "ncut"
+    """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
+    ridge: float = 0.3
+    """λ of the soft objective and of its space."""
+    cost: tuple[float, float, float] = (0.5, 0.5, 0.3)
+    """Exponents of spectral distance, boundary and area in the price of merging two regions."""
+
+
+@dataclass
+class ObjectiveConfig:
+    """What is minimised and how."""
+
+    objective: Literal["j1", "j2", "soft"] = "j2"
+    """The paper's J1 or J2, or the soft projector."""
+    rows: Literal["grid", "superpixels"] = "grid"
+    """Rows of F: the cells of the feature map, or its means on superpixels, weighted by area."""
+    boundary_weight: float = 1.0
+    """Weight of the boundary channel's cross-entropy, where the model has one."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum .9, or AdamW."""
+    rate: float = 1e-3
+    """Learning rate of the new layers."""
+    backbone_rate: float = 1e-4
+    """Learning rate of the backbone; 0 freezes it."""
+    decay: float = 5e-4
+    """Weight decay."""
+    schedule: Literal["constant", "one-cycle"] = "constant"
+    """Course of the learning rate."""
+    score_images: int = 0
+    """Validation images that are also segmented and scored (covering, best and average) after each validation."""
+
+
+@dataclass
+class NCutsConfig:
+    """Configuration of the recipe ``ncuts``."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    data: ImageDataConfig = field(default_factory=ImageDataConfig)
+    model: NCutsModelConfig = field(default_factory=NCutsModelConfig)
+    train: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+
+# ------------------------------------------------------------------------------------------------------------- images
+
+
+def cache_folder(config: ImageDataConfig) -> Path:
+    """Where prepared images live."""
+    return default_cache_folder() if config.cache is None else config.cache
+
+
+def data_folder(config: ImageDataConfig) -> Path:
+    """The folder to read, in BSDS500's layout; shapes are made there first when they are asked for."""
+    if config.made:
+        folder = cache_folder(config) / f"shapes-bsds-{config.made}"
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                write_shapes_bsds(Path(scratch) / "bsds", train=config.made, val=max(config.made // 2, 1), seed=0)
+                with contextlib.suppress(OSError):  # another process was first
+                    (Path(scratch) / "bsds").rename(folder)
+        return folder
+    if config.root is not None:
+        return config.root
+    if "MATBACKPROP_DATA" not in os.environ:
+        raise DataError(
+            "no data set is named: give --data.root FOLDER (in BSDS500's layout), set MATBACKPROP_DATA to the folder "
+            "that holds BSDS500/, or make images on the fly with --data.made 20."
+        )
+    return Path(os.environ["MATBACKPROP_DATA"]) / "BSDS500"
+
+
+def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> PreparedImages:
+    """All images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), prepared on first use."""
+    workers = config.workers or min(16, os.cpu_count() or 1)
+    return prepare_images(
+        BSDS(data_folder(config), split), cache_folder(config), superpixels=config.superpixels, workers=workers
+    )
+
+
+def split_images(images: PreparedImages, config: ImageDataConfig) -> tuple[PreparedImages, PreparedImages]:
+    """Training and validation images of the configuration's split of the training set."""
+    training: Sequence[int] = range(len(images))
+    validation: Sequence[int] = []
+    if config.split == "tuning":
+        held_out = set(tuning_split(images.ids)[1])
+        training = [i for i, name in enumerate(images.ids) if name not in held_out]
+        validation = [i for i, name in enumerate(images.ids) if name in held_out]
+    return images.subset(list(training)[: config.limit]), images.subset(list(validation)[: config.limit])
+
+
+class ImageSource:
+    """Batches of prepared images with the random numbers of their augmentation (an :class:`EpochLoader` reads it).
+
+    Args:
+        images: where from.
+        config: what to vary; None for evaluation.
+        seed: of the augmentation.
+        stride: of the grid whose labels are wanted, or None for none.
+    """
+
+    def __init__(
+        self, images: PreparedImages, config: ImageDataConfig | None, seed: int = 0, stride: int | None = None
+    ) -> None:
+        self.images, self.config, self.seed, self.stride = images, config, seed, stride
+        self.num_labels = 1
+        for image in images:
+            if len(image.labels) == 0:
+                raise DataError(
+                    f"image {image.id!r} has no ground truth; leave it out of training and validation (segmenting "
+                    "needs none)."
+                )
+            self.num_labels = max(self.num_labels, int(image.labels.max()) + 1)
+            for grid in image.grids.values():
+                self.num_labels = max(self.num_labels, int(grid.max()) + 1)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        """Padded arrays of the images ``indices``: labels −1 where there is none."""
+        items: list[PreparedImage] = [self.images[int(i)] for i in indices]
+        same = len({i.image.shape for i in items}) == 1
+        batch: dict[str, Any] = {
+            "index": indices,
+            "image": pad_stack([i.image for i in items], 0, 1 if same else 16),
+            "superpixels": pad_stack([i.superpixels for i in items], -1, 1 if same else 16),
+            "labels": pad_stack([i.labels for i in items], -1).long(),
+            "num_labels": self.num_labels,
+        }
+        if self.stride is not None:
+            batch["grid"] = pad_stack([i.grids[self.stride] for i in items], -1).long()
+        if self.config is not None:
+            draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
+            low, high = self.config.scale
+            share = torch.rand(1, generator=generator_for(self.seed, epoch, int(indices[0]), 1))
+            batch["scale"] = float(low + (high - low) * share)
+            batch["flip"] = draws[:, 0] < (0.5 if self.config.flip else 0.0)
+            batch["factors"] = 1 + self.config.jitter * (2 * draws[:, 1:] - 1)
+        return batch
+
+
+class ShapeLoader(EpochLoader):
+    """Puts images of one size into one batch, as far as that goes, so that little is padded."""
+
+    def order(self, epoch: int) -> Tensor:
+        """The seeded order, sorted by shape, in whole batches that are then shuffled."""
+        order = super().order(epoch)
+        size = self.batch_size * self.world
+        if not self.shuffle or size == 1:
+            return order
+        images = self.source.images  # type: ignore[attr-defined]
+        shapes = np.array([images.size(int(i)) for i in order])
+        order = order[np.lexsort((shapes[:, 1], shapes[:, 0]))]
+        whole = len(order) // size
+        chunks = torch.randperm(whole, generator=generator_for(self.seed, epoch, 0x5A))
+        return torch.cat([order[: whole * size].view(whole, size)[chunks].reshape(-1), order[whole * size :]])
+
+
+def augment(batch: dict[str, Any]) -> dict[str, Any]:
+    """Turn a batch of bytes into network input on its device: flip, size and colour; labels move along.
+
+    Superpixels come out at half the resolution of the image; their labels and those of a flipped grid follow.
+    """
+    image = batch["image"].float() / 255
+    superpixels = batch["superpixels"].long()
+    grid = batch.get("grid")
+    if "flip" in batch:
+        flip = batch["flip"].view(-1, 1, 1)
+        image = torch.where(flip.unsqueeze(1), image.flip(-1), image)
+        superpixels = torch.where(flip, superpixels.flip(-1), superpixels)
+        if grid is not None:
+            grid = torch.where(flip.unsqueeze(1), grid.flip(-1), grid)
+        brightness, contrast, saturation = (f.view(-1, 1, 1, 1).to(image) for f in batch["factors"].unbind(-1))
+        mean = image.mean((1, 2, 3), keepdim=True)
+        image = ((image - mean) * contrast + mean) * brightness
+        grey = image.mean(1, keepdim=True)
+        image = ((image - grey) * saturation + grey).clamp(0, 1)
+    scale = batch.get("scale", 1.0)
+    height, width = image.shape[-2:]
+    if scale != 1.0:
+        size = max(1, round(height * scale)), max(1, round(width * scale))
+        image = nnf.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=scale < 1)
+        height, width = size
+    half = max(1, height // 2), max(1, width // 2)
+    superpixels = nnf.interpolate(superpixels.unsqueeze(1).float(), size=half, mode="nearest-exact").squeeze(1).long()
+    out = {**batch, "image": image, "superpixels": superpixels}
+    if grid is not None:
+        out["grid"] = grid
+    return out
+
+
+class NCutsData(pl.LightningDataModule):
+    """The data module: prepared images of the chosen split."""
+
+    def __init__(self, config: NCutsConfig) -> None:
+        super().__init__()
+        self.config, self.seed = config.data, config.engine.seed
+        if config.train.rows == "grid":
+            if config.data.scale != (1.0, 1.0):
+                raise ConfigurationError(
+                    "rows='grid' has labels for images of their own size only; set --data.scale 1 1, or train on "
+                    "--train.rows superpixels."
+                )
+            strides = {"alexnet-relu5": 16, "vgg16-relu4": 8, "vgg16-relu5": 16}
+            if config.model.variant not in strides:
+                raise ConfigurationError("hypercolumns are trained on superpixels; set --train.rows superpixels.")
+            self.stride: int | None = strides[config.model.variant]
+        else:
+            self.stride = None
+        self.training, self.validation = split_images(open_images(self.config, "train"), self.config)
+
+    def train_dataloader(self) -> EpochLoader:
+        """Shuffled batches with augmentation."""
+        source = ImageSource(self.training, self.config, self.seed, self.stride)
+        return ShapeLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
+
+    def val_dataloader(self) -> Any:
+        """Single validation images as they are; none in the final split."""
+        if len(self.validation) == 0:
+            return []
+        return EpochLoader(ImageSource(self.validation, None, 0, self.stride), 1, shuffle=False)
+
+    def score(self, model: DeepNCuts, count: int) -> dict[str, float]:
+        """Named scores of the clusterings of the first ``count`` validation images."""
+        images = self.validation.subset(range(min(count, len(self.validation))))
+        found = {name: list(maps) for name, maps in segment_images(model, images).labels.items()}
+        truth = BSDS(data_folder(self.config), "train", ids=images.ids)
+        return evaluate_segmentations(found, {name: truth.segmentations(name) for name in images.ids})
+
+    def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
+        """Augment on the device."""
+        return augment(batch)
+
+
+# ------------------------------------------------------------------------------------------------- network, objective
+
+
+def build_model(config: NCutsModelConfig, *, superpixels: int = 600) -> DeepNCuts:
+    """Build the network of a configuration, with its starting weights."""
+    changes: dict[str, Any] = {"dropout": config.dropout, "affinity": config.affinity, "space": config.space}
+    changes |= {"ridge": config.ridge, "cost": config.cost, "superpixels": superpixels}
+    changes |= {name: getattr(config, name) for name in ("hidden", "channels") if getattr(config, name) is not None}
+    if VARIANTS[config.variant]["head"] == "paper":
+        changes["kernel"] = config.kernel
+    model = DeepNCuts.variant(config.variant, **changes)
+    if config.weights != "none":
+        backbone = VARIANTS[config.variant]["backbone"]
+        load_backbone_weights(model.backbone, backbone, None if config.weights == "imagenet" else config.weights)
+    return model
+
+
+def untrained_model(variant: str, *, weights: str = "imagenet") -> DeepNCuts:
+    """The paper's baseline: normalized cuts on the backbone's own feature map, without new layers."""
+    arguments = VARIANTS[variant]
+    model = DeepNCuts(backbone=arguments["backbone"], taps=arguments["taps"], head="none")
+    if weights != "none":
+        load_backbone_weights(model.backbone, arguments["backbone"], None if weights == "imagenet" else weights)
+    return model
+
+
+def boundary_loss(logits: Tensor, superpixels: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of boundary logits with the share of annotators that separate two neighbouring superpixels.
+
+    Args:
+        logits: (b, h, w); brought to the superpixels' size bilinearly.
+        superpixels: (b, H, W), negative outside of an image.
+        labels: (b, a, S), −1 for no label.
+
+    Returns:
+        The mean over neighbouring pixels of different superpixels; 0 where there are none.
+    """
+    size = (superpixels.shape[-2], superpixels.shape[-1])
+    logits = nnf.interpolate(logits.float().unsqueeze(1), size=size, mode="bilinear", align_corners=False).squeeze(1)
+    known = labels >= 0
+    both = known.unsqueeze(-1) & known.unsqueeze(-2)
+    differ = (labels.unsqueeze(-1) != labels.unsqueeze(-2)) & both
+    share = differ.sum(1) / both.sum(1).clamp(min=1)
+    count = labels.shape[-1]
+    total, pairs = logits.new_zeros(()), logits.new_zeros(())
+    for dimension in (1, 2):
+        n = superpixels.shape[dimension]
+        first, second = superpixels.narrow(dimension, 0, n - 1), superpixels.narrow(dimension, 1, n - 1)
+        border = (first != second) & (first >= 0) & (second >= 0)
+        logit = 0.5 * (logits.narrow(dimension, 0, n - 1) + logits.narrow(dimension, 1, n - 1))
+        code = first.clamp(min=0) * count + second.clamp(min=0)
+        target = share.flatten(1).gather(1, code.flatten(1)).view_as(logit)
+        entropy = nnf.binary_cross_entropy_with_logits(logit, target.to(logit), reduction="none")
+        total, pairs = total + (entropy * border).sum(), pairs + border.sum()
+    return total / pairs.clamp(min=1)
+
+
+class NCutsModule(RecordingModule):
+    """The Lightning module: the objective averaged over annotators and images, two rates, curves of the spectrum."""
+
+    def __init__(self, config: NCutsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = build_model(config.model, superpixels=config.data.superpixels)
+        self.model.freeze_backbone(config.train.backbone_rate == 0)
+
+    def on_fit_start(self) -> None:
+        """Let convolutions use the layout that tensor cores want."""
+        if self.device.type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and boundary logits or None."""
+        image = batch["image"]
+        if image.is_cuda:
+            image = image.contiguous(memory_format=torch.channels_last)
+        maps = self.model(image)
+        features = maps.features.float()
+        if self.config.train.rows == "superpixels":
+            labels = batch["labels"]
+            means, mass = pool_superpixels(features.movedim(-1, 1), batch["superpixels"], labels.shape[-1])
+            weight = mass / mass.sum(-1, keepdim=True).clamp(min=1)
+            return means, labels, weight, maps.boundary
+        height, width = features.shape[1:3]
+        grid = batch["grid"][..., :height, :width]
+        grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)
+        return features.flatten(1, 2), grid.flatten(-2), None, maps.boundary
+
+    def objective(self, f: Tensor, labels: Tensor, weight: Tensor | None, num_labels: int) -> Tensor:
+        """The mean objective of a batch."""
+        name = self.config.train.objective
+        if name == "soft":
+            value = normalized_cut_soft(f, labels, ridge=self.config.model.ridge, weight=weight, num_labels=num_labels)
+        elif name == "j1":
+            value = normalized_cut_j1(f, labels, lam=self.model.lam, weight=weight, num_labels=num_labels)
+        else:
+            value = normalized_cut_j2(f, labels, weight=weight, num_labels=num_labels)
+        return value.mean()
+
+    def losses(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Total loss, its parts, and the rows of F."""
+        f, labels, weight, boundary = self.rows(batch)
+        parts = {"objective": self.objective(f, labels, weight, batch["num_labels"])}
+        total = parts["objective"]
+        if boundary is not None and self.config.train.boundary_weight:
+            parts["boundary"] = boundary_loss(boundary, batch["superpixels"], batch["labels"])
+            total = total + self.config.train.boundary_weight * parts["boundary"]
+        return total, parts, f
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """Mean objective of a batch; rank, spectrum and gradient are looked at every ``log_every`` steps."""
+        total, parts, f = self.losses(batch)
+        for name, value in parts.items():
+            self.record(f"train/{name}", value)
+        if self.global_step % self.config.engine.log_every == 0:
+            for name, value in self.spectrum(f.detach()).items():
+                self.record(f"layer/{name}", value)
+            if f.requires_grad:
+                f.register_hook(lambda g: self.record("layer/gradient_norm", g.detach().norm()))
+        return total
+
+    @torch.no_grad()
+    def spectrum(self, f: Tensor) -> dict[str, Tensor]:
+        """Means over the batch of rank, soft rank and extreme eigenvalues of FᵀF at unit trace."""
+        gram = f.double().mT @ f.double()
+        gram = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)[..., None, None]
+        values = batched_eigh(gram)[0].clamp(min=0)
+        soft = values / (values + self.config.model.ridge / f.shape[-1])
+        return {
+            "rank": (values > 1e-10 * values[..., -1:]).double().sum(-1).mean(),
+            "soft_rank": soft.sum(-1).mean(),
+            "eigen_max": values[..., -1].mean(),
+            "eigen_min": values[..., 0].mean(),
+        }
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Loss on an image that was held out."""
+        total, parts, _ = self.losses(batch)
+        self.log("val/loss", total, on_epoch=True, batch_size=len(batch["image"]))
+        for name, value in parts.items():
+            self.log(f"val/{name}", value, on_epoch=True, batch_size=len(batch["image"]))
+
+    def on_validation_epoch_end(self) -> None:
+        """Segment and score some held-out images, where the configuration asks for it."""
+        if not self.config.train.score_images:
+            return
+        data: NCutsData = self.trainer.datamodule  # type: ignore[attr-defined]
+        scores = data.score(self.model, self.config.train.score_images)
+        for name in ("paper_best", "paper_average"):
+            self.log(f"val/{name.removeprefix('paper_')}", scores[name])
+
+    def configure_optimizers(self) -> Any:
+        """Two groups: the backbone at its own rate, the new layers at theirs."""
+        train = self.config.train
+        body = [p for p in self.model.backbone.parameters() if p.requires_grad]
+        known = {id(p) for p in self.model.backbone.parameters()}
+        new = [p for p in self.model.parameters() if id(p) not in known]
+        groups: list[dict[str, Any]] = [{"params": new, "lr": train.rate}] + (
+            [{"params": body, "lr": train.backbone_rate}] if body else []
+        )
+        if train.optimizer == "sgd":
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=train.decay)
+        else:
+            optimizer = torch.optim.AdamW(groups, weight_decay=train.decay)
+        if train.schedule == "constant":
+            return optimizer
+        steps = max(2, int(self.trainer.estimated_stepping_batches))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [g["lr"] for g in groups], total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def diagnose(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What the layer saw, for the report on a batch that was not finite."""
+        with torch.no_grad():
+            f, labels, _, _ = self.rows(batch)
+            finite = bool(torch.isfinite(f).all())
+            report: dict[str, Any] = {
+                "images": batch["index"].tolist(),
+                "features_finite": finite,
+                "features_absmax": float(torch.nan_to_num(f).abs().max()),
+                "regions": [int(n) for n in (labels.flatten(-2).amax(-1) + 1).reshape(-1)],
+            }
+            if finite:
+                report |= {name: float(value) for name, value in self.spectrum(f).items()}
+        return report
+
+
+# ------------------------------------------------------------------------------------------------------------- presets
+
+
+def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:
+    """Module and data of a configuration."""
+    data = NCutsData(config)
+    return NCutsModule(config), data
+
+
+def figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """Draw a few held-out images with their segmentations into the run folder."""
+    from matbackprop.report.figures import segmentation_grid
+
+    assert isinstance(module, NCutsModule) and isinstance(data, NCutsData)
+    images = data.validation if len(data.validation) else data.training
+    module.model.eval()
+    rows = []
+    for image in [images[i] for i in range(min(6, len(images)))]:
+        pixels = torch.from_numpy(np.array(image.image))
+        labels = module.model.cluster(pixels.unsqueeze(0).to(module.device), (4, 8, 16)).labels[0].cpu().numpy()
+        human = image.labels[0][image.superpixels]
+        rows.append([pixels.permute(1, 2, 0).numpy(), *labels, human])
+    segmentation_grid(["Image", "K = 4", "K = 8", "K = 16", "Human"], rows, run.figure_path("segmentations.png"))
+
+
+def paper_config(variant: str, *, epochs: int = 8) -> NCutsConfig:
+    """The paper's recipe: J2, 20 channels, one image a batch, 1e-4 and ten times that for new layers."""
+    return NCutsConfig(
+        engine=EngineConfig(max_epochs=epochs, log_every=20),
+        model=NCutsModelConfig(variant=variant),  # type: ignore[arg-type]
+    )
+
+
+def soft_config(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCutsConfig:
+    """The extended recipe: the soft objective on superpixels, AdamW, one cycle, batches of eight, augmentation."""
+    return NCutsConfig(
+        engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
+        data=ImageDataConfig(batch_size=8, scale=(0.7, 1.2), jitter=0.2),
+        model=NCutsModelConfig(variant=variant, space="soft"),  # type: ignore[arg-type]
+        train=ObjectiveConfig(
+            objective="soft",
+            rows="superpixels",
+            optimizer="adamw",
+            rate=1e-3,
+            backbone_rate=backbone_rate,
+            decay=1e-2,
+            schedule="one-cycle",
+        ),
+    )
+
+
+def _smoke() -> NCutsConfig:
+    config = soft_config("alexnet-relu5", epochs=2)
+    config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
+    config.data = dataclasses.replace(config.data, made=10, batch_size=4, superpixels=80)
+    config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
+    return config
+
+
+PRESETS: dict[str, NCutsConfig] = {
+    "smoke": _smoke(),
+    "small": soft_config("alexnet-relu5", epochs=4),
+    "paper": paper_config("vgg16-relu5"),
+    **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
+    **{f"soft-{name}": soft_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
+    "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
+}
+
+RECIPE: Recipe[NCutsConfig] = Recipe(
+    name="ncuts",
+    config_class=NCutsConfig,
+    presets=PRESETS,
+    build=build,
+    figures=figures,
+    summary="Train DeepNCuts: features whose normalized cuts are the human segmentations.",
+)

@@ -1,0 +1,601 @@
+"""The paper's second table: full-image segmentation on BSDS300, from one command that may be stopped and given again.
+
+Rows: normalized cuts on untrained feature maps, the same maps trained with the paper's J2, the soft objective with its
+own clustering space, hypercolumns, and merging into a hierarchy; beside them methods without a network. Every row is
+done with several seeds. The test images are only scored; what is chosen was chosen on the tuning split
+(``--images tuning``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import queue
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from skimage.color import rgb2lab
+
+from matbackprop.data.bsds import BSDS
+from matbackprop.data.prepared import PreparedImages
+from matbackprop.errors import ConfigurationError
+from matbackprop.metrics.bootstrap import paired_bootstrap
+from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
+from matbackprop.models.deep_ncuts import DeepNCuts, merge_superpixels
+from matbackprop.spectral import MergeCost, region_means, slic_superpixels
+from matbackprop.training.engine import fit, load_weights, seed_all
+from matbackprop.training.ncuts import (
+    RECIPE,
+    ImageDataConfig,
+    NCutsConfig,
+    build,
+    data_folder,
+    open_images,
+    split_images,
+    untrained_model,
+)
+from matbackprop.training.run_folder import RunFolder, atomic_write, versions
+from matbackprop.training.segmenting import Segmented, Workers, segment_images
+
+__all__ = ["GROUPS", "ROWS", "Config", "Group", "Row", "Table2Config", "main", "run_job"]
+
+log = logging.getLogger("matbackprop")
+
+CLUSTER_KS = (2, 3, 4, 6, 8, 12, 16, 20)
+MERGE_KS = (2, 3, 4, 6, 8, 12, 16, 20)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        key: its name in files and on the command line.
+        title: its name in the table.
+        network: which feature maps.
+        objective: what they were trained with.
+        inference: how segmentations are made, ``"cluster"`` or ``"merge"``.
+        against: the row that a paired interval compares it with, or "".
+        paper: the paper's best (average) covering, or "".
+    """
+
+    key: str
+    title: str
+    network: str
+    objective: str
+    inference: str
+    against: str = ""
+    paper: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is computed together: one training, or none, and the rows that its model fills.
+
+    Attributes:
+        key: its name.
+        rows: the rows.
+        preset: the training preset, or "" for none.
+        variant: the untrained network, or "" for none.
+        seconds: roughly how long a training takes on a fast GPU; long ones are started first.
+    """
+
+    key: str
+    rows: tuple[Row, ...]
+    preset: str = ""
+    variant: str = ""
+    seconds: float = 1.0
+
+
+_NETWORKS = {"alexnet-relu5": "AlexNet ReLU-5", "vgg16-relu4": "VGG-16 ReLU-4", "vgg16-relu5": "VGG-16 ReLU-5"}
+_PAPER = {
+    "alexnet-relu5": (".59 (.49)", ".65 (.56)"),
+    "vgg16-relu4": (".65 (.56)", ".73 (.62)"),
+    "vgg16-relu5": (".70 (.58)", ".74 (.63)"),
+}
+
+
+def _groups() -> dict[str, Group]:
+    groups = [Group("lab", (Row("lab-merging", "Lab merging", "none", "none", "merge"),))]
+    for name, network in _NETWORKS.items():
+        before, after = _PAPER[name]
+        plain = Row(f"ncuts-{name}", "NCuts", network, "none", "cluster", paper=before)
+        deep = Row(f"deepncuts-{name}", "DeepNCuts", network, "J2", "cluster", plain.key, after)
+        soft = Row(f"soft-{name}", "DeepNCuts, soft", network, "soft", "cluster", plain.key)
+        groups += [
+            Group(plain.key, (plain,), variant=name),
+            Group(deep.key, (deep,), preset=f"paper-{name}", seconds=20),
+            Group(soft.key, (soft,), preset=f"soft-{name}", seconds=10),
+        ]
+    hyper = Row("hypercolumns", "Hypercolumns", "VGG-16", "soft", "cluster", "ncuts-vgg16-relu5")
+    merging = Row("merging", "Hypercolumns, merging", "VGG-16", "soft", "merge", "lab-merging")
+    groups.append(Group("hypercolumns", (hyper, merging), preset="hypercolumns", seconds=15))
+    return {group.key: group for group in groups}
+
+
+GROUPS = _groups()
+"""All groups by name."""
+ROWS = {row.key: row for group in GROUPS.values() for row in group.rows}
+"""All rows by name."""
+
+
+@dataclass
+class Table2Config:
+    """Options of ``matbackprop reproduce table2``."""
+
+    out: Path = Path("results/table2")
+    """Folder of the results; finished runs in it are not done again."""
+    runs: Path = Path("runs/table2")
+    """Folder of the run folders, models and pictures."""
+    rows: tuple[str, ...] = ()
+    """Rows to do, all by default."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of each row."""
+    images: Literal["test", "tuning"] = "test"
+    """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it."""
+    stage: Literal["all", "train", "timing", "curves", "summary"] = "all"
+    """Which step to do; all does one after the other."""
+    jobs: int = 1
+    """Runs at the same time on the one device, each in a process of its own."""
+    workers: int = 0
+    """Processes of each run for superpixels, merging and scores; 0 divides the cores among the jobs."""
+    boundary: bool = False
+    """Also the boundary F-measure, which takes a few seconds a row."""
+    data: ImageDataConfig = field(default_factory=ImageDataConfig)
+    """Where images come from: root, made, cache, limit and superpixels; the rest is each row's own."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Kind of device."""
+    epochs: int | None = None
+    """Epochs of every training, instead of each preset's."""
+    weights: str | None = None
+    """Starting weights instead of the presets': imagenet, none or a file."""
+    shown: int = 8
+    """Images in the qualitative figure."""
+
+
+Config = Table2Config
+
+
+def chosen_groups(config: Table2Config) -> list[Group]:
+    """The groups that fill the chosen rows, the longest first."""
+    unknown = [key for key in config.rows if key not in ROWS]
+    if unknown:
+        raise ConfigurationError(f"there is no row {unknown[0]!r}; the rows are {', '.join(ROWS)}.")
+    wanted = set(config.rows or ROWS)
+    groups = [group for group in GROUPS.values() if any(row.key in wanted for row in group.rows)]
+    return sorted(groups, key=lambda group: -group.seconds)
+
+
+def result_path(config: Table2Config, row: str, seed: int) -> Path:
+    """Where the scores of a row and seed are kept."""
+    return config.out / "rows" / row / f"seed{seed}.json"
+
+
+def device_of(config: Table2Config) -> torch.device:
+    """The device that networks run on."""
+    return torch.device("cuda" if torch.cuda.is_available() and config.accelerator != "cpu" else "cpu")
+
+
+def row_config(config: Table2Config, group: Group, seed: int) -> NCutsConfig:
+    """The training configuration of a group and seed."""
+    recipe = RECIPE.preset(group.preset)
+    recipe.engine = dataclasses.replace(
+        recipe.engine,
+        run=config.runs / group.key / f"seed{seed}",
+        seed=seed,
+        accelerator=config.accelerator,
+        overwrite=True,
+        tensorboard=False,
+        progress=False,
+        report=False,
+        checkpoint_min_seconds=1e9,
+        max_epochs=config.epochs or recipe.engine.max_epochs,
+    )
+    if device_of(config).type == "cpu":
+        recipe.engine.precision = "32"
+    recipe.data = dataclasses.replace(
+        recipe.data,
+        root=config.data.root,
+        made=config.data.made,
+        cache=config.data.cache,
+        limit=config.data.limit,
+        superpixels=config.data.superpixels,
+        split="tuning" if config.images == "tuning" else "final",
+    )
+    if config.weights is not None:
+        recipe.model.weights = config.weights
+    return recipe
+
+
+def test_images(config: Table2Config) -> PreparedImages:
+    """The images to score."""
+    if config.images == "tuning":
+        return split_images(open_images(config.data, "train"), dataclasses.replace(config.data, split="tuning"))[1]
+    images = open_images(config.data, "val")
+    return images.subset(range(len(images))[: config.data.limit])
+
+
+# ----------------------------------------------------------------------------------------------------------------- job
+
+
+def _truth(root: Path, split: str, name: str) -> list[NDArray[Any]]:
+    return [np.asarray(s) for s in BSDS(root, split, ids=[name]).segmentations(name)]
+
+
+def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:
+    name, labels, root, split, boundary = task
+    return score_image(name, list(labels), _truth(root, split, name), boundary=boundary)
+
+
+def _lab_merging(task: tuple[NDArray[np.uint8], int]) -> NDArray[np.int32]:
+    """Merging without a network: SLIC superpixels by their mean colour."""
+    image = task[0].transpose(1, 2, 0)
+    superpixels = slic_superpixels(image, task[1])
+    points = region_means(superpixels, rgb2lab(image))
+    return merge_superpixels(superpixels, points, None, MERGE_KS, cost=MergeCost(1.0, 0.0, 0.3)).labels.astype(np.int32)
+
+
+def _segment(
+    config: Table2Config, row: Row, model: DeepNCuts | None, images: PreparedImages, seed: int, workers: Workers
+) -> Segmented:
+    if model is None:
+        tasks = [(image.image, config.data.superpixels) for image in images]
+        started = time.perf_counter()
+        maps = workers.map(_lab_merging, tasks, 1)
+        return Segmented(dict(zip(images.ids, maps, strict=True)), time.perf_counter() - started)
+    ks = MERGE_KS if row.inference == "merge" else CLUSTER_KS
+    half = torch.bfloat16 if device_of(config).type == "cuda" and row.objective == "soft" else torch.float32
+    return segment_images(model, images, method=row.inference, ks=ks, seed=seed, precision=half, workers=workers)
+
+
+def _train(config: Table2Config, group: Group, seed: int) -> tuple[DeepNCuts, RunFolder, float]:
+    """Train a group and return its model, its run folder and the seconds that it took."""
+    recipe = row_config(config, group, seed)
+    seed_all(seed)
+    started = time.perf_counter()
+    module, data = build(recipe)
+    run = fit(recipe, module, data, name=group.key)
+    load_weights(run, module, "last")
+    seconds = time.perf_counter() - started
+    module.model.save_pretrained(run.path / "model", dtype=torch.float16, trained_on=config.images, seed=seed)
+    return module.model, run, seconds
+
+
+def run_job(config: Table2Config, key: str, seed: int, workers: Workers) -> dict[str, Any]:
+    """Train a group if need be, segment, score, and write the results of its rows.
+
+    Returns:
+        Row → its summary.
+    """
+    group = GROUPS[key]
+    device = device_of(config)
+    seconds = None
+    model: DeepNCuts | None = None
+    run_settings: Any = None
+    if group.preset:
+        model, run, seconds = _train(config, group, seed)
+        run_settings = run.read_config()
+    elif group.variant:
+        model = untrained_model(group.variant, weights=config.weights or "imagenet")
+    if model is not None:
+        model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = test_images(config)
+    root, split = data_folder(config.data), "train" if config.images == "tuning" else "val"
+    found = {}
+    for row in group.rows:
+        segmented = _segment(config, row, model, images, seed, workers)
+        tasks = [(name, maps, root, split, config.boundary) for name, maps in segmented.labels.items()]
+        scores = sorted(workers.map(_score, tasks, 2), key=lambda s: s.id)
+        summary = summarize(scores)
+        result = {
+            "row": row.key,
+            "seed": seed,
+            "images": config.images,
+            "scores": summary,
+            "regions": float(np.mean([[m.max() + 1 for m in maps] for maps in segmented.labels.values()])),
+            "per_image": {s.id: [s.paper_best, s.paper_average] for s in scores},
+            "training_seconds": seconds,
+            "config": run_settings,
+            "versions": versions(),
+        }
+        path = result_path(config, row.key, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if seed == config.seeds[0]:
+            _keep_pictures(config, row.key, scores, segmented)
+        atomic_write(path, json.dumps(result, indent=1) + "\n")
+        found[row.key] = summary
+    return found
+
+
+def _keep_pictures(config: Table2Config, row: str, scores: list[ImageScores], segmented: Segmented) -> None:
+    """Keep each shown image's best segmentation for the qualitative figure (in the run folders, not the results)."""
+    folder = config.runs / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = {s.id: segmented.labels[s.id][s.covering.mean(1).argmax()] for s in scores[: config.shown]}
+    np.savez_compressed(folder / f"{row}.npz", **chosen)  # type: ignore[arg-type]
+
+
+def open_jobs(config: Table2Config) -> list[tuple[str, int]]:
+    """(group, seed) that are not done yet, the first seed of all groups first."""
+    jobs = []
+    for seed in config.seeds:
+        for group in chosen_groups(config):
+            if not all(result_path(config, row.key, seed).exists() for row in group.rows):
+                jobs.append((group.key, seed))
+    return jobs
+
+
+def _worker_count(config: Table2Config) -> int:
+    return config.workers or max(1, (os.cpu_count() or 1) // max(config.jobs, 1))
+
+
+def _work(config: Table2Config, tasks: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    with Workers(_worker_count(config)) as workers:
+        while (task := tasks.get()) is not None:
+            started = time.perf_counter()
+            try:
+                function, key, seed = task
+                results.put((task, function(config, key, seed, workers), time.perf_counter() - started, None))
+            except Exception:
+                results.put((task, None, 0.0, traceback.format_exc()))
+
+
+def run_all(config: Table2Config, function: Callable[..., Any], jobs: list[tuple[str, int]]) -> None:
+    """Do jobs, several at a time; a failed one does not stop the others, but the command fails at the end."""
+
+    def note(key: str, seed: int, found: Any, seconds: float) -> None:
+        for row, scores in (found or {}).items():
+            best, average = scores["paper_best"], scores["paper_average"]
+            log.info("%-26s seed %d  best %.4f  average %.4f  %5.1f s", row, seed, best, average, seconds)
+
+    if config.jobs <= 1:
+        with Workers(_worker_count(config)) as workers:
+            for key, seed in jobs:
+                started = time.perf_counter()
+                note(key, seed, function(config, key, seed, workers), time.perf_counter() - started)
+        return
+    context = multiprocessing.get_context("spawn")
+    tasks: Any = context.Queue()
+    results: Any = context.Queue()
+    for key, seed in jobs:
+        tasks.put((function, key, seed))
+    processes = [
+        context.Process(target=_work, args=(config, tasks, results)) for _ in range(min(config.jobs, len(jobs)))
+    ]
+    for process in processes:
+        tasks.put(None)
+        process.start()
+    failures = []
+    left = len(jobs)
+    while left:
+        try:
+            (_, key, seed), found, seconds, failure = results.get(timeout=5)
+        except queue.Empty:
+            if not any(p.is_alive() for p in processes):
+                raise RuntimeError("the worker processes ended early (out of memory?); try fewer --jobs.") from None
+            continue
+        left -= 1
+        if failure is None:
+            note(key, seed, found, seconds)
+        else:
+            failures.append(f"{key} seed {seed}:\n{failure}")
+            log.error("%s", failures[-1])
+    for process in processes:
+        process.join()
+    if failures:
+        raise RuntimeError(f"{len(failures)} of {len(jobs)} runs failed, the first: {failures[0]}")
+
+
+# ------------------------------------------------------------------------------------------------------ timing, curves
+
+
+def run_timing(config: Table2Config) -> None:
+    """Measure training and testing speed of each group, alone on the device: images/s, testing with 8 segmentations."""
+    images = test_images(config)
+    path = config.out / "speed.json"
+    speed: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    with Workers(_worker_count(dataclasses.replace(config, jobs=1))) as workers:
+        workers.warm()
+        for group in chosen_groups(config):
+            if all(row.key in speed for row in group.rows):
+                continue
+            model: DeepNCuts | None = None
+            training = None
+            if group.preset:
+                short = dataclasses.replace(config, epochs=3, runs=config.runs / "timing")
+                model, run, _ = _train(short, group, 0)
+                recipe = row_config(short, group, 0)
+                rates = [m["train/steps_per_second"] for m in run.read_metrics() if "train/steps_per_second" in m]
+                training = float(np.median(rates[len(rates) // 3 :])) * recipe.data.batch_size
+            elif group.variant:
+                model = untrained_model(group.variant, weights=config.weights or "imagenet")
+            if model is not None:
+                model = model.to(device_of(config)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for row in group.rows:
+                _segment(config, row, model, images.subset(range(min(16, len(images)))), 0, workers)
+                seconds = min(_segment(config, row, model, images, 0, workers).seconds for _ in range(2))
+                speed[row.key] = {"training": training, "testing": len(images) / seconds}
+                log.info("%-26s %s", row.key, speed[row.key])
+    speed["device"] = torch.cuda.get_device_name() if device_of(config).type == "cuda" else "cpu"
+    config.out.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, json.dumps(speed, indent=1) + "\n")
+
+
+def curve_job(config: Table2Config, key: str, seed: int, workers: Workers) -> None:
+    """Train a group on the tuning split, scoring held-out images after every epoch; keeps the curves."""
+    tuning = dataclasses.replace(config, images="tuning", runs=config.runs / "curves")
+    recipe = row_config(tuning, GROUPS[key], seed)
+    recipe.train.score_images = 16
+    seed_all(seed)
+    module, data = build(recipe)
+    run = fit(recipe, module, data, name=key)
+    folder = config.out / "curves"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({k: v for k, v in m.items() if k != "time"}) for m in run.read_metrics()]
+    atomic_write(folder / f"{key}.jsonl", "\n".join(lines) + "\n")
+
+
+# ------------------------------------------------------------------------------------------------------------- summary
+
+
+def read_results(config: Table2Config, row: str) -> list[dict[str, Any]]:
+    """The results of a row, by seed."""
+    paths = sorted((config.out / "rows" / row).glob("seed*.json"))
+    return [json.loads(p.read_text()) for p in paths]
+
+
+def _image_scores(results: list[dict[str, Any]], which: int) -> NDArray[np.float64]:
+    """Scores of each image, in the order of names, averaged over seeds."""
+    return np.mean([[r["per_image"][name][which] for name in sorted(r["per_image"])] for r in results], 0)
+
+
+def summarize_table(config: Table2Config) -> dict[str, Any]:
+    """Collect finished rows into table.json, table.md and figures."""
+    from matbackprop.report.tables import Measured, Table
+
+    path = config.out / "speed.json"
+    speed = json.loads(path.read_text()) if path.exists() else {}
+    table: dict[str, Any] = {"images": config.images, "device": speed.get("device"), "rows": {}}
+    lines = []
+    for key, row in ROWS.items():
+        results = read_results(config, key)
+        if not results:
+            continue
+        values = {name: [r["scores"][name] for r in results] for name in results[0]["scores"]}
+        entry: dict[str, Any] = {
+            "title": row.title,
+            "network": row.network,
+            "objective": row.objective,
+            "inference": row.inference,
+            "paper": row.paper,
+            "seeds": [r["seed"] for r in results],
+            "scores": {name: {"mean": float(np.mean(v)), "each": v} for name, v in values.items()},
+            "speed": speed.get(key),
+        }
+        other = read_results(config, row.against) if row.against else []
+        same = bool(other) and sorted(other[0]["per_image"]) == sorted(results[0]["per_image"])
+        if same and len(results[0]["per_image"]) > 1:
+            entry["against"] = row.against
+            entry["difference"] = {}
+            for which, name in enumerate(("best", "average")):
+                interval = paired_bootstrap(_image_scores(results, which), _image_scores(other, which))
+                entry["difference"][name] = dataclasses.asdict(interval)
+        table["rows"][key] = entry
+        gain = entry.get("difference", {}).get("best")
+        lines.append(
+            [
+                f"{row.title} ({row.network})" if row.network != "none" else row.title,
+                row.objective,
+                "merging" if row.inference == "merge" else "clustering",
+                Measured.of(values["paper_best"]) if len(results) > 1 else values["paper_best"][0],
+                Measured.of(values["paper_average"]) if len(results) > 1 else values["paper_average"][0],
+                float(np.mean(values["covering_ods"])),
+                float(np.mean(values["pri_ois"])),
+                float(np.mean(values["vi_ois"])),
+                "" if gain is None else f"{gain['difference']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]",
+                (speed.get(key) or {}).get("training"),
+                (speed.get(key) or {}).get("testing"),
+                row.paper,
+            ]
+        )
+    columns = ["method", "trained with", "segments by", "best", "average", "covering ODS", "PRI OIS", "VI OIS",
+               "best, gain", "training images/s", "testing images/s", "paper"]  # fmt: skip
+    number = len(next(iter(table["rows"].values()))["seeds"]) if table["rows"] else 0
+    out = Table(
+        columns,
+        lines,
+        title=f"BSDS300, {'test' if config.images == 'test' else 'tuning'} images, 8 segmentations an image",
+        note=f"best and average covering in the paper's convention, mean ± deviation over {number} seeds; gain: paired "
+        "bootstrap over images against the untrained counterpart, 95 %.",
+        formats=dict.fromkeys(("best", "average", "covering ODS", "PRI OIS", "VI OIS"), ".3f")
+        | {"training images/s": ".0f", "testing images/s": ".0f"},
+        best={"best": "max", "average": "max", "covering ODS": "max", "PRI OIS": "max", "VI OIS": "min"},
+    )
+    config.out.mkdir(parents=True, exist_ok=True)
+    atomic_write(config.out / "table.json", json.dumps(table, indent=1) + "\n")
+    atomic_write(config.out / "table.md", out.markdown() + "\n")
+    print(out.markdown())
+    _draw_curves(config)
+    _draw_pictures(config)
+    return table
+
+
+def _draw_curves(config: Table2Config) -> None:
+    from matbackprop.report.figures import curves
+
+    for path in sorted((config.out / "curves").glob("*.jsonl")):
+        metrics = [json.loads(line) for line in path.read_text().splitlines()]
+        wanted = {
+            "objective": ["train/objective", "val/objective"],
+            "rank": ["layer/rank", "layer/soft_rank"],
+            "covering of held-out images": ["val/best", "val/average"],
+        }
+        seen = {name for m in metrics for name in m}
+        panels = {title: [n for n in names if n in seen] for title, names in wanted.items()}
+        curves(metrics, config.out / "figures" / f"{path.stem}.png", panels={t: n for t, n in panels.items() if n})
+
+
+def _draw_pictures(config: Table2Config) -> None:
+    """The qualitative figure laid out like the paper's, into the run folders: it shows the data set's pictures."""
+    from matbackprop.report.figures import segmentation_grid
+
+    folder = config.runs / "pictures"
+    columns: list[Any] = ["Image"]
+    keys = []
+    for name, network in _NETWORKS.items():
+        for key, title in ((f"ncuts-{name}", "NCuts"), (f"deepncuts-{name}", "DeepNCuts"), (f"soft-{name}", "soft")):
+            if (folder / f"{key}.npz").exists():
+                keys.append(key)
+                columns.append((*network.split(" ", 1), title))
+    for key, title in (("hypercolumns", "clustering"), ("merging", "merging")):
+        if (folder / f"{key}.npz").exists():
+            keys.append(key)
+            columns.append(("Hypercolumns", title))
+    if not keys:
+        return
+    stored = [np.load(folder / f"{key}.npz") for key in keys]
+    root, split = data_folder(config.data), "train" if config.images == "tuning" else "val"
+    rows = []
+    for name in stored[0].files:
+        data = BSDS(root, split, ids=[name])
+        photograph = data.image(name).permute(1, 2, 0).numpy()
+        human = np.asarray(data.segmentations(name)[0])
+        rows.append([photograph, *(s[name] if name in s.files else None for s in stored), human])
+    segmentation_grid([*columns, "Human"], rows, folder / "segmentations.png", width=2.0 * (len(columns) + 1))
+
+
+# ---------------------------------------------------------------------------------------------------------------- main
+
+
+def main(config: Table2Config) -> None:
+    """Do what the configuration asks for; the same command again goes on where it stopped."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    config.out.mkdir(parents=True, exist_ok=True)
+    if config.stage != "summary":
+        for split in ("train", "val") if config.images == "test" else ("train",):
+            images = open_images(config.data, split)  # type: ignore[arg-type]
+            log.info("%s: %d images prepared in %s", split, len(images), data_folder(config.data))
+    if config.stage in ("all", "train"):
+        run_all(config, run_job, open_jobs(config))
+    if config.stage in ("all", "timing"):
+        run_timing(config)
+    if config.stage in ("all", "curves"):
+        open_curves = [g.key for g in chosen_groups(config) if g.preset]
+        open_curves = [key for key in open_curves if not (config.out / "curves" / f"{key}.jsonl").exists()]
+        run_all(config, curve_job, [(key, config.seeds[0]) for key in open_curves])
+    if config.stage in ("all", "summary", "train"):
+        summarize_table(config)

@@ -1,0 +1,68 @@
+"""Connected components: both implementations agree, and against flood fill."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.spectral import connected_components
+
+
+def flood(labels, connectivity):
+    """Components by flood fill in raster order, the plainest way."""
+    h, w = labels.shape
+    steps = [(0, 1), (0, -1), (1, 0), (-1, 0)]
+    if connectivity == 8:
+        steps += [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+    out = torch.full((h, w), -1)
+    count = 0
+    for start in range(h * w):
+        y, x = divmod(start, w)
+        if out[y, x] >= 0:
+            continue
+        stack, out[y, x] = [(y, x)], count
+        while stack:
+            a, b = stack.pop()
+            for dy, dx in steps:
+                p, q = a + dy, b + dx
+                if 0 <= p < h and 0 <= q < w and out[p, q] < 0 and labels[p, q] == labels[a, b]:
+                    out[p, q] = count
+                    stack.append((p, q))
+        count += 1
+    return out
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.sampled_from([4, 8]), st.integers(0, 99))
+def test_both_ways_equal_flood_fill(h, w, kinds, connectivity, seed):
+    labels = torch.randint(-1, kinds, (h, w), generator=torch.Generator().manual_seed(seed))
+    expected = flood(labels, connectivity)
+    for method in ("torch", "skimage"):
+        assert torch.equal(connected_components(labels, connectivity=connectivity, method=method), expected), method
+
+
+def test_a_long_winding_region_stays_one(device):
+    spiral = torch.zeros(41, 41, dtype=torch.long, device=device)
+    spiral[1::2] = 1
+    spiral[1::4, -1] = 0
+    spiral[3::4, 0] = 0
+    found = connected_components(spiral, method="torch")
+    assert len(found[spiral == 0].unique()) == 1
+
+
+def test_batches_are_numbered_each_from_zero():
+    labels = torch.randint(0, 3, (2, 3, 12, 17), generator=torch.Generator().manual_seed(1))
+    found = connected_components(labels, method="torch")
+    assert torch.equal(found, connected_components(labels, method="skimage"))
+    assert (found.amin((-1, -2)) == 0).all() and torch.equal(found[1, 2], connected_components(labels[1, 2]))
+
+
+def test_bad_input():
+    with pytest.raises(ShapeError, match="integer"):
+        connected_components(torch.zeros(3, 3))
+    with pytest.raises(ConfigurationError, match="connectivity"):
+        connected_components(torch.zeros(3, 3, dtype=torch.long), connectivity=6)
+    with pytest.raises(ConfigurationError, match="method"):
+        connected_components(torch.zeros(3, 3, dtype=torch.long), method="fast")
+    assert connected_components(torch.zeros(0, 3, 3, dtype=torch.long)).shape == (0, 3, 3)

@@ -1,0 +1,46 @@
+"""Yu–Shi discretisation and pivoted QR."""
+
+import pytest
+import scipy.linalg
+import torch
+
+from matbackprop.errors import ShapeError
+from matbackprop.spectral import ncut_embedding, pivoted_qr_rotation, yu_shi_rotation
+from matbackprop.spectral.rounding import leading_pivots
+
+
+def separated(k=4, m=60, noise=0.02, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(m) % k
+    f = torch.nn.functional.one_hot(labels).double() + noise * torch.rand(
+        m, k, generator=generator, dtype=torch.float64
+    )
+    return ncut_embedding(f, k), labels
+
+
+@pytest.mark.parametrize("rotate", [pivoted_qr_rotation, yu_shi_rotation])
+def test_separated_groups_are_found(rotate):
+    embedding, labels = separated()
+    rotation = rotate(embedding.points)
+    found = (embedding.points @ rotation).argmax(-1)
+    assert torch.stack([found, labels]).unique(dim=1).shape[1] == 4
+    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(4, dtype=torch.float64))
+
+
+def test_pivots_are_those_of_lapack():
+    v = torch.randn(30, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = scipy.linalg.qr(v.T.numpy(), pivoting=True, mode="economic")[2][:5]
+    assert leading_pivots(v).tolist() == expected.tolist()
+
+
+def test_batches_are_independent():
+    first, second = separated(seed=1)[0].points, separated(seed=2)[0].points
+    both = yu_shi_rotation(torch.stack([first, second]))
+    torch.testing.assert_close(both[1], yu_shi_rotation(second))
+
+
+@pytest.mark.parametrize("rotate", [pivoted_qr_rotation, yu_shi_rotation])
+def test_zeros_are_finite_and_emptiness_is_refused(rotate):
+    assert torch.isfinite(rotate(torch.zeros(5, 2))).all()
+    with pytest.raises(ShapeError):
+        rotate(torch.zeros(0, 2))

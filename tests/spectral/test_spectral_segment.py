@@ -1,0 +1,104 @@
+"""Features to label maps: quality on an easy image, upsampling, determinism and bad input."""
+
+import pytest
+import torch
+from torch.nn import functional as nnf
+
+from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
+from matbackprop.spectral import segment_features
+from matbackprop.spectral.kmeans import center_scores
+
+
+def quadrants(h=8, w=12, d=5, noise=0.05, seed=0):
+    """Four rectangles with features of their own, as non-negative maps."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(h)[:, None] >= h // 2) * 2 + (torch.arange(w)[None] >= w // 2).long()
+    f = nnf.one_hot(labels, d).float() + noise * torch.rand(h, w, d, generator=generator)
+    return f, labels
+
+
+@pytest.mark.parametrize("space", ["ncut", "soft"])
+@pytest.mark.parametrize("method", ["kmeans", "discretize", "pivoted_qr"])
+def test_quadrants_are_found(space, method):
+    f, labels = quadrants()
+    found = segment_features(f, [2, 4], size=(40, 60), space=space, method=method)
+    assert found.labels.shape == (2, 40, 60)
+    big = labels.repeat_interleave(5, 0).repeat_interleave(5, 1)
+    agree = torch.stack([found.labels[1].flatten(), big.flatten()]).unique(dim=1, return_counts=True)[1]
+    assert agree.sort(descending=True).values[:4].sum() > 0.9 * big.numel()
+
+
+def test_automatic_k():
+    choice = segment_features(quadrants()[0], [6]).choice
+    assert choice.k == 4 and choice.confidence > 0.5
+
+
+def test_upsampled_scores_are_scores_of_upsampled_points():
+    generator = torch.Generator().manual_seed(1)
+    points, centers = torch.randn(4 * 5, 3, generator=generator), torch.randn(1, 6, 3, generator=generator)
+
+    def up(x):
+        maps = x.view(1, 4, 5, -1).movedim(-1, 1)
+        return nnf.interpolate(maps, size=(13, 17), mode="bilinear").movedim(1, -1).reshape(13 * 17, -1)
+
+    torch.testing.assert_close(up(center_scores(points, centers)), center_scores(up(points), centers))
+
+
+def test_split_separates_what_does_not_touch():
+    f = torch.zeros(4, 9, 2)
+    f[..., 0] = 1
+    f[:, 3:6] = torch.tensor([0.0, 1.0])
+    assert segment_features(f, [2]).labels.max() == 2
+    assert segment_features(f, [2], split=False).labels.max() == 1
+
+
+def test_same_seed_same_maps_and_batches_do_not_mix():
+    f = torch.rand(2, 6, 7, 5, generator=torch.Generator().manual_seed(2))
+    both = segment_features(f, [2, 3, 5], size=(20, 21), seed=3)
+    assert torch.equal(both.labels, segment_features(f, [2, 3, 5], size=(20, 21), seed=3).labels)
+    assert torch.equal(both.labels[1], segment_features(f[1], [2, 3, 5], size=(20, 21), seed=3).labels)
+
+
+def test_flat_features_with_their_grid():
+    f, _ = quadrants()
+    assert torch.equal(segment_features(f, [4]).labels, segment_features(f.flatten(0, 1), [4], grid=(8, 12)).labels)
+
+
+def test_half_precision_features_are_accepted():
+    f, _ = quadrants(noise=0.0)
+    assert torch.equal(segment_features(f.bfloat16(), [4]).labels, segment_features(f, [4]).labels)
+
+
+@pytest.mark.parametrize("space", ["ncut", "soft"])
+@pytest.mark.parametrize("method", ["kmeans", "discretize", "pivoted_qr"])
+def test_all_zero_features_are_one_region(space, method):
+    found = segment_features(torch.zeros(3, 4, 5), [2, 6], size=(9, 8), space=space, method=method)
+    assert (found.labels == 0).all()
+
+
+@pytest.mark.parametrize("space", ["ncut", "soft"])
+@pytest.mark.parametrize("method", ["kmeans", "discretize", "pivoted_qr"])
+def test_more_segments_than_channels(space, method):
+    found = segment_features(quadrants(d=5)[0][..., :4], [4, 30], space=space, method=method, split=False)
+    assert found.labels[1].max() < 30
+
+
+def test_one_cell_and_one_channel():
+    found = segment_features(torch.ones(1, 1, 1), [2, 20], size=(5, 7))
+    assert (found.labels == 0).all() and found.labels.shape == (2, 5, 7)
+    assert segment_features(torch.rand(3, 3, 1), [2]).labels.shape == (1, 3, 3)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ShapeError, match="grid"):
+        segment_features(torch.rand(12, 3), [2], grid=(3, 5))
+    with pytest.raises(ShapeError, match="h, w, d"):
+        segment_features(torch.rand(12, 3), [2])
+    with pytest.raises(ShapeError, match="no cell"):
+        segment_features(torch.rand(0, 4, 3), [2])
+    with pytest.raises(NonFiniteError):
+        segment_features(torch.full((2, 2, 2), torch.nan), [2])
+    with pytest.raises(ConfigurationError, match="space"):
+        segment_features(torch.rand(3, 3, 3), [2], space="fourier")
+    with pytest.raises(ConfigurationError, match="method"):
+        segment_features(torch.rand(3, 3, 3), [2], method="guess")
