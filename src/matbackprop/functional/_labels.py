@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
-from matbackprop.numerics import check_finite, check_matrix, compute_dtype, values_checkable, wants_check
+from matbackprop.numerics import check_finite, check_matrix, compute_dtype, wants_check
 
 # One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
 _ONE_HOT_LIMIT = 16_000_000
@@ -65,12 +65,15 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
         return int(num_labels)
     if labels.device.type == "meta" or labels.numel() == 0:
         return 1
-    if not values_checkable(labels):
-        raise LabelError(
-            "num_labels is needed while compiling or under vmap, where the largest label cannot be read; pass "
-            "num_labels=<an upper bound of the number of regions>."
-        )
-    return max(int(labels.max()) + 1, 1)
+    if not torch.compiler.is_compiling():
+        try:
+            return max(int(labels.max()) + 1, 1)
+        except RuntimeError:  # vmap: the labels of a whole batch hide behind this tensor
+            pass
+    raise LabelError(
+        "num_labels is needed while compiling or under vmap, where the largest label cannot be read; pass "
+        "num_labels=<an upper bound of the number of regions>."
+    )
 
 
 def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> None:

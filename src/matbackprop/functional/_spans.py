@@ -19,7 +19,7 @@ from torch.autograd import Function
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError
 from matbackprop.functional._labels import gather_rows, inner, region_sums
-from matbackprop.numerics import symmetrize
+from matbackprop.numerics import keep_signature, refuse_nested_forward_mode, symmetrize
 
 
 def rank_tolerance(
@@ -71,6 +71,7 @@ class _RowSums(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(f: Tensor, w: Tensor, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         wf = w.unsqueeze(-1) * f
         mass = region_sums(w.unsqueeze(-1), index, k).squeeze(-1)
@@ -109,6 +110,7 @@ class _RowSumsForwardAD(_RowSums):
 
     @staticmethod
     def jvp(ctx: Any, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor, Tensor]:
+        refuse_nested_forward_mode("normalized_cut")
         f, w, index = ctx.saved_tensors
         df = torch.zeros_like(f) if df is None else df
         dw = torch.zeros_like(w) if dw is None else dw
@@ -134,6 +136,7 @@ class _DegreeRowSums(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(f: Tensor, w: Tensor, lam: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         degree, _, _ = degrees_of(f, w, lam)
         kept = w * (degree > 0)
@@ -193,6 +196,7 @@ class _DegreeRowSumsForwardAD(_DegreeRowSums):
     def jvp(
         ctx: Any, df: Tensor | None, dw: Tensor | None, dlam: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        refuse_nested_forward_mode("normalized_cut_j1")
         f, w, lam, index = ctx.saved_tensors
         df = torch.zeros_like(f) if df is None else df
         dw = torch.zeros_like(w) if dw is None else dw
@@ -240,6 +244,7 @@ class _SpanTrace(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(b: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         p, rank = _inverse_on_span(b, tol)
         return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, rank
@@ -279,6 +284,7 @@ class _SpanTraceForwardAD(_SpanTrace):
     def jvp(
         ctx: Any, db: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        refuse_nested_forward_mode("normalized_cut")
         s, n, p = ctx.saved_tensors
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
         d_p = torch.zeros_like(p) if db is None else -(p @ symmetrize(db) @ p)
@@ -300,6 +306,7 @@ class _SpanTraceLambda(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(b: Tensor, lam: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inverse, _ = _inverse_on_span(b, tol)
         onto = inverse @ b
@@ -347,6 +354,7 @@ class _SpanTraceLambdaForwardAD(_SpanTraceLambda):
     def jvp(
         ctx: Any, db: Tensor | None, dlam: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        refuse_nested_forward_mode("normalized_cut_j1")
         b, lam, s, n, p, h = ctx.saved_tensors
         mass = _inverse_or_zero(n).unsqueeze(-1)
         d_p, d_h = torch.zeros_like(p), torch.zeros_like(h)
@@ -388,6 +396,7 @@ class _SoftAlignment(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
         _, shift = _ridge(c, ridge)
         eye = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
@@ -432,6 +441,7 @@ class _SoftAlignmentForwardAD(_SoftAlignment):
 
     @staticmethod
     def jvp(ctx: Any, dc: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
+        refuse_nested_forward_mode("normalized_cut_soft")
         c, s, n, p = ctx.saved_tensors
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
         dc = torch.zeros_like(c) if dc is None else symmetrize(dc)

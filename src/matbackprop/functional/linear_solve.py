@@ -24,6 +24,8 @@ from matbackprop.numerics import (
     check_matrix,
     check_symmetric,
     compute_dtype,
+    keep_signature,
+    refuse_nested_forward_mode,
     symmetrize,
     wants_check,
 )
@@ -37,6 +39,7 @@ class _Solve(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(a: Tensor, b: Tensor, factor: Tensor, pivots: Tensor | None, adjoint: bool) -> Tensor:
         if pivots is None:
             return torch.cholesky_solve(b, factor)
@@ -68,6 +71,7 @@ class _SolveForwardAD(_Solve):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, *_: None) -> Tensor:
+        refuse_nested_forward_mode("linear_solve")
         a, factor, pivots, x = ctx.saved_tensors
         right = torch.zeros_like(x) if db is None else db
         if da is not None:
@@ -76,8 +80,8 @@ class _SolveForwardAD(_Solve):
 
 
 def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Broadcast the batches; a right-hand side one dimension short of A's is a batch of vectors."""
-    vector = b.ndim == a.ndim - 1 and b.shape[-1:] == a.shape[-1:]
+    """Broadcast the batches; b is a batch of vectors when it is one vector or has the shape (*batch of A, n)."""
+    vector = b.ndim == 1 or b.shape == a.shape[:-1]
     columns = b.unsqueeze(-1) if vector else b
     if columns.ndim < 2 or columns.shape[-2] != a.shape[-1]:
         raise ShapeError(
@@ -106,7 +110,8 @@ def linear_solve(
 
     Args:
         a: matrices ``(*b, n, n)``.
-        b: right-hand sides ``(*b, n)`` or ``(*b, n, r)``; batches broadcast.
+        b: right-hand sides ``(n,)`` or ``(*b, n)`` with the same batch as A, or ``(*b, n, r)`` with one that
+            broadcasts.
         symmetric: A is symmetric positive definite: a Cholesky factor serves both passes and the gradient is symmetric.
         precision: dtype of the computation; float64 by default.
         check: look at values (finiteness, symmetry, whether the factorisation succeeded): ``None`` on the CPU only,
@@ -214,6 +219,7 @@ class _ConjugateGradients(Function):
     """x(θ, b) with A(θ)x = b; backward is one more solution and the vector-Jacobian product of θ ↦ A(θ)x."""
 
     @staticmethod
+    @keep_signature
     def forward(matvec: Any, options: tuple[Any, ...], b: Tensor, *params: Tensor) -> Tensor:
         return _conjugate_gradients(lambda v: matvec(v, *params), b, *options)
 
@@ -244,6 +250,7 @@ class _ConjugateGradients(Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, db: Tensor | None, *d_params: Tensor | None) -> Tensor:
+        refuse_nested_forward_mode("conjugate_gradient_solve")
         x, *params = ctx.saved_tensors
         right = torch.zeros_like(x) if db is None else db
         moving = [i for i, d in enumerate(d_params) if d is not None]
@@ -280,7 +287,7 @@ def conjugate_gradient_solve(
         preconditioner: an approximate inverse of the diagonal of A ``(*b, n)`` (Jacobi), a constant.
         tolerance: relative residual to stop at. Testing for it reads the device once an iteration. ``None`` runs
             exactly ``max_iterations`` steps and reads nothing.
-        max_iterations: n by default.
+        max_iterations: 10 n by default.
         check: look for NaN and Inf in ``b``: ``None`` on the CPU only, ``True`` always, ``False`` never.
 
     Returns:
@@ -313,7 +320,7 @@ def conjugate_gradient_solve(
         raise ShapeError("b must have at least one dimension (*batch, n), got a scalar.")
     if tolerance is not None and not 0 < tolerance < 1:
         raise DomainError(f"tolerance must lie in (0, 1) or be None, got {tolerance}.")
-    steps = b.shape[-1] if max_iterations is None else max_iterations
+    steps = 10 * b.shape[-1] if max_iterations is None else max_iterations
     if steps < 0:
         raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
     if any(not isinstance(p, Tensor) for p in params):
@@ -362,7 +369,7 @@ def gaussian_crf(
         affinity: W ≥ 0, symmetric, ``(*b, m, m)``: solved by Cholesky. Give this or ``features``.
         features: F ≥ 0 ``(*b, m, d)`` with W = FFᵀ, never formed: solved by preconditioned conjugate gradients.
         tolerance: relative residual of the conjugate gradients.
-        max_iterations: of the conjugate gradients; m by default.
+        max_iterations: of the conjugate gradients; 10 m by default.
         precision: dtype of the computation; float64 by default.
         check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from matbackprop.eigensolver import batched_eigh
-from matbackprop.errors import DomainError, TieError
+from matbackprop.errors import DomainError, OrderError, TieError
 from matbackprop.functional._spans import forward_mode, rank_tolerance
 from matbackprop.numerics import (
     autocast_off,
@@ -18,6 +17,8 @@ from matbackprop.numerics import (
     check_matrix,
     check_symmetric,
     compute_dtype,
+    keep_signature,
+    refuse_nested_forward_mode,
     symmetrize,
     wants_check,
 )
@@ -44,6 +45,7 @@ class _Projector(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, Tensor]:
         return _span_and_inverse(a, tol, symmetric)
 
@@ -76,6 +78,7 @@ class _ProjectorForwardAD(_Projector):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
+        refuse_nested_forward_mode("projector")
         a, onto, inverse = ctx.saved_tensors
         moved = (da - onto @ da) @ inverse
         turned = da.mT - da.mT @ onto
@@ -152,26 +155,23 @@ def _cross_gaps(values: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(cross, gap, 1).reciprocal().abs() * cross
 
 
-class _ProjectorDerivative(Function):
-    """U(Γ ∘ (UᵀEU))Uᵀ, linear in E and self-adjoint, with the second derivative of the projector as its own in A.
+def _along(e: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
+    """First derivative of the projector in the direction E: U(Γ ∘ (UᵀEU))Uᵀ."""
+    return u @ (_cross_gaps(values, chosen) * (u.mT @ e @ u)) @ u.mT
 
-    For the step function the second divided differences are products of entries of Γ, so the second derivative needs
-    matrix products only and no division by gaps inside a block.
+
+class _ProjectorSecond(Function):
+    """Second derivative of the projector in the directions E and H.
+
+    The second divided differences of a step function are products of entries of Γ, so matrix products are all it takes,
+    and nothing is divided by a gap inside a block.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(e: Tensor, a: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
-        return u @ (_cross_gaps(values, chosen) * (u.mT @ e @ u)) @ u.mT
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        e, _, values, u, chosen = inputs
-        ctx.save_for_backward(e, values, u, chosen)
-
-    @staticmethod
-    def second(e: Tensor, h: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
+    @keep_signature
+    def forward(e: Tensor, h: Tensor, a: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
         gamma = _cross_gaps(values, chosen)
         same = chosen.unsqueeze(-1) == chosen.unsqueeze(-2)
         sign = torch.where(chosen, 1.0, -1.0).to(u.dtype).unsqueeze(-1)
@@ -182,36 +182,59 @@ class _ProjectorDerivative(Function):
         return u @ (sign * (gamma * across - same * inside)) @ u.mT
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, ...]:
+        raise OrderError("spectral_projector has derivatives of the first and second order; a third was asked for.")
+
+
+class _ProjectorDerivative(Function):
+    """The first derivative, linear in E and self-adjoint; its own derivative in A is the second one."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @keep_signature
+    def forward(e: Tensor, a: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
+        return _along(e, values, u, chosen)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, h: Tensor) -> tuple[Tensor | None, ...]:
-        e, values, u, chosen = ctx.saved_tensors
+        e, a, values, u, chosen = ctx.saved_tensors
         h = symmetrize(h)
-        g_e = u @ (_cross_gaps(values, chosen) * (u.mT @ h @ u)) @ u.mT
-        return g_e, _ProjectorDerivative.second(e, h, values, u, chosen), None, None, None
+        g_e = g_a = None
+        if ctx.needs_input_grad[0]:
+            g_e = forward_mode(_ProjectorDerivative, _ProjectorDerivativeForwardAD).apply(h, a, values, u, chosen)
+        if ctx.needs_input_grad[1]:
+            g_a = _ProjectorSecond.apply(e, h, a, values, u, chosen)
+        return g_e, g_a, None, None, None
 
 
 class _ProjectorDerivativeForwardAD(_ProjectorDerivative):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _ProjectorDerivative.setup_context(ctx, inputs, output)
-        e, _, values, u, chosen = inputs
-        ctx.save_for_forward(e, values, u, chosen)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def jvp(ctx: Any, de: Tensor | None, da: Tensor | None, *_: None) -> Tensor:
-        e, values, u, chosen = ctx.saved_tensors
-        out = torch.zeros_like(e)
-        if de is not None:
-            out = out + u @ (_cross_gaps(values, chosen) * (u.mT @ de @ u)) @ u.mT
-        if da is not None:
-            out = out + _ProjectorDerivative.second(e, symmetrize(da), values, u, chosen)
-        return out
+        refuse_nested_forward_mode("spectral_projector")
+        e, a, values, u, chosen = ctx.saved_tensors
+        out = torch.zeros_like(e) if de is None else _along(de, values, u, chosen)
+        return out if da is None else out + _ProjectorSecond.apply(e, symmetrize(da), a, values, u, chosen)
 
 
 class _SpectralProjector(Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @keep_signature
     def forward(a: Tensor, rank: int | None, threshold: float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, u = batched_eigh(a)
         if threshold is not None:
@@ -246,6 +269,7 @@ class _SpectralProjectorForwardAD(_SpectralProjector):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor, *_: None) -> tuple[Tensor, None, None, None]:
+        refuse_nested_forward_mode("spectral_projector")
         a, values, u, chosen = ctx.saved_tensors
         moved = _ProjectorDerivativeForwardAD.apply(symmetrize(da), a, values, u, chosen)
         return moved, None, None, None

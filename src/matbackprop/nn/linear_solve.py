@@ -50,7 +50,7 @@ class GaussianCRF(nn.Module):
 
     Args:
         tolerance: relative residual of the conjugate gradients that solve the field given by features.
-        max_iterations: of the conjugate gradients; the number of values by default.
+        max_iterations: of the conjugate gradients; ten times the number of values by default.
         precision: dtype of the computation; float64 by default.
         check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
 

@@ -1,0 +1,119 @@
+"""W, M, Ω and the normalised cut."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from helpers.cuts import features, lambda_matrix, regions
+from matbackprop.errors import DomainError, DtypeError, LabelError, NonFiniteError, ShapeError, SymmetryError
+from matbackprop.functional.affinity import affinity, normalized_affinity, normalized_cut_value
+from matbackprop.numerics import symmetrize
+
+
+def test_affinity_and_its_derivatives():
+    f, lam = features(2, 5, 3), lambda_matrix(3)
+    torch.testing.assert_close(affinity(f), f @ f.mT)
+    torch.testing.assert_close(affinity(f, lam), f @ lam @ f.mT)
+    assert gradcheck(affinity, (f.requires_grad_(), lam.requires_grad_()), check_forward_ad=True)
+    assert gradgradcheck(affinity, (f, lam))
+
+
+def test_affinity_gradient_of_a_non_symmetric_lambda_is_the_corrected_one():
+    f, lam, g = features(6, 3).requires_grad_(), lambda_matrix(3), torch.rand(6, 6, dtype=torch.float64)
+    (affinity(f, lam) * g).sum().backward()
+    torch.testing.assert_close(f.grad, g @ f @ lam.mT + g.mT @ f @ lam)
+
+
+def test_normalized_affinity_and_target():
+    w, labels = affinity(features(2, 8, 3)), regions(2, 8, k=3, ignored=0.2)
+    m, omega = normalized_affinity(w, labels)
+    torch.testing.assert_close(normalized_affinity(w), m)
+    degree = w.sum(-1)
+    torch.testing.assert_close(m * (degree.unsqueeze(-1) * degree.unsqueeze(-2)).sqrt(), w)
+    torch.testing.assert_close(m @ degree.sqrt().unsqueeze(-1), degree.sqrt().unsqueeze(-1))  # eigenvalue 1
+    same = (labels.unsqueeze(-1) == labels.unsqueeze(-2)) & (labels >= 0).unsqueeze(-1)
+    torch.testing.assert_close(omega, same * (degree.unsqueeze(-1) * degree.unsqueeze(-2)).sqrt())
+
+
+def test_derivatives_of_normalized_affinity_and_cut():
+    w, labels = affinity(features(5, 3)).requires_grad_(), regions(5, k=2)
+    function = lambda w: normalized_affinity(symmetrize(w), labels)  # noqa: E731
+    cut = lambda w: normalized_cut_value(symmetrize(w), labels, num_labels=2)  # noqa: E731
+    for f in (function, cut):
+        assert gradcheck(f, w, check_forward_ad=True)
+        assert gradgradcheck(f, w)
+
+
+def test_zero_degrees_give_zero_rows_and_no_gradient():
+    f = features(5, 3)
+    f[2] = 0
+    w = affinity(f).requires_grad_()
+    m, omega = normalized_affinity(w, regions(5, k=2))
+    assert (m[2] == 0).all()
+    assert (omega[:, 2] == 0).all()
+    (m.sum() + omega.sum()).backward()
+    assert torch.isfinite(w.grad).all()
+
+
+def test_cut_is_k_minus_the_trace_of_bach_and_jordan():
+    w, labels = affinity(features(12, 4)), regions(12, k=3)
+    e = torch.nn.functional.one_hot(labels).double()
+    degree = w.sum(-1)
+    z = degree.sqrt().unsqueeze(-1) * e
+    z = z / z.norm(dim=0)
+    expected = 3 - (z.mT @ normalized_affinity(w) @ z).trace()
+    torch.testing.assert_close(normalized_cut_value(w, labels), expected)
+
+
+def test_cut_of_separate_groups_is_zero_and_ignored_rows_do_not_exist():
+    labels = torch.tensor([0, 0, 1, 1, -1])
+    w = (labels.unsqueeze(-1) == labels.unsqueeze(-2)).double()
+    w[4, :] = w[:, 4] = 5.0
+    assert normalized_cut_value(w, labels) == 0
+    torch.testing.assert_close(normalized_cut_value(w, labels), normalized_cut_value(w[:4, :4], labels[:4]))
+    assert normalized_cut_value(torch.zeros(2, 3, 3), regions(2, 3, k=2)).tolist() == [0, 0]
+
+
+def test_transformations():
+    f, labels = features(3, 6, 2), regions(3, 6, k=2)
+
+    def loss(f, labels):
+        w = affinity(f)
+        m, omega = normalized_affinity(w, labels, num_labels=2)
+        return (m * omega).sum() + normalized_cut_value(w, labels, num_labels=2).sum()
+
+    whole = f.clone().requires_grad_()
+    loss(whole, labels).backward()
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(f, labels), whole.grad)
+    compiled = f.clone().requires_grad_()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled, labels).backward()
+    torch.testing.assert_close(compiled.grad, whole.grad)
+    assert affinity(f.bfloat16()).dtype == torch.bfloat16
+    assert normalized_cut_value(torch.empty(2, 4, 4, device="meta"), torch.empty(2, 4, device="meta").long()).shape == (
+        2,
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(affinity(f), f @ f.mT, rtol=0.05, atol=0.05)
+        assert affinity(f).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: affinity(torch.ones(3)), ShapeError),
+        (lambda: affinity(torch.ones(3, 2).long()), DtypeError),
+        (lambda: affinity(torch.ones(3, 2), torch.eye(3)), ShapeError),
+        (lambda: affinity(torch.full((3, 2), torch.nan)), NonFiniteError),
+        (lambda: affinity(torch.ones(3, 2), torch.full((2, 2), torch.inf)), NonFiniteError),
+        (lambda: normalized_affinity(torch.ones(3, 2)), ShapeError),
+        (lambda: normalized_affinity(-torch.ones(3, 3)), DomainError),
+        (lambda: normalized_affinity(torch.ones(3, 3), torch.zeros(2).long()), LabelError),
+        (lambda: normalized_affinity(torch.ones(3, 3), torch.zeros(2, 3).long()), LabelError),
+        (lambda: normalized_cut_value(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([0, 1])), SymmetryError),
+        (lambda: normalized_cut_value(torch.ones(2, 2), torch.tensor([-1, -1])), LabelError),
+        (lambda: normalized_cut_value(torch.ones(2, 2), torch.tensor([0, 5]), num_labels=2), LabelError),
+    ],
+)
+def test_bad_input(call, error):
+    with pytest.raises(error):
+        call()

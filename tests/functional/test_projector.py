@@ -1,0 +1,179 @@
+"""Projectors on spans and on leading eigenvectors: values, derivatives, transformations, bad input."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from matbackprop.errors import DomainError, DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError, TieError
+from matbackprop.functional.projector import projector, spectral_projector
+from matbackprop.numerics import symmetrize
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def with_spectrum(*values, seed=0):
+    q, _ = torch.linalg.qr(random(len(values), len(values), seed=seed))
+    return symmetrize((q * torch.tensor(values, dtype=torch.float64)) @ q.mT)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4), (2, 5, 6, 2), (1, 1), (5, 1)])
+def test_projector_equals_the_pseudo_inverse_form(shape, device):
+    a = random(*shape).to(device)
+    p = projector(a)
+    torch.testing.assert_close(p, a @ torch.linalg.pinv(a), rtol=0, atol=1e-12)
+    torch.testing.assert_close(p @ p, p, rtol=0, atol=1e-12)
+    torch.testing.assert_close(p @ a, a, rtol=0, atol=1e-12)
+    assert torch.equal(p, p.mT) or (p - p.mT).abs().max() < 1e-14
+
+
+def test_symmetric_route_agrees_and_takes_indefinite_matrices():
+    a = with_spectrum(3.0, -2.0, 0.0, 0.0, 1.0)
+    torch.testing.assert_close(projector(a, symmetric=True), projector(a), rtol=0, atol=1e-12)
+    assert projector(a, symmetric=True).trace().round() == 3
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (3, 6), (2, 5, 2)])
+def test_projector_derivatives_at_full_rank(shape):
+    a = random(*shape).requires_grad_()
+    assert gradcheck(projector, a, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(projector, a, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_projector_derivatives_along_variations_that_keep_the_rank(symmetric):
+    x = random(5, 2).requires_grad_()
+    function = lambda x: projector(x @ x.mT, symmetric=symmetric)  # noqa: E731
+    assert gradcheck(function, x, check_forward_ad=True)
+    assert gradgradcheck(function, x)
+
+
+def test_gradient_of_a_square_matrix_of_full_rank_is_zero():
+    a = random(4, 4).requires_grad_()
+    (projector(a) * random(4, 4, seed=1)).sum().backward()
+    assert a.grad.abs().max() < 1e-12
+
+
+def test_symmetric_gradient_is_symmetric_and_the_same_along_symmetric_variations():
+    x, g = random(5, 2), random(5, 5, seed=1)
+    a, b = (x @ x.mT).requires_grad_(), (x @ x.mT).requires_grad_()
+    (projector(a, symmetric=True) * g).sum().backward()
+    (projector(b) * g).sum().backward()
+    torch.testing.assert_close(a.grad, a.grad.mT)
+    torch.testing.assert_close(a.grad, symmetrize(b.grad), rtol=1e-9, atol=1e-12)
+
+
+def test_rank_follows_the_precision_of_the_data():
+    low = random(40, 3).float() @ random(3, 10, seed=1).float()
+    assert projector(low).trace().round() == 3
+    assert projector(low.double()).trace().round() == 10
+    assert projector(low.double(), rank_tol=torch.float32).trace().round() == 3
+    assert projector(low.double(), rank_tol=1e-4).trace().round() == 3
+
+
+def test_zero_and_empty_matrices():
+    a = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+    p = projector(a)
+    p.sum().backward()
+    assert (p == 0).all()
+    assert (a.grad == 0).all()
+    assert projector(torch.zeros(0, 4, 2)).shape == (0, 4, 4)
+    assert projector(torch.zeros(4, 0)).shape == (4, 4)
+    assert projector(torch.zeros(0, 4)).shape == (0, 0)
+    assert spectral_projector(torch.zeros(0, 3, 3), rank=1).shape == (0, 3, 3)
+
+
+@pytest.mark.parametrize("options", [{"rank": 2}, {"threshold": 2.5}])
+def test_spectral_projector_takes_the_leading_eigenvectors(options):
+    a = with_spectrum(4.0, -5.0, 3.0, 2.0)
+    values, vectors = torch.linalg.eigh(a)
+    expected = vectors[:, -2:] @ vectors[:, -2:].mT
+    assert values[-2] > 2.5
+    torch.testing.assert_close(spectral_projector(a, **options), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 5])
+def test_spectral_projector_derivatives_with_ties_inside_the_blocks(rank):
+    spectrum = {0: (2.0, 2.0, 1.0), 1: (3.0, 1.0, 1.0, 1.0), 3: (3.0, 3.0, 3.0, 1.0, 1.0), 5: (3.0,) * 5}[rank]
+    a = with_spectrum(*spectrum).requires_grad_()
+    function = lambda a: spectral_projector(symmetrize(a), rank=rank)  # noqa: E731
+    assert gradcheck(function, a, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(function, a, check_fwd_over_rev=True)
+
+
+def test_spectral_projector_refuses_a_third_derivative():
+    a = with_spectrum(3.0, 2.0, 1.0).requires_grad_()
+    (first,) = torch.autograd.grad(spectral_projector(a, rank=1)[0, 0], a, create_graph=True)
+    (second,) = torch.autograd.grad(first[0, 1], a, create_graph=True)
+    with pytest.raises(OrderError, match="third"):
+        torch.autograd.grad(second.sum(), a)
+
+
+def test_forward_over_forward_is_refused_and_not_silently_zero():
+    a, v = random(4, 2), random(4, 2, seed=1)
+    with pytest.raises(OrderError, match="hessian"):
+        torch.func.jvp(lambda x: torch.func.jvp(projector, (x,), (v,))[1], (a,), (v,))
+
+
+@pytest.mark.parametrize(
+    "function", [projector, lambda a: projector(a, symmetric=True), lambda a: spectral_projector(a, rank=2)]
+)
+def test_transformations(function):
+    a = torch.stack([with_spectrum(4.0, 3.0, 1.0, 0.0, seed=s) for s in range(3)])
+    weights = random(4, 4)
+
+    def loss(a):
+        return (function(a) * weights).sum()
+
+    whole = a.clone().requires_grad_()
+    loss(whole).backward()
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(a), whole.grad, rtol=1e-8, atol=1e-10)
+    compiled = a.clone().requires_grad_()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
+    torch.testing.assert_close(compiled.grad, whole.grad, rtol=1e-8, atol=1e-10)
+    assert function(torch.empty(2, 4, 4, device="meta")).shape == (2, 4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(function(a), function(a.clone()))
+    half = function(a.bfloat16())
+    assert half.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("a", "options", "error"),
+    [
+        (torch.ones(3), {}, ShapeError),
+        (torch.ones(3, 3, dtype=torch.int64), {}, DtypeError),
+        (torch.tensor([[1.0, torch.nan]]), {}, NonFiniteError),
+        (torch.ones(3, 2), {"symmetric": True}, ShapeError),
+        (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), {"symmetric": True}, SymmetryError),
+        (torch.eye(2), {"rank_tol": 2.0}, DomainError),
+        (torch.eye(2), {"precision": torch.float16}, DtypeError),
+    ],
+)
+def test_bad_input_of_projector(a, options, error):
+    with pytest.raises(error):
+        projector(a, **options)
+
+
+@pytest.mark.parametrize(
+    ("a", "options", "error"),
+    [
+        (torch.eye(3), {}, DomainError),
+        (torch.eye(3), {"rank": 1, "threshold": 0.5}, DomainError),
+        (torch.eye(3), {"rank": 4}, DomainError),
+        (torch.eye(3), {"rank": 1}, TieError),
+        (torch.ones(3, 2), {"rank": 1}, ShapeError),
+        (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), {"rank": 1}, SymmetryError),
+        (torch.full((2, 2), torch.inf), {"rank": 1}, NonFiniteError),
+    ],
+)
+def test_bad_input_of_spectral_projector(a, options, error):
+    with pytest.raises(error):
+        spectral_projector(a, **options)
+
+
+def test_a_tie_at_the_cut_is_dropped_from_the_gradient_when_not_checked():
+    a = torch.eye(3, dtype=torch.float64).requires_grad_()
+    spectral_projector(a, rank=1, check=False).sum().backward()
+    assert torch.isfinite(a.grad).all()

@@ -1,0 +1,104 @@
+"""The thin spectral embedding solves the m×m eigenproblem."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from helpers.cuts import features
+from matbackprop.errors import DomainError, DtypeError, NonFiniteError, ShapeError, TieError
+from matbackprop.functional.affinity import affinity, normalized_affinity
+from matbackprop.functional.spectral_embedding import spectral_embedding
+
+
+def test_eigenpairs_of_the_dense_matrix(device):
+    f = features(2, 30, 5, device=device)
+    values, vectors, degrees = spectral_embedding(f, 4)
+    m = normalized_affinity(affinity(f))
+    torch.testing.assert_close(m @ vectors, vectors * values.unsqueeze(-2), rtol=0, atol=1e-12)
+    eye = torch.eye(4, dtype=torch.float64, device=device).expand(2, 4, 4)
+    torch.testing.assert_close(vectors.mT @ vectors, eye, rtol=0, atol=1e-12)
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(m).flip(-1)[..., :4], rtol=0, atol=1e-12)
+    torch.testing.assert_close(degrees, affinity(f).sum(-1))
+    torch.testing.assert_close(values[..., 0], torch.ones(2, dtype=torch.float64, device=device))
+
+
+def test_weights_repeat_rows():
+    f, weight = features(12, 3), torch.tensor([1.0, 2, 3, 0, 1, 1, 2, 1, 1, 1, 1, 4], dtype=torch.float64)
+    values, vectors, degrees = spectral_embedding(f, 3, weight=weight)
+    times = weight.long()
+    repeated = spectral_embedding(f.repeat_interleave(times, 0), 3)
+    torch.testing.assert_close(values, repeated[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(vectors.repeat_interleave(times, 0), repeated[1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(degrees.repeat_interleave(times), repeated[2])
+
+
+def test_derivatives_where_eigenvalues_are_separate():
+    f = features(8, 3).requires_grad_()
+    function = lambda f: spectral_embedding(f, 2)  # noqa: E731
+    assert gradcheck(function, f, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(function, f)
+
+
+def test_a_loss_of_the_span_has_a_gradient_at_ties_and_other_losses_are_refused():
+    """Two separate groups: eigenvalue 1 twice."""
+    f = torch.tensor([[1.0, 0], [2, 0], [0, 1], [0, 3]], dtype=torch.float64).requires_grad_()
+    target = torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, u, _ = spectral_embedding(f, 2)
+    ((u @ u.mT) * (target + target.mT)).sum().backward()
+    assert torch.isfinite(f.grad).all()
+    assert f.grad.abs().max() > 1e-3
+    mixed = (f.detach() @ torch.tensor([[1.0, 0.2], [0.2, 1.0]], dtype=torch.float64)).requires_grad_()
+    assert spectral_embedding(mixed, 2)[0][1] < 0.9
+    with pytest.raises(TieError):
+        (spectral_embedding(f, 2)[1] * target[:, :2]).sum().backward()
+
+
+def test_lost_rank_and_dead_rows_give_zeros():
+    f = features(10, 2)
+    f = torch.cat([f, f[:, :1]], 1)
+    f[4] = 0
+    f.requires_grad_()
+    values, vectors, degrees = spectral_embedding(f, 3)
+    assert values[2] == 0
+    assert (vectors[:, 2] == 0).all()
+    assert (vectors[4] == 0).all()
+    assert degrees[4] == 0
+    (values.sum() + vectors[:, :2].square().sum() + vectors[0, 1]).backward()
+    assert torch.isfinite(f.grad).all()
+
+
+def test_transformations():
+    f = features(3, 10, 4)
+
+    def loss(f):
+        values, vectors, _ = spectral_embedding(f, 2)
+        return values.sum() + (vectors @ vectors.mT)[..., 0, :].square().sum()
+
+    whole = f.clone().requires_grad_()
+    loss(whole).backward()
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(f), whole.grad, rtol=1e-8, atol=1e-10)
+    compiled = f.clone().requires_grad_()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
+    torch.testing.assert_close(compiled.grad, whole.grad, rtol=1e-8, atol=1e-10)
+    assert [x.shape for x in spectral_embedding(torch.empty(2, 6, 3, device="meta"), 2)] == [(2, 2), (2, 6, 2), (2, 6)]
+    assert {x.dtype for x in spectral_embedding(f.bfloat16(), 2)} == {torch.bfloat16}
+    assert spectral_embedding(torch.zeros(0, 6, 3), 2)[1].shape == (0, 6, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(spectral_embedding(f, 2)[0], spectral_embedding(f.clone(), 2)[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: spectral_embedding(torch.rand(5, 3), 4), DomainError),
+        (lambda: spectral_embedding(torch.rand(5, 3), 0), DomainError),
+        (lambda: spectral_embedding(torch.rand(5), 1), ShapeError),
+        (lambda: spectral_embedding(torch.ones(5, 3).long(), 1), DtypeError),
+        (lambda: spectral_embedding(torch.full((5, 3), torch.nan), 1), NonFiniteError),
+        (lambda: spectral_embedding(torch.rand(5, 3), 1, weight=torch.ones(4)), ShapeError),
+        (lambda: spectral_embedding(torch.tensor([[1.0], [1.0], [-0.5]]), 1), DomainError),
+    ],
+)
+def test_bad_input(call, error):
+    with pytest.raises(error):
+        call()

@@ -1,0 +1,106 @@
+"""Modules of normalized cuts, projectors and linear systems: equal to their functions, pickled, with a state."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from helpers.cuts import features, regions
+from matbackprop.errors import ConfigurationError
+from matbackprop.functional.linear_solve import gaussian_crf, linear_solve
+from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional.projector import projector, spectral_projector
+from matbackprop.nn.linear_solve import GaussianCRF, LinearSolve
+from matbackprop.nn.normalized_cut import NormalizedCutLoss
+from matbackprop.nn.projector import Projector, SpectralProjector
+
+F, L = features(3, 12, 4), regions(3, 12)
+A = F.mT @ F
+Y, C = F[..., 0], F[..., 1] + 0.1
+
+# name → (module, arguments, the same by function)
+CASES = {
+    "j1": (NormalizedCutLoss("j1"), (F, L), {}, lambda: normalized_cut_j1(F, L).mean()),
+    "j2": (NormalizedCutLoss("j2", reduction="sum", num_labels=9), (F, L), {}, lambda: normalized_cut_j2(F, L).sum()),
+    "soft": (
+        NormalizedCutLoss("soft", ridge=0.7, reduction="none"),
+        (F, L),
+        {"weight": C},
+        lambda: normalized_cut_soft(F, L, ridge=0.7, weight=C),
+    ),
+    "learned lambda": (
+        NormalizedCutLoss("j1", lambda_features=4),
+        (F, L),
+        {},
+        lambda: normalized_cut_j1(F, L, lam=torch.eye(4)).mean(),
+    ),
+    "packed": (
+        NormalizedCutLoss(reduction="none"),
+        (F[0], L[0]),
+        {"offsets": [0, 7, 12]},
+        lambda: normalized_cut_j2(F[0], L[0], offsets=[0, 7, 12]),
+    ),
+    "projector": (Projector(rank_tol=1e-3), (F,), {}, lambda: projector(F, rank_tol=1e-3)),
+    "symmetric projector": (Projector(symmetric=True), (A,), {}, lambda: projector(A, symmetric=True)),
+    "spectral projector": (SpectralProjector(rank=2), (A,), {}, lambda: spectral_projector(A, rank=2)),
+    "threshold projector": (SpectralProjector(threshold=1.0), (A,), {}, lambda: spectral_projector(A, threshold=1.0)),
+    "linear solve": (LinearSolve(), (A, F[:, :4]), {}, lambda: linear_solve(A, F[:, :4])),
+    "field of features": (GaussianCRF(), (Y, C), {"features": F}, lambda: gaussian_crf(Y, C, features=F)),
+    "field of affinity": (GaussianCRF(), (Y, C), {"affinity": F @ F.mT}, lambda: gaussian_crf(Y, C, affinity=F @ F.mT)),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_module_equals_function_and_survives_pickling(name):
+    module, arguments, keywords, expected = CASES[name]
+    value = module(*arguments, **keywords)
+    torch.testing.assert_close(value, expected())
+    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert torch.equal(again(*arguments, **keywords), value)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    module.load_state_dict(torch.load(buffer))
+    assert type(module).__name__ in repr(module)
+
+
+def test_lambda_learns():
+    module = NormalizedCutLoss("j1", lambda_features=4)
+    assert list(module.state_dict()) == ["lam"]
+    before = module(F.float(), L)
+    before.backward()
+    with torch.no_grad():
+        module.lam -= 0.1 * module.lam.grad / module.lam.grad.norm()
+    assert module(F.float(), L) < before
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"objective": "j3"},
+        {"reduction": "median"},
+        {"objective": "j2", "lambda_features": 4},
+        {"objective": "soft", "rank_tol": 1e-3},
+    ],
+)
+def test_contradictory_arguments(keywords):
+    with pytest.raises(ConfigurationError):
+        NormalizedCutLoss(**keywords)
+
+
+def test_a_small_network_learns_a_segmentation():
+    torch.manual_seed(0)
+    colours = torch.tensor([[1.0, 0.1, 0.1], [0.1, 1.0, 0.2], [0.2, 0.2, 1.0]])
+    labels = torch.arange(90).reshape(1, 90) % 3
+    pixels = colours[labels] + 0.15 * torch.randn(1, 90, 3)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 5), torch.nn.ReLU())
+    loss, optimizer = NormalizedCutLoss("soft"), torch.optim.Adam(network.parameters(), 0.03)
+    first = loss(network(pixels), labels).item()
+    for _ in range(150):
+        optimizer.zero_grad()
+        value = loss(network(pixels), labels)
+        value.backward()
+        optimizer.step()
+    assert value.item() < 0.5 * first
