@@ -74,9 +74,20 @@ def test_a_power_of_one_half_is_the_square_root_and_learns():
     root = SecondOrderVector(4, function="sqrt")
     torch.testing.assert_close(power(features), root(features), rtol=1e-5, atol=1e-6)
     power(features).square().sum().backward()
-    assert power.power.grad.abs() > 0 and power.log_eps.grad.abs() > 0
+    assert power.layer.exponent.grad.abs() > 0 and power.layer.log_eps.grad.abs() > 0
+    assert power.eps == pytest.approx(1e-3) and power.power == pytest.approx(0.5)
     fixed = SecondOrderVector(4, function="power", power=0.5)
-    assert not fixed.power.requires_grad and not fixed.log_eps.requires_grad
+    assert not list(fixed.parameters()) and fixed.power == 0.5
+
+
+def test_unit_norm_makes_the_descriptor_blind_to_contrast():
+    features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
+    keywords = {"function": "sqrt", "eps": 1e-12, "feature_scale": 1.0, "standardize": "none"}
+    unit = SecondOrderVector(4, unit_norm=True, vector_scale=2.0, **keywords)
+    torch.testing.assert_close(unit(3 * features), unit(features), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(unit(features).norm(dim=-1), torch.full((2,), 2.0))
+    plain = SecondOrderVector(4, **keywords)
+    torch.testing.assert_close(plain(3 * features), 3 * plain(features), rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_outside_the_mask_matters():

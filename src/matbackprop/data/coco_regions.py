@@ -545,6 +545,13 @@ def balancing_weights(labels: np.ndarray) -> np.ndarray:
     return 1.0 / (counts[labels] * np.count_nonzero(counts))
 
 
+@functools.lru_cache(maxsize=16)
+def _normalisation(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factor and offset that normalise bytes, kept on the device: making them anew would wait for it."""
+    mean, deviation = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    return (1 / (255 * deviation)).to(device), (mean / deviation).to(device)
+
+
 def place_regions(
     store: Tensor,
     index: Tensor,
@@ -590,8 +597,7 @@ def place_regions(
         weight = mask
     else:
         weight = (inside_rows[:, :, None] & inside_columns[:, None, :]).float()
-    scale = 1 / (255 * torch.tensor(IMAGENET_STD, device=device))
-    shift = torch.tensor(IMAGENET_MEAN, device=device) / torch.tensor(IMAGENET_STD, device=device)
+    scale, shift = _normalisation(device)
     image = (pixels[..., :3] * scale - shift) * weight.unsqueeze(-1)
     return image.to(dtype).permute(0, 3, 1, 2), mask.to(dtype)
 

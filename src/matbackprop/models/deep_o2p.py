@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.functional import second_order_pool, vectorize_symmetric
 from matbackprop.models.backbone import Backbone, build_backbone
 from matbackprop.models.pretrained import PretrainedMixin
+from matbackprop.nn import SecondOrderPool
 
 Head = Literal["fc", "o2p", "o2p_fc", "both"]
 Function = Literal["log", "sqrt", "power"]
@@ -91,13 +91,15 @@ class SecondOrderVector(nn.Module):
         power: the exponent.
         learn_power: let the exponent learn.
         eps: ε.
-        learn_eps: let ε learn (its logarithm is the parameter).
+        learn_eps: let ε learn.
         feature_scale: s.
         reduce: channels after a 1×1 convolution with ReLU before the pooling; None leaves the convolution out.
         support: pool over ``"all"`` cells, inside the ``"mask"``, or give both descriptors one after the other.
         center: subtract the (weighted) mean feature: pool covariance instead of second moment.
         standardize: ``"scalar"`` one mean and one deviation for all entries, ``"entry"`` one mean for each entry and
             one deviation, ``"none"``.
+        unit_norm: divide the triangle by its own norm before it is standardised.
+        vector_scale: factor on the standardised descriptor; the rate of the layer behind it scales with its square.
         precision: what the layer computes in.
     """
 
@@ -115,6 +117,8 @@ class SecondOrderVector(nn.Module):
         support: Support = "all",
         center: bool = False,
         standardize: Standardize = "scalar",
+        unit_norm: bool = False,
+        vector_scale: float = 1.0,
         precision: Literal["float64", "float32"] = "float64",
     ) -> None:
         super().__init__()
@@ -124,22 +128,28 @@ class SecondOrderVector(nn.Module):
             raise ConfigurationError(f"unknown support {support!r}; choose all, mask or mask+all.")
         if learn_power and function != "power":
             raise ConfigurationError(f"learn_power needs function='power', got {function!r}.")
-        self.function = function
         self.support = support
-        self.center = center
         self.standardize = standardize
+        self.unit_norm = unit_norm
+        self.vector_scale = vector_scale
         self.feature_scale = feature_scale
-        self.precision = {"float64": torch.float64, "float32": torch.float32}[precision]
         self.reduce: nn.Module | None = None
         if reduce is not None:
             convolution = nn.Conv2d(channels, reduce, 1)
             nn.init.orthogonal_(convolution.weight)
             self.reduce = nn.Sequential(convolution, nn.ReLU())
         self.width = reduce or channels
-        self.power = (
-            nn.Parameter(torch.tensor(float(power)), requires_grad=learn_power) if function == "power" else None
+        self.layer = SecondOrderPool(
+            eps=eps,
+            function=function,
+            exponent=power if function == "power" else None,
+            learn_eps=learn_eps,
+            learn_exponent=learn_power,
+            center=center,
+            vectorize=True,
+            check=False,
+            precision={"float64": torch.float64, "float32": torch.float32}[precision],
         )
-        self.log_eps = nn.Parameter(torch.tensor(float(eps)).log(), requires_grad=learn_eps)
         self.regions = 2 if support == "mask+all" else 1
         entries = self.regions * self.width * (self.width + 1) // 2
         self.out_features = entries
@@ -150,9 +160,15 @@ class SecondOrderVector(nn.Module):
         self.register_buffer("deviation", torch.ones(1))
         self.register_buffer("calibrated", torch.tensor(standardize == "none"))
 
-    def eps(self) -> Tensor:
+    @property
+    def eps(self) -> float:
         """ε as it is now."""
-        return self.log_eps.exp()
+        return self.layer.eps if self.layer.log_eps is None else float(self.layer.log_eps.detach().exp())
+
+    @property
+    def power(self) -> float | None:
+        """The exponent as it is now; None for other functions."""
+        return None if self.layer.exponent is None else float(torch.as_tensor(self.layer.exponent).detach())
 
     def weights(self, mask: Tensor | None) -> Tensor | None:
         """Weights of the cells from the grid mask (b, h, w): (b, m) or (b, 2, m), with mean 1 over the cells."""
@@ -169,31 +185,21 @@ class SecondOrderVector(nn.Module):
             return inside
         return torch.stack([inside, torch.ones_like(inside)], 1)
 
-    def pool(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """The pooled matrices (b, d, d), or (b, 2, d, d) for two supports, of a map (b, c, h, w)."""
+    def features(self, maps: Tensor) -> Tensor:
+        """The features F (b, m, d) that are pooled, of a map (b, c, h, w): reduced, scaled, in float32 at least."""
         if self.reduce is not None:
-            features = self.reduce(features)
-        f = features.flatten(2).mT.float() * self.feature_scale
-        keywords: dict[str, Any] = {"exponent": self.power} if self.function == "power" else {}
-        return second_order_pool(
-            f,
-            eps=self.eps(),
-            function=self.function,
-            weight=self.weights(mask),
-            center=self.center,
-            check=False,
-            precision=self.precision,
-            **keywords,
-        )
+            maps = self.reduce(maps)
+        return maps.flatten(2).mT.to(torch.promote_types(maps.dtype, torch.float32)) * self.feature_scale
 
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """The vectorised triangle before it is standardised, (b, out_features)."""
-        return vectorize_symmetric(self.pool(features, mask)).flatten(1)
+        triangle = self.layer(self.features(features), self.weights(mask))
+        return (nnf.normalize(triangle, dim=-1) if self.unit_norm else triangle).flatten(1)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""
         vector = self.raw(features, mask)
-        return (vector - self.mean.to(vector.dtype)) / self.deviation.to(vector.dtype)
+        return (vector - self.mean) * (self.vector_scale / self.deviation)
 
     @torch.no_grad()
     def calibrate(self, vectors: Tensor) -> None:

@@ -130,6 +130,10 @@ class RegionModelConfig:
     """Subtract the mean feature before pooling."""
     standardize: Standardize = "scalar"
     """How the pooled vector is standardised by numbers measured at the start."""
+    unit_norm: bool = False
+    """Divide the pooled vector by its own norm first."""
+    vector_scale: float = 1.0
+    """Factor on the standardised vector."""
     precision: Literal["float64", "float32"] = "float64"
     """Precision inside the structured layer."""
 
@@ -401,6 +405,8 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier | SiftO
                 "support",
                 "center",
                 "standardize",
+                "unit_norm",
+                "vector_scale",
                 "precision",
             )
         }
@@ -495,7 +501,7 @@ class RegionModule(RecordingModule):
             self.record("layer/eigen_max", largest.mean())
             self.record("layer/eigen_min", spectrum[:, 0].mean())
             self.record("layer/rank", (spectrum > 1e-6 * largest).sum(-1).double().mean())
-            self.record("layer/eps", pooling.eps())
+            self.record("layer/eps", pooling.eps)
             if pooling.power is not None:
                 self.record("layer/power", pooling.power)
             if output.requires_grad:
@@ -523,8 +529,8 @@ class RegionModule(RecordingModule):
             "regions": len(features),
             "regions_with_finite_features": int(finite.sum()),
             "feature_max": float(features[finite].abs().max()) if bool(finite.any()) else None,
-            "eps": float(pooling.eps()),
-            "power": None if pooling.power is None else float(pooling.power),
+            "eps": pooling.eps,
+            "power": pooling.power,
             "spectrum": [[float(v) for v in row] for row in spectrum.cpu()],
         }
 
@@ -575,9 +581,7 @@ class RegionModule(RecordingModule):
 @torch.no_grad()
 def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
     """Ascending eigenvalues (b, min(m, d)) of what is pooled, before weights are applied and ε is added."""
-    if pooling.reduce is not None:
-        features = pooling.reduce(features)
-    f = (features.flatten(2).mT * pooling.feature_scale).double()
+    f = pooling.features(features).double()
     return batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp_min(0)
 
 
@@ -640,10 +644,10 @@ _ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error
 PRESETS = {
     # Made on the fly, a small network: seconds on a CPU.
     "smoke": O2PConfig(
-        engine=EngineConfig(max_epochs=2, monitor="val/error", log_every=2, accelerator="cpu", devices="1"),
-        data=RegionDataConfig(made=24, side=56, canvas=67, jitter=3, batch_size=16, threads=0),
-        model=RegionModelConfig(head="o2p_fc", weights="none", reduce=16, hidden=64),
-        optimizer=OptimizerConfig(rate=0.01, backbone_factor=1.0),
+        engine=EngineConfig(max_epochs=4, monitor="val/error", log_every=4, accelerator="cpu", devices="1"),
+        data=RegionDataConfig(made=48, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
+        model=RegionModelConfig(head="o2p_fc", weights="none", tap="relu5", reduce=32, hidden=64, feature_scale=1.0),
+        optimizer=OptimizerConfig(rate=0.02, backbone_factor=1.0),
     ),
     # A few epochs on COCO's regions: minutes on one GPU.
     "small": O2PConfig(

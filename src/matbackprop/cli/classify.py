@@ -1,0 +1,115 @@
+"""``matbackprop classify IMAGE``: name the objects in regions of an image with a trained classifier."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from matbackprop.errors import ConfigurationError, DataError
+
+__all__ = ["Config", "main"]
+
+
+@dataclass
+class Config:
+    """Name the objects in regions of an image. Without boxes, masks or regions the whole image is one region."""
+
+    image: Annotated[Path, tyro.conf.Positional]
+    """The picture."""
+    model: str
+    """Folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the Hugging Face hub."""
+    boxes: tuple[str, ...] = ()
+    """Boxes as x,y,width,height in pixels."""
+    masks: tuple[Path, ...] = ()
+    """Pictures of the image's size, nonzero inside the region; one for each box where boxes are given too."""
+    regions: Path | None = None
+    """COCO-format file with annotations of the image (found by its file name): classify all of them."""
+    top: int = 3
+    """Classes to print for each region."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    json: bool = False
+    """Print JSON."""
+
+
+def main(config: Config) -> int:
+    """Classify and print."""
+    import torch
+
+    from matbackprop.models.predict_regions import load_classifier, predict_regions
+
+    image = _read(config.image)
+    boxes, masks, truth = _regions(config, image.shape[:2])
+    device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
+    model = load_classifier(config.model).to(device)
+    probabilities = predict_regions(model, image, boxes, masks)
+    names = model.names or [str(i) for i in range(probabilities.shape[1])]
+    found: list[dict[str, Any]] = []
+    for i, row in enumerate(probabilities):
+        best = row.argsort(descending=True)[: config.top].tolist()
+        entry: dict[str, Any] = {"classes": [{"name": names[k], "probability": round(float(row[k]), 4)} for k in best]}
+        if boxes is not None:
+            entry["box"] = list(boxes[i])
+        if truth:
+            entry["annotated"] = truth[i]
+        found.append(entry)
+    if config.json:
+        print(json.dumps({"image": config.image.as_posix(), "regions": found}, indent=2))
+        return 0
+    for i, entry in enumerate(found):
+        said = ", ".join(f"{c['name']} {c['probability']:.2f}" for c in entry["classes"])
+        place = f" at {','.join(f'{v:g}' for v in entry['box'])}" if "box" in entry else ""
+        annotated = f" (annotated: {entry['annotated']})" if "annotated" in entry else ""
+        print(f"region {i}{place}: {said}{annotated}")
+    return 0
+
+
+def _read(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            return np.asarray(file.convert("RGB"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the picture {path}: {error}") from error
+
+
+def _regions(
+    config: Config, size: tuple[int, int]
+) -> tuple[list[tuple[float, float, float, float]] | None, list[np.ndarray] | None, list[str]]:
+    """Boxes, masks and, from a COCO file, the annotated classes."""
+    from matbackprop.data.coco_regions import decode_mask, read_regions
+
+    if config.regions is not None:
+        if config.boxes or config.masks:
+            raise ConfigurationError("--regions already says where the regions are; leave --boxes and --masks out.")
+        index = read_regions(config.regions, config.image.parent, missing_images="skip")
+        entry = next((e for e in index.images if e.path.name == config.image.name), None)
+        if entry is None:
+            raise DataError(f"{config.regions} has no regions of {config.image.name}.")
+        if (entry.height, entry.width) != size:
+            raise DataError(
+                f"{config.regions} says that {config.image.name} has {entry.width}×{entry.height} pixels, but it has "
+                f"{size[1]}×{size[0]}."
+            )
+        masks = [decode_mask(r.segmentation, *size) for r in entry.regions]
+        if any(r.box is None for r in entry.regions):
+            boxes = None
+        else:
+            boxes = [r.box for r in entry.regions if r.box is not None]
+        return boxes, masks, [index.categories[r.label]["name"] for r in entry.regions]
+    pictures = [_read(path).max(-1) for path in config.masks] or None
+    return [_box(text) for text in config.boxes] or None, pictures, []
+
+
+def _box(text: str) -> tuple[float, float, float, float]:
+    try:
+        x, y, width, height = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(f"the box {text!r} must be x,y,width,height, for example 10,20,100,50.") from None
+    return x, y, width, height

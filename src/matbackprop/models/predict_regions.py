@@ -1,0 +1,101 @@
+"""Name the objects in regions of one image with a trained classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from matbackprop.data.coco_regions import SIDE, crop_region, place_regions
+from matbackprop.errors import DataError, ShapeError, WeightsError
+from matbackprop.models.deep_o2p import RegionClassifier
+from matbackprop.models.pretrained import pretrained_config
+from matbackprop.models.sift_o2p import SiftO2P
+
+Box = tuple[float, float, float, float]
+
+
+def load_classifier(source: str | Path) -> RegionClassifier | SiftO2P:
+    """Load a trained classifier from a folder of ``save_pretrained``, from a run folder, or from the hub.
+
+    Raises:
+        WeightsError: the folder holds no model, or one that does not classify regions.
+    """
+    folder = Path(source)
+    if (folder / "model" / "config.json").is_file():
+        folder = folder / "model"
+    if not folder.is_dir():
+        return RegionClassifier.from_pretrained(str(source))
+    kind = pretrained_config(folder).get("class")
+    if kind == SiftO2P.__name__:
+        return SiftO2P.from_pretrained(folder)
+    if kind != RegionClassifier.__name__:
+        raise WeightsError(
+            f"{folder} holds a {kind}, which does not classify regions; train one with 'matbackprop train o2p'."
+        )
+    return RegionClassifier.from_pretrained(folder)
+
+
+@torch.no_grad()
+def predict_regions(
+    model: RegionClassifier | SiftO2P,
+    image: np.ndarray,
+    boxes: Sequence[Box] | None = None,
+    masks: Sequence[np.ndarray | None] | None = None,
+) -> Tensor:
+    """Probabilities of the classes for regions of an image.
+
+    Args:
+        model: a trained classifier; it stays on its device.
+        image: uint8 RGB (h, w, 3).
+        boxes: x, y, width and height of each region in pixels. None takes the masks' own boxes or, without masks, the
+            whole image as one region.
+        masks: (h, w) arrays, nonzero inside the region; None, or a None among them, takes the whole box.
+
+    Returns:
+        float32 (n, classes) on the CPU, rows sum to one.
+
+    Raises:
+        ShapeError: the image or a mask has the wrong shape, or boxes and masks differ in number.
+        DataError: a region is empty or lies outside the image; the message says which one.
+    """
+    image = np.asarray(image)
+    if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
+        raise ShapeError(f"image must be uint8 RGB of shape (h, w, 3), got {image.dtype} of shape {image.shape}.")
+    height, width = image.shape[:2]
+    if boxes is None and masks is None:
+        boxes = [(0.0, 0.0, float(width), float(height))]
+    count = len(boxes) if boxes is not None else len(masks or [])
+    if boxes is not None and masks is not None and len(boxes) != len(masks):
+        raise ShapeError(f"{len(boxes)} boxes were given with {len(masks)} masks; one mask (or None) a box is needed.")
+    side = min(SIDE, model.canvas)
+    store = np.zeros((count, side, side, 4), np.uint8)
+    sizes = np.zeros((count, 2), np.int64)
+    for i in range(count):
+        mask = None if masks is None else masks[i]
+        inside = np.ones((height, width), np.uint8) if mask is None else (np.asarray(mask) != 0).astype(np.uint8)
+        if inside.shape != (height, width):
+            raise ShapeError(f"mask {i} has shape {inside.shape}, the image {(height, width)}.")
+        crop = crop_region(image, inside, None if boxes is None else boxes[i], side=side)
+        if isinstance(crop, str):
+            raise DataError(f"region {i} cannot be classified: {crop} (the image has {width}×{height} pixels).")
+        sizes[i] = crop.shape[:2]
+        store[i, : crop.shape[0], : crop.shape[1]] = crop
+    device = next(model.parameters()).device
+    model.eval()
+    results = []
+    for start in range(0, count, 100):
+        part = torch.from_numpy(store[start : start + 100]).to(device)
+        pictures, inside_share = place_regions(
+            part,
+            torch.arange(len(part), device=device),
+            torch.from_numpy(sizes[start : start + 100]).to(device),
+            torch.zeros(len(part), 3, dtype=torch.int64, device=device),
+            canvas=model.canvas,
+            background=model.background,
+        )
+        results.append(model(pictures, inside_share).float().softmax(-1).cpu())
+    return torch.cat(results) if results else torch.zeros(0, model.classifier.out_features)

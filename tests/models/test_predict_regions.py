@@ -1,0 +1,127 @@
+"""Classifying regions of one image, from Python and from the command line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from matbackprop.cli import main
+from matbackprop.data.coco_regions import RegionSource, cache_regions, coco_files
+from matbackprop.data.shapes import write_shapes_coco
+from matbackprop.errors import DataError, ShapeError, WeightsError
+from matbackprop.models.deep_o2p import RegionClassifier
+from matbackprop.models.predict_regions import load_classifier, predict_regions
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    found = RegionClassifier(
+        3, head="o2p", canvas=227, tap="relu5", reduce=4, support="mask", names=NAMES, background="mask"
+    )
+    torch.nn.init.normal_(found.classifier.weight)
+    return found.eval()
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return write_shapes_coco(tmp_path_factory.mktemp("shapes") / "coco", train=3, val=1, seed=1)
+
+
+def picture(path):
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_path):
+    files = coco_files(shapes, "train")
+    regions = cache_regions(*files, tmp_path, workers=0)
+    source = RegionSource(regions, np.arange(len(regions)))
+    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"), background="mask")
+    with torch.no_grad():
+        expected = model(batch["image"], batch["mask"]).softmax(-1)
+    from matbackprop.data.coco_regions import decode_mask, read_regions
+
+    got = []
+    for entry in read_regions(*files).images:
+        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
+        got.append(predict_regions(model, picture(entry.path), [r.box for r in entry.regions], masks))
+    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_whole_image_is_one_region_by_default(model):
+    image = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+    whole = predict_regions(model, image)
+    assert whole.shape == (1, 3) and whole.sum() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(whole, predict_regions(model, image, [(0, 0, 60, 40)]))
+    torch.testing.assert_close(whole, predict_regions(model, image, masks=[np.ones((40, 60))]))
+    assert predict_regions(model, image, []).shape == (0, 3)
+
+
+def test_regions_that_cannot_be_classified_are_named(model):
+    image = np.zeros((40, 60, 3), np.uint8)
+    with pytest.raises(DataError, match=r"region 1 .* box outside the image"):
+        predict_regions(model, image, [(0, 0, 5, 5), (100, 0, 5, 5)])
+    with pytest.raises(DataError, match=r"region 0 .* empty mask"):
+        predict_regions(model, image, masks=[np.zeros((40, 60))])
+    with pytest.raises(ShapeError, match="2 boxes were given with 1 masks"):
+        predict_regions(model, image, [(0, 0, 5, 5)] * 2, [None])
+    with pytest.raises(ShapeError, match="mask 0 has shape"):
+        predict_regions(model, image, masks=[np.ones((4, 6))])
+    with pytest.raises(ShapeError, match="uint8 RGB"):
+        predict_regions(model, image.astype(np.float32))
+
+
+def test_a_folder_with_another_model_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"class": "DeepNCuts", "arguments": {}}')
+    with pytest.raises(WeightsError, match="does not classify regions"):
+        load_classifier(tmp_path)
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        main(["classify", *map(str, words)])
+    return stop.value.code, capsys.readouterr()
+
+
+def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "run" / "model")
+    path = sorted((shapes / "images" / "train").iterdir())[0]
+    height, width = picture(path).shape[:2]
+    code, said = run(capsys, path, "--model", tmp_path / "run", "--boxes", "0,0,20,20", "5,5,30,30", "--json")
+    found = json.loads(said.out)["regions"]
+    assert code == 0 and len(found) == 2
+    expected = predict_regions(model, picture(path), [(0, 0, 20, 20), (5, 5, 30, 30)])
+    for entry, row in zip(found, expected, strict=True):
+        assert entry["classes"][0]["name"] == NAMES[int(row.argmax())]
+        assert entry["classes"][0]["probability"] == pytest.approx(float(row.max()), abs=1e-3)
+    mask = np.zeros((height, width), np.uint8)
+    mask[:20] = 255
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    code, said = run(capsys, path, "--model", tmp_path / "run", "--masks", tmp_path / "mask.png", "--top", "1")
+    assert code == 0 and said.out.startswith("region 0: ")
+    annotations = shapes / "annotations" / "instances_train.json"
+    code, said = run(capsys, path, "--model", tmp_path / "run", "--regions", annotations)
+    assert code == 0 and "(annotated: " in said.out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--boxes", "1,2,3"], "must be x,y,width,height"),
+        (["--regions", "x.json", "--boxes", "1,2,3,4"], "leave --boxes and --masks out"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(shapes, tmp_path, capsys, words, message):
+    path = sorted((shapes / "images" / "train").iterdir())[0]
+    code, said = run(capsys, path, "--model", tmp_path, *words)
+    assert code == 2 and message in said.err
+
+
+def test_pictures_that_cannot_be_read_are_named(tmp_path, capsys):
+    (tmp_path / "no.png").write_bytes(b"no picture")
+    code, said = run(capsys, tmp_path / "no.png", "--model", tmp_path)
+    assert code == 2 and "cannot read the picture" in said.err

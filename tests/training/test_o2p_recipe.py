@@ -1,0 +1,179 @@
+"""The recipe o2p from made regions to a saved classifier."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.models.deep_o2p import RegionClassifier
+from matbackprop.training.config import merge
+from matbackprop.training.engine import fit, run_recipe, seed_all
+from matbackprop.training.o2p import RECIPE, O2PConfig, RegionDataConfig, RegionModule, build, data_folder, open_regions
+from matbackprop.training.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def config(cache, tmp_path):
+    """A run of a few seconds."""
+    return merge(
+        RECIPE.preset("smoke"),
+        {
+            "engine.run": (tmp_path / "run").as_posix(),
+            "engine.max_epochs": 2,
+            "engine.report": False,
+            "engine.tensorboard": False,
+            "engine.progress": False,
+            "data.cache": cache.as_posix(),
+            "data.made": 12,
+            "data.side": 56,
+            "data.canvas": 67,
+            "data.batch_size": 8,
+            "model.reduce": 6,
+            "model.hidden": 16,
+        },
+    )
+
+
+def train(config: O2PConfig) -> tuple[RegionModule, RunFolder]:
+    seed_all(config.engine.seed)
+    module, data = build(config)
+    return module, fit(config, module, data, name="test")
+
+
+def same(one: torch.nn.Module, two: torch.nn.Module) -> bool:
+    a, b = one.state_dict(), two.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
+    config = merge(config, {"engine.report": True})
+    run = run_recipe(RECIPE, config, preset="smoke")
+    summary = run.read_summary()
+    assert summary["epochs"] == 2 and 0 <= summary["val/error"] <= 100
+    with np.load(run.path / "predictions" / "validation.npz") as stored:
+        wrong = stored["predicted"] != stored["target"]
+        _, validation = open_regions(config.data)
+        np.testing.assert_array_equal(stored["target"], validation.labels)
+        np.testing.assert_array_equal(stored["large"], validation.areas >= 400)
+        np.testing.assert_array_equal(stored["image"], validation.image_ids)
+    assert 100 * wrong.mean() == pytest.approx(summary["best"], abs=1e-3)  # the predictions of the saved, best weights
+    names = {name for line in run.read_metrics() for name in line}
+    assert {"train/loss", "val/error_large", "layer/rank", "layer/eigen_max", "layer/gradient_norm"} <= names
+    model = RegionClassifier.from_pretrained(run.path / "model")
+    assert model.names == validation.classes and bool(model.pooling.calibrated)
+    assert (run.path / "figures" / "confusion.png").is_file()
+
+
+def test_resident_regions_train_the_same_network(config):
+    read, resident = (
+        train(merge(config, {"data.resident": choice, "engine.run": str(config.engine.run) + choice}))[0]
+        for choice in ("no", "yes")
+    )
+    assert same(read, resident)
+
+
+def test_a_run_that_fell_over_goes_on_exactly(config, monkeypatch):
+    whole, _ = train(merge(config, {"engine.run": str(config.engine.run) + "-whole"}))
+    broken = merge(config, {"engine.checkpoint_every_steps": 1, "engine.checkpoint_min_seconds": 0.0})
+    step = RegionModule.training_step
+
+    def stumble(self, batch, batch_idx):
+        if self.global_step == 3:
+            raise RuntimeError("power cut")
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RegionModule, "training_step", stumble)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(broken)
+    resumed, run = train(merge(broken, {"engine.resume": True}))
+    assert run.read_summary()["steps"] == 4
+    assert same(whole, resumed)
+
+
+def test_the_tuning_split_takes_training_images_only(config):
+    _, data = build(merge(config, {"data.split": "tuning"}))
+    regions = data.train_regions
+    assert data.validation_regions is regions
+    fit_images, tune_images = (set(regions.image_ids[data.positions[part]]) for part in ("train", "validation"))
+    assert fit_images and tune_images and not fit_images & tune_images
+
+
+def test_balanced_sampling_draws_classes_equally_often(config):
+    _, data = build(merge(config, {"data.sampling": "balanced"}))
+    data.setup("fit")
+    loader = data.train_dataloader()
+    labels = data.train_regions.labels[torch.cat([loader.order(epoch) for epoch in range(200)]).numpy()]
+    shares = np.bincount(labels, minlength=len(data.classes)) / len(labels)
+    present = np.unique(data.train_regions.labels)
+    np.testing.assert_allclose(shares[present], 1 / len(present), atol=0.02)
+
+
+def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypatch):
+    pytest.importorskip("kornia")
+    sift = merge(
+        config,
+        {"model.head": "sift", "model.reduce": None, "model.support": "mask", "optimizer.rate": 1e-3}
+        | {"engine.max_epochs": 6},
+    )
+    module, run = train(sift)
+    losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
+    assert losses[-1] < 0.7 * losses[0]
+    monkeypatch.setattr("matbackprop.training.o2p.write_cache", None)  # would fail if it were called
+    again, _ = train(merge(sift, {"engine.run": str(config.engine.run) + "-again"}))
+    assert same(module, again)
+
+
+def test_a_diagnosis_names_the_spectrum_of_the_batch(config):
+    module, data = build(config)
+    data.setup("fit")
+    (batch,) = data.first_batches(1, torch.device("cpu"))
+    report = module.diagnose(batch)
+    assert report["regions"] == report["regions_with_finite_features"] == 8
+    assert len(report["spectrum"]) == 8 and report["eps"] == pytest.approx(1e-3)
+    batch["image"][0] = torch.nan
+    assert module.diagnose(batch)["regions_with_finite_features"] == 7
+
+
+def test_rates_follow_the_schedule(config):
+    _, run = train(merge(config, {"engine.log_every": 1, "optimizer.warmup": 0.5}))
+    rates = [m["train/learning_rate"] for m in run.read_metrics() if "train/learning_rate" in m]
+    assert max(rates) <= config.optimizer.rate and rates[-1] == pytest.approx(0, abs=1e-3)
+    assert rates[0] < max(rates)
+
+
+def test_data_that_is_not_there_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
+    with pytest.raises(DataError, match=r"--data\.root"):
+        data_folder(RegionDataConfig())
+    with pytest.raises(DataError, match="no annotations"):
+        open_regions(RegionDataConfig(root=tmp_path))
+
+
+def test_weights_of_another_network_are_refused(config, tmp_path):
+    save_file({"features.0.weight": torch.zeros(8, 3, 3, 3)}, tmp_path / "other.safetensors")
+    with pytest.raises(WeightsError, match="another architecture"):
+        build(merge(config, {"model.weights": str(tmp_path / "other.safetensors")}))
+
+
+def test_sift_knows_no_learned_power(config):
+    with pytest.raises(ConfigurationError, match="log or sqrt"):
+        build(merge(config, {"model.head": "sift", "model.function": "power"}))
+
+
+@pytest.mark.parametrize("preset", ["small", "paper"])
+def test_presets_build_on_any_data(config, preset, monkeypatch):
+    """The large presets, on made regions and without their 150 million weights being trained."""
+    big = RECIPE.preset(preset)
+    data = dataclasses.replace(config.data, canvas=227)
+    with torch.device("meta"):
+        module, _ = build(merge(dataclasses.replace(big, data=data), {"model.weights": "none"}))
+    assert module.model.pooling.width == 256
