@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import DomainError
-from matbackprop.functional._labels import LabelledRows, average_annotators, labelled_rows
+from matbackprop.functional import _fused_cuts
+from matbackprop.functional._labels import (
+    LabelledRows,
+    average_annotators,
+    check_labels,
+    count_labels,
+    labelled_rows,
+)
 from matbackprop.functional._spans import (
     degree_row_sums,
     degrees_of,
@@ -193,15 +200,67 @@ def normalized_cut_j2(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
         eq. J₂ and the proposition after it.
     """
+    fused = _kernel_objective(f, labels, weight, offsets, num_labels, precision, check, rank_tol=rank_tol)
+    if fused is not None:
+        return fused
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         rows = labelled_rows(
             f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
         )
-        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
-        trace, rank = span_trace(c, s, n, tol)
-        value = 0.5 * (rank + (n > 0).sum(-1)) - trace
-        return average_annotators(value, rows).to(f.dtype)
+        return _j2(rows, f.dtype, rank_tol)
+
+
+def _j2(rows: LabelledRows, dtype: torch.dtype, rank_tol: float | torch.dtype | None) -> Tensor:
+    """J₂ of prepared rows, in ``dtype``."""
+    c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
+    tol = gram_tolerance(dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
+    trace, rank = span_trace(c, s, n, tol)
+    value = 0.5 * (rank + (n > 0).sum(-1)) - trace
+    return average_annotators(value, rows).to(dtype)
+
+
+def _soft(rows: LabelledRows, dtype: torch.dtype, ridge: float) -> Tensor:
+    """The soft objective of prepared rows, in ``dtype``."""
+    c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
+    value = soft_alignment(c, s, n, ridge) + 0.5 * (n > 0).sum(-1)
+    return average_annotators(value, rows).to(dtype)
+
+
+def _kernel_objective(
+    f: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    offsets: Tensor | Sequence[int] | None,
+    num_labels: int | None,
+    precision: torch.dtype | None,
+    check: bool | None,
+    *,
+    rank_tol: float | torch.dtype | None = None,
+    ridge: float | None = None,
+) -> Tensor | None:
+    """J₂, or with a ridge the soft objective, by the package's CUDA kernels; None where they do not apply."""
+    if not isinstance(f, Tensor) or f.device.type != "cuda" or f.ndim < 2 or f.dtype not in _fused_cuts.TYPES:
+        return None
+    if precision not in (None, torch.float64) or wants_check(check, f):
+        return None
+    check_labels(labels, f)
+    if not _fused_cuts.applies(f, labels, weight, offsets):
+        return None
+    k = count_labels(labels, num_labels)
+    tol = gram_tolerance(f.dtype, torch.float64, f.shape[-2], f.shape[-1], rank_tol)
+    carried = f.dtype if rank_tol is None else rank_tol
+
+    def general(x: Tensor, y: Tensor) -> Tensor:
+        x = x.repeat_interleave(y.shape[0] // x.shape[0], 0)
+        rows = labelled_rows(x, y, num_labels=k, check=False)
+        return _j2(rows, x.dtype, carried) if ridge is None else _soft(rows, x.dtype, ridge)
+
+    with autocast_off(f.device.type):
+        value = _fused_cuts.objective(f, labels, k, ridge or 0.0, tol, general)
+        if labels.ndim < f.ndim:
+            return value
+        present = ((labels >= 0) & (labels < k)).any(-1).to(value.dtype)
+        return (value * present).sum(-1) / present.sum(-1).clamp(min=1)
 
 
 def normalized_cut_soft(
@@ -262,10 +321,11 @@ def normalized_cut_soft(
     """
     if not ridge > 0:
         raise DomainError(f"ridge must be positive, got {ridge}; normalized_cut_j2 is the objective without a ridge.")
+    fused = _kernel_objective(f, labels, weight, offsets, num_labels, precision, check, ridge=float(ridge))
+    if fused is not None:
+        return fused
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         rows = labelled_rows(
             f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
         )
-        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-        value = soft_alignment(c, s, n, float(ridge)) + 0.5 * (n > 0).sum(-1)
-        return average_annotators(value, rows).to(f.dtype)
+        return _soft(rows, f.dtype, float(ridge))

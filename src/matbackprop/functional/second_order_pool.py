@@ -22,6 +22,7 @@ from torch.autograd import Function
 from matbackprop.divided_differences import SpectralFunction, resolve_function
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, ShapeError
+from matbackprop.functional import _fused_pool
 from matbackprop.functional.eigh import eigh
 from matbackprop.functional.matrix_function import (
     FunctionLike,
@@ -424,6 +425,10 @@ def second_order_pool(
     fn, p = resolve_function(function, exponent)
     if not isinstance(eps, Tensor) and not eps >= 0:
         raise DomainError(f"eps must not be negative, got {eps}.")
+    own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
+    if own_kernels and not wants_check(check, f) and _fused_pool.applies(f, eps, fn):
+        with autocast_off(f.device.type):
+            return _fused_pool.pool(f, eps, fn, lambda x: _thin_pool(x, eps, fn))
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(f.dtype, precision))
         w = None
@@ -443,6 +448,14 @@ def second_order_pool(
             return spectral(a, power, lam, u, fn).to(f.dtype)
         out, *_ = _Pool.apply(x, w, shift, power, fn, x.shape[-2] < x.shape[-1])
         return out.to(f.dtype)
+
+
+def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Tensor:
+    """The thin dual form without kernels of our own, differentiable twice."""
+    x = f.to(torch.float64)
+    shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
+    out, *_ = _Pool.apply(x, None, shift, None, function, True)
+    return out.to(f.dtype)
 
 
 def _check_values(f: Tensor, weight: Tensor | None, eps: Tensor, function: SpectralFunction) -> None:

@@ -1,0 +1,187 @@
+"""cuSOLVER's batched eigensolver ``cusolverDnXsyevBatched``, called in the library that torch ships.
+
+torch.linalg.eigh reaches this routine only for n ≤ 32 in many releases, and always waits for the device to look at the
+status. Here the status stays on the device: matrices that failed come back as NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matbackprop.eigensolver._libraries import load_library
+from matbackprop.errors import SolverError
+
+_VECTORS = 1  # CUSOLVER_EIG_MODE_VECTOR
+_LOWER = 0  # CUBLAS_FILL_MODE_LOWER
+_TYPES = {torch.float32: 0, torch.float64: 1}  # CUDA_R_32F, CUDA_R_64F
+_MAX_ENTRIES = 2**31 - 1  # documented limit of n·lda·batch
+_NEEDS_ZEROED_WORKSPACE = 11703  # releases before 11.7.3 read their workspace before writing it
+
+_GRAPH_MIN_ORDER = 129  # up to 128 one thread block holds a matrix and few kernels are launched
+_GRAPH_MAX_BYTES = 2**28
+_GRAPH_COUNT = 4  # shapes a thread remembers
+
+_thread = threading.local()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    library = load_library("cusolver")
+    if library is None or not hasattr(library, "cusolverDnXsyevBatched"):
+        return None
+    size, pointer, i64, i32 = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    head: list[Any] = [pointer, pointer, i32, i32, i64, i32, pointer, i64, i32, pointer, i32]
+    library.cusolverDnXsyevBatched_bufferSize.argtypes = [
+        *head,
+        ctypes.POINTER(size),
+        ctypes.POINTER(size),
+        i64,
+    ]
+    library.cusolverDnXsyevBatched.argtypes = [*head, pointer, size, pointer, size, pointer, i64]
+    library.cusolverDnSetStream.argtypes = [pointer, pointer]
+    return library
+
+
+def available() -> bool:
+    """Whether the library is there and new enough (CUDA ≥ 12.6.2)."""
+    return _library() is not None
+
+
+@functools.cache
+def version() -> int:
+    """Version of the library, 11703 for 11.7.3; 0 where it is missing."""
+    library = _library()
+    if library is None:
+        return 0
+    number = ctypes.c_int()
+    library.cusolverGetVersion(ctypes.byref(number))
+    return number.value
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise SolverError(f"cuSOLVER returned status {status} while {what}.")
+
+
+class _Handle:
+    """A cuSOLVER handle of one thread and device, with its host workspace."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.handle = ctypes.c_void_p()
+        self.params = ctypes.c_void_p()
+        _check(library.cusolverDnCreate(ctypes.byref(self.handle)), "creating a handle")
+        _check(library.cusolverDnCreateParams(ctypes.byref(self.params)), "creating parameters")
+        self.host = ctypes.create_string_buffer(1)
+        self.sizes: dict[tuple[int, int, torch.dtype], tuple[int, int]] = {}
+
+    def buffer_sizes(self, n: int, batch: int, dtype: torch.dtype) -> tuple[int, int]:
+        key = (n, batch, dtype)
+        if key not in self.sizes:
+            device_bytes, host_bytes = ctypes.c_size_t(), ctypes.c_size_t()
+            kind = _TYPES[dtype]
+            status = self.library.cusolverDnXsyevBatched_bufferSize(
+                self.handle, self.params, _VECTORS, _LOWER, n, kind, None, n, kind, None, kind,
+                ctypes.byref(device_bytes), ctypes.byref(host_bytes), batch,
+            )  # fmt: skip
+            _check(status, f"sizing the workspace of {batch} matrices of order {n}")
+            self.sizes[key] = (device_bytes.value, host_bytes.value)
+        return self.sizes[key]
+
+
+def _handle(device: int) -> _Handle:
+    handles = _thread.__dict__.setdefault("handles", {})
+    if device not in handles:
+        library = _library()
+        if library is None:
+            raise SolverError("cusolverDnXsyevBatched was not found; it comes with CUDA builds of torch ≥ 12.6.2.")
+        handles[device] = _Handle(library)
+    handle: _Handle = handles[device]
+    return handle
+
+
+def solve(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigendecomposition of (batch, n, n) CUDA matrices; NaN where the routine reports a failure.
+
+    Large double matrices take the routine more than a thousand small kernels, whose launches cost more than their work:
+    a shape that comes a second time is recorded as a CUDA graph and replayed from then on.
+    """
+    if (
+        a.dtype == torch.float64
+        and a.shape[-1] >= _GRAPH_MIN_ORDER
+        and a.numel() * a.element_size() <= _GRAPH_MAX_BYTES
+    ):
+        return _replay(a)
+    return _launch(a)
+
+
+class _Recorded:
+    """The routine on fixed memory, recorded as a CUDA graph."""
+
+    def __init__(self, a: Tensor) -> None:
+        self.input = a.clone(memory_format=torch.contiguous_format)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.values, self.vectors = _launch(self.input)
+
+    def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        self.input.copy_(a)
+        self.graph.replay()
+        return self.values.clone(), self.vectors.clone()
+
+
+def _replay(a: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.cuda.is_current_stream_capturing():
+        return _launch(a)
+    recorded: OrderedDict[Any, _Recorded | None] = _thread.__dict__.setdefault("recorded", OrderedDict())
+    with torch.cuda.device(a.device):
+        key = (a.get_device(), torch.cuda.current_stream().cuda_stream, tuple(a.shape))
+        if key not in recorded:  # the first call prepares what may not happen while recording
+            recorded[key] = None
+            while len(recorded) > _GRAPH_COUNT:
+                recorded.popitem(last=False)
+            return _launch(a)
+        recorded.move_to_end(key)
+        graph = recorded[key]
+        if graph is None:
+            graph = recorded[key] = _Recorded(a)
+        return graph(a)
+
+
+def _launch(a: Tensor) -> tuple[Tensor, Tensor]:
+    batch, n, _ = a.shape
+    if n * n > _MAX_ENTRIES:
+        raise SolverError(f"cuSOLVER's batched routine takes orders up to 46340, got n = {n}.")
+    chunk = max(1, _MAX_ENTRIES // (n * n))
+    if batch > chunk:
+        parts = [_launch(part) for part in a.split(chunk)]
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    kind = _TYPES[a.dtype]
+    with torch.cuda.device(a.device):
+        handle = _handle(a.get_device())
+        vectors = a.clone(memory_format=torch.contiguous_format)
+        values = torch.empty((batch, n), dtype=a.dtype, device=a.device)
+        info = torch.empty(batch, dtype=torch.int32, device=a.device)
+        device_bytes, host_bytes = handle.buffer_sizes(n, batch, a.dtype)
+        create = torch.zeros if version() < _NEEDS_ZEROED_WORKSPACE else torch.empty
+        workspace = create(max(device_bytes, 1), dtype=torch.uint8, device=a.device)
+        if len(handle.host) < host_bytes:
+            handle.host = ctypes.create_string_buffer(host_bytes)
+        stream = torch.cuda.current_stream(a.device).cuda_stream
+        handle.library.cusolverDnSetStream(handle.handle, stream)
+        status = handle.library.cusolverDnXsyevBatched(
+            handle.handle, handle.params, _VECTORS, _LOWER, n, kind, vectors.data_ptr(), n, kind, values.data_ptr(),
+            kind, workspace.data_ptr(), device_bytes, handle.host, host_bytes, info.data_ptr(), batch,
+        )  # fmt: skip
+    _check(status, f"decomposing {batch} matrices of order {n}")
+    failed = (info != 0).unsqueeze(-1)
+    values.masked_fill_(failed, torch.nan)
+    vectors.masked_fill_(failed.unsqueeze(-1), torch.nan)
+    return values, vectors.mT  # the routine writes eigenvectors in columns of a column-major matrix

@@ -1,0 +1,138 @@
+"""CUDA kernels compiled from source at run time by NVRTC, the compiler that torch ships, and launched by the driver.
+
+Launches go to torch's current stream, wait for nothing and can be captured into a CUDA graph once a kernel has been
+compiled, that is after its first call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matbackprop.eigensolver._libraries import load_library
+from matbackprop.errors import SolverError
+
+_SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+_STATIC_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_TYPES: dict[type, Callable[[Any], Any]] = {
+    Tensor: lambda x: ctypes.c_void_p(x.data_ptr()),
+    torch.nn.Parameter: lambda x: ctypes.c_void_p(x.data_ptr()),
+    int: ctypes.c_int,
+    float: ctypes.c_double,
+}
+_thread = threading.local()
+
+
+@functools.cache
+def source(*names: str) -> str:
+    """The text of kernel files of the package, one after the other."""
+    root = Path(__file__).parent.parent
+    return "\n".join((root / name).read_text(encoding="utf-8") for name in names)
+
+
+def compile_cubin(text: str, architecture: str, defines: Mapping[str, str | int]) -> bytes:
+    """Compile CUDA C++ for ``architecture`` (``sm_90``); needs no device."""
+    nvrtc = load_library("nvrtc")
+    if nvrtc is None:
+        raise SolverError("the CUDA compiler library NVRTC was not found beside torch; install a CUDA build of torch.")
+    program = ctypes.c_void_p()
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
+    array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"matbackprop.cu", 0, None, None)
+    if status == 0:
+        status = nvrtc.nvrtcCompileProgram(program, len(options), array)
+    size = ctypes.c_size_t()
+    try:
+        if status:
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise SolverError(f"NVRTC could not compile the kernels for {architecture}: {log.value.decode()}")
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        return cubin.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise SolverError(f"the CUDA driver returned error {status} while {what}.")
+
+
+class Module:
+    """Compiled kernels on one device.
+
+    Args:
+        text: CUDA C++ source.
+        defines: preprocessor definitions.
+        device: index of the CUDA device.
+    """
+
+    def __init__(self, text: str, defines: Mapping[str, str | int], device: int) -> None:
+        driver = load_library("cuda")
+        if driver is None:
+            raise SolverError("the CUDA driver library was not found.")
+        self._driver = driver
+        self._device = device
+        properties = torch.cuda.get_device_properties(device)
+        limit = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(limit), _SHARED_LIMIT, device)
+        self.shared_limit = limit.value
+        self._cubin = compile_cubin(text, f"sm_{properties.major}{properties.minor}", defines)
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._module = ctypes.c_void_p()
+        with torch.cuda.device(device):
+            self._make_current()
+            _check(driver.cuModuleLoadData(ctypes.byref(self._module), self._cubin), "loading the kernels")
+
+    def _make_current(self) -> None:
+        """Make torch's context current in this thread: autograd runs backward passes in threads of its own."""
+        if getattr(_thread, "ready", None) != self._device:
+            torch.cuda.current_stream(self._device).query()  # any runtime call binds the primary context
+            _thread.ready = self._device
+
+    def _function(self, name: str) -> ctypes.c_void_p:
+        function = self._functions.get(name)
+        if function is None:
+            function = ctypes.c_void_p()
+            status = self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode())
+            _check(status, f"looking for the kernel {name}")
+            static = ctypes.c_int()
+            self._driver.cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED, function)
+            room = ctypes.c_int(self.shared_limit - static.value)
+            _check(self._driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, room), f"preparing the kernel {name}")
+            self._functions[name] = function
+        return function
+
+    def launch(self, name: str, grid: Sequence[int], threads: int, shared: int, arguments: Sequence[Any]) -> None:
+        """Put one kernel on the current stream; tensors go by address, int as int32, float as float64."""
+        self._make_current()
+        values = [x if isinstance(x, ctypes.Structure) else _TYPES[type(x)](x) for x in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        x, y, z = (*grid, 1, 1)[:3]
+        status = self._driver.cuLaunchKernel(
+            self._function(name), x, y, z, threads, 1, 1, shared, stream, pointers, None
+        )
+        _check(status, f"launching {name} with grid {tuple(grid)}, {threads} threads and {shared} bytes")
+
+
+@functools.cache
+def module(files: tuple[str, ...], defines: tuple[tuple[str, str | int], ...], device: int) -> Module:
+    """The compiled kernels of ``files``, compiled once for a device and a set of definitions."""
+    return Module(source(*files), dict(defines), device)
+
+
+def available() -> bool:
+    """Whether kernels can be compiled and launched: a CUDA torch with its NVRTC and a driver."""
+    return load_library("nvrtc") is not None and load_library("cuda") is not None

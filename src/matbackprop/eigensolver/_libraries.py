@@ -1,0 +1,53 @@
+"""Finds the CUDA libraries that the installed torch ships, so that no other package has to be installed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+# Newest first: CUDA 13 and CUDA 12 name their libraries differently.
+_SONAMES = {
+    "cusolver": ("libcusolver.so.12", "libcusolver.so.11", "cusolver64_12.dll", "cusolver64_11.dll"),
+    "nvrtc": ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"),
+    "cuda": ("libcuda.so.1", "nvcuda.dll"),
+}
+
+
+def _loaded(soname: str) -> Iterator[str]:
+    """Paths of a library that this process has mapped already (Linux)."""
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        for line in maps.read_text().splitlines():
+            if soname in line:
+                yield line.split(maxsplit=5)[-1]
+
+
+def _installed(soname: str) -> Iterator[str]:
+    """Paths of a library in torch's own folder and in the nvidia packages beside it."""
+    package = Path(torch.__file__).parent
+    for folder in (package / "lib", package.parent / "nvidia"):
+        yield from (str(path) for path in sorted(folder.glob(f"**/{soname}")))
+
+
+@functools.cache
+def load_library(name: str) -> ctypes.CDLL | None:
+    """Open ``cusolver``, ``nvrtc`` or ``cuda`` (the driver); None without CUDA or where it is missing.
+
+    The copy that torch has loaded comes first, then the copies of torch's packages, then the system's search path.
+    """
+    if torch.version.cuda is None:
+        return None
+    sonames = [s for s in _SONAMES[name] if s.endswith(".dll") == (sys.platform == "win32")]
+    for find in (_loaded, _installed, lambda soname: [soname]):
+        for soname in sonames:
+            for path in find(soname):
+                try:
+                    return ctypes.CDLL(path)
+                except OSError:
+                    continue
+    return None

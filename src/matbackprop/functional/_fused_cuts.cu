@@ -1,0 +1,181 @@
+// The normalized-cut objectives J2 and soft for a batch of images, appended to jacobi.cu and _fused_product.cu.
+//
+// Rows of F with a label below 0 or from k on do not count; an image may have several labellings in a row. With C = F^T F, S the sums of F over regions, N their sizes:
+//   P = C^+ (J2) or (C + mu I)^-1, mu = ridge tr(C) / d (soft),  A = N^-1 S P,  T = S^T N^-1 S
+//   J2 = (rank + regions)/2 - tr(P T),  soft = (tr(PCPC) + regions)/2 - tr(P T),  dJ/dF = 2 (F Q - A[label])
+//   Q = PTP (J2) or PCP + Z + (ridge/d) tr(Z) I with Z = PTP - PCPCP (soft)
+
+// partial (images, pieces, d + k, d + 1): [F | E]^T [F | 1] over a piece of the rows. Grid (images, pieces, tiles of d + k).
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
+    cut_sums(const IN* __restrict__ f, const long long* __restrict__ labels, REAL* __restrict__ partial, int m, int d, int k,
+             int piece, int labellings) {
+    __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
+    f += (long long)(blockIdx.x / labellings) * m * d;
+    labels += (long long)blockIdx.x * m;
+    partial += (long long)(blockIdx.x * gridDim.y + blockIdx.y) * (d + k) * (d + 1);
+    const int top = blockIdx.z * TILE, first = blockIdx.y * piece;
+    const int end = first + piece < m ? first + piece : m;
+    Share share;
+    for (int start = first; start < end; start += DEPTH) {
+        REAL slot_l[SLOTS], slot_r[SLOTS];
+#pragma unroll
+        for (int e = 0; e < SLOTS; ++e) {
+            const int entry = threadIdx.x + e * PRODUCT_THREADS, row = start + entry / TILE, i = entry % TILE;
+            const long long label = row < end ? labels[row] : -1;
+            const bool counts = label >= 0 && label < k;
+            slot_r[e] = slot_l[e] = 0;
+            if (counts) {
+                const IN* x = f + (long long)row * d;
+                if (i <= d) slot_r[e] = i < d ? (REAL)x[i] : (REAL)1;
+                slot_l[e] = top + i < d ? (REAL)x[top + i] : (REAL)(label == top + i - d);
+            }
+        }
+        __syncthreads();
+        store_rows(left, slot_l);
+        store_rows(right, slot_r);
+        __syncthreads();
+        share.add(left, right);
+    }
+    share.each([&](int i, int j, REAL value) {
+        if (top + i < d + k && j <= d) partial[(long long)(top + i) * (d + 1) + j] = value;
+    });
+}
+
+// sums (images, d + k, d + 1), A (images, k, d), terms (images, k, 2) and Q (images, d, d) are written and read again; value
+// and rank (images). ridge <= 0 means J2. Grid (images).
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cut_solve(const REAL* __restrict__ partial, REAL* sums, REAL* a_out, REAL* terms, REAL* q_out, IN* __restrict__ value,
+              REAL* __restrict__ rank_out, double ridge, double tol, int pieces, int d, int k) {
+    const Sizes z(d);
+    const int entries = (d + k) * (d + 1);
+    Rotation* rotations = (Rotation*)shared_memory;
+    REAL* a = (REAL*)shared_memory + z.front;
+    REAL* v = a + z.players * z.ld;
+    REAL* values = v + (d * z.ldv > blockDim.x ? d * z.ldv : blockDim.x);
+    REAL* inverse = values + z.players;
+    REAL* common = inverse + z.players;  // mu, rank, trace of P T P, sum of terms, regions
+    int* order = (int*)(common + 5);
+    partial += (long long)blockIdx.x * pieces * entries;
+    sums += (long long)blockIdx.x * entries;
+    a_out += (long long)blockIdx.x * k * d;
+    terms += (long long)blockIdx.x * k * 2;
+    q_out += (long long)blockIdx.x * d * d;
+    for (int e = threadIdx.x; e < entries; e += blockDim.x) {
+        REAL sum = 0;
+#pragma unroll 8
+        for (int piece = 0; piece < pieces; ++piece) sum += partial[(long long)piece * entries + e];
+        sums[e] = sum;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < z.players * z.ld; e += blockDim.x) {
+        const int i = e / z.ld, j = e % z.ld;
+        a[e] = (i < d && j < d) ? sums[(i > j ? i : j) * (d + 1) + (i > j ? j : i)] : 0;
+    }
+    __syncthreads();
+    const bool converged = jacobi(a, v, rotations, values, order, d, z);
+    const REAL poison = converged ? (REAL)1 : (REAL)nan("");
+    if (threadIdx.x == 0) {
+        REAL trace = 0;
+        for (int r = 0; r < d; ++r) trace += values[r];
+        const REAL mu = (REAL)ridge * trace / d;
+        int rank = 0;
+        for (int r = 0; r < d; ++r) {
+            const bool kept = ridge > 0 ? trace > 0 : values[r] > (REAL)tol * values[d - 1] && values[r] > 0;
+            inverse[r] = kept ? 1 / (ridge > 0 ? values[r] + mu : values[r]) : 0;
+            rank += kept;
+        }
+        common[0] = mu;
+        common[1] = rank;
+    }
+    __syncthreads();
+    REAL* p = a;  // the matrix is no longer needed
+    for (int e = threadIdx.x; e < d * d; e += blockDim.x) {
+        const int i = e / d, j = e % d;
+        REAL sum = 0;
+        for (int r = 0; r < d; ++r) sum += v[i * z.ldv + order[r]] * inverse[r] * v[j * z.ldv + order[r]];
+        p[e] = sum * poison;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < k * d; e += blockDim.x) {
+        const REAL* row = sums + (d + e / d) * (d + 1);
+        REAL sum = 0;
+        for (int i = 0; i < d; ++i) sum += row[i] * p[i * d + e % d];
+        a_out[e] = row[d] > 0 ? sum / row[d] : 0;
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < k; j += blockDim.x) {
+        const REAL* row = sums + (d + j) * (d + 1);
+        REAL aligned = 0, square = 0;
+        for (int i = 0; i < d; ++i) {
+            aligned += row[i] * a_out[j * d + i];
+            square += a_out[j * d + i] * a_out[j * d + i];
+        }
+        terms[2 * j] = aligned;
+        terms[2 * j + 1] = square * row[d];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        REAL aligned = 0, trace = 0;
+        int regions = 0;
+        for (int j = 0; j < k; ++j) {
+            aligned += terms[2 * j];
+            trace += terms[2 * j + 1];
+            regions += sums[(d + j) * (d + 1) + d] > 0;
+        }
+        REAL own = common[1];
+        if (ridge > 0) {
+            own = 0;
+            for (int r = 0; r < d; ++r) {
+                const REAL share = values[r] * inverse[r];
+                own += share * share;
+                trace -= share * share * inverse[r];
+            }
+        }
+        common[2] = (REAL)ridge / d * trace;
+        value[blockIdx.x] = (IN)((REAL)0.5 * (own + regions) - aligned);
+        rank_out[blockIdx.x] = common[1];
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < d * d; e += blockDim.x) {
+        const int i = e / d, c = e % d;
+        REAL sum = 0;
+        for (int j = 0; j < k; ++j) sum += sums[(d + j) * (d + 1) + d] * a_out[j * d + i] * a_out[j * d + c];
+        if (ridge > 0) {
+            for (int r = 0; r < d; ++r) {
+                const REAL share = values[r] * inverse[r];
+                sum += v[i * z.ldv + order[r]] * (share * inverse[r] * (1 - share)) * v[c * z.ldv + order[r]];
+            }
+            if (i == c) sum += common[2];
+        }
+        q_out[e] = sum;
+    }
+}
+
+// dL/dF = 2 g (F Q - A[label]). Grid (images, tiles of 64 rows); shared memory for Q and a tile of F.
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
+    cut_gradient(const IN* __restrict__ f, const long long* __restrict__ labels, const REAL* __restrict__ a,
+                 const REAL* __restrict__ q, const IN* __restrict__ g, IN* __restrict__ out, int m, int d, int k,
+                 int labellings) {
+    REAL* q_tile = (REAL*)shared_memory;
+    REAL* f_tile = q_tile + d * d;
+    const int first = blockIdx.y * TILE, rows = first + TILE < m ? TILE : m - first;
+    const REAL twice = 2 * (REAL)g[blockIdx.x];
+    f += ((long long)(blockIdx.x / labellings) * m + first) * d;
+    out += ((long long)blockIdx.x * m + first) * d;
+    labels += (long long)blockIdx.x * m + first;
+    a += (long long)blockIdx.x * k * d;
+    q += (long long)blockIdx.x * d * d;
+    for (int e = threadIdx.x; e < d * d; e += PRODUCT_THREADS) q_tile[e] = q[e];
+    for (int e = threadIdx.x; e < rows * d; e += PRODUCT_THREADS) f_tile[e] = (REAL)f[e];
+    __syncthreads();
+    for (int e = threadIdx.x; e < rows * d; e += PRODUCT_THREADS) {
+        const int row = e / d, c = e % d;
+        const long long label = labels[row];
+        REAL sum = 0;
+        if (label >= 0 && label < k) {
+            for (int i = 0; i < d; ++i) sum += f_tile[row * d + i] * q_tile[i * d + c];
+            sum = twice * (sum - a[label * d + c]);
+        }
+        out[e] = (IN)sum;
+    }
+}

@@ -1,0 +1,124 @@
+"""The normalized-cut objectives J₂ and soft on CUDA in three kernels: two forward, one backward.
+
+``_fused_cuts.cu`` holds them. All images of a batch are treated at once; one large image is spread over the device. The
+sums are float64 and are added in a fixed order, so results repeat exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from matbackprop.eigensolver import _jacobi, _kernels
+from matbackprop.functional._fused_pool import PRODUCT_FILES, PRODUCT_THREADS, TILE, TYPES, kernels_apply
+
+_FILES = (*PRODUCT_FILES, "functional/_fused_cuts.cu")
+_REAL_BYTES = 8
+_MAX_FEATURES = TILE - 1  # one column of a tile counts
+_MIN_PIECE, _MAX_PIECES = 128, 256  # rows a block sums up; blocks an image is spread over
+_GRID_LIMIT = 65535
+
+
+def applies(f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Any) -> bool:
+    """Whether the kernels take a batch: no weights, images padded, d ≤ 63."""
+    return (
+        weight is None
+        and offsets is None
+        and 0 < f.shape[-1] <= _MAX_FEATURES
+        and f.shape[-2] <= TILE * _GRID_LIMIT
+        and kernels_apply(f)
+    )
+
+
+def _module(dtype: torch.dtype, device: int) -> _kernels.Module:
+    return _kernels.module(_FILES, (("REAL_IS_DOUBLE", 1), ("IN", TYPES[dtype])), device)
+
+
+def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Objective ``(n,)`` in F's dtype, A ``(n, k, d)`` and Q ``(n, d, d)`` for labels ``(n, m)``.
+
+    F is ``(n, m, d)``, or ``(n/a, m, d)`` where each image has a labellings in a row.
+    """
+    images, m, d = f.shape
+    n = labels.shape[0]
+    kernels = _module(f.dtype, f.get_device())
+    piece = max(_MIN_PIECE, -(-m // _MAX_PIECES))
+    pieces = -(-m // piece)
+    entries = (d + k) * (d + 1)
+
+    def double(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float64, device=f.device)
+
+    partial, sums, terms, rank = double(n, pieces, entries), double(n, entries), double(n, k, 2), double(n)
+    a, q = double(n, k, d), double(n, d, d)
+    value = torch.empty(n, dtype=f.dtype, device=f.device)
+    grid = (n, pieces, -(-(d + k) // TILE))
+    kernels.launch("cut_sums", grid, PRODUCT_THREADS, 0, (f, labels, partial, m, d, k, piece, n // images))
+    sizes = _jacobi.Sizes(d)
+    shared = sizes.shared_bytes(sizes.front, sizes.back + sizes.players + 5, _REAL_BYTES)
+    arguments = (partial, sums, a, terms, q, value, rank, ridge, tol, pieces, d, k)
+    kernels.launch("cut_solve", (n,), sizes.threads, shared, arguments)
+    return value, a, q
+
+
+def gradient(g: Tensor, f: Tensor, labels: Tensor, a: Tensor, q: Tensor) -> Tensor:
+    """dL/dF in the shape of F for the gradient g ``(n,)`` of the objective."""
+    images, m, d = f.shape
+    n = labels.shape[0]
+    out = torch.empty((n, m, d), dtype=f.dtype, device=f.device)
+    shared = (d * d + TILE * d) * _REAL_BYTES
+    arguments = (f, labels, a, q, g.contiguous(), out, m, d, a.shape[-2], n // images)
+    _module(f.dtype, f.get_device()).launch("cut_gradient", (n, -(-m // TILE)), PRODUCT_THREADS, shared, arguments)
+    return out if n == images else out.unflatten(0, (images, -1)).sum(1)
+
+
+class _FusedCut(Function):
+    """The kernels, with the general operator behind them for derivatives of the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        f: Tensor,
+        labels: Tensor,
+        k: int,
+        ridge: float,
+        tol: float,
+        general: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        value, a, q = forward(f, labels, k, ridge, tol)
+        ctx.general = general
+        ctx.save_for_backward(f, labels, a, q)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        f, labels, a, q = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient itself is to be differentiated
+            (out,) = torch.autograd.grad(ctx.general(f, labels), f, g, create_graph=True)
+        else:
+            out = gradient(g, f, labels, a, q)
+        return out, None, None, None, None, None
+
+
+def objective(
+    f: Tensor, labels: Tensor, k: int, ridge: float, tol: float, general: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """J₂ (ridge 0) or the soft objective in the dtype of F ``(*b, m, d)``, in the shape of labels without m.
+
+    Args:
+        f: features.
+        labels: regions ``(*b, m)`` or ``(*b, a, m)``; rows with a label outside of 0 … k − 1 do not count.
+        k: bound of the number of regions.
+        ridge: λ of the soft objective, 0 for J₂.
+        tol: relative size of an eigenvalue of FᵀF that counts as zero in J₂.
+        general: the same operator without the kernels, of features ``(n/a, m, d)`` and labels ``(n, m)``.
+    """
+    m, d = f.shape[-2:]
+    wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
+    flat_labels = labels.reshape(-1, m).to(torch.int64).contiguous()
+    value = _FusedCut.apply(wide.reshape(-1, m, d).contiguous(), flat_labels, k, ridge, tol, general)
+    return value.reshape(labels.shape[:-1]).to(f.dtype)

@@ -1,0 +1,355 @@
+// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu and _fused_product.cu; IN is the type
+// of F, C and G (float or double), FUNCTION one of the numbers below.
+//
+//   K = F F^T = U diag(s) U^T,  Y = U^T F,  lambda = s + eps
+//   C = g(eps) I + Y^T diag(g[lambda_i, eps]) Y
+//   dL/dF = 2 U (diag(g[lambda_i, eps]) Y G + (g[lambda_i, lambda_j, eps] o (Y G Y^T)) Y),  G symmetric
+
+#define LOG 0
+#define SQRT 1
+#define INV_SQRT 2
+#define INVERSE 3
+
+#define CHUNK 64   // columns of F that a block keeps in shared memory
+#define SERIES 26  // terms for the second difference of log where 0.2^SERIES is below eps
+
+// eps: one number for all matrices, or one of each.
+struct Shift {
+    const REAL* each;
+    double value;
+    __device__ REAL of_matrix() const { return each ? each[blockIdx.x] : (REAL)value; }
+};
+
+__device__ __forceinline__ REAL function_value(REAL x) {
+#if FUNCTION == LOG
+    return log(x);
+#elif FUNCTION == SQRT
+    return sqrt(x);
+#elif FUNCTION == INV_SQRT
+    return 1 / sqrt(x);
+#else
+    return 1 / x;
+#endif
+}
+
+// g[x, y] for x >= y > 0
+__device__ __forceinline__ REAL first_difference(REAL x, REAL y) {
+#if FUNCTION == LOG
+    const REAL gap = x - y;
+    return gap == 0 ? 1 / y : log1p(gap / y) / gap;
+#elif FUNCTION == SQRT
+    return 1 / (sqrt(x) + sqrt(y));
+#elif FUNCTION == INV_SQRT
+    const REAL a = sqrt(x), b = sqrt(y);
+    return -1 / (a * b * (a + b));
+#else
+    return -1 / (x * y);
+#endif
+}
+
+// g[x, y, z] for x, y >= z > 0
+__device__ __forceinline__ REAL second_difference(REAL x, REAL y, REAL z) {
+    if (x < y) {
+        const REAL swap = x;
+        x = y;
+        y = swap;
+    }
+#if FUNCTION == LOG
+    if (x > (REAL)1.5 * z) return (first_difference(x, y) - first_difference(y, z)) / (x - z);
+    const REAL center = (REAL)0.5 * (x + z);
+    const REAL u = (x - center) / center, v = (y - center) / center, w = (z - center) / center;
+    REAL one = 1, two = 1, three = 1, sign = -1, sum = (REAL)-0.5;  // complete homogeneous polynomials of u; u, v; u, v, w
+    for (int j = 1; j < SERIES; ++j) {
+        one *= u;
+        two = two * v + one;
+        three = three * w + two;
+        sign = -sign;
+        sum += sign * three / (j + 2);
+    }
+    return sum / (center * center);
+#elif FUNCTION == SQRT
+    const REAL a = sqrt(x), b = sqrt(y), c = sqrt(z);
+    return -1 / ((a + b) * (b + c) * (a + c));
+#elif FUNCTION == INV_SQRT
+    const REAL a = sqrt(x), b = sqrt(y), c = sqrt(z);
+    return (a + b + c) / (a * b * c * (a + b) * (b + c) * (a + c));
+#else
+    return 1 / (x * y * z);
+#endif
+}
+
+// --- forward ---------------------------------------------------------------------------------------------------------
+
+// tile[k][i] = x[i][start + k] for a (rows, d) matrix x; rows up to ldt and columns past d are zero.
+__device__ __forceinline__ void load_columns(REAL* tile, const IN* __restrict__ x, int start, int rows, int d, int ldt) {
+    for (int e = threadIdx.x; e < CHUNK * ldt; e += blockDim.x) {
+        const int k = e % CHUNK, i = e / CHUNK;
+        tile[k * ldt + i] = (i < rows && start + k < d) ? (REAL)x[(long long)i * d + start + k] : (REAL)0;
+    }
+}
+
+// Both triangles of F F^T, in 2x2 blocks.
+__device__ void gram(const IN* __restrict__ f, REAL* tile, REAL* out, int m, int d, const Sizes& z) {
+    const int ldt = z.players + 2, blocks = z.half * (z.half + 1) / 2;
+    for (int first = 0; first < blocks; first += blockDim.x) {
+        const int item = first + threadIdx.x;
+        int i = item / (z.half + 1), j = item % (z.half + 1);
+        if (j >= z.half - i) {
+            j -= z.half - i;
+            i = z.half - 1 - i;
+        }
+        j += i;
+        REAL s00 = 0, s01 = 0, s10 = 0, s11 = 0;
+        for (int start = 0; start < d; start += CHUNK) {
+            __syncthreads();
+            load_columns(tile, f, start, m, d, ldt);
+            __syncthreads();
+            if (item < blocks) {
+#pragma unroll 4
+                for (int k = 0; k < CHUNK; ++k) {
+                    const REAL x0 = tile[k * ldt + 2 * i], x1 = tile[k * ldt + 2 * i + 1];
+                    const REAL y0 = tile[k * ldt + 2 * j], y1 = tile[k * ldt + 2 * j + 1];
+                    s00 += x0 * y0;
+                    s01 += x0 * y1;
+                    s10 += x1 * y0;
+                    s11 += x1 * y1;
+                }
+            }
+        }
+        if (item < blocks) {
+            if (i == j) s10 = s01;
+            out[2 * i * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i] = s00;
+            out[2 * i * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i] = s01;
+            out[(2 * i + 1) * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i + 1] = s10;
+            out[(2 * i + 1) * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i + 1] = s11;
+        }
+    }
+    __syncthreads();
+}
+
+// F (batch, m, d) -> s (batch, m), slope g[s + eps, eps] (batch, m), U (batch, m, m) in columns, Y = U^T F (batch, m, d).
+// One block a matrix.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    pool_spectrum(const IN* __restrict__ f, const Shift shift, REAL* __restrict__ out_values,
+                  REAL* __restrict__ out_slopes, REAL* __restrict__ out_vectors, REAL* __restrict__ out_y, int m, int d) {
+    const Sizes z(m);
+    const int ldt = z.players + 2, square = z.players * z.ld;
+    const int front = z.front + square > CHUNK * ldt ? z.front + square : CHUNK * ldt;
+    int back = m * z.ldv > blockDim.x ? m * z.ldv : blockDim.x;
+    back = back > CHUNK * ldt ? back : CHUNK * ldt;
+    Rotation* rotations = (Rotation*)shared_memory;
+    REAL* tile = (REAL*)shared_memory;
+    REAL* a = tile + z.front;
+    REAL* v = tile + front;
+    REAL* values = v + back;
+    int* order = (int*)(values + z.players);
+    const REAL eps = shift.of_matrix();
+    f += (long long)blockIdx.x * m * d;
+    out_values += (long long)blockIdx.x * m;
+    out_slopes += (long long)blockIdx.x * m;
+    out_vectors += (long long)blockIdx.x * m * m;
+    out_y += (long long)blockIdx.x * m * d;
+    for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
+    gram(f, v, a, m, d, z);
+    const bool converged = jacobi(a, v, rotations, values, order, m, z);
+    for (int e = threadIdx.x; e < m * m; e += blockDim.x) {
+        out_vectors[e] = converged ? v[e / m * z.ldv + order[e % m]] : (REAL)nan("");
+    }
+    // Y: a warp takes 4 rows, a lane 2 columns.
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int start = 0; start < d; start += CHUNK) {
+        __syncthreads();
+        load_columns(tile, f, start, m, d, ldt);
+        __syncthreads();
+        for (int r = 4 * warp; r < m; r += 4 * warps) {
+            const REAL* columns[4];
+            REAL sum[4][2] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
+#pragma unroll
+            for (int q = 0; q < 4; ++q) columns[q] = v + order[r + q < m ? r + q : m - 1];
+            for (int i = 0; i < m; ++i) {
+                const REAL left = tile[lane * ldt + i], right = tile[(lane + 32) * ldt + i];
+#pragma unroll
+                for (int q = 0; q < 4; ++q) {
+                    sum[q][0] += columns[q][i * z.ldv] * left;
+                    sum[q][1] += columns[q][i * z.ldv] * right;
+                }
+            }
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                if (r + q < m) {
+                    REAL* y = out_y + (long long)(r + q) * d + start + lane;
+                    if (start + lane < d) y[0] = converged ? sum[q][0] : (REAL)nan("");
+                    if (start + lane + 32 < d) y[32] = converged ? sum[q][1] : (REAL)nan("");
+                }
+            }
+        }
+    }
+    // s again as the squared norms of the rows of Y: they are known to rounding of themselves, not of the largest.
+    for (int first = 0; first < m; first += warps) {
+        const int r = first + warp;
+        REAL part = 0;
+        __syncthreads();
+        for (int k = lane; r < m && k < d; k += 32) part += out_y[(long long)r * d + k] * out_y[(long long)r * d + k];
+        v[threadIdx.x] = part;
+        __syncthreads();
+        if (lane == 0 && r < m) {
+            for (int k = 1; k < 32; ++k) part += v[threadIdx.x + k];
+            out_values[r] = part;
+            out_slopes[r] = first_difference(part + eps, eps);
+        }
+    }
+}
+
+// C = g(eps) I + Y^T diag(slopes) Y. Grid (batch, pairs of tiles).
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
+    pool_output(const REAL* __restrict__ y, const REAL* __restrict__ slopes, const Shift shift, IN* __restrict__ c, int m, int d) {
+    __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
+    int row = 0, column = blockIdx.y;  // tile (row, column) of the lower triangle
+    while (column > row) {
+        ++row;
+        column -= row;
+    }
+    row *= TILE;
+    column *= TILE;
+    y += (long long)blockIdx.x * m * d;
+    slopes += (long long)blockIdx.x * m;
+    c += (long long)blockIdx.x * d * d;
+    Share share;
+    REAL slot_l[SLOTS], slot_r[SLOTS];
+    for (int start = 0; start < m; start += DEPTH) {
+        fetch_rows(slot_l, y, start, m, row, d);
+        fetch_rows(slot_r, y, start, m, column, d);
+#pragma unroll
+        for (int e = 0; e < SLOTS; ++e) {
+            const int k = start + (threadIdx.x + e * PRODUCT_THREADS) / TILE;
+            slot_l[e] *= k < m ? slopes[k] : (REAL)0;
+        }
+        __syncthreads();
+        store_rows(left, slot_l);
+        store_rows(right, slot_r);
+        __syncthreads();
+        share.add(left, right);
+    }
+    const REAL at_eps = function_value(shift.of_matrix());
+    share.each([&](int i, int j, REAL value) {
+        i += row;
+        j += column;
+        if (i < d && j <= i) {
+            const IN entry = (IN)(value + (i == j ? at_eps : (REAL)0));
+            c[(long long)i * d + j] = entry;
+            c[(long long)j * d + i] = entry;
+        }
+    });
+}
+
+// --- backward --------------------------------------------------------------------------------------------------------
+
+// T = Y (G + G^T)/2, (batch, m, d). Grid (batch, tiles of columns).
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
+    pool_project(const REAL* __restrict__ y, const IN* __restrict__ g, REAL* __restrict__ t, int m, int d) {
+    __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
+    const int column = blockIdx.y * TILE;
+    y += (long long)blockIdx.x * m * d;
+    t += (long long)blockIdx.x * m * d;
+    g += (long long)blockIdx.x * d * d;
+    Share share;
+    REAL slot_y[SLOTS], slot_g[SLOTS], slot_m[SLOTS];
+    fetch_columns(slot_y, y, 0, 0, m, d);
+    fetch_columns(slot_g, g, 0, column, d, d);
+    fetch_rows(slot_m, g, 0, d, column, d);
+    for (int start = 0; start < d; start += DEPTH) {
+        store_columns(left, slot_y);
+        store_columns(right, slot_g);
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < SLOTS; ++e) {
+            const int entry = threadIdx.x + e * PRODUCT_THREADS, where = entry / TILE * LDT + entry % TILE;
+            right[where] = (REAL)0.5 * (right[where] + slot_m[e]);
+        }
+        const int following = start + DEPTH;  // on its way while the tensor cores work
+        if (following < d) {
+            fetch_columns(slot_y, y, following, 0, m, d);
+            fetch_columns(slot_g, g, following, column, d, d);
+            fetch_rows(slot_m, g, following, d, column, d);
+        }
+        __syncthreads();
+        if (Share::row() < m) share.add(left, right);
+        __syncthreads();
+    }
+    share.each([&](int i, int j, REAL value) {
+        if (i < m && column + j < d) t[(long long)i * d + column + j] = value;
+    });
+}
+
+// mixing (batch, 2m, m), transposed: 2 [U diag(slopes) | U (g[lambda_i, lambda_j, eps] o T Y^T)], dL/dF = mixing [T; Y].
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
+    pool_mixing(const REAL* __restrict__ y, const REAL* __restrict__ t, const REAL* __restrict__ values,
+                const REAL* __restrict__ slopes, const REAL* __restrict__ vectors, const Shift shift,
+                REAL* __restrict__ mixing, int m, int d) {
+    __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
+    REAL* w = (REAL*)shared_memory;  // (m, m | 1), then U in the same shape
+    const int ld = m | 1;
+    REAL* u = w + m * ld;
+    const REAL eps = shift.of_matrix();
+    y += (long long)blockIdx.x * m * d;
+    t += (long long)blockIdx.x * m * d;
+    values += (long long)blockIdx.x * m;
+    slopes += (long long)blockIdx.x * m;
+    vectors += (long long)blockIdx.x * m * m;
+    mixing += (long long)blockIdx.x * 2 * m * m;
+    for (int e = threadIdx.x; e < m * m; e += PRODUCT_THREADS) u[e / m * ld + e % m] = vectors[e];
+    Share share;
+    REAL slot_t[SLOTS], slot_y[SLOTS];
+    fetch_columns(slot_t, t, 0, 0, m, d);
+    fetch_columns(slot_y, y, 0, 0, m, d);
+    for (int start = 0; start < d; start += DEPTH) {
+        store_columns(left, slot_t);
+        store_columns(right, slot_y);
+        __syncthreads();
+        if (start + DEPTH < d) {
+            fetch_columns(slot_t, t, start + DEPTH, 0, m, d);
+            fetch_columns(slot_y, y, start + DEPTH, 0, m, d);
+        }
+        if (Share::row() < m) share.add(left, right);
+        __syncthreads();
+    }
+    share.each([&](int i, int j, REAL value) {
+        if (i < m && j < m) w[i * ld + j] = value * second_difference(values[i] + eps, values[j] + eps, eps);
+    });
+    __syncthreads();
+    for (int e = threadIdx.x; e < m * m; e += PRODUCT_THREADS) {
+        const int j = e / m, i = e % m;
+        REAL sum = 0;
+        for (int k = 0; k < m; ++k) sum += u[i * ld + k] * w[k * ld + j];
+        mixing[(m + j) * m + i] = 2 * sum;
+        mixing[j * m + i] = 2 * u[i * ld + j] * slopes[j];
+    }
+}
+
+// dL/dF = mixing [T; Y]. Grid (batch, tiles of columns).
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
+    pool_gradient(const REAL* __restrict__ mixing, const REAL* __restrict__ t, const REAL* __restrict__ y,
+                  IN* __restrict__ out, int m, int d) {
+    __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
+    const int column = blockIdx.y * TILE;
+    mixing += (long long)blockIdx.x * 2 * m * m;
+    t += (long long)blockIdx.x * m * d;
+    y += (long long)blockIdx.x * m * d;
+    out += (long long)blockIdx.x * m * d;
+    Share share;
+    REAL slot_l[SLOTS], slot_r[SLOTS];
+    for (int part = 0; part < 2; ++part) {
+        for (int start = 0; start < m; start += DEPTH) {
+            fetch_rows(slot_l, mixing + part * m * m, start, m, 0, m);
+            fetch_rows(slot_r, part ? y : t, start, m, column, d);
+            __syncthreads();
+            store_rows(left, slot_l);
+            store_rows(right, slot_r);
+            __syncthreads();
+            if (Share::row() < m) share.add(left, right);
+        }
+    }
+    share.each([&](int i, int j, REAL value) {
+        if (i < m && column + j < d) out[(long long)i * d + column + j] = (IN)value;
+    });
+}
