@@ -446,7 +446,7 @@ def _show(ax: Axes, cell: ArrayLike | None, photograph: ArrayLike | None) -> Non
 
 @styled
 def segmentation_grid(
-    columns: Sequence[str | tuple[str, ...]],
+    columns: Sequence[str | Sequence[str]],
     rows: Sequence[Sequence[ArrayLike | None]],
     path: str | Path | None = None,
     *,

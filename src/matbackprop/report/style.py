@@ -33,9 +33,9 @@ CONTINUOUS = LinearSegmentedColormap.from_list("matbackprop", ["#f4f7fb", "#9cc3
 
 _FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 _RC: Any = {
-    "font.family": ["sans-serif"],
-    # DejaVu Sans comes with matplotlib and has all Greek letters and mathematical signs that we write.
-    "font.sans-serif": [name for name in _FONTS if name in font_manager.get_font_names()],
+    # A list of families, not a generic one, so that a sign missing in the first is taken from the next. DejaVu Sans
+    # comes with matplotlib and has all Greek letters and mathematical signs that we write.
+    "font.family": [name for name in _FONTS if name in font_manager.get_font_names()],
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",

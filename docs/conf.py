@@ -1,0 +1,46 @@
+"""Sphinx configuration. ``python -m sphinx -W -b html docs docs/_build/html`` builds the pages without a network."""
+
+import sys
+from pathlib import Path
+
+import matbackprop
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "matbackprop"
+author = "The matbackprop authors"
+copyright = "2026, the matbackprop authors"
+version = release = matbackprop.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "command_help",
+    "mathml",
+]
+myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+html_math_renderer = "mathml"
+exclude_patterns = ["_build", "_generated"]
+suppress_warnings = ["config.cache"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+python_use_unqualified_type_names = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Gradient", "notes_style"), ("Formula", "notes_style"), ("Reference", "notes_style")]
+
+html_theme = "furo"
+html_title = f"matbackprop {release}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1f66c1", "color-brand-content": "#1f66c1"},
+    "dark_css_variables": {"color-brand-primary": "#6ea8f2", "color-brand-content": "#6ea8f2"},
+}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"

@@ -1,0 +1,59 @@
+"""``matbackprop report``: the page of a run, and a table of several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from matbackprop.errors import DataError
+from matbackprop.report.html import write_report
+from matbackprop.report.tables import Table
+from matbackprop.training.run_folder import RunFolder
+
+
+@dataclass
+class Config:
+    """Write report.html into run folders, and compare their final numbers where there are several."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders."""
+    metrics: tuple[str, ...] = ()
+    """Numbers of summary.json to compare; all that every run has, by default."""
+
+
+def main(config: Config) -> None:
+    """Write the reports, print where they are, and a table where there are several runs."""
+    if not config.runs:
+        raise DataError("no run folder was given; name at least one, such as runs/ncuts-smoke-seed0.")
+    folders = [RunFolder(path) for path in config.runs]
+    for folder in folders:
+        print(write_report(folder))
+    if len(folders) > 1:
+        comparison(folders, config.metrics).show()
+
+
+def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table:
+    """The final numbers of several runs side by side.
+
+    Args:
+        folders: the runs.
+        metrics: names from ``summary.json``; by default all numbers that every run has.
+
+    Raises:
+        DataError: if a run has no number of a name that was asked for.
+    """
+    numbers = [{k: v for k, v in folder.read_summary().items() if _is_number(v)} for folder in folders]
+    names = metrics or tuple(k for k in numbers[0] if all(k in n for n in numbers))
+    for folder, found in zip(folders, numbers, strict=True):
+        for name in names:
+            if name not in found:
+                raise DataError(f"{folder.path} has no number {name!r}; it has {', '.join(found) or 'none yet'}.")
+    rows = [[folder.path.name, *(found[n] for n in names)] for folder, found in zip(folders, numbers, strict=True)]
+    return Table(["run", *names], rows)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
