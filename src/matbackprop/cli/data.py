@@ -111,10 +111,16 @@ def download(config: Download) -> int:
 
 @dataclass
 class CacheConfig:
-    """List what is cached; with --verify compare all checksums, with --remove delete it."""
+    """List what is cached; with --make prepare a recipe's data, with --verify compare checksums, with --remove delete."""
 
     folder: Annotated[Path | None, tyro.conf.Positional] = None
     """Folder of caches. By default $MATBACKPROP_CACHE, or matbackprop in the user's cache folder."""
+    make: Literal["none", "o2p", "ncuts"] = "none"
+    """Decode and cache the data of a recipe now instead of at its first run."""
+    preset: str = "paper"
+    """Preset of that recipe."""
+    config: Path | None = None
+    """TOML or JSON file of fields laid over the preset, for example data.root."""
     verify: bool = False
     """Compare the checksums. Exits with 1 if a cache is damaged."""
     remove: Literal["none", "damaged", "all"] = "none"
@@ -125,6 +131,8 @@ def cache(config: CacheConfig) -> int:
     """List, verify or remove caches."""
     from matbackprop.data.cache import cache_folders, default_cache_folder, open_cache
 
+    if config.make != "none":
+        _make(config)
     folder = config.folder or default_cache_folder()
     total = damaged = 0
     for path in cache_folders(folder):
@@ -144,3 +152,16 @@ def cache(config: CacheConfig) -> int:
         total += 0 if removed else size
     print(f"{folder}: {total / 1e6:.1f} MB")
     return 1 if damaged and config.remove == "none" else 0
+
+
+def _make(config: CacheConfig) -> None:
+    """Let a recipe's data module prepare its data, which caches them."""
+    from matbackprop.training.config import get_recipe, merge, resolve
+
+    recipe = get_recipe(config.make)
+    resolved = resolve(recipe, config.preset, config.config)
+    if config.folder is not None:
+        resolved = merge(resolved, {"data.cache": str(config.folder)})
+    _, data = recipe.build(resolved)
+    data.prepare_data()
+    data.setup("fit")

@@ -24,7 +24,7 @@ import torch
 from lightning_fabric.plugins import CheckpointIO
 from torch import Tensor
 
-from matbackprop.errors import CheckpointError
+from matbackprop.errors import CheckpointError, ConfigurationError
 from matbackprop.training.loading import EpochLoader
 from matbackprop.training.run_folder import fsync_folder
 
@@ -399,6 +399,11 @@ class Checkpointer(pl.callbacks.Checkpoint):
         self._resumed = checkpoint.get("matbackprop")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+            raise ConfigurationError(
+                "ReduceLROnPlateau steps after the checkpoint of an epoch is written, so that a resumed run would "
+                "differ; use a schedule of steps or epochs."
+            )
         self._saved_time = time.monotonic()
         self._saved_step = trainer.global_step if self._resumed else -1
         self._saved_epoch = trainer.current_epoch

@@ -64,7 +64,7 @@ class GradientGuard(pl.Callback):
         self.run = run
         self.config = config
         self.means = means
-        self._bad: Tensor | None = None
+        self._total: Tensor | None = None
         self._good_steps: Tensor | None = None
         self._recent: deque[tuple[int, int, int, Any]] = deque()
         self._fused = False
@@ -74,7 +74,8 @@ class GradientGuard(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._sharded = isinstance(trainer.strategy, pl.strategies.FSDPStrategy)
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._bad = torch.zeros((), dtype=torch.bool, device=pl_module.device)
+        # The sum of all losses and gradient norms: once it is not finite it stays so.
+        self._total = torch.zeros((), dtype=torch.float64, device=pl_module.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=pl_module.device)
         self._waits = pl_module.device.type == "cpu" and trainer.world_size == 1
         if pl_module.device.type == "cuda":
@@ -88,14 +89,14 @@ class GradientGuard(pl.Callback):
         self._recent.append((trainer.global_step, trainer.current_epoch, batch_idx, batch))
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        assert self._bad is not None
-        self._bad |= ~torch.isfinite(loss.detach()).all()
+        assert self._total is not None
+        self._total += loss.detach().sum()
 
     @torch.no_grad()
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        assert self._bad is not None and self._good_steps is not None
+        assert self._total is not None and self._good_steps is not None
         gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         if not gradients:
             return
@@ -109,12 +110,17 @@ class GradientGuard(pl.Callback):
             scale = (self.config.gradient_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale.to(gradients[0].device))
         if self._scaler is None:  # a scaler of float16 gradients meets Inf on purpose and handles it
-            self._bad |= ~torch.isfinite(norm)
-            if self._fused:
-                optimizer.found_inf = self._bad.to(torch.float32)  # type: ignore[attr-defined]
-        self._good_steps += ~self._bad
-        if self._waits and self._bad.item():
+            self._total += norm
+        bad = self._is_bad()
+        if self._scaler is None and self._fused:
+            optimizer.found_inf = bad.to(torch.float32)  # type: ignore[attr-defined]
+        self._good_steps += ~bad
+        if self._waits and bad.item():
             self._stop(trainer, pl_module, optimizer)
+
+    def _is_bad(self) -> Tensor:
+        assert self._total is not None
+        return (self._total * 0.0) != 0.0  # Inf · 0 and NaN · 0 are NaN
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -126,8 +132,8 @@ class GradientGuard(pl.Callback):
 
     def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Read the flag and stop if it is set; all processes call it together."""
-        assert self._bad is not None and self._good_steps is not None
-        bad = self._bad.to(torch.int32)
+        assert self._good_steps is not None
+        bad = self._is_bad().to(torch.int32)
         if trainer.world_size > 1:
             torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
         if bad.item():

@@ -39,13 +39,17 @@ class Means:
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
         """Add a scalar; ``weight`` is usually the number of items that it is the mean of."""
-        value = value.detach() if isinstance(value, Tensor) else value
         entry = self._sums.get(name)
-        if entry is None:
-            # A clone, since the value may live in a buffer that the next step overwrites.
-            self._sums[name] = [value * weight, weight]
+        if isinstance(value, Tensor):
+            if entry is None:
+                self._sums[name] = [value.detach().to(torch.float64) * weight, weight]
+            else:
+                entry[0].add_(value.detach(), alpha=weight)  # one kernel, no waiting
+                entry[1] += weight
+        elif entry is None:
+            self._sums[name] = [torch.tensor(value * weight, dtype=torch.float64), weight]
         else:
-            entry[0] = entry[0] + value * weight
+            entry[0] += value * weight
             entry[1] += weight
 
     def flush(self, reduce: bool = False) -> dict[str, float]:
