@@ -80,7 +80,9 @@ def test_a_weight_of_zero_is_a_label_of_minus_one(name):
     weight[[7, 11]] = 0
     ignored = labels.clone()
     ignored[[7, 11]] = -1
-    torch.testing.assert_close(thin(name, f, labels, weight=weight), thin(name, f, ignored), rtol=0, atol=1e-12)
+    expected = thin(name, f, ignored)
+    torch.testing.assert_close(thin(name, f, labels, weight=weight), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(thin(name, f, labels, weight=weight > 0), expected, rtol=0, atol=1e-12)  # a mask
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -155,8 +155,8 @@ def labelled_rows(
         raise ShapeError(f"f must have at least one feature (*batch, m, d ≥ 1), got shape {tuple(f.shape)}.")
     check_labels(labels, f)
     if weight is not None:
-        if not weight.dtype.is_floating_point:
-            raise DtypeError(f"weight must be floating point, got {weight.dtype}; convert it with .to(f.dtype).")
+        if not weight.dtype.is_floating_point and weight.dtype != torch.bool:
+            raise DtypeError(f"weight must be floating point or a mask, got {weight.dtype}; use .to(f.dtype).")
         if weight.shape != f.shape[:-1]:
             raise ShapeError(
                 f"weight must have shape {tuple(f.shape[:-1])}, one entry a row of f, got {tuple(weight.shape)}."

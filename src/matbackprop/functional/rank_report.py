@@ -15,6 +15,9 @@ from matbackprop.numerics import autocast_off
 
 __all__ = ["RankReport", "rank_report"]
 
+# J₂ is exactly 1/2 where one rank is missing; rounding must not certify that.
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class RankReport:
@@ -108,7 +111,7 @@ def rank_report(
             regions=regions,
             alignment=(1 - trace / regions.clamp(min=1)) * (regions > 0),
             j2=j2,
-            certified=j2 < 0.5,
+            certified=j2 < 0.5 - max(_ROUNDING, 64 * torch.finfo(j2.dtype).eps),
             singular_values=values.clamp(min=0).sqrt().flip(-1),
             tolerance=tol**0.5,
         )
