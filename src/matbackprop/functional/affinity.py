@@ -31,7 +31,7 @@ def check_lambda(lam: Tensor, d: int) -> None:
 def affinity(
     f: Tensor, lam: Tensor | None = None, *, precision: torch.dtype | None = None, check: bool | None = None
 ) -> Tensor:
-    r"""Affinity between all pairs of rows, :math:`W = FΛF^⊤`.
+    r"""Affinity between all pairs of rows, :math:`W = F\Lambda F^\top`.
 
     Args:
         f: features ``(*b, m, d)``. W is non-negative when F and Λ are, which normalised cuts need.
@@ -107,9 +107,10 @@ def normalized_affinity(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Normalised affinity :math:`M = D^{-1/2}WD^{-1/2}` and, with labels, its target :math:`Ω = D^{1/2}EE^⊤D^{1/2}`.
+    r"""Normalised affinity M and, with labels, its target Ω.
 
-    D = [W1] holds the degrees.
+    .. math::
+        D = [W\mathbf 1],\quad M = D^{-1/2}WD^{-1/2},\quad \Omega = D^{1/2}EE^\top D^{1/2}
 
     Args:
         w: affinities ``(*b, m, m)`` with non-negative row sums. A row whose degree is zero becomes a row of zeros.
@@ -167,7 +168,7 @@ def normalized_cut_value(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""The normalised cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^⊤(D−W)E(E^⊤DE)^{-1})`.
+    r"""The normalised cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^\top(D-W)E(E^\top DE)^{-1})`.
 
     It is the sum over regions of the affinity that leaves the region divided by all its affinity, k − tr(ZᵀMZ) with
     Z = D^{1/2}E(EᵀDE)^{−1/2}.

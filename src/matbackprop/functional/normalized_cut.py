@@ -59,12 +59,13 @@ def normalized_cut_j1(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Alignment of the normalised affinity with a segmentation, :math:`J_1 = ½‖Π_M − Π_Ω‖²`.
+    r"""Alignment of the normalised affinity with a segmentation, :math:`J_1 = \tfrac12\|\Pi_M - \Pi_\Omega\|^2`.
 
     .. math::
-        W = FΛF^⊤,\quad D = [W\mathbf 1],\quad M = D^{-1/2}WD^{-1/2},\quad Ω = D^{1/2}EE^⊤D^{1/2}
+        W = F\Lambda F^\top,\quad D = [W\mathbf 1],\quad M = D^{-1/2}WD^{-1/2},\quad \Omega = D^{1/2}EE^\top D^{1/2}
 
-        J_1 = \tfrac12(r + k) - \operatorname{tr}(B^+SK^{-1}S^⊤),\quad B = F^⊤D^{-1}F,\; S = F^⊤E,\; K = [E^⊤D\mathbf 1]
+        J_1 = \tfrac12(r + k) - \operatorname{tr}(B^+SK^{-1}S^\top),\quad B = F^\top D^{-1}F,\; S = F^\top E,\; K =
+        [E^\top D\mathbf 1]
 
     with r the rank of M and k the number of regions.
 
@@ -150,11 +151,11 @@ def normalized_cut_j2(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Alignment of the span of the features with a segmentation, :math:`J_2 = ½‖Π_W − Π_Ψ‖²`.
+    r"""Alignment of the span of the features with a segmentation, :math:`J_2 = \tfrac12\|\Pi_W - \Pi_\Psi\|^2`.
 
     .. math::
-        W = FF^⊤,\quad Ψ = E(E^⊤E)^{-1}E^⊤,\quad
-        J_2 = \tfrac12(r + k) - \operatorname{tr}(C^+SN^{-1}S^⊤),\quad C = F^⊤F,\; S = F^⊤E,\; N = E^⊤E
+        W = FF^\top,\quad \Psi = E(E^\top E)^{-1}E^\top,\quad
+        J_2 = \tfrac12(r + k) - \operatorname{tr}(C^+SN^{-1}S^\top),\quad C = F^\top F,\; S = F^\top E,\; N = E^\top E
 
     with r the rank of F and k the number of regions. It does not depend on Λ in W = FΛFᵀ.
 
@@ -274,12 +275,12 @@ def normalized_cut_soft(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Alignment of a soft projector on the features with a segmentation, :math:`½‖Π_λ − Π_Ψ‖²`.
+    r"""Alignment of a soft projector on the features with a segmentation, :math:`\tfrac12\|\Pi_\lambda - \Pi_\Psi\|^2`.
 
     With F scaled to unit trace, tr FᵀF = 1, and λ the ridge,
 
     .. math::
-        Π_λ = F(F^⊤F + \tfrac{λ}{d}I)^{-1}F^⊤.
+        \Pi_\lambda = F(F^\top F + \tfrac{\lambda}{d}I)^{-1}F^\top.
 
     Unlike J₂ it is smooth: the rank term has a gradient and directions that no region needs shrink. The space to
     cluster in is the rows of F(FᵀF + (λ/d)I)^(−½), without degrees and without normalising rows.

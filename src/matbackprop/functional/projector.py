@@ -95,7 +95,7 @@ def projector(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Orthogonal projector on the span of the columns of A, :math:`Π_A = AA^+`.
+    r"""Orthogonal projector on the span of the columns of A, :math:`\Pi_A = AA^+`.
 
     Args:
         a: matrices ``(*b, m, n)`` of any shape and rank.
@@ -296,7 +296,7 @@ def spectral_projector(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Projector on the leading eigenvectors of a symmetric matrix, :math:`Π = U_1U_1^⊤`.
+    r"""Projector on the leading eigenvectors of a symmetric matrix, :math:`\Pi = U_1U_1^\top`.
 
     U₁ holds the eigenvectors of the ``rank`` largest eigenvalues, or of those above ``threshold``. Give one of the two.
 

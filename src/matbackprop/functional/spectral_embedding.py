@@ -27,7 +27,7 @@ def spectral_embedding(
     r"""The k leading eigenpairs of the normalised affinity of W = FFᵀ, in O(md²).
 
     .. math::
-        M = D^{-1/2}FF^⊤D^{-1/2},\quad B = F^⊤D^{-1}F = VβV^⊤,\quad U = D^{-1/2}FVβ^{-1/2}
+        M = D^{-1/2}FF^\top D^{-1/2},\quad B = F^\top D^{-1}F = V\beta V^\top,\quad U = D^{-1/2}FV\beta^{-1/2}
 
     so that MU = Uβ with orthonormal columns. The first eigenvalue is 1, with the eigenvector D^{1/2}1.
 
