@@ -24,8 +24,8 @@ __all__ = [
     "variation_of_information",
 ]
 
-# Above this many cells the table of counts is kept sparse (sorted codes) instead of dense: 64 MiB of int64.
-_DENSE_CELLS = 1 << 23
+# Above this many cells a table of counts is made by sorting instead of densely: 32 MiB of int64.
+_DENSE_CELLS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,14 @@ def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> 
     shared_shape = (len(segmentations), annotators)
     covering, rand, information = (np.empty(shared_shape) for _ in range(3))
     best = np.zeros(len(areas))
+    atoms, regions_of = _atoms(truth)
     square_sum = np.add.reduceat(areas * areas, first)
     log_sum = np.add.reduceat(_xlog2x(areas), first)
     for t, segmentation in enumerate(segmentations):
         labels, count = compact_labels(segmentation, f"segmentation {t + 1}")
         if labels.shape != shape:
             raise ShapeError(_size_message(f"segmentation {t + 1}", labels.shape, "the human maps", shape))
-        rows, columns, shared = _shared_counts(truth, labels.ravel(), len(areas), count)
+        rows, columns, shared = _shared_counts(atoms, regions_of, len(areas), labels.ravel(), count)
         own = np.bincount(labels.ravel(), minlength=count)
         iou = shared / (areas[rows] + own[columns] - shared)
         start = np.searchsorted(rows, np.arange(len(areas)))
@@ -233,19 +234,44 @@ def _stack_ground_truth(
     return truth, np.asarray(first), np.bincount(truth.ravel(), minlength=total), (shape, truth.shape[1])
 
 
+def _atoms(truth: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The common refinement of all human maps: the atom of each pixel, and each map's region of each atom ``(g,
+    atoms)``.
+
+    There are some thousand atoms where there are a hundred thousand pixels, so that a segmentation is counted against
+    atoms once, and all human maps add up atoms instead of pixels.
+    """
+    atoms = truth[0]
+    for labels in truth[1:]:
+        low = int(labels.min())
+        atoms = compact_labels((atoms * (int(labels.max()) - low + 1) + (labels - low))[None])[0][0]
+    pixel_of = np.zeros(int(atoms.max()) + 1, dtype=np.int64)
+    pixel_of[atoms] = np.arange(atoms.size)
+    return atoms, truth[:, pixel_of]
+
+
 def _shared_counts(
-    truth: NDArray[np.int64], labels: NDArray[np.int64], regions: int, count: int
+    atoms: NDArray[np.int64], regions_of: NDArray[np.int64], regions: int, labels: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows, columns and values of the non-zero shared pixel counts, sorted by row."""
-    codes = truth * count + labels
-    if regions * count <= _DENSE_CELLS:
-        table = np.bincount(codes.ravel(), minlength=regions * count)
-        present = np.flatnonzero(table)
-        shared = table[present]
-    else:
-        present, shared = np.unique(codes, return_counts=True)
+    """Rows, columns and values of the non-zero shared pixel counts of all human regions, sorted by row."""
+    present, pixels = _count(atoms * count + labels, regions_of.shape[1] * count)
+    atom, column = np.divmod(present, count)
+    codes = (regions_of[:, atom] * count + column).ravel()
+    present, shared = _count(codes, regions * count, np.tile(pixels, len(regions_of)))
     rows, columns = np.divmod(present, count)
     return rows, columns, shared
+
+
+def _count(
+    codes: NDArray[np.int64], size: int, weights: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Codes that occur, ascending, and how often (or their summed weights, exact below 2⁵³)."""
+    if size <= _DENSE_CELLS:
+        table = np.bincount(codes, weights, minlength=size)
+        present = np.flatnonzero(table)
+        return present, table[present].astype(np.int64)
+    present, inverse = np.unique(codes, return_inverse=True)
+    return present, np.bincount(inverse, weights).astype(np.int64)
 
 
 def _xlog2x(counts: NDArray[np.int64]) -> NDArray[np.float64]:
