@@ -1,0 +1,221 @@
+"""Every kind of file of label maps: round trips, the documented formats by hand, and damage."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from matbackprop.data.label_files import (
+    index_label_files,
+    read_label_maps,
+    read_seg,
+    ucm_to_segmentations,
+    write_seg,
+)
+from matbackprop.errors import DataError
+
+LABELS = np.array([[1, 1, 2, 2], [1, 3, 3, 2], [4, 4, 3, 2]], dtype=np.uint16)
+
+SEG = """format ascii cr
+date Thu Apr 05 15:30:19 2001
+image 12003
+user 1107
+width 4
+height 3
+segments 3
+gray 0
+invert 0
+flipflop 0
+data
+0 0 0 1
+1 0 2 3
+0 1 0 0
+2 1 1 3
+2 2 0 3
+"""
+
+
+def cells(maps):
+    array = np.empty((1, len(maps)), dtype=object)
+    for index, labels in enumerate(maps):
+        array[0, index] = labels
+    return array
+
+
+def write_ground_truth(path, maps):
+    savemat(path, {"groundTruth": cells([{"Segmentation": m, "Boundaries": (m > 1).astype(np.uint8)} for m in maps])})
+
+
+def test_mat_segmentations_and_human_maps(tmp_path):
+    savemat(tmp_path / "a.mat", {"segs": cells([LABELS, LABELS + 1])})
+    write_ground_truth(tmp_path / "b.mat", [LABELS, LABELS[::-1]])
+    for name, second in (("a", LABELS + 1), ("b", LABELS[::-1])):
+        maps = read_label_maps(tmp_path / f"{name}.mat")
+        np.testing.assert_array_equal(maps[0], LABELS)
+        np.testing.assert_array_equal(maps[1], second)
+        assert len(maps) == 2
+
+
+def test_mat_with_plain_arrays(tmp_path):
+    savemat(tmp_path / "a.mat", {"labels": LABELS, "note": "text", "number": 3, "real": LABELS / 7})
+    maps = read_label_maps(tmp_path / "a.mat")
+    assert len(maps) == 1
+    np.testing.assert_array_equal(maps[0], LABELS)
+    savemat(tmp_path / "b.mat", {"segs": LABELS.astype(float)})
+    np.testing.assert_array_equal(read_label_maps(tmp_path / "b.mat")[0], LABELS)
+
+
+def doubled_contours():
+    """Three pixels in a row, a strong contour between the first two and a weak one between the last."""
+    ucm = np.zeros((3, 7))
+    ucm[:, 2], ucm[:, 4] = 0.8, 0.3
+    return ucm
+
+
+def test_contour_map_is_cut_at_thresholds(tmp_path):
+    fine, middle, coarse = ucm_to_segmentations(doubled_contours(), 3)  # at .25, .5, .75
+    assert [len(np.unique(labels)) for labels in (fine, middle, coarse)] == [3, 2, 2]
+    assert middle.shape == (1, 3) and middle[0, 1] == middle[0, 2] != middle[0, 0]
+    savemat(tmp_path / "a.mat", {"ucm2": doubled_contours()})
+    assert len(read_label_maps(tmp_path / "a.mat")) == 99
+    assert len(read_label_maps(tmp_path / "a.mat", thresholds=8)) == 8
+    with pytest.raises(DataError, match="single size"):
+        ucm_to_segmentations(np.zeros((4, 6)))
+
+
+def test_contour_map_of_single_size_leaves_no_contour_pixel(tmp_path):
+    ucm = np.zeros((5, 9))
+    ucm[:, 4] = 0.9
+    savemat(tmp_path / "a.mat", {"ucm": ucm})
+    labels = read_label_maps(tmp_path / "a.mat", thresholds=1)[0]
+    assert set(np.unique(labels)) == {1, 2} and labels[0, 0] != labels[0, 8]
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("L", np.uint8), ("I;16", np.uint16), ("P", np.uint8), ("RGB", np.uint8), ("RGBA", np.uint8)]
+)
+def test_png_of_every_depth(tmp_path, mode, dtype):
+    labels = LABELS.astype(dtype)
+    if mode == "I;16":
+        labels = labels * 1000
+        Image.fromarray(labels).save(tmp_path / "a.png")
+    elif mode == "P":
+        picture = Image.frombytes("P", (4, 3), labels.tobytes())
+        picture.putpalette([200 - i % 7 for i in range(768)])  # colours that do not tell the labels apart
+        picture.save(tmp_path / "a.png")
+    elif mode == "L":
+        Image.fromarray(labels).save(tmp_path / "a.png")
+    else:
+        colours = np.random.default_rng(0).permutation(256)[: 4 * len(mode)].reshape(4, len(mode)).astype(np.uint8)
+        Image.fromarray(colours[labels - 1]).save(tmp_path / "a.png")
+    (found,) = read_label_maps(tmp_path / "a.png")
+    # The same partition: every label of one goes with exactly one label of the other.
+    pairs = {tuple(pair) for pair in np.stack([LABELS.ravel(), found.ravel()], 1).tolist()}
+    assert len(pairs) == 4 and len({b for _, b in pairs}) == 4
+    if mode == "I;16":
+        np.testing.assert_array_equal(found, labels)
+
+
+def test_npz_and_npy(tmp_path):
+    np.savez(tmp_path / "a.npz", *[LABELS + i for i in range(11)])
+    maps = read_label_maps(tmp_path / "a.npz")
+    assert [int(labels[0, 0]) for labels in maps] == list(range(1, 12))  # arr_10 comes last, not second
+    np.save(tmp_path / "b.npy", np.stack([LABELS, LABELS + 5]))
+    assert len(read_label_maps(tmp_path / "b.npy")) == 2
+
+
+def test_seg_by_hand_and_round_trip(tmp_path):
+    (tmp_path / "a.seg").write_text(SEG)
+    np.testing.assert_array_equal(read_seg(tmp_path / "a.seg"), [[0, 0, 1, 1], [0, 2, 2, 2], [2, 2, 2, 2]])
+    labels = np.random.default_rng(0).integers(0, 5, (13, 17))
+    write_seg(tmp_path / "b.seg", labels)
+    np.testing.assert_array_equal(read_label_maps(tmp_path / "b.seg")[0], labels)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("data\n", "", "'data' is missing"),
+        ("width 4\n", "", "no number for width"),
+        ("segments 3", "segments three", "no number for segments"),
+        ("2 2 0 3\n", "", "4 pixels have no label"),
+        ("2 2 0 3\n", "2 2 0 9\n", "does not fit"),
+        ("2 2 0 3\n", "7 2 0 3\n", "does not fit"),
+        ("2 1 1 3\n", "2 1 0 3\n", "1 several"),
+        ("2 2 0 3\n", "2 2 0\n", "numbers after 'data'"),
+        ("2 2 0 3\n", "2 2 x 3\n", "seems damaged"),
+    ],
+)
+def test_damaged_seg(tmp_path, old, new, match):
+    (tmp_path / "a.seg").write_text(SEG.replace(old, new))
+    with pytest.raises(DataError, match=match):
+        read_label_maps(tmp_path / "a.seg")
+
+
+def test_damaged_and_wrong_files(tmp_path):
+    for name in ("a.mat", "a.png", "a.npz", "a.npy", "a.seg"):
+        (tmp_path / name).write_bytes(b"MATLAB 5.0 nonsense \x00\x01\x02" * 20)
+        with pytest.raises(DataError, match=name):
+            read_label_maps(tmp_path / name)
+    savemat(tmp_path / "cut.mat", {"segs": cells([LABELS])}, do_compression=True)
+    whole = (tmp_path / "cut.mat").read_bytes()
+    (tmp_path / "cut.mat").write_bytes(whole[:-20])
+    with pytest.raises(DataError, match=r"cut\.mat cannot be read"):
+        read_label_maps(tmp_path / "cut.mat")
+    savemat(tmp_path / "empty.mat", {"x": "text"})
+    with pytest.raises(DataError, match="holds no label map"):
+        read_label_maps(tmp_path / "empty.mat")
+    savemat(tmp_path / "real.mat", {"segs": LABELS / 7})
+    with pytest.raises(DataError, match="whole numbers"):
+        read_label_maps(tmp_path / "real.mat")
+    Image.fromarray(LABELS.astype(np.uint8)).save(tmp_path / "photo.jpg")
+    (tmp_path / "photo.jpg").rename(tmp_path / "photo.png")
+    with pytest.raises(DataError, match="JPEG file in truth"):
+        read_label_maps(tmp_path / "photo.png")
+    with pytest.raises(DataError, match="no file of label maps"):
+        read_label_maps(tmp_path / "photo.gif")
+    with pytest.raises(DataError, match="does not exist"):
+        read_label_maps(tmp_path / "nobody.png")
+
+
+def test_matlab_73_is_named(tmp_path):
+    header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
+    (tmp_path / "a.mat").write_bytes(header.ljust(512, b"\x00") + b"\x89HDF\r\n\x1a\n")
+    with pytest.raises(DataError, match="-v7"):
+        read_label_maps(tmp_path / "a.mat")
+
+
+def test_pickles_are_not_opened(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_label_maps(tmp_path / "a.npy")
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+
+
+def test_index_groups_files_by_image(tmp_path):
+    touch(
+        tmp_path, "a_1.png", "a_2.png", "a_10.png", "b.png", "u1/c.seg", "u2/c.seg", "d_001.png", "e_1.mat", "notes.txt"
+    )
+    found = index_label_files(tmp_path)
+    assert {name: [path.name for path in paths] for name, paths in found.items()} == {
+        "a": ["a_1.png", "a_2.png", "a_10.png"],
+        "b": ["b.png"],
+        "c": ["c.seg", "c.seg"],
+        "d_001": ["d_001.png"],
+        "e_1": ["e_1.mat"],
+    }
+    assert "a_1" in index_label_files(tmp_path, numbered="no")
+    assert "a_2" in index_label_files(tmp_path, names={"a_2", "a"})
+
+
+def test_index_refuses_two_kinds_and_no_folder(tmp_path):
+    touch(tmp_path, "a.png", "a.mat")
+    with pytest.raises(DataError, match=r"a has label maps in files of several kinds \(\.mat, \.png\)"):
+        index_label_files(tmp_path)
+    with pytest.raises(DataError, match="is no folder"):
+        index_label_files(tmp_path / "nowhere")
