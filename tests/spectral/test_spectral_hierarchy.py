@@ -151,6 +151,11 @@ def test_superpixels_of_tiny_images(shape):
     assert regions.shape == shape and sorted(np.unique(regions)) == list(range(regions.max() + 1))
 
 
+def test_superpixels_of_noise_are_not_one():
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    assert slic_superpixels(noise, 48).max() + 1 >= 16
+
+
 def test_superpixels_refuse_what_is_no_image():
     with pytest.raises(ShapeError):
         slic_superpixels(np.zeros((4, 4)))

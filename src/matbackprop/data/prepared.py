@@ -20,7 +20,7 @@ from torch import Tensor
 from matbackprop.data.bsds import labels_to_grid
 from matbackprop.data.cache import cache_key, open_cache, write_cache
 from matbackprop.errors import DataError, ShapeError
-from matbackprop.spectral.superpixels import slic_superpixels
+from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
 __all__ = ["LabelledImages", "PreparedImage", "PreparedImages", "prepare_image", "prepare_images"]
 
@@ -48,6 +48,7 @@ class PreparedImage:
         superpixels: (h, w) int16, numbered from 0.
         labels: (a, S) int16, for each annotator the region that holds most of each superpixel.
         areas: (S,) int32 pixels of the superpixels.
+        edges: (E, 2) int16 pairs i < j of superpixels that touch.
         grids: stride → (a, round(h/stride), round(w/stride)) int16, the region that holds most of each cell.
     """
 
@@ -56,6 +57,7 @@ class PreparedImage:
     superpixels: NDArray[np.int16]
     labels: NDArray[np.int16]
     areas: NDArray[np.int32]
+    edges: NDArray[np.int16]
     grids: dict[int, NDArray[np.int16]]
 
 
@@ -93,7 +95,8 @@ def prepare_image(sample: Any, superpixels: int = 600, strides: Sequence[int] = 
                 f"{one.shape}; check that both belong together."
             )
     regions = slic_superpixels(image.transpose(1, 2, 0), superpixels).astype(np.int16)
-    areas = np.bincount(regions.ravel()).astype(np.int32)
+    graph = region_graph(regions)
+    areas = graph.areas.astype(np.int32)
     labels = np.empty((len(maps), len(areas)), np.int16)
     for a, one in enumerate(maps):
         labels[a] = majority_labels(regions, one)
@@ -102,7 +105,7 @@ def prepare_image(sample: Any, superpixels: int = 600, strides: Sequence[int] = 
         grid = (max(1, round(size[0] / stride)), max(1, round(size[1] / stride)))
         cells = [np.asarray(labels_to_grid(torch.as_tensor(one.astype(np.int64)), grid)) for one in maps]
         grids[stride] = np.stack(cells).astype(np.int16) if cells else np.empty((0, *grid), np.int16)
-    return PreparedImage(sample.id, image, regions, labels, areas, grids)
+    return PreparedImage(sample.id, image, regions, labels, areas, graph.edges.astype(np.int16), grids)
 
 
 def _prepare(task: tuple[LabelledImages, int, int]) -> PreparedImage:
@@ -114,8 +117,8 @@ class PreparedImages(Sequence[PreparedImage]):
     """A sequence of :class:`PreparedImage` over memory-mapped arrays.
 
     Args:
-        arrays: flat arrays ``image``, ``superpixels``, ``labels``, ``areas`` and ``grid<stride>``.
-        table: for each image its id, height, width, number of superpixels and of annotators.
+        arrays: flat arrays ``image``, ``superpixels``, ``labels``, ``areas``, ``edges`` and ``grid<stride>``.
+        table: for each image its id, height, width, numbers of superpixels, annotators and edges.
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], table: Sequence[dict[str, Any]]) -> None:
@@ -127,6 +130,7 @@ class PreparedImages(Sequence[PreparedImage]):
             "superpixels": [r["height"] * r["width"] for r in self.table],
             "labels": [r["annotators"] * r["superpixels"] for r in self.table],
             "areas": [r["superpixels"] for r in self.table],
+            "edges": [2 * r["edges"] for r in self.table],
         }
         for stride in STRIDES:
             counts[f"grid{stride}"] = [r["annotators"] * int(np.prod(self.grid(r, stride))) for r in self.table]
@@ -156,6 +160,7 @@ class PreparedImages(Sequence[PreparedImage]):
             self._part("superpixels", index).reshape(size),
             self._part("labels", index).reshape(annotators, count),
             self._part("areas", index),
+            self._part("edges", index).reshape(-1, 2),
             {s: self._part(f"grid{s}", index).reshape(annotators, *self.grid(row, s)) for s in STRIDES},
         )
 
@@ -200,7 +205,7 @@ def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600
     if len(data) == 0:
         raise DataError("the data set holds no image; check the folder and the split.")
     key = cache_key(
-        {"kind": "segmentation", "version": 1, "ids": list(data.ids), "root": str(getattr(data, "root", "")),
+        {"kind": "segmentation", "version": 2, "ids": list(data.ids), "root": str(getattr(data, "root", "")),
          "superpixels": superpixels, "strides": list(STRIDES)}
     )  # fmt: skip
     path = Path(folder) / f"segmentation-{key}"
@@ -226,12 +231,13 @@ def _row(one: PreparedImage) -> dict[str, Any]:
         "width": int(one.image.shape[2]),
         "superpixels": len(one.areas),
         "annotators": len(one.labels),
+        "edges": len(one.edges),
     }
 
 
 def _flatten(images: Sequence[PreparedImage]) -> dict[str, NDArray[Any]]:
     arrays = {name: np.concatenate([getattr(i, name).ravel() for i in images])
-              for name in ("image", "superpixels", "labels", "areas")}  # fmt: skip
+              for name in ("image", "superpixels", "labels", "areas", "edges")}  # fmt: skip
     for stride in STRIDES:
         arrays[f"grid{stride}"] = np.concatenate([i.grids[stride].ravel() for i in images])
     return arrays

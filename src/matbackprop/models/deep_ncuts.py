@@ -22,7 +22,6 @@ from matbackprop.spectral import (
     Hierarchy,
     MergeCost,
     Segmentation,
-    border_mean,
     merge_regions,
     region_graph,
     segment_features,
@@ -52,15 +51,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class FeatureMaps(NamedTuple):
-    """What the network says about a batch of images.
+    """What the network says about a batch of images, on its grid.
 
     Attributes:
-        features: F on its grid, (b, h, w, d); cell (i, j) is centred on its stride × stride block of pixels.
-        boundary: logits (b, h, w) that a border runs through the cell, or None.
+        features: F (b, h, w, d); cell (i, j) is centred on its stride × stride block of pixels.
+        hidden: the hypercolumns (b, c, h, w) that F is a linear function of, or None for other heads.
     """
 
     features: Tensor
-    boundary: Tensor | None
+    hidden: Tensor | None
+
+
+class SuperpixelRows(NamedTuple):
+    """What the network says about the superpixels of a batch of images.
+
+    Attributes:
+        features: rows of F (b, S, d).
+        mass: (b, S) pixels that each row is the mean of; 0 for none.
+        edges: (b, E) logits that a human would separate the two sides of an edge, or None.
+    """
+
+    features: Tensor
+    mass: Tensor
+    edges: Tensor | None
 
 
 class Merging(NamedTuple):
@@ -147,14 +160,23 @@ class _PaperHead(nn.Module):
 
 
 class _HypercolumnHead(nn.Module):
-    """Several feature maps, each with unit rows, projected and summed with colour and position on one grid."""
+    """Several feature maps, each with unit rows, projected and summed with colour and position on one grid.
 
-    def __init__(self, widths: Sequence[int], hidden: int, channels: int, dropout: float) -> None:
+    F is linear in the hidden map, so that means on superpixels may be taken before the last layer. The edge head looks
+    at both sides of an edge and at the border between them.
+    """
+
+    def __init__(self, widths: Sequence[int], hidden: int, channels: int, dropout: float, boundary: bool) -> None:
         super().__init__()
         self.projections = nn.ModuleList(nn.Conv2d(width, hidden, 1, bias=False) for width in widths)
         self.place = nn.Conv2d(5, hidden, 1)
         self.drop = nn.Dropout(dropout)
-        self.out = nn.Conv2d(hidden, channels, 1)
+        self.out = nn.Linear(hidden, channels)
+        self.edge = None
+        if boundary:
+            self.edge = nn.Sequential(
+                nn.Linear(2 * hidden, hidden // 2), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden // 2, 1)
+            )
 
     def forward(self, maps: list[Tensor], image: Tensor, grid: tuple[int, int]) -> Tensor:
         colour = nnf.interpolate(rgb_to_lab(image.float()), size=grid, mode="area") / 50
@@ -164,7 +186,7 @@ class _HypercolumnHead(nn.Module):
         for projection, one in zip(self.projections, maps, strict=True):
             # A projection is linear, so it may come before the resampling, where maps are small.
             total = total + _resample(projection(nnf.normalize(one, dim=1, eps=1e-6)), grid)
-        return self.out(self.drop(torch.relu(total)))
+        return torch.relu(total)
 
 
 def _resample(maps: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -193,17 +215,71 @@ def pool_superpixels(maps: Tensor, superpixels: Tensor, count: int) -> tuple[Ten
         tensor([2., 5.])
     """
     b, c = maps.shape[:2]
-    size = (superpixels.shape[-2], superpixels.shape[-1])
-    if maps.shape[-2:] != size:
-        maps = nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+    rows = _enlarge(maps, superpixels).flatten(2).movedim(1, -1).reshape(-1, c)
     ids = superpixels.reshape(b, -1).long()
     target = torch.where(ids >= 0, ids, count) + torch.arange(b, device=ids.device).unsqueeze(-1) * (count + 1)
-    rows = maps.flatten(2).movedim(1, -1).reshape(-1, c)
-    flat = target.reshape(-1)
-    sums = rows.new_zeros(b * (count + 1), c).index_add(0, flat, rows).view(b, count + 1, c)
-    mass = rows.new_zeros(b * (count + 1)).index_add(0, flat, torch.ones_like(flat, dtype=rows.dtype))
-    mass = mass.view(b, count + 1)
-    return (sums / mass.clamp(min=1).unsqueeze(-1))[:, :count], mass[:, :count]
+    sums, mass = _sum_rows(rows, target.reshape(-1), b * (count + 1))
+    means = (sums / mass.clamp(min=1).unsqueeze(-1)).view(b, count + 1, c)
+    return means[:, :count], mass.view(b, count + 1)[:, :count]
+
+
+def pool_borders(maps: Tensor, superpixels: Tensor, edges: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean of feature maps along the border between two superpixels, over the pixels on both sides.
+
+    Args:
+        maps: (b, c, h, w); brought to the superpixels' size bilinearly.
+        superpixels: integer maps (b, H, W), negative outside of the image.
+        edges: pairs (b, E, 2) of superpixels, i < j; negative ones are padding.
+        count: number S of superpixels.
+
+    Returns:
+        The means (b, E, c), zero for edges without a border at this size, and the numbers of pixels (b, E).
+    """
+    b, c = maps.shape[:2]
+    number = edges.shape[1]
+    device = superpixels.device
+    images = torch.arange(b, device=device)
+    code = torch.where(edges[..., 0] >= 0, edges[..., 0] * count + edges[..., 1], count * count)
+    table = torch.full((b, count * count + 1), -1, device=device, dtype=torch.long)
+    table.scatter_(1, code, torch.arange(number, device=device).expand(b, number))
+    table[:, -1] = -1
+    ids = superpixels.long()
+    place = torch.arange(ids[0].numel(), device=device).view(1, *ids.shape[1:]) + (
+        images.view(-1, 1, 1) * ids[0].numel()
+    )
+    cells, targets = [], []
+    for dimension in (1, 2):
+        n = ids.shape[dimension]
+        if n < 2:
+            continue
+        first, second = ids.narrow(dimension, 0, n - 1), ids.narrow(dimension, 1, n - 1)
+        where = ((first != second) & (first >= 0) & (second >= 0)).nonzero(as_tuple=True)
+        i, j = first[where], second[where]
+        edge = table[where[0], torch.minimum(i, j) * count + torch.maximum(i, j)]
+        target = torch.where(edge >= 0, where[0] * number + edge, b * number)
+        for part in (place.narrow(dimension, 0, n - 1), place.narrow(dimension, 1, n - 1)):
+            cells.append(part[where])
+            targets.append(target)
+    rows = _enlarge(maps, superpixels).flatten(2).movedim(1, -1).reshape(-1, c)
+    if not cells:
+        return rows.new_zeros(b, number, c), rows.new_zeros(b, number)
+    sums, mass = _sum_rows(rows[torch.cat(cells)], torch.cat(targets), b * number + 1)
+    means = sums / mass.clamp(min=1).unsqueeze(-1)
+    return means[:-1].view(b, number, c), mass[:-1].view(b, number)
+
+
+def _enlarge(maps: Tensor, superpixels: Tensor) -> Tensor:
+    size = (superpixels.shape[-2], superpixels.shape[-1])
+    if maps.shape[-2:] == size:
+        return maps
+    return nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+
+
+def _sum_rows(rows: Tensor, target: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Sums (size, c) of rows (n, c) by target (n,), and their numbers (size,), in float32 at least."""
+    rows = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+    sums = rows.new_zeros(size, rows.shape[1]).index_add(0, target, rows)
+    return sums, rows.new_zeros(size).index_add(0, target, rows.new_ones(len(target)))
 
 
 def merge_superpixels(
@@ -219,14 +295,12 @@ def merge_superpixels(
     Args:
         superpixels: (H, W) numbered from 0 without gaps.
         points: (S, e) spectral coordinates of the superpixels.
-        boundary: (H, W) probability of a border; None for none.
+        boundary: (E,) strength of each edge of ``region_graph(superpixels)``; None for ones.
         ks: numbers of regions of the levels.
         cost: exponents of the price.
     """
     regions = np.asarray(superpixels, dtype=np.int32)
-    graph = region_graph(regions)
-    strength = None if boundary is None else border_mean(regions, graph, boundary)
-    tree = merge_regions(points, graph, strength, cost=cost)
+    tree = merge_regions(points, region_graph(regions), boundary, cost=cost)
     return Merging(tree.levels(ks)[:, regions], tree, regions)
 
 
@@ -244,7 +318,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         dropout: rate before the last layer.
         kernel: size of the paper head's first convolution.
         stride: of the hypercolumns' grid; None for the finest tap's.
-        boundary: one more output channel with boundary logits.
+        boundary: also learn how likely humans separate two neighbouring superpixels, for merging.
         affinity: ``"identity"`` for W = FFᵀ, ``"lambda"`` for FΛFᵀ with a learned Λ = LLᵀ.
         space: where segmentations are clustered, ``"ncut"`` or ``"soft"`` (see :func:`segment_features`).
         ridge: λ of the soft space.
@@ -276,7 +350,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         affinity: str = "identity",
         space: str = "ncut",
         ridge: float = 0.3,
-        cost: Sequence[float] = (0.5, 0.5, 0.3),
+        cost: Sequence[float] = (0.7, 0.3, 0.3),
         superpixels: int = 600,
     ) -> None:
         super().__init__()
@@ -326,12 +400,12 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         if head == "paper":
             self.head = _PaperHead(widths[0], hidden, channels, dropout, kernel)
         elif head == "hypercolumn":
-            self.head = _HypercolumnHead(widths, hidden, channels + boundary, dropout)
+            self.head = _HypercolumnHead(widths, hidden, channels, dropout, boundary)
         else:
             self.head, channels = None, widths[0]
         self.channels = channels
         for module in [] if self.head is None else self.head.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -360,15 +434,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         """The grid of F for images of ``size`` pixels."""
         return max(1, round(size[0] / self.stride)), max(1, round(size[1] / self.stride))
 
-    def forward(self, image: Tensor) -> FeatureMaps:
-        """Compute F, and boundary logits where the model has them.
-
-        Args:
-            image: RGB (b, 3, h, w), uint8 or floating point in [0, 1]; any size from one pixel on.
-
-        Returns:
-            :class:`FeatureMaps`. F is non-negative with the heads ``"paper"`` and ``"none"``, as W needs it.
-        """
+    def _head_output(self, image: Tensor) -> Tensor:
+        """What the head says, (b, c, h, w): F, or the hidden map of hypercolumns."""
         if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
             raise ShapeError(f"images must be (b, 3, h, w) with at least one pixel, got {tuple(image.shape)}.")
         if image.dtype == torch.uint8:
@@ -387,15 +454,52 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         for g, one in zip(self.geometry, maps, strict=True):
             skip = g.skip(before)
             cropped.append(one[..., skip : skip + g.cells(height), skip : skip + g.cells(width)])
-        grid = self.grid((height, width))
         if self.head is None:
-            return FeatureMaps(cropped[0].movedim(1, -1), None)
-        out = self.head(cropped, image, grid).movedim(1, -1)
-        if isinstance(self.head, _PaperHead):
-            return FeatureMaps(torch.relu(out), None)
-        if self.boundary:
-            return FeatureMaps(out[..., :-1], out[..., -1])
-        return FeatureMaps(out, None)
+            return cropped[0]
+        return self.head(cropped, image, self.grid((height, width)))
+
+    def forward(self, image: Tensor) -> FeatureMaps:
+        """Compute F on its grid.
+
+        Args:
+            image: RGB (b, 3, h, w), uint8 or floating point in [0, 1]; any size from one pixel on.
+
+        Returns:
+            :class:`FeatureMaps`. F is non-negative with the heads ``"paper"`` and ``"none"``, as W needs it.
+        """
+        out = self._head_output(image)
+        if isinstance(self.head, _HypercolumnHead):
+            return FeatureMaps(self.head.out(self.head.drop(out.movedim(1, -1))), out)
+        return FeatureMaps(torch.relu(out).movedim(1, -1), None)
+
+    def on_superpixels(
+        self, image: Tensor, superpixels: Tensor, count: int, edges: Tensor | None = None
+    ) -> SuperpixelRows:
+        """Compute the rows of F as means on superpixels, and the strength of the edges between them.
+
+        Args:
+            image: RGB (b, 3, h, w), uint8 or floating point in [0, 1].
+            superpixels: integer maps (b, H, W) of any size over the same view, negative outside of an image.
+            count: number S of rows to return.
+            edges: pairs (b, E, 2) of neighbouring superpixels, negative for padding; None for no edges.
+
+        Returns:
+            :class:`SuperpixelRows`.
+        """
+        out = self._head_output(image)
+        if not isinstance(self.head, _HypercolumnHead):
+            return SuperpixelRows(*pool_superpixels(torch.relu(out), superpixels, count), None)
+        means, mass = pool_superpixels(out, superpixels, count)
+        dropped = self.head.drop(means)
+        features = self.head.out(dropped)
+        if edges is None or self.head.edge is None:
+            return SuperpixelRows(features, mass, None)
+        border, length = pool_borders(out, superpixels, edges, count)
+        width = means.shape[-1]
+        sides = [dropped.gather(1, edges[..., k : k + 1].clamp(min=0).expand(-1, -1, width)) for k in (0, 1)]
+        middle = torch.where(length.unsqueeze(-1) > 0, border, 0.5 * (sides[0] + sides[1]))
+        logits = self.head.edge(torch.cat([self.head.drop(middle), (sides[0] - sides[1]).abs()], -1))
+        return SuperpixelRows(features, mass, logits.squeeze(-1))
 
     @torch.no_grad()
     def cluster(
@@ -426,27 +530,27 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         )
 
     @torch.no_grad()
-    def region_points(self, image: Tensor, superpixels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Spectral coordinates of superpixels and the boundary map, for merging.
+    def region_points(
+        self, image: Tensor, superpixels: Tensor, edges: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Spectral coordinates of superpixels and the strength of the edges between them, for merging.
 
         Args:
             image: (b, 3, h, w).
-            superpixels: (b, H, W) integer maps, negative outside of an image.
+            superpixels: (b, h, w) integer maps, negative outside of an image.
+            edges: (b, E, 2) neighbouring superpixels, negative for padding.
 
         Returns:
-            Points (b, S, d) of :func:`~matbackprop.spectral.soft_embedding` weighted by area, areas (b, S), and the
-            boundary probabilities (b, H, W) or None. S is the largest number of superpixels in the batch.
+            Points (b, S, d) of :func:`~matbackprop.spectral.soft_embedding` weighted by area, and the probabilities
+            (b, E) that humans separate the two sides, or None. S is the largest number of superpixels in the batch.
         """
-        maps = self(image)
         count = int(superpixels.max()) + 1
-        means, areas = pool_superpixels(maps.features.movedim(-1, 1).float(), superpixels, count)
-        share = areas / areas.sum(-1, keepdim=True).clamp(min=1)
-        points = soft_embedding(means, ridge=self.ridge, weights=share).points
-        if maps.boundary is None:
-            return points, areas, None
-        size = (superpixels.shape[-2], superpixels.shape[-1])
-        logits = nnf.interpolate(maps.boundary.float().unsqueeze(1), size=size, mode="bilinear", align_corners=False)
-        return points, areas, torch.sigmoid(logits.squeeze(1))
+        # Every other pixel is enough: no map is finer than stride 2.
+        halved = superpixels[:, ::2, ::2] if min(superpixels.shape[-2:]) > 32 else superpixels
+        rows = self.on_superpixels(image, halved, count, edges)
+        share = rows.mass / rows.mass.sum(-1, keepdim=True).clamp(min=1)
+        points = soft_embedding(rows.features.float(), ridge=self.ridge, weights=share).points
+        return points, None if rows.edges is None else torch.sigmoid(rows.edges.float())
 
     def merge(self, image: Tensor, ks: Sequence[int] = DEFAULT_KS, *, superpixels: ArrayLike | None = None) -> Merging:
         """Segment one image (3, h, w) by merging superpixels into a hierarchy.
@@ -461,6 +565,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             superpixels = slic_superpixels(array, self.superpixels)
         regions = np.asarray(superpixels, dtype=np.int32)
         ids = torch.from_numpy(regions).to(image.device)
-        points, _, boundary = self.region_points(image.unsqueeze(0), ids.unsqueeze(0))
-        strength = None if boundary is None else boundary[0].cpu().numpy()
-        return merge_superpixels(regions, points[0].cpu().numpy(), strength, ks, cost=self.cost)
+        edges = torch.from_numpy(region_graph(regions).edges).to(image.device)
+        points, strength = self.region_points(image.unsqueeze(0), ids.unsqueeze(0), edges.unsqueeze(0))
+        boundary = None if strength is None else strength[0].cpu().numpy()
+        return merge_superpixels(regions, points[0].cpu().numpy(), boundary, ks, cost=self.cost)

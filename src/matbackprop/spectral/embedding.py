@@ -59,13 +59,15 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
     check_matrix(f, "f")
     if k < 1:
         raise ShapeError(f"k must be at least 1, got {k}.")
+    dtype = f.dtype
     if lam is not None:
         values, vectors = batched_eigh(symmetrize(lam.to(torch.float64)))
         f = f.to(torch.float64) @ (vectors * values.clamp(min=0).sqrt().unsqueeze(-2))
     values, vectors, degrees = spectral_embedding(f, min(k, *f.shape[-2:]))
     safe = torch.where(degrees > 0, degrees, torch.ones_like(degrees))
     points = vectors / safe.sqrt().unsqueeze(-1)
-    return Embedding(points * (degrees > 0).unsqueeze(-1), degrees.clamp(min=0), values)
+    points = points * (degrees > 0).unsqueeze(-1)
+    return Embedding(points.to(dtype), degrees.clamp(min=0).to(dtype), values.to(dtype))
 
 
 def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = None, k: int | None = None) -> Embedding:

@@ -21,8 +21,8 @@ class MergeCost:
     last factor their shares of the image.
     """
 
-    region: float = 0.5
-    boundary: float = 0.5
+    region: float = 0.7
+    boundary: float = 0.3
     area: float = 0.3
 
 

@@ -29,7 +29,7 @@ from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.metrics.evaluation import evaluate_segmentations
-from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts, pool_superpixels
+from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.training.config import EngineConfig, Recipe
 from matbackprop.training.loading import EpochLoader, generator_for
@@ -92,7 +92,7 @@ class NCutsModelConfig:
     """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
     ridge: float = 0.3
     """λ of the soft objective and of its space."""
-    cost: tuple[float, float, float] = (0.5, 0.5, 0.3)
+    cost: tuple[float, float, float] = (0.7, 0.3, 0.3)
     """Exponents of spectral distance, boundary and area in the price of merging two regions."""
 
 
@@ -105,7 +105,7 @@ class ObjectiveConfig:
     rows: Literal["grid", "superpixels"] = "grid"
     """Rows of F: the cells of the feature map, or its means on superpixels, weighted by area."""
     boundary_weight: float = 1.0
-    """Weight of the boundary channel's cross-entropy, where the model has one."""
+    """Weight of the edges' cross-entropy, where the model looks at edges."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum .9, or AdamW."""
     rate: float = 1e-3
@@ -215,6 +215,7 @@ class ImageSource:
             "image": pad_stack([i.image for i in items], 0, 1 if same else 16),
             "superpixels": pad_stack([i.superpixels for i in items], -1, 1 if same else 16),
             "labels": pad_stack([i.labels for i in items], -1).long(),
+            "edges": pad_stack([i.edges for i in items], -1).long(),
             "num_labels": self.num_labels,
         }
         if self.stride is not None:
@@ -348,35 +349,25 @@ def untrained_model(variant: str, *, weights: str = "imagenet") -> DeepNCuts:
     return model
 
 
-def boundary_loss(logits: Tensor, superpixels: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of boundary logits with the share of annotators that separate two neighbouring superpixels.
+def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of edge logits with the share of annotators that separate the two superpixels of an edge.
 
     Args:
-        logits: (b, h, w); brought to the superpixels' size bilinearly.
-        superpixels: (b, H, W), negative outside of an image.
+        logits: (b, E).
+        edges: (b, E, 2), negative for padding.
         labels: (b, a, S), −1 for no label.
 
     Returns:
-        The mean over neighbouring pixels of different superpixels; 0 where there are none.
+        The mean over the edges that somebody labelled; 0 where there are none.
     """
-    size = (superpixels.shape[-2], superpixels.shape[-1])
-    logits = nnf.interpolate(logits.float().unsqueeze(1), size=size, mode="bilinear", align_corners=False).squeeze(1)
-    known = labels >= 0
-    both = known.unsqueeze(-1) & known.unsqueeze(-2)
-    differ = (labels.unsqueeze(-1) != labels.unsqueeze(-2)) & both
-    share = differ.sum(1) / both.sum(1).clamp(min=1)
-    count = labels.shape[-1]
-    total, pairs = logits.new_zeros(()), logits.new_zeros(())
-    for dimension in (1, 2):
-        n = superpixels.shape[dimension]
-        first, second = superpixels.narrow(dimension, 0, n - 1), superpixels.narrow(dimension, 1, n - 1)
-        border = (first != second) & (first >= 0) & (second >= 0)
-        logit = 0.5 * (logits.narrow(dimension, 0, n - 1) + logits.narrow(dimension, 1, n - 1))
-        code = first.clamp(min=0) * count + second.clamp(min=0)
-        target = share.flatten(1).gather(1, code.flatten(1)).view_as(logit)
-        entropy = nnf.binary_cross_entropy_with_logits(logit, target.to(logit), reduction="none")
-        total, pairs = total + (entropy * border).sum(), pairs + border.sum()
-    return total / pairs.clamp(min=1)
+    a, number = labels.shape[1], edges.shape[1]
+    sides = [labels.gather(2, edges[:, None, :, k].clamp(min=0).expand(-1, a, number)) for k in (0, 1)]
+    known = (sides[0] >= 0) & (sides[1] >= 0) & (edges[:, None, :, 0] >= 0)
+    votes = known.sum(1)
+    share = ((sides[0] != sides[1]) & known).sum(1) / votes.clamp(min=1)
+    entropy = nnf.binary_cross_entropy_with_logits(logits.float(), share.float(), reduction="none")
+    counted = votes > 0
+    return (entropy * counted).sum() / counted.sum().clamp(min=1)
 
 
 class NCutsModule(RecordingModule):
@@ -394,21 +385,21 @@ class NCutsModule(RecordingModule):
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and boundary logits or None."""
+        """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and edge logits or None."""
         image = batch["image"]
         if image.is_cuda:
             image = image.contiguous(memory_format=torch.channels_last)
-        maps = self.model(image)
-        features = maps.features.float()
         if self.config.train.rows == "superpixels":
             labels = batch["labels"]
-            means, mass = pool_superpixels(features.movedim(-1, 1), batch["superpixels"], labels.shape[-1])
-            weight = mass / mass.sum(-1, keepdim=True).clamp(min=1)
-            return means, labels, weight, maps.boundary
+            edges = batch["edges"] if self.config.train.boundary_weight else None
+            found = self.model.on_superpixels(image, batch["superpixels"], labels.shape[-1], edges)
+            weight = found.mass / found.mass.sum(-1, keepdim=True).clamp(min=1)
+            return found.features.float(), labels, weight, found.edges
+        features = self.model(image).features.float()
         height, width = features.shape[1:3]
         grid = batch["grid"][..., :height, :width]
         grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)
-        return features.flatten(1, 2), grid.flatten(-2), None, maps.boundary
+        return features.flatten(1, 2), grid.flatten(-2), None, None
 
     def objective(self, f: Tensor, labels: Tensor, weight: Tensor | None, num_labels: int) -> Tensor:
         """The mean objective of a batch."""
@@ -423,11 +414,11 @@ class NCutsModule(RecordingModule):
 
     def losses(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Total loss, its parts, and the rows of F."""
-        f, labels, weight, boundary = self.rows(batch)
+        f, labels, weight, edges = self.rows(batch)
         parts = {"objective": self.objective(f, labels, weight, batch["num_labels"])}
         total = parts["objective"]
-        if boundary is not None and self.config.train.boundary_weight:
-            parts["boundary"] = boundary_loss(boundary, batch["superpixels"], batch["labels"])
+        if edges is not None:
+            parts["boundary"] = boundary_loss(edges, batch["edges"], batch["labels"])
             total = total + self.config.train.boundary_weight * parts["boundary"]
         return total, parts, f
 

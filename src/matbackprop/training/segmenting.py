@@ -16,7 +16,7 @@ from torch import Tensor
 from matbackprop.data.prepared import PreparedImages, pad_stack
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DEFAULT_KS, DeepNCuts, merge_superpixels
-from matbackprop.spectral import MergeCost, slic_superpixels
+from matbackprop.spectral import MergeCost, region_graph, slic_superpixels
 
 __all__ = ["Segmented", "Workers", "segment_images"]
 
@@ -80,9 +80,10 @@ def _rest(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _superpixels(task: tuple[NDArray[np.uint8], int]) -> NDArray[np.int16]:
+def _superpixels(task: tuple[NDArray[np.uint8], int]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     image, count = task
-    return slic_superpixels(image.transpose(1, 2, 0), count).astype(np.int16)
+    regions = slic_superpixels(image.transpose(1, 2, 0), count).astype(np.int16)
+    return regions, region_graph(regions).edges
 
 
 def _merge(task: tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None, Sequence[int], MergeCost]) -> NDArray[np.int32]:
@@ -146,15 +147,17 @@ def segment_images(
     regions = iter(workers.map(_superpixels, flat, 2))
     tasks, names = [], []
     for batch, parts in zip(batches, pixels, strict=True):
-        maps_here = [next(regions) for _ in parts]
-        ids = pad_stack(maps_here, -1).to(device)
+        here = [next(regions) for _ in parts]
+        ids = pad_stack([one for one, _ in here], -1).to(device)
+        edges = pad_stack([pairs for _, pairs in here], -1).to(device)
         with half:
-            points, _, boundary = model.region_points(_to(parts, device), ids)
+            points, strength = model.region_points(_to(parts, device), ids, edges)
         coordinates = points.float().cpu().numpy()
-        strength = None if boundary is None else boundary.half().cpu().numpy()
-        for j, (i, one) in enumerate(zip(batch, maps_here, strict=True)):
+        boundary = None if strength is None else strength.cpu().numpy()
+        for j, (i, (one, pairs)) in enumerate(zip(batch, here, strict=True)):
             count = int(one.max()) + 1
-            tasks.append((one, coordinates[j, :count], None if strength is None else strength[j], list(ks), model.cost))
+            edge = None if boundary is None else boundary[j, : len(pairs)]
+            tasks.append((one, coordinates[j, :count], edge, list(ks), model.cost))
             names.append(images.ids[i])
     for name, one in zip(names, workers.map(_merge, tasks, 1), strict=True):
         labels[name] = one
