@@ -23,7 +23,7 @@ def _triangle(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor,
 def vectorize_symmetric(a: Tensor) -> Tensor:
     r"""Write symmetric matrices as vectors so that dot products and norms stay what they were.
 
-    .. math:: v = (a_{11}, \sqrt2 a_{12}, \dots, \sqrt2 a_{1n}, a_{22}, \dots), \quad v^\top w = \operatorname{tr}(AB)
+    .. math:: v = (a_{11}, \sqrt2 a_{12}, \ldots, \sqrt2 a_{1n}, a_{22}, \ldots), \quad v^\top w = \operatorname{tr}(AB)
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; only the upper triangle is read.
