@@ -13,6 +13,7 @@ FILES = ("eigensolver/jacobi.cu",)
 MAX_ORDER = 64  # a warp finds the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # they keep pace with the warps that rotate the matrix
 _WARP = 32
+_MAX_WARPS = 24  # of a block: each thread then has 80 registers
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Sizes:
 
     @property
     def threads(self) -> int:
-        """Threads that rotate the matrix, one for each pair of pairs, and those that rotate the eigenvectors."""
+        """Threads that find angles, rotate the matrix (one for each pair of pairs) and rotate eigenvectors."""
         half = self.players // 2
-        matrix_warps = max(1, -(-half * (half - 1) // 2 // _WARP))
-        return _WARP * (matrix_warps + min(_MAX_VECTOR_WARPS, -(-self.n // 4)))
+        matrix_warps = 1 + -(-half * (half - 1) // 2 // _WARP)
+        return _WARP * (matrix_warps + min(_MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, -(-self.n // 4)))
 
     @property
     def front(self) -> int:
@@ -57,5 +58,7 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     kernels = _kernels.module(FILES, (("REAL_IS_DOUBLE", int(a.dtype == torch.float64)),), a.get_device())
     sizes = Sizes(n)
     shared = sizes.shared_bytes(sizes.front, sizes.back, a.element_size())
-    kernels.launch("jacobi_eigh", (batch,), sizes.threads, shared, (a, values, vectors, n))
+    kernels.launch(
+        "jacobi_eigh", (batch,), sizes.threads, shared, (a.data_ptr(), values.data_ptr(), vectors.data_ptr(), n)
+    )
     return values, vectors

@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from matbackprop.eigensolver._libraries import load_library
 from matbackprop.errors import SolverError
 
 _SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _STATIC_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+_MAX_ARGUMENTS = 24
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_TYPES: dict[type, Callable[[Any], Any]] = {
-    Tensor: lambda x: ctypes.c_void_p(x.data_ptr()),
-    torch.nn.Parameter: lambda x: ctypes.c_void_p(x.data_ptr()),
-    int: ctypes.c_int,
-    float: ctypes.c_double,
-}
+
+
+class _Arguments(threading.local):
+    """Room for the arguments of a launch, which the driver copies: 8 bytes each, and their addresses."""
+
+    def __init__(self) -> None:
+        self.values = (ctypes.c_uint64 * _MAX_ARGUMENTS)()
+        first = ctypes.addressof(self.values)
+        self.addresses = (ctypes.c_void_p * _MAX_ARGUMENTS)(*(first + 8 * i for i in range(_MAX_ARGUMENTS)))
+
+
+_arguments = _Arguments()
 _thread = threading.local()
 
 
@@ -82,6 +88,8 @@ class Module:
         driver = load_library("cuda")
         if driver is None:
             raise SolverError("the CUDA driver library was not found.")
+        u = ctypes.c_uint
+        driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, u, u, u, u, u, u, u, *(ctypes.c_void_p,) * 3]
         self._driver = driver
         self._device = device
         properties = torch.cuda.get_device_properties(device)
@@ -114,15 +122,18 @@ class Module:
             self._functions[name] = function
         return function
 
-    def launch(self, name: str, grid: Sequence[int], threads: int, shared: int, arguments: Sequence[Any]) -> None:
-        """Put one kernel on the current stream; tensors go by address, int as int32, float as float64."""
+    def launch(
+        self, name: str, grid: Sequence[int], threads: int, shared: int, arguments: Sequence[int | float]
+    ) -> None:
+        """Put one kernel on the current stream; an argument is an address or a number, float goes as double."""
         self._make_current()
-        values = [x if isinstance(x, ctypes.Structure) else _TYPES[type(x)](x) for x in arguments]
-        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        values = _arguments.values
+        for i, x in enumerate(arguments):
+            values[i] = x if type(x) is int else int.from_bytes(struct.pack("<d", x), "little")
         x, y, z = (*grid, 1, 1)[:3]
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
         status = self._driver.cuLaunchKernel(
-            self._function(name), x, y, z, threads, 1, 1, shared, stream, pointers, None
+            self._function(name), x, y, z, threads, 1, 1, shared, stream, _arguments.addresses, None
         )
         _check(status, f"launching {name} with grid {tuple(grid)}, {threads} threads and {shared} bytes")
 
@@ -133,6 +144,7 @@ def module(files: tuple[str, ...], defines: tuple[tuple[str, str | int], ...], d
     return Module(source(*files), dict(defines), device)
 
 
+@functools.cache
 def available() -> bool:
     """Whether kernels can be compiled and launched: a CUDA torch with its NVRTC and a driver."""
     return load_library("nvrtc") is not None and load_library("cuda") is not None

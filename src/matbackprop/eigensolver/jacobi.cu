@@ -1,8 +1,8 @@
 // Parallel cyclic Jacobi for symmetric matrices of order n <= 64, one thread block a matrix, all in shared memory.
 //
 // A round rotates n/2 disjoint pairs of indices at once; n-1 rounds (a tournament) make a sweep. The block's first warps
-// rotate A: one lane finds the angle of each pair, one thread owns each 2x2 block where the rows of pair i meet the columns
-// of pair j. The other warps follow one sweep behind and rotate the eigenvectors, whose rows need no barrier between warps.
+// rotate A: a lane of the first one finds the angle of each pair, a thread of the next ones owns each 2x2 block where the
+// rows of pair i meet the columns of pair j. The other warps follow one sweep behind and rotate the eigenvectors, whose rows need no barrier between warps.
 // The angle is found in float: a rotation has to be orthogonal to full precision, but its angle need not be exact.
 // Compiled at run time with REAL_IS_DOUBLE 0 or 1.
 
@@ -39,7 +39,7 @@ struct Sizes {
         ldv = (players + 7) / 16 * 16 + 8;  // the rows of a half warp lie in different banks
         front = 4 * rounds * half;          // two sweeps of rotations, in REALs
         pairs_of_pairs = half * (half - 1) / 2;
-        a_threads = pairs_of_pairs > 32 ? (pairs_of_pairs + 31) / 32 * 32 : 32;
+        a_threads = 32 + (pairs_of_pairs + 31) / 32 * 32;
     }
 };
 
@@ -68,20 +68,16 @@ __device__ __forceinline__ Rotation find_rotation(REAL app, REAL aqq, REAL apq, 
         const float b = (float)(2 * apq), d = (float)(aqq - app), square = d * d + b * b;
         float t = __fdividef(b, fabsf(d) + square * rsqrtf(square));
         if (d < 0) t = -t;
-        const float u = t * t;  // tan(x/2) = tan(x) * (sqrt(1 + u) - 1) / u, fitted on [0, 1], exact to float at 0
-        const float series = -0.12498942f + u * (0.06227684f + u * (-0.03744914f + 
-            u * (0.02167327f + u * (-0.00922925f + u * 0.00193139f))));
-        const float ratio = 0.5f + u * series;
-        r.half = (REAL)(t * ratio);
-        const REAL w = 1 + r.half * r.half;
-#if REAL_IS_DOUBLE
-        REAL inverse = (REAL)(1.0f / (float)w);
-        inverse = inverse * (2 - w * inverse);
-        inverse = inverse * (2 - w * inverse);
-        r.s = 2 * r.half * inverse;
-#else
-        r.s = 2 * r.half / w;
-#endif
+        // tan(x/2) = tan(x) * (sqrt(1 + u) - 1) / u, fitted on [0, 1], exact to float at 0
+        const float u = t * t, v = u * u;
+        const float series = (-0.12498942f + u * 0.06227684f) +
+                             v * ((-0.03744914f + u * 0.02167327f) + v * (-0.00922925f + u * 0.00193139f));
+        const float half = t * (0.5f + u * series);
+        // s = 2 half / (1 + half^2): the reciprocal in float, corrected by (1 + e + e^2)
+        r.half = (REAL)half;
+        const REAL inverse = (REAL)__fdividef(1.0f, 1 + half * half);
+        const REAL e = 1 - (1 + r.half * r.half) * inverse, first = 2 * r.half * inverse;
+        r.s = first + first * (e + e * e);
     }
     return r;
 }
@@ -118,11 +114,47 @@ __device__ REAL matrix_scale(const REAL* a, int count, REAL* scratch) {
     return ldexp((REAL)1, exponent - 1);
 }
 
-// One sweep over A by the first a_threads threads; returns whether an entry off the diagonal is still above tol.
+// One sweep over A by the first a_threads threads: the first warp finds the angles and rotates the diagonal, the others
+// rotate the rest. Returns whether an entry off the diagonal is still above tol.
 __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, const Sizes& z) {
-    const int id = threadIdx.x;
+    int unfinished = 0;
+    if (threadIdx.x < 32) {
+        const int pair = threadIdx.x;
+        int p, q;
+        first_pair(pair, z.players, p, q);
+        for (int round = 0; round < z.rounds; ++round, rotations += z.half) {
+            REAL app = 0, aqq = 0, apq = 0;
+            Rotation r = {0, 0};
+            if (pair < z.half) {
+                app = a[p * z.ld + p];
+                aqq = a[q * z.ld + q];
+                apq = a[p * z.ld + q];
+                r = find_rotation(app, aqq, apq, tol);
+                rotations[pair] = r;
+            }
+            group_barrier(z.a_threads);
+            if (pair < z.half) {
+                REAL aqp = apq;
+                rotate(r, app, apq);
+                rotate(r, aqp, aqq);
+                rotate(r, app, aqp);
+                rotate(r, apq, aqq);
+                a[p * z.ld + p] = app;
+                a[q * z.ld + q] = aqq;
+                a[p * z.ld + q] = apq;
+                a[q * z.ld + p] = apq;
+                if (round == z.rounds - 1 && fabs(apq) > tol) unfinished = 1;
+                p = next(p, z.players);
+                q = next(q, z.players);
+            }
+            group_barrier(z.a_threads);
+        }
+        return unfinished;
+    }
+    const int id = threadIdx.x - 32;
+    const bool owner = id < z.pairs_of_pairs;
     int i = 0, j = 0;  // row i of the triangle of pairs of pairs and row half-2-i make one row of `half` blocks
-    if (id < z.pairs_of_pairs) {
+    if (owner) {
         i = id / z.half;
         j = id % z.half;
         if (j >= z.half - 1 - i) {
@@ -131,33 +163,21 @@ __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, const Sizes&
         }
         j += i + 1;
     }
-    int p, q, pi, qi, pj, qj, unfinished = 0;
-    first_pair(id, z.players, p, q);
+    int pi, qi, pj, qj;
     first_pair(i, z.players, pi, qi);
     first_pair(j, z.players, pj, qj);
-    for (int round = 0; round < z.rounds; ++round) {
-        const bool last = round == z.rounds - 1;
-        if (id < z.half) {
-            REAL app = a[p * z.ld + p], aqq = a[q * z.ld + q], apq = a[p * z.ld + q], aqp = apq;
-            const Rotation r = find_rotation(app, aqq, apq, tol);
-            rotations[round * z.half + id] = r;
-            rotate(r, app, apq);
-            rotate(r, aqp, aqq);
-            rotate(r, app, aqp);
-            rotate(r, apq, aqq);
-            a[p * z.ld + p] = app;
-            a[q * z.ld + q] = aqq;
-            a[p * z.ld + q] = apq;
-            a[q * z.ld + p] = apq;
-            if (last && fabs(apq) > tol) unfinished = 1;
-            p = next(p, z.players);
-            q = next(q, z.players);
+    for (int round = 0; round < z.rounds; ++round, rotations += z.half) {
+        REAL *row_p = a + pi * z.ld, *row_q = a + qi * z.ld, *mirror_p = a + pj * z.ld, *mirror_q = a + qj * z.ld;
+        REAL x00 = 0, x01 = 0, x10 = 0, x11 = 0;
+        if (owner) {  // nobody else touches these before the barrier
+            x00 = row_p[pj];
+            x01 = row_p[qj];
+            x10 = row_q[pj];
+            x11 = row_q[qj];
         }
         group_barrier(z.a_threads);
-        if (id < z.pairs_of_pairs) {
-            const Rotation ri = rotations[round * z.half + i], rj = rotations[round * z.half + j];
-            REAL *row_p = a + pi * z.ld, *row_q = a + qi * z.ld, *mirror_p = a + pj * z.ld, *mirror_q = a + qj * z.ld;
-            REAL x00 = row_p[pj], x01 = row_p[qj], x10 = row_q[pj], x11 = row_q[qj];
+        if (owner) {
+            const Rotation ri = rotations[i], rj = rotations[j];
             rotate(rj, x00, x01);
             rotate(rj, x10, x11);
             rotate(ri, x00, x10);
@@ -170,7 +190,8 @@ __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, const Sizes&
             mirror_q[pi] = x01;
             mirror_p[qi] = x10;
             mirror_q[qi] = x11;
-            if (last) unfinished |= fabs(x00) > tol || fabs(x01) > tol || fabs(x10) > tol || fabs(x11) > tol;
+            if (round == z.rounds - 1)
+                unfinished = fabs(x00) > tol || fabs(x01) > tol || fabs(x10) > tol || fabs(x11) > tol;
             pi = next(pi, z.players);
             qi = next(qi, z.players);
             pj = next(pj, z.players);

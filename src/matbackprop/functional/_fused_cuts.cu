@@ -16,25 +16,35 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     const int top = blockIdx.z * TILE, first = blockIdx.y * piece;
     const int end = first + piece < m ? first + piece : m;
     Share share;
-    for (int start = first; start < end; start += DEPTH) {
-        REAL slot_l[SLOTS], slot_r[SLOTS];
+    IN slot_l[SLOTS], slot_r[SLOTS];
+    int slot_label[SLOTS];
+    const auto fetch = [&](int start) {
 #pragma unroll
         for (int e = 0; e < SLOTS; ++e) {
             const int entry = threadIdx.x + e * PRODUCT_THREADS, row = start + entry / TILE, i = entry % TILE;
-            const long long label = row < end ? labels[row] : -1;
-            const bool counts = label >= 0 && label < k;
-            slot_r[e] = slot_l[e] = 0;
-            if (counts) {
-                const IN* x = f + (long long)row * d;
-                if (i <= d) slot_r[e] = i < d ? (REAL)x[i] : (REAL)1;
-                slot_l[e] = top + i < d ? (REAL)x[top + i] : (REAL)(label == top + i - d);
+            slot_label[e] = -1;
+            slot_l[e] = slot_r[e] = 0;
+            if (row < end) {
+                slot_label[e] = (int)labels[row];
+                if (i < d) slot_r[e] = f[(long long)row * d + i];
+                if (top + i < d) slot_l[e] = f[(long long)row * d + top + i];
             }
         }
+    };
+    fetch(first);
+    for (int start = first; start < end; start += DEPTH) {
+#pragma unroll
+        for (int e = 0; e < SLOTS; ++e) {
+            const int entry = threadIdx.x + e * PRODUCT_THREADS, i = entry % TILE, where = entry / TILE * LDT + i;
+            const bool counts = slot_label[e] >= 0 && slot_label[e] < k;
+            const REAL indicator = slot_label[e] == top + i - d;
+            left[where] = !counts ? (REAL)0 : top + i < d ? (REAL)slot_l[e] : indicator;
+            right[where] = !counts ? (REAL)0 : i < d ? (REAL)slot_r[e] : (REAL)(i == d);
+        }
         __syncthreads();
-        store_rows(left, slot_l);
-        store_rows(right, slot_r);
-        __syncthreads();
+        if (start + DEPTH < end) fetch(start + DEPTH);  // on its way while the tensor cores work
         share.add(left, right);
+        __syncthreads();
     }
     share.each([&](int i, int j, REAL value) {
         if (top + i < d + k && j <= d) partial[(long long)(top + i) * (d + 1) + j] = value;
@@ -42,10 +52,10 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
 }
 
 // sums (images, d + k, d + 1), A (images, k, d), terms (images, k, 2) and Q (images, d, d) are written and read again; value
-// and rank (images). ridge <= 0 means J2. Grid (images).
+// (images). ridge <= 0 means J2. Grid (images).
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cut_solve(const REAL* __restrict__ partial, REAL* sums, REAL* a_out, REAL* terms, REAL* q_out, IN* __restrict__ value,
-              REAL* __restrict__ rank_out, double ridge, double tol, int pieces, int d, int k) {
+              double ridge, double tol, int pieces, int d, int k) {
     const Sizes z(d);
     const int entries = (d + k) * (d + 1);
     Rotation* rotations = (Rotation*)shared_memory;
@@ -133,7 +143,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         }
         common[2] = (REAL)ridge / d * trace;
         value[blockIdx.x] = (IN)((REAL)0.5 * (own + regions) - aligned);
-        rank_out[blockIdx.x] = common[1];
     }
     __syncthreads();
     for (int e = threadIdx.x; e < d * d; e += blockDim.x) {

@@ -50,18 +50,20 @@ def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tupl
     pieces = -(-m // piece)
     entries = (d + k) * (d + 1)
 
-    def double(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float64, device=f.device)
-
-    partial, sums, terms, rank = double(n, pieces, entries), double(n, entries), double(n, k, 2), double(n)
-    a, q = double(n, k, d), double(n, d, d)
     value = torch.empty(n, dtype=f.dtype, device=f.device)
+    a = torch.empty((n, k, d), dtype=torch.float64, device=f.device)
+    q = torch.empty((n, d, d), dtype=torch.float64, device=f.device)
+    own = torch.empty(n * (pieces * entries + entries + 2 * k), dtype=torch.float64, device=f.device)
+    partial = own.data_ptr()
+    sums = partial + n * pieces * entries * _REAL_BYTES
+    terms = sums + n * entries * _REAL_BYTES
     grid = (n, pieces, -(-(d + k) // TILE))
-    kernels.launch("cut_sums", grid, PRODUCT_THREADS, 0, (f, labels, partial, m, d, k, piece, n // images))
+    arguments = (f.data_ptr(), labels.data_ptr(), partial, m, d, k, piece, n // images)
+    kernels.launch("cut_sums", grid, PRODUCT_THREADS, 0, arguments)
     sizes = _jacobi.Sizes(d)
     shared = sizes.shared_bytes(sizes.front, sizes.back + sizes.players + 5, _REAL_BYTES)
-    arguments = (partial, sums, a, terms, q, value, rank, ridge, tol, pieces, d, k)
-    kernels.launch("cut_solve", (n,), sizes.threads, shared, arguments)
+    outputs = (sums, a.data_ptr(), terms, q.data_ptr(), value.data_ptr())
+    kernels.launch("cut_solve", (n,), sizes.threads, shared, (partial, *outputs, ridge, tol, pieces, d, k))
     return value, a, q
 
 
@@ -71,7 +73,9 @@ def gradient(g: Tensor, f: Tensor, labels: Tensor, a: Tensor, q: Tensor) -> Tens
     n = labels.shape[0]
     out = torch.empty((n, m, d), dtype=f.dtype, device=f.device)
     shared = (d * d + TILE * d) * _REAL_BYTES
-    arguments = (f, labels, a, q, g.contiguous(), out, m, d, a.shape[-2], n // images)
+    g = g.contiguous()
+    tensors = (f, labels, a, q, g, out)
+    arguments = (*(x.data_ptr() for x in tensors), m, d, a.shape[-2], n // images)
     _module(f.dtype, f.get_device()).launch("cut_gradient", (n, -(-m // TILE)), PRODUCT_THREADS, shared, arguments)
     return out if n == images else out.unflatten(0, (images, -1)).sum(1)
 

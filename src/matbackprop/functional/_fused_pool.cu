@@ -1,5 +1,5 @@
 // Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu and _fused_product.cu; IN is the type
-// of F, C and G (float or double), FUNCTION one of the numbers below.
+// of F, C and G (float or double), FUNCTION one of the numbers below. eps is one number, or one of each matrix.
 //
 //   K = F F^T = U diag(s) U^T,  Y = U^T F,  lambda = s + eps
 //   C = g(eps) I + Y^T diag(g[lambda_i, eps]) Y
@@ -12,13 +12,6 @@
 
 #define CHUNK 64   // columns of F that a block keeps in shared memory
 #define SERIES 26  // terms for the second difference of log where 0.2^SERIES is below eps
-
-// eps: one number for all matrices, or one of each.
-struct Shift {
-    const REAL* each;
-    double value;
-    __device__ REAL of_matrix() const { return each ? each[blockIdx.x] : (REAL)value; }
-};
 
 __device__ __forceinline__ REAL function_value(REAL x) {
 #if FUNCTION == LOG
@@ -130,7 +123,8 @@ __device__ void gram(const IN* __restrict__ f, REAL* tile, REAL* out, int m, int
 // F (batch, m, d) -> s (batch, m), slope g[s + eps, eps] (batch, m), U (batch, m, m) in columns, Y = U^T F (batch, m, d).
 // One block a matrix.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-    pool_spectrum(const IN* __restrict__ f, const Shift shift, REAL* __restrict__ out_values,
+    pool_spectrum(const IN* __restrict__ f, const REAL* __restrict__ all_eps, double one_eps,
+                  REAL* __restrict__ out_values,
                   REAL* __restrict__ out_slopes, REAL* __restrict__ out_vectors, REAL* __restrict__ out_y, int m, int d) {
     const Sizes z(m);
     const int ldt = z.players + 2, square = z.players * z.ld;
@@ -143,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     REAL* v = tile + front;
     REAL* values = v + back;
     int* order = (int*)(values + z.players);
-    const REAL eps = shift.of_matrix();
+    const REAL eps = all_eps ? all_eps[blockIdx.x] : (REAL)one_eps;
     f += (long long)blockIdx.x * m * d;
     out_values += (long long)blockIdx.x * m;
     out_slopes += (long long)blockIdx.x * m;
@@ -194,15 +188,29 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         __syncthreads();
         if (lane == 0 && r < m) {
             for (int k = 1; k < 32; ++k) part += v[threadIdx.x + k];
-            out_values[r] = part;
-            out_slopes[r] = first_difference(part + eps, eps);
+            values[r] = part;
+        }
+    }
+    __syncthreads();
+    // A direction at rounding level, sigma <= max(m, d) eps sigma_max, is noise that 1/eps would lift: it is left out.
+    REAL largest = 0;
+    for (int r = 0; r < m; ++r) largest = values[r] > largest ? values[r] : largest;
+    const REAL level = (REAL)REAL_EPS * (m > d ? m : d), floor_value = level * level * largest;
+    for (int r = warp; r < m; r += warps) {
+        const bool noise = values[r] <= floor_value;
+        const REAL s = noise ? (REAL)0 : values[r];
+        for (int k = lane; noise && k < d; k += 32) out_y[(long long)r * d + k] = 0;
+        if (lane == 0) {
+            out_values[r] = s;
+            out_slopes[r] = first_difference(s + eps, eps);
         }
     }
 }
 
 // C = g(eps) I + Y^T diag(slopes) Y. Grid (batch, pairs of tiles).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    pool_output(const REAL* __restrict__ y, const REAL* __restrict__ slopes, const Shift shift, IN* __restrict__ c, int m, int d) {
+    pool_output(const REAL* __restrict__ y, const REAL* __restrict__ slopes, const REAL* __restrict__ all_eps,
+                double one_eps, IN* __restrict__ c, int m, int d) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     int row = 0, column = blockIdx.y;  // tile (row, column) of the lower triangle
     while (column > row) {
@@ -230,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         __syncthreads();
         share.add(left, right);
     }
-    const REAL at_eps = function_value(shift.of_matrix());
+    const REAL at_eps = function_value(all_eps ? all_eps[blockIdx.x] : (REAL)one_eps);
     share.each([&](int i, int j, REAL value) {
         i += row;
         j += column;
@@ -253,7 +261,8 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     t += (long long)blockIdx.x * m * d;
     g += (long long)blockIdx.x * d * d;
     Share share;
-    REAL slot_y[SLOTS], slot_g[SLOTS], slot_m[SLOTS];
+    REAL slot_y[SLOTS];
+    IN slot_g[SLOTS], slot_m[SLOTS];
     fetch_columns(slot_y, y, 0, 0, m, d);
     fetch_columns(slot_g, g, 0, column, d, d);
     fetch_rows(slot_m, g, 0, d, column, d);
@@ -264,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
 #pragma unroll
         for (int e = 0; e < SLOTS; ++e) {
             const int entry = threadIdx.x + e * PRODUCT_THREADS, where = entry / TILE * LDT + entry % TILE;
-            right[where] = (REAL)0.5 * (right[where] + slot_m[e]);
+            right[where] = (REAL)0.5 * (right[where] + (REAL)slot_m[e]);
         }
         const int following = start + DEPTH;  // on its way while the tensor cores work
         if (following < d) {
@@ -284,13 +293,13 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
 // mixing (batch, 2m, m), transposed: 2 [U diag(slopes) | U (g[lambda_i, lambda_j, eps] o T Y^T)], dL/dF = mixing [T; Y].
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     pool_mixing(const REAL* __restrict__ y, const REAL* __restrict__ t, const REAL* __restrict__ values,
-                const REAL* __restrict__ slopes, const REAL* __restrict__ vectors, const Shift shift,
-                REAL* __restrict__ mixing, int m, int d) {
+                const REAL* __restrict__ slopes, const REAL* __restrict__ vectors, const REAL* __restrict__ all_eps,
+                double one_eps, REAL* __restrict__ mixing, int m, int d) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     REAL* w = (REAL*)shared_memory;  // (m, m | 1), then U in the same shape
     const int ld = m | 1;
     REAL* u = w + m * ld;
-    const REAL eps = shift.of_matrix();
+    const REAL eps = all_eps ? all_eps[blockIdx.x] : (REAL)one_eps;
     y += (long long)blockIdx.x * m * d;
     t += (long long)blockIdx.x * m * d;
     values += (long long)blockIdx.x * m;
@@ -314,8 +323,17 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         __syncthreads();
     }
     share.each([&](int i, int j, REAL value) {
-        if (i < m && j < m) w[i * ld + j] = value * second_difference(values[i] + eps, values[j] + eps, eps);
+        if (i < m && j < m) w[i * ld + j] = value;
     });
+    __syncthreads();
+    for (int e = threadIdx.x; e < m * m; e += PRODUCT_THREADS) {
+        const int i = e / m, j = e % m;
+        if (j <= i) {
+            const REAL entry = w[i * ld + j] * second_difference(values[i] + eps, values[j] + eps, eps);
+            w[i * ld + j] = entry;
+            w[j * ld + i] = entry;
+        }
+    }
     __syncthreads();
     for (int e = threadIdx.x; e < m * m; e += PRODUCT_THREADS) {
         const int j = e / m, i = e % m;

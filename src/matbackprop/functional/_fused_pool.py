@@ -6,7 +6,7 @@ and written once in their own dtype, and everything between is float64. They are
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,14 +28,15 @@ _CHUNK = 64  # as in the source
 _REAL_BYTES = 8
 
 
-class _Shift(ctypes.Structure):
+def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
     """ε by address, one value a matrix, or by value."""
+    return (eps.data_ptr(), 0.0) if isinstance(eps, Tensor) else (0, float(eps))
 
-    _fields_ = (("each", ctypes.c_void_p), ("value", ctypes.c_double))
 
-    @classmethod
-    def of(cls, eps: Tensor | float) -> _Shift:
-        return cls(eps.data_ptr(), 0.0) if isinstance(eps, Tensor) else cls(None, eps)
+@functools.cache
+def _device_fits(index: int) -> bool:
+    """Whether a device has double-precision tensor cores, which the products use, and kernels can be compiled."""
+    return torch.cuda.get_device_capability(index) >= (8, 0) and _kernels.available()
 
 
 def kernels_apply(f: Tensor) -> bool:
@@ -47,8 +48,7 @@ def kernels_apply(f: Tensor) -> bool:
         and values_checkable(f)
         and type(f) in (Tensor, torch.nn.Parameter)
         and torch.autograd.forward_ad._current_level < 0
-        and _kernels.available()
-        and torch.cuda.get_device_capability(f.device) >= (8, 0)  # the products use double-precision tensor cores
+        and _device_fits(f.get_device())
     )
 
 
@@ -68,44 +68,59 @@ def _module(dtype: torch.dtype, function: str, device: int) -> _kernels.Module:
     return _kernels.module(_FILES, defines, device)
 
 
-def forward(f: Tensor, eps: float | Tensor, function: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """C ``(*batch, d, d)`` in the dtype of F and, in float64, s, U, Y of the thin form and the slopes g[s + ε, ε].
-
-    F is float32 or float64; ε a number or float64 and contiguous, one value a matrix.
-    """
-    *batch, m, d = f.shape
-    f = f.contiguous()
-    count = f.numel() // (m * d)
-    kernels = _module(f.dtype, function, f.get_device())
-    c = torch.empty((*batch, d, d), dtype=f.dtype, device=f.device)
-    s, slopes = (torch.empty((*batch, m), dtype=torch.float64, device=f.device) for _ in range(2))
-    u = torch.empty((*batch, m, m), dtype=torch.float64, device=f.device)
-    y = torch.empty((*batch, m, d), dtype=torch.float64, device=f.device)
+@functools.cache
+def _plan(m: int, d: int) -> tuple[int, int, int]:
+    """Threads and shared memory of ``pool_spectrum``, and the tiles that cover d."""
     sizes = _jacobi.Sizes(m)
     chunk = _CHUNK * (sizes.players + 2)
     shared = sizes.shared_bytes(max(sizes.front, chunk), max(sizes.back, chunk), _REAL_BYTES)
-    shift = _Shift.of(eps)
-    kernels.launch("pool_spectrum", (count,), sizes.threads, shared, (f, shift, s, slopes, u, y, m, d))
-    tiles = -(-d // TILE)
-    kernels.launch("pool_output", (count, tiles * (tiles + 1) // 2), PRODUCT_THREADS, 0, (y, slopes, shift, c, m, d))
-    return c, s, u, y, slopes
+    return sizes.threads, shared, -(-d // TILE)
 
 
-def gradient(g: Tensor, eps: float | Tensor, s: Tensor, u: Tensor, y: Tensor, slopes: Tensor, function: str) -> Tensor:
-    """dL/dF ``(*batch, m, d)`` in the dtype of G, the gradient of C, whose symmetric part counts."""
-    m, d = y.shape[-2:]
+def _factors(work: Tensor, count: int, m: int, d: int) -> tuple[int, int, int, int]:
+    """Addresses of s, slopes ``(count, m)``, U ``(count, m, m)`` and Y ``(count, m, d)`` in one piece of memory."""
+    s = work.data_ptr()
+    slopes = s + count * m * _REAL_BYTES
+    u = slopes + count * m * _REAL_BYTES
+    return s, slopes, u, u + count * m * m * _REAL_BYTES
+
+
+def forward(f: Tensor, eps: float | Tensor, function: str) -> tuple[Tensor, Tensor]:
+    """C ``(*batch, d, d)`` in the dtype of F, and the factors that :func:`gradient` needs, in float64.
+
+    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value a matrix.
+    """
+    *batch, m, d = f.shape
+    count = f.numel() // (m * d)
+    kernels = _module(f.dtype, function, f.get_device())
+    c = torch.empty((*batch, d, d), dtype=f.dtype, device=f.device)
+    work = torch.empty(count * m * (2 + m + d), dtype=torch.float64, device=f.device)
+    s, slopes, u, y = _factors(work, count, m, d)
+    threads, shared, tiles = _plan(m, d)
+    shift = _eps_arguments(eps)
+    kernels.launch("pool_spectrum", (count,), threads, shared, (f.data_ptr(), *shift, s, slopes, u, y, m, d))
+    arguments = (y, slopes, *shift, c.data_ptr(), m, d)
+    kernels.launch("pool_output", (count, tiles * (tiles + 1) // 2), PRODUCT_THREADS, 0, arguments)
+    return c, work
+
+
+def gradient(g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: str) -> Tensor:
+    """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
+    m, d = f.shape[-2:]
+    count = f.numel() // (m * d)
     g = g.contiguous()
-    count = y.numel() // (m * d)
-    kernels = _module(g.dtype, function, g.get_device())
-    t = torch.empty_like(y)
-    out = torch.empty(y.shape, dtype=g.dtype, device=g.device)
-    mixing = torch.empty((count, 2 * m, m), dtype=torch.float64, device=g.device)
-    tiles = (count, -(-d // TILE))
-    kernels.launch("pool_project", tiles, PRODUCT_THREADS, 0, (y, g, t, m, d))
+    kernels = _module(f.dtype, function, f.get_device())
+    out = torch.empty_like(f)
+    own = torch.empty(count * m * (d + 2 * m), dtype=torch.float64, device=f.device)
+    t = own.data_ptr()
+    mixing = t + count * m * d * _REAL_BYTES
+    s, slopes, u, y = _factors(work, count, m, d)
+    tiles = (count, _plan(m, d)[2])
+    kernels.launch("pool_project", tiles, PRODUCT_THREADS, 0, (y, g.data_ptr(), t, m, d))
     shared = 2 * m * (m | 1) * _REAL_BYTES
-    arguments = (y, t, s, slopes, u, _Shift.of(eps), mixing, m, d)
+    arguments = (y, t, s, slopes, u, *_eps_arguments(eps), mixing, m, d)
     kernels.launch("pool_mixing", (count,), PRODUCT_THREADS, shared, arguments)
-    kernels.launch("pool_gradient", tiles, PRODUCT_THREADS, 0, (mixing, t, y, out, m, d))
+    kernels.launch("pool_gradient", tiles, PRODUCT_THREADS, 0, (mixing, t, y, out.data_ptr(), m, d))
     return out
 
 
@@ -114,18 +129,18 @@ class _FusedPool(Function):
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, eps: float | Tensor, function: str, general: Callable[[Tensor], Tensor]) -> Tensor:
-        c, *factors = forward(f, eps, function)
+        c, work = forward(f, eps, function)
         ctx.eps, ctx.function, ctx.general = eps, function, general
-        ctx.save_for_backward(f, *factors)
+        ctx.save_for_backward(f, work)
         return c
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        f, s, u, y, slopes = ctx.saved_tensors
+        f, work = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient itself is to be differentiated
             (out,) = torch.autograd.grad(ctx.general(f), f, g, create_graph=True)
         else:
-            out = gradient(g, ctx.eps, s, u, y, slopes, ctx.function)
+            out = gradient(g, f, ctx.eps, work, ctx.function)
         return out, None, None, None
 
 
@@ -134,4 +149,4 @@ def pool(f: Tensor, eps: float | Tensor, function: SpectralFunction, general: Ca
     if isinstance(eps, Tensor):
         eps = eps.to(torch.float64).expand(f.shape[:-2]).contiguous()
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    return _FusedPool.apply(wide, eps, function.name, general).to(f.dtype)
+    return _FusedPool.apply(wide.contiguous(), eps, function.name, general).to(f.dtype)

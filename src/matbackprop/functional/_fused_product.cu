@@ -5,14 +5,29 @@
 #define DEPTH 16  // inner dimension of a step of a product
 #define PRODUCT_THREADS 256
 
-// c (8x8, two entries a lane) += a (8x4) b (4x8), one entry a lane each.
-__device__ __forceinline__ void multiply_add(REAL (&c)[2], REAL a, REAL b) {
+// [c0; c1] (16x8) += a (16x8) b (8x8). A lane holds entry (lane / 4, lane % 4) of each 8x4 block of a, that of the transpose
+// of each 4x8 block of b, and two neighbours in row lane / 4 of c0 and c1.
+__device__ __forceinline__ void multiply_add(REAL (&c0)[2], REAL (&c1)[2], const REAL (&a)[2][2], const REAL (&b)[2]) {
 #ifdef EMULATED
-    emulated_multiply_add(c, a, b);
+    for (int k = 0; k < 2; ++k) {
+        emulated_multiply_add(c0, a[0][k], b[k]);
+        emulated_multiply_add(c1, a[1][k], b[k]);
+    }
+#elif __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+d"(c0[0]), "+d"(c0[1]), "+d"(c1[0]), "+d"(c1[1])
+        : "d"(a[0][0]), "d"(a[1][0]), "d"(a[0][1]), "d"(a[1][1]), "d"(b[0]), "d"(b[1]));
 #else
-    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                 : "+d"(c[0]), "+d"(c[1])
-                 : "d"(a), "d"(b));
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+d"(c0[0]), "+d"(c0[1])
+                     : "d"(a[0][k]), "d"(b[k]));
+        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+d"(c1[0]), "+d"(c1[1])
+                     : "d"(a[1][k]), "d"(b[k]));
+    }
 #endif
 }
 
@@ -31,16 +46,17 @@ struct Share {
         left += corner + row();
         right += corner + column();
 #pragma unroll
-        for (int k = 0; k < DEPTH; k += 4) {
-            REAL a[2], b[4];
+        for (int k = 0; k < DEPTH; k += 8) {
+            REAL a[2][2], b[4][2];
 #pragma unroll
-            for (int p = 0; p < 2; ++p) a[p] = left[k * LDT + 8 * p];
+            for (int e = 0; e < 2; ++e) {
 #pragma unroll
-            for (int q = 0; q < 4; ++q) b[q] = right[k * LDT + 8 * q];
+                for (int p = 0; p < 2; ++p) a[p][e] = left[(k + 4 * e) * LDT + 8 * p];
 #pragma unroll
-            for (int p = 0; p < 2; ++p)
+                for (int q = 0; q < 4; ++q) b[q][e] = right[(k + 4 * e) * LDT + 8 * q];
+            }
 #pragma unroll
-                for (int q = 0; q < 4; ++q) multiply_add(c[p][q], a[p], b[q]);
+            for (int q = 0; q < 4; ++q) multiply_add(c[0][q], c[1][q], a, b[q]);
         }
     }
     // visit(row, column, value) for every entry of the share
@@ -58,40 +74,45 @@ struct Share {
 
 #define SLOTS (DEPTH * TILE / PRODUCT_THREADS)  // entries of an operand that a thread brings
 
-// Operand[k][i] = x[k][i] from rows of x: lanes run along i.
+// Operand[k][i] = x[k][i] from rows of x: lanes run along i. Slots keep the type of x, so that nothing waits for them
+// before they are stored.
 template <typename T>
-__device__ __forceinline__ void fetch_rows(REAL (&slot)[SLOTS], const T* __restrict__ x, int first, int rows, int column,
+__device__ __forceinline__ void fetch_rows(T (&slot)[SLOTS], const T* __restrict__ x, int first, int rows, int column,
                                            int d) {
 #pragma unroll
     for (int e = 0; e < SLOTS; ++e) {
-        const int entry = threadIdx.x + e * PRODUCT_THREADS, k = entry / TILE, i = entry % TILE;
-        slot[e] = (first + k < rows && column + i < d) ? (REAL)x[(long long)(first + k) * d + column + i] : (REAL)0;
+        const int entry = threadIdx.x + e * PRODUCT_THREADS, k = first + entry / TILE, i = column + entry % TILE;
+        slot[e] = 0;
+        if (k < rows && i < d) slot[e] = x[(long long)k * d + i];
     }
 }
 
 // Operand[k][i] = x[i][k] from columns of x: lanes run along k.
 template <typename T>
-__device__ __forceinline__ void fetch_columns(REAL (&slot)[SLOTS], const T* __restrict__ x, int first, int top, int rows,
+__device__ __forceinline__ void fetch_columns(T (&slot)[SLOTS], const T* __restrict__ x, int first, int top, int rows,
                                               int d) {
 #pragma unroll
     for (int e = 0; e < SLOTS; ++e) {
-        const int entry = threadIdx.x + e * PRODUCT_THREADS, k = entry % DEPTH, i = entry / DEPTH;
-        slot[e] = (top + i < rows && first + k < d) ? (REAL)x[(long long)(top + i) * d + first + k] : (REAL)0;
+        const int entry = threadIdx.x + e * PRODUCT_THREADS, k = first + entry % DEPTH, i = top + entry / DEPTH;
+        slot[e] = 0;
+        if (i < rows && k < d) slot[e] = x[(long long)i * d + k];
     }
 }
 
-__device__ __forceinline__ void store_rows(REAL* operand, const REAL (&slot)[SLOTS]) {
+template <typename T>
+__device__ __forceinline__ void store_rows(REAL* operand, const T (&slot)[SLOTS]) {
 #pragma unroll
     for (int e = 0; e < SLOTS; ++e) {
         const int entry = threadIdx.x + e * PRODUCT_THREADS;
-        operand[entry / TILE * LDT + entry % TILE] = slot[e];
+        operand[entry / TILE * LDT + entry % TILE] = (REAL)slot[e];
     }
 }
 
-__device__ __forceinline__ void store_columns(REAL* operand, const REAL (&slot)[SLOTS]) {
+template <typename T>
+__device__ __forceinline__ void store_columns(REAL* operand, const T (&slot)[SLOTS]) {
 #pragma unroll
     for (int e = 0; e < SLOTS; ++e) {
         const int entry = threadIdx.x + e * PRODUCT_THREADS;
-        operand[entry % DEPTH * LDT + entry / DEPTH] = slot[e];
+        operand[entry % DEPTH * LDT + entry / DEPTH] = (REAL)slot[e];
     }
 }

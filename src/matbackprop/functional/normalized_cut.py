@@ -37,8 +37,9 @@ __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
 
 
 def _check_degrees(rows: LabelledRows, lam: Tensor | None) -> None:
-    degree, _, _ = degrees_of(rows.f.detach(), rows.weight.detach(), None if lam is None else lam.detach())
-    negative = (degree < 0) & (rows.weight > 0)
+    weight = None if rows.weight is None else rows.weight.detach()
+    degree, _, _ = degrees_of(rows.f.detach(), weight, None if lam is None else lam.detach())
+    negative = degree < 0 if weight is None else (degree < 0) & (weight > 0)
     if bool(negative.any()):
         raise DomainError(
             f"{int(negative.sum())} of {negative.numel()} rows have a negative degree, down to "
@@ -253,15 +254,15 @@ def _kernel_objective(
 
     def general(x: Tensor, y: Tensor) -> Tensor:
         x = x.repeat_interleave(y.shape[0] // x.shape[0], 0)
-        rows = labelled_rows(x, y, num_labels=k, check=False)
-        return _j2(rows, x.dtype, carried) if ridge is None else _soft(rows, x.dtype, ridge)
+        with autocast_off(x.device.type):
+            rows = labelled_rows(x, y, num_labels=k, check=False)
+            return _j2(rows, x.dtype, carried) if ridge is None else _soft(rows, x.dtype, ridge)
 
-    with autocast_off(f.device.type):
-        value = _fused_cuts.objective(f, labels, k, ridge or 0.0, tol, general)
-        if labels.ndim < f.ndim:
-            return value
-        present = ((labels >= 0) & (labels < k)).any(-1).to(value.dtype)
-        return (value * present).sum(-1) / present.sum(-1).clamp(min=1)
+    value = _fused_cuts.objective(f, labels, k, ridge or 0.0, tol, general)
+    if labels.ndim < f.ndim:
+        return value
+    present = ((labels >= 0) & (labels < k)).any(-1).to(value.dtype)
+    return (value * present).sum(-1) / present.sum(-1).clamp(min=1)
 
 
 def normalized_cut_soft(
