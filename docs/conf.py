@@ -1,5 +1,6 @@
 """Sphinx configuration. ``python -m sphinx -W -b html docs docs/_build/html`` builds the pages without a network."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -32,6 +33,7 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 napoleon_custom_sections = [("Gradient", "notes_style"), ("Formula", "notes_style"), ("Reference", "notes_style")]
 
 html_theme = "furo"
@@ -44,3 +46,31 @@ html_theme_options = {
 }
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
+
+
+def _escape(app, what, name, obj, options, lines):
+    """Docstrings are read as plain text too: ``(*b, m)`` and ``|x|`` outside literals are no markup in them."""
+    block = None  # indentation of a formula or example, whose lines are left alone
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if block is not None and (not line.strip() or indent > block):
+            continue
+        block = None
+        if line.strip().startswith((">>>", ".. math::")) or line.rstrip().endswith("::"):
+            block = indent - (line.strip().startswith(">>>"))
+        else:
+            parts = re.split(r"(``.*?``|:[a-z:]+:`.*?`)", line)
+            parts[::2] = [
+                re.sub(r"(?<!\*)\*(?=\w)(?=[^*]*$)|(?<=\()\*(?=\w)|\|", r"\\\g<0>", part) for part in parts[::2]
+            ]
+            lines[i] = "".join(parts)
+
+
+def _skip(app, what, name, obj, skip, options):
+    """Leave out the fields of named tuples: their docstring lists them."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _escape, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", _skip)

@@ -29,7 +29,7 @@ def main(output: Path) -> tuple[float, float]:
     b = turn @ torch.diag(torch.tensor([0.15, 4.0], dtype=torch.float64)) @ turn.mT
     b = (b + b.mT) / 2
     log_a, log_b = matbackprop.matrix_log(a), matbackprop.matrix_log(b)
-    fig, (ax,) = figure(width=8.6, height=3.6)
+    fig, (ax,) = figure(width=8.6, height=2.5)
     half = []
     for row, title in enumerate(("along the entries", "along the logarithms")):
         for i, t in enumerate(torch.linspace(0, 1, 7, dtype=torch.float64)):

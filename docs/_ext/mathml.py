@@ -1,14 +1,22 @@
 """Formulas as MathML, which every current browser draws by itself: the pages need no network and no script."""
 
+import re
+
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
 
+# Signs that read well in a docstring → their LaTeX.
+_SIGNS = {"⊤": r"\top ", "½": r"\tfrac{1}{2}", "²": "^{2}", "‖": r"\Vert ", "−": "-", "₁": "_{1}", "₂": "_{2}"}
+
 
 def _convert(node: nodes.Node, as_block: bool) -> str:
     source = node.astext().replace("{align*}", "{aligned}").replace("{align}", "{aligned}")
+    source = "".join(_SIGNS.get(sign, sign) for sign in source)
+    source = re.sub(r"\\([td]?frac)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}", source)  # \tfrac12
+    source = re.sub(r"\\(sqrt|mathbf)\s*(\d)", r"\\\1{\2}", source)
     try:
         return latex2mathml.tex2mathml(source, as_block=as_block)
     except MathError as error:

@@ -58,7 +58,7 @@ class PoolingConfig:
     """Training images; each holds one to four regions."""
     val_images: int = 120
     """Validation images."""
-    epochs: int = 8
+    epochs: int = 10
     """Passes over the training regions."""
     channels: int = 24
     """Channels d of the features that are pooled."""
@@ -74,7 +74,7 @@ class CutsConfig:
     """Training images."""
     val_images: int = 24
     """Validation images."""
-    epochs: int = 9
+    epochs: int = 12
     """Passes over the training images."""
     channels: int = 16
     """Channels d of the features that are clustered."""

@@ -1,0 +1,44 @@
+"""Every example draws its figure and what it returns is what its text claims."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_there_is_a_test_for_every_example():
+    tested = {"degenerate_gradients", "learn_a_partition", "mean_of_ellipses", "texture_descriptors"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_degenerate_gradients(tmp_path):
+    by_eigh, ours = _load("degenerate_gradients").main(tmp_path / "figure.png")
+    assert by_eigh > 1e-2 and ours < 1e-13
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_learn_a_partition(tmp_path):
+    before, after = _load("learn_a_partition").main(tmp_path / "figure.png", steps=40)
+    assert after < 0.6 * before
+    assert (tmp_path / "figure.png").stat().st_size > 5_000
+
+
+def test_mean_of_ellipses(tmp_path):
+    straight, curved = _load("mean_of_ellipses").main(tmp_path / "figure.png")
+    ends = [torch.linalg.det(torch.diag(torch.tensor([4.0, 0.15]))).item()] * 2
+    assert curved == pytest.approx((ends[0] * ends[1]) ** 0.5, rel=0.05)  # the turn is a rotation to two digits
+    assert straight > 3 * curved
+
+
+def test_texture_descriptors(tmp_path):
+    assert _load("texture_descriptors").main(tmp_path / "figure.png") > 0.95
