@@ -23,14 +23,14 @@ class LabelledRows(NamedTuple):
 
     Attributes:
         f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*b, a)``.
-        weight: ``(*batch, m)``, zero where the row is ignored.
+        weight: ``(*batch, m)``, zero where the row is ignored; None where every row is known to count once.
         region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary where the weight is zero.
         num_labels: the number of columns of E.
         annotators: whether the last batch dimension runs over annotators.
     """
 
     f: Tensor
-    weight: Tensor
+    weight: Tensor | None
     region: Tensor
     num_labels: int
     annotators: bool
@@ -76,16 +76,22 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
     )
 
 
-def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> None:
-    """Raise when a label is out of range or an image has no labelled row of positive weight."""
+def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> bool:
+    """Raise when a label is out of range or an image has no labelled row of positive weight.
+
+    Returns:
+        Whether every row is labelled.
+    """
     if labels.numel() == 0:
-        return
+        return True
     low, high = int(labels.min()), int(labels.max())
     if low < -1 or high >= num_labels:
         raise LabelError(
             f"labels must lie in −1 … {num_labels - 1} (num_labels={num_labels}), got values from {low} to {high}; "
             f"mark rows to ignore with −1."
         )
+    if low >= 0 and weight is None:
+        return True
     labelled = labels >= 0
     if weight is not None:
         labelled = labelled & (weight > 0)
@@ -95,6 +101,7 @@ def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, a
             f"{int((~seen).sum())} of {max(seen.numel(), 1)} images have no labelled row (all labels −1 or all weights "
             f"0), so they have no cut; leave them out, or pass check=False to let them count 0 with a zero gradient."
         )
+    return low >= 0
 
 
 def _sizes(offsets: Tensor | Sequence[int], total: int) -> list[int]:
@@ -168,9 +175,10 @@ def labelled_rows(
     dtype = compute_dtype(f.dtype, precision)
     if weight is not None and annotators:
         weight = weight.unsqueeze(-2)
+    all_labelled = False
     if wants_check(check, f):
         check_finite(f, "f")
-        check_label_values(labels, weight, k, annotators)
+        all_labelled = check_label_values(labels, weight, k, annotators)
         if weight is not None:
             check_finite(weight, "weight")
             if bool((weight < 0).any()):
@@ -180,8 +188,10 @@ def labelled_rows(
     f = f.to(dtype)
     if annotators:
         f = f.unsqueeze(-3).expand(*labels.shape, f.shape[-1])
-    labelled = (labels >= 0) & (labels < k)
-    w = labelled.to(dtype)
+    if all_labelled:
+        w = None if weight is None else weight.to(dtype).expand(labels.shape)
+        return LabelledRows(f, w, labels.long(), k, annotators)
+    w = ((labels >= 0) & (labels < k)).to(dtype)
     if weight is not None:
         w = w * weight.to(dtype)
     return LabelledRows(f, w, labels.clamp(0, k - 1).long(), k, annotators)
@@ -191,13 +201,25 @@ def average_annotators(value: Tensor, rows: LabelledRows) -> Tensor:
     """Mean over the annotators that labelled anything; an annotator of nothing but −1 fills up the batch only."""
     if not rows.annotators:
         return value
+    if rows.weight is None:
+        return value.mean(-1)
     present = (rows.weight > 0).any(-1).to(value.dtype)
     return (value * present).sum(-1) / present.sum(-1).clamp(min=1)
 
 
+def _flat(index: Tensor, k: int) -> Tensor:
+    """Region numbers through the whole batch ``(batch · m,)``: gathers and scatters are fast in two dimensions."""
+    if index.ndim == 1:
+        return index
+    images = index.shape[:-1].numel()
+    first = k * torch.arange(images, device=index.device).unsqueeze(-1)
+    return (index.reshape(images, index.shape[-1]) + first).reshape(-1)
+
+
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x ``(*b, k, d)`` named by index ``(*b, m)``: ``(*b, m, d)``, that is E x."""
-    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+    k, d = x.shape[-2:]
+    return x.reshape(-1, d).index_select(0, _flat(index, k)).reshape(*index.shape, d)
 
 
 def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
@@ -208,8 +230,26 @@ def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
     if x.device.type == "cuda" and index.numel() * k <= _ONE_HOT_LIMIT:
         e = (index.unsqueeze(-1) == torch.arange(k, device=index.device)).to(x.dtype)
         return inner(e, x)
-    zero = x.new_zeros(*index.shape[:-1], k, x.shape[-1])
-    return zero.scatter_add(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]), x)
+    batch, d = index.shape[:-1], x.shape[-1]
+    flat = _flat(index, k)
+    zero = x.new_zeros(batch.numel() * k, d)
+    return zero.scatter_add(0, flat.unsqueeze(-1).expand(-1, d), x.reshape(-1, d)).reshape(*batch, k, d)
+
+
+def region_masses(w: Tensor | None, index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """Sums of the weights ``(*b, m)`` over regions, or the numbers of rows: ``(*b, k)``, that is Eᵀw."""
+    if w is None:
+        w = torch.ones(index.shape, dtype=dtype, device=index.device)
+    return region_sums(w.unsqueeze(-1), index, k).squeeze(-1)
+
+
+def add_product(base: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
+    """base + α x y for ``(*b, m, q)``, ``(*b, m, p)``, ``(*b, p, q)``, without a temporary of the size of the base."""
+    if base.ndim == 2:
+        return torch.addmm(base, x, y, alpha=alpha)
+    if base.ndim == 3:
+        return torch.baddbmm(base, x, y, alpha=alpha)
+    return base + alpha * (x @ y)
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:

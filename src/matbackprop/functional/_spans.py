@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError
-from matbackprop.functional._labels import gather_rows, inner, region_sums
+from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
 from matbackprop.numerics import keep_signature, refuse_nested_forward_mode, symmetrize
 
 
@@ -67,15 +67,18 @@ def forward_mode(function: type[Function], with_jvp: type[Function]) -> type[Fun
     return function if torch.compiler.is_compiling() else with_jvp
 
 
+def _scaled(w: Tensor | None, x: Tensor) -> Tensor:
+    return x if w is None else w.unsqueeze(-1) * x
+
+
 class _RowSums(Function):
     generate_vmap_rule = True
 
     @staticmethod
     @keep_signature
-    def forward(f: Tensor, w: Tensor, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        wf = w.unsqueeze(-1) * f
-        mass = region_sums(w.unsqueeze(-1), index, k).squeeze(-1)
-        return inner(wf, f), region_sums(wf, index, k), mass
+    def forward(f: Tensor, w: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        wf = _scaled(w, f)
+        return inner(wf, f), region_sums(wf, index, k), region_masses(w, index, k, f.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -87,18 +90,17 @@ class _RowSums(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         f, w, index = ctx.saved_tensors
         g_gram, g_sums, g_mass = grads
-        half = None if g_gram is None else f @ symmetrize(g_gram)
+        g_f = g_w = None
         moved = None if g_sums is None else gather_rows(g_sums, index)
-        g_f: Tensor | None = None
-        g_w: Tensor | None = None
         if ctx.needs_input_grad[0]:
             row = torch.zeros_like(f) if moved is None else moved
-            g_f = w.unsqueeze(-1) * (row if half is None else torch.add(row, half, alpha=2))
+            g_f = _scaled(w, row if g_gram is None else add_product(row, f, symmetrize(g_gram), 2))
         if ctx.needs_input_grad[1]:
-            per_weight = torch.zeros_like(w)
-            for term in (half, moved):
-                per_weight = per_weight if term is None else per_weight + (f * term).sum(-1)
-            g_w = per_weight if g_mass is None else per_weight + g_mass.gather(-1, index)
+            row = torch.zeros_like(f) if moved is None else moved
+            row = row if g_gram is None else add_product(row, f, symmetrize(g_gram))
+            g_w = (f * row).sum(-1)
+            if g_mass is not None:
+                g_w = g_w + gather_rows(g_mass.unsqueeze(-1), index).squeeze(-1)
         return g_f, g_w, None, None
 
 
@@ -112,22 +114,22 @@ class _RowSumsForwardAD(_RowSums):
     def jvp(ctx: Any, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor, Tensor]:
         refuse_nested_forward_mode("normalized_cut")
         f, w, index = ctx.saved_tensors
-        df = torch.zeros_like(f) if df is None else df
-        dw = torch.zeros_like(w) if dw is None else dw
-        wdf, dwf = w.unsqueeze(-1) * df, dw.unsqueeze(-1) * f
+        wdf = torch.zeros_like(f) if df is None else _scaled(w, df)
+        dw = f.new_zeros(index.shape) if dw is None else dw
+        dwf = dw.unsqueeze(-1) * f
         gram = 2 * symmetrize(inner(wdf, f)) + inner(dwf, f)
-        return gram, region_sums(wdf + dwf, index, ctx.k), region_sums(dw.unsqueeze(-1), index, ctx.k).squeeze(-1)
+        return gram, region_sums(wdf + dwf, index, ctx.k), region_masses(dw, index, ctx.k, f.dtype)
 
 
-def row_sums(f: Tensor, w: Tensor, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def row_sums(f: Tensor, w: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gram matrix Fᵀ diag(w) F ``(*b, d, d)``, region sums ``(*b, k, d)`` and region masses ``(*b, k)``."""
     function = forward_mode(_RowSums, _RowSumsForwardAD)
     return function.apply(f, w, index, k)
 
 
-def degrees_of(f: Tensor, w: Tensor, lam: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Degrees d = FΛFᵀw ``(*b, m)``, the feature sum Fᵀw and Λ Fᵀw ``(*b, d)``."""
-    total = (w.unsqueeze(-2) @ f).squeeze(-2)
+def degrees_of(f: Tensor, w: Tensor | None, lam: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Degrees δ = FΛFᵀw ``(*b, m)``, the feature sum Fᵀw and Λ Fᵀw ``(*b, d)``."""
+    total = f.sum(-2) if w is None else (w.unsqueeze(-2) @ f).squeeze(-2)
     v = total if lam is None else (lam @ total.unsqueeze(-1)).squeeze(-1)
     return (f @ v.unsqueeze(-1)).squeeze(-1), total, v
 
@@ -137,12 +139,13 @@ class _DegreeRowSums(Function):
 
     @staticmethod
     @keep_signature
-    def forward(f: Tensor, w: Tensor, lam: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        f: Tensor, w: Tensor | None, lam: Tensor | None, index: Tensor, k: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         degree, _, _ = degrees_of(f, w, lam)
-        kept = w * (degree > 0)
+        kept = (degree > 0).to(f.dtype) if w is None else w * (degree > 0)
         gram = inner((kept * _inverse_or_zero(degree)).unsqueeze(-1) * f, f)
-        sums = region_sums(torch.cat([f, degree.unsqueeze(-1)], -1) * kept.unsqueeze(-1), index, k)
-        return gram, sums[..., :-1].contiguous(), sums[..., -1].contiguous()
+        return gram, region_sums(_scaled(kept, f), index, k), region_masses(kept * degree, index, k, f.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -155,30 +158,32 @@ class _DegreeRowSums(Function):
         f, w, lam, index = ctx.saved_tensors
         g_gram, g_sums, g_mass = grads
         degree, total, v = degrees_of(f, w, lam)
-        valid = (degree > 0).to(w.dtype)
-        kept, inverse = w * valid, _inverse_or_zero(degree)
-        g_degree = torch.zeros_like(degree)
-        row, per_weight = torch.zeros_like(f), torch.zeros_like(w)
+        valid = (degree > 0).to(f.dtype)
+        kept, inverse = valid if w is None else w * valid, _inverse_or_zero(degree)
+        g_degree, per_weight, row = torch.zeros_like(degree), torch.zeros_like(degree), None
+        if g_sums is not None:
+            moved = gather_rows(g_sums, index)
+            row = _scaled(kept, moved)
+            if ctx.needs_input_grad[1]:
+                per_weight = per_weight + (f * moved).sum(-1)
         if g_gram is not None:
             half = f @ symmetrize(g_gram)
             energy = (f * half).sum(-1) * inverse
             g_degree = g_degree - kept * inverse * energy
-            row = row + 2 * inverse.unsqueeze(-1) * half
             per_weight = per_weight + energy
-        if g_sums is not None:
-            moved = gather_rows(g_sums, index)
-            row = row + moved
-            per_weight = per_weight + (f * moved).sum(-1)
+            scale = (2 * kept * inverse).unsqueeze(-1)
+            row = scale * half if row is None else torch.addcmul(row, scale, half)
         if g_mass is not None:
-            mass = g_mass.gather(-1, index)
+            mass = gather_rows(g_mass.unsqueeze(-1), index).squeeze(-1)
             g_degree = g_degree + kept * mass
             per_weight = per_weight + mass * degree
         back = (g_degree.unsqueeze(-2) @ f).squeeze(-2)  # Fᵀ g_degree
         turned = back if lam is None else (back.unsqueeze(-2) @ lam).squeeze(-2)
         g_f = g_w = g_lam = None
         if ctx.needs_input_grad[0]:
-            g_f = kept.unsqueeze(-1) * row + g_degree.unsqueeze(-1) * v.unsqueeze(-2)
-            g_f = g_f + w.unsqueeze(-1) * turned.unsqueeze(-2)
+            ones = torch.ones_like(degree) if w is None else w
+            left, right = torch.stack([g_degree, ones], -1), torch.stack([v, turned], -2)
+            g_f = left @ right if row is None else add_product(row, left, right)
         if ctx.needs_input_grad[1]:
             g_w = valid * per_weight + (f @ turned.unsqueeze(-1)).squeeze(-1)
         if lam is not None and ctx.needs_input_grad[2]:
@@ -199,12 +204,12 @@ class _DegreeRowSumsForwardAD(_DegreeRowSums):
         refuse_nested_forward_mode("normalized_cut_j1")
         f, w, lam, index = ctx.saved_tensors
         df = torch.zeros_like(f) if df is None else df
-        dw = torch.zeros_like(w) if dw is None else dw
+        dw = f.new_zeros(index.shape) if dw is None else dw
         degree, total, v = degrees_of(f, w, lam)
-        valid = (degree > 0).to(w.dtype)
-        kept, inverse = (w * valid).unsqueeze(-1), _inverse_or_zero(degree).unsqueeze(-1)
+        valid = (degree > 0).to(f.dtype)
+        kept, inverse = (valid if w is None else w * valid).unsqueeze(-1), _inverse_or_zero(degree).unsqueeze(-1)
         d_kept = (dw * valid).unsqueeze(-1)
-        d_total = (w.unsqueeze(-2) @ df + dw.unsqueeze(-2) @ f).squeeze(-2)
+        d_total = (df.sum(-2) if w is None else (w.unsqueeze(-2) @ df).squeeze(-2)) + (dw.unsqueeze(-2) @ f).squeeze(-2)
         d_v = d_total if lam is None else (lam @ d_total.unsqueeze(-1)).squeeze(-1)
         if dlam is not None:
             d_v = d_v + (dlam @ total.unsqueeze(-1)).squeeze(-1)
@@ -216,7 +221,9 @@ class _DegreeRowSumsForwardAD(_DegreeRowSums):
         return gram, sums, mass.squeeze(-1)
 
 
-def degree_row_sums(f: Tensor, w: Tensor, lam: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def degree_row_sums(
+    f: Tensor, w: Tensor | None, lam: Tensor | None, index: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """B = Fᵀ diag(w/d) F ``(*b, d, d)``, region sums of F ``(*b, k, d)`` and of the degrees ``(*b, k)``.
 
     Rows with no positive degree are left out of all three, as if D were inverted by Moore and Penrose.
