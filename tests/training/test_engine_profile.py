@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config
+from matbackprop import matrix_log
 from matbackprop.nn import SecondOrderPool
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.profiling import PARTS, structured_layers
@@ -50,6 +51,31 @@ def test_profile_does_not_change_the_run(tmp_path):
         ends.append(module.state_dict())
     for key, value in ends[0].items():
         assert torch.equal(value, ends[1][key])
+
+
+class Calling(TinyModule):
+    structured_methods = ("penalty",)
+
+    def penalty(self, f):
+        return 1e-3 * matrix_log(f.mT @ f + torch.eye(6, dtype=f.dtype)).square().mean()
+
+    def loss(self, batch):
+        return super().loss(batch) + self.penalty(self.net[0].weight)
+
+
+def test_methods_that_call_functions_are_timed_too(tmp_path):
+    ends = []
+    for profile in (False, True):
+        config = tiny_config(tmp_path / str(profile), profile=profile, max_epochs=1)
+        seed_all(0)
+        module = Calling(config)
+        run = fit(config, module, TinyData(config), name="tiny")
+        assert "penalty" not in vars(module)
+        ends.append(module.state_dict())
+    for key, value in ends[0].items():
+        assert torch.equal(value, ends[1][key])
+    found = json.loads(run.profile_path.read_text())["milliseconds"]
+    assert found["layer forward"] > 0 and found["layer backward"] > 0
 
 
 def test_a_short_run_is_profiled_too(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import re
 from typing import Annotated, Any, Union
 
 from matbackprop.cli import COMMANDS, GROUPS
@@ -38,11 +39,13 @@ def completion(shell: str) -> str:
         marked = Annotated[kind, marker]  # type: ignore[valid-type]
         (groups.setdefault(group[0], []) if group else top).append(marked)
     for name, members in groups.items():
-        fields = [("command", Union[tuple(members)])]  # noqa: UP007
+        choice = Union[tuple(members)]  # type: ignore[valid-type]  # noqa: UP007
+        fields: list[Any] = [("command", Annotated[choice, tyro.conf.arg(name="")])]  # type: ignore[valid-type]
         kind = dataclasses.make_dataclass(f"{name.title()}Commands", fields)
         top.append(Annotated[kind, tyro.conf.subcommand(name, description=GROUPS[name], prefix_name=False)])
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         everything: Any = Union[tuple(top)]  # noqa: UP007
         tyro.cli(everything, prog="matbackprop", args=["--tyro-print-completion", shell])
-    return text.getvalue()
+    # Options of the engine may be written without their prefix; see cli.train.
+    return re.sub(r"'--engine\.([\w-]+)'", r"'--\1', '--engine.\1'", text.getvalue())

@@ -111,7 +111,7 @@ def download(config: Download) -> int:
 
 @dataclass
 class CacheConfig:
-    """List what is cached; with --make prepare a recipe's data, with --verify compare checksums, with --remove delete."""
+    """List what is cached; --make prepares a recipe's data, --verify compares checksums, --remove deletes."""
 
     folder: Annotated[Path | None, tyro.conf.Positional] = None
     """Folder of caches. By default $MATBACKPROP_CACHE, or matbackprop in the user's cache folder."""

@@ -44,7 +44,11 @@ def options(name: str, preset: str | None = None, file: Path | None = None) -> t
                 Annotated[Path | None, tyro.conf.arg(help="TOML or JSON file of fields, laid over the preset.")],
                 file,
             ),
-            ("recipe", Annotated[recipe.config_class, tyro.conf.arg(name="")], dataclasses.field(default_factory=lambda: config)),
+            (
+                "recipe",
+                Annotated[recipe.config_class, tyro.conf.arg(name="")],
+                dataclasses.field(default_factory=lambda: config),
+            ),
         ],
     )
 

@@ -373,6 +373,8 @@ def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
 class NCutsModule(RecordingModule):
     """The Lightning module: the objective averaged over annotators and images, two rates, curves of the spectrum."""
 
+    structured_methods = ("objective",)
+
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()
         self.config = config

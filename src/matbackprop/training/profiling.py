@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,25 @@ def structured_layers(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+class _Mark(torch.autograd.Function):
+    """The identity, which says when the backward pass comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Callable[[], None]) -> Tensor:
+        ctx.call = call
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        ctx.call()
+        return gradient, None
+
+
 class StepProfile(pl.Callback):
     """Times ``steps`` steps after ``skip`` and divides them; the device is waited for at every boundary meanwhile.
+
+    The structured layer's part is that of submodules from :mod:`matbackprop.nn` and of the methods that the Lightning
+    module names in ``structured_methods``.
 
     Args:
         path: the JSON file of the result.
@@ -64,7 +81,7 @@ class StepProfile(pl.Callback):
         self._seen = 0
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._layer = {"forward": 0.0, "backward": 0.0}
-        self._handles: list[Any] = []
+        self._undo: list[Callable[[], Any]] = []
         self._wait: Any = lambda: None
         self._mark = 0.0
         self._counted = 0
@@ -77,9 +94,12 @@ class StepProfile(pl.Callback):
             self._wait = torch.cuda.synchronize
         for layer in structured_layers(pl_module):
             self._watch(layer)
+        for name in getattr(pl_module, "structured_methods", ()):
+            self._watch_method(pl_module, name)
         self._begin()
 
-    def _watch(self, layer: nn.Module) -> None:
+    def _clock(self) -> tuple[Callable[[str], None], Callable[[str], None]]:
+        """Return functions that start and stop the clock of a direction."""
         starts: dict[str, float] = {}
 
         def start(direction: str) -> None:
@@ -89,12 +109,33 @@ class StepProfile(pl.Callback):
             if direction in starts:
                 self._layer[direction] += self._now() - starts.pop(direction)
 
-        self._handles += [
-            layer.register_forward_pre_hook(lambda *_: start("forward")),
-            layer.register_forward_hook(lambda *_: stop("forward")),
-            layer.register_full_backward_pre_hook(lambda *_: start("backward")),
-            layer.register_full_backward_hook(lambda *_: stop("backward")),
+        return start, stop
+
+    def _watch(self, layer: nn.Module) -> None:
+        start, stop = self._clock()
+        self._undo += [
+            layer.register_forward_pre_hook(lambda *_: start("forward")).remove,
+            layer.register_forward_hook(lambda *_: stop("forward")).remove,
+            layer.register_full_backward_pre_hook(lambda *_: start("backward")).remove,
+            layer.register_full_backward_hook(lambda *_: stop("backward")).remove,
         ]
+
+    def _watch_method(self, module: nn.Module, name: str) -> None:
+        method = getattr(module, name)
+        start, stop = self._clock()
+
+        def marked(value: Any, call: Callable[[], None]) -> Any:
+            return _Mark.apply(value, call) if isinstance(value, Tensor) and value.requires_grad else value
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            args = tuple(marked(a, lambda: stop("backward")) for a in args)
+            start("forward")
+            value = method(*args, **kwargs)
+            stop("forward")
+            return marked(value, lambda: start("backward"))
+
+        object.__setattr__(module, name, timed)
+        self._undo.append(lambda: object.__delattr__(module, name))
 
     def _now(self) -> float:
         self._wait()
@@ -135,8 +176,8 @@ class StepProfile(pl.Callback):
             return
         self._until_now("optimiser")
         self._seen += 1
-        few = trainer.num_training_batches * (trainer.max_epochs or 1) < self.skip + self.steps
-        if self._seen > (min(1, self.skip) if few else self.skip):
+        planned = int(trainer.num_training_batches * (trainer.max_epochs or 1))
+        if self._seen > (self.skip if planned >= self.skip + self.steps else min(1, planned - 1)):
             self._step["layer forward"] = self._layer["forward"]
             self._step["network forward"] -= self._layer["forward"]
             self._step["layer backward"] = self._layer["backward"]
@@ -162,9 +203,9 @@ class StepProfile(pl.Callback):
         return self.result is None
 
     def _finish(self, trainer: pl.Trainer) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for undo in self._undo:
+            undo()
+        self._undo = []
         count = max(self._counted, 1)
         parts = {part: 1e3 * seconds / count for part, seconds in self._seconds.items()}
         total = sum(parts.values())

@@ -1,0 +1,247 @@
+"""The command line: every command explains itself, errors are one message, presets and files and options resolve."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from matbackprop import cli
+from matbackprop.cli import COMMANDS, GROUPS, main
+from matbackprop.errors import DataError
+
+
+def call(*words):
+    """Run a command in this process; return its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    assert call(*name.split(), "--help") == 0
+    out = capsys.readouterr().out
+    assert f"usage: matbackprop {name}" in out
+    assert len(out.splitlines()) > 5
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_lists_its_commands(group, capsys):
+    assert call(group) == 0
+    listed = {line[2:].split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert {name for name in COMMANDS if name.split()[0] == group} <= listed
+    assert not listed & {name for name in COMMANDS if name.split()[0] != group}
+
+
+def test_overview_lists_everything(capsys):
+    for words in ([], ["--help"], ["help"]):
+        assert call(*words) == 0
+        out = capsys.readouterr().out
+        assert all(name in out and command.summary in out for name, command in COMMANDS.items())
+
+
+def test_every_command_has_its_parts():
+    for name, command in COMMANDS.items():
+        module = importlib.import_module(command.module)
+        assert callable(getattr(module, command.main)), name
+        assert hasattr(module, command.parse or command.config), name
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["trian"], "did you mean 'train'?"),
+        (["train", "o2q"], "did you mean 'train o2p'?"),
+        (["zzz"], "the commands are demo"),
+    ],
+)
+def test_unknown_commands(words, hint, capsys):
+    assert call(*words) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert call("--version") == 0
+    assert capsys.readouterr().out.startswith("matbackprop 0")
+
+
+def test_python_dash_m():
+    done = subprocess.run([sys.executable, "-m", "matbackprop", "--help"], capture_output=True, text=True, check=True)
+    assert "usage: matbackprop COMMAND" in done.stdout
+
+
+def test_an_own_error_is_one_line_and_exit_code_two(tmp_path, capsys):
+    assert call("data", "check", str(tmp_path / "nothing")) == 2
+    err = capsys.readouterr().err
+    assert err == f"matbackprop: error: there is no folder {tmp_path / 'nothing'}.\n"
+    assert call("data", "check", str(tmp_path / "nothing"), "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_by_environment(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MATBACKPROP_DEBUG", "1")
+    assert call("data", "check", str(tmp_path / "nothing")) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def _failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_what_else_can_end_a_command(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name="gradio.themes")))
+    assert call("serve") == 2
+    assert "gradio is not installed. Install it with: pip install 'matbackprop[serve]'" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "run", _failing(KeyboardInterrupt()))
+    assert call("serve") == 130
+    monkeypatch.setattr(cli, "run", _failing(ZeroDivisionError("a bug of ours")))
+    with pytest.raises(ZeroDivisionError):
+        main(["serve"])
+    from matbackprop.training.engine import RunInterrupted
+
+    monkeypatch.setattr(cli, "run", _failing(RunInterrupted(15, 7, "here")))
+    assert call("serve") == 143
+    assert "SIGTERM at step 7" in capsys.readouterr().err
+
+
+def test_wrong_options_are_named(capsys):
+    assert call("train", "o2p", "--engine.max-epohcs", "3") == 2
+    assert "max-epohcs" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_and_options(shell, capsys):
+    assert call("--print-completion", shell) == 0
+    out = capsys.readouterr().out
+    for word in ("matbackprop", "ncuts", "table1", "segmentations", "--engine.max-epochs", "--verify"):
+        assert word in out, word
+
+
+def test_completion_for_an_unknown_shell(capsys):
+    assert call("--print-completion", "fish") == 2
+    assert "choose one of bash, zsh, tcsh" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------------- train
+
+
+def parse(*words):
+    from matbackprop.cli.train import parse as parse_train
+
+    return parse_train("o2p", list(words), "matbackprop train o2p")
+
+
+def test_preset_then_file_then_options(tmp_path):
+    from matbackprop.training.config import get_recipe
+
+    recipe = get_recipe("o2p")
+    assert parse("--preset", "paper").config == recipe.preset("paper")
+    assert parse().config == recipe.preset(next(iter(recipe.presets)))
+    file = tmp_path / "c.toml"
+    file.write_text("[engine]\nseed = 5\nmax_epochs = 7\n[optimizer]\nrate = 0.125\n")
+    chosen = parse("--preset", "paper", "--config", str(file), "--engine.max-epochs", "9")
+    assert chosen.preset == "paper"
+    assert chosen.config.engine.seed == 5
+    assert chosen.config.engine.max_epochs == 9
+    assert chosen.config.optimizer.rate == 0.125
+    expected = recipe.preset("paper")
+    assert chosen.config.model == expected.model
+
+
+def test_engine_options_need_no_prefix():
+    config = parse("--resume", "--max-epochs=4", "--no-progress", "--devices", "2", "--strategy", "ddp").config.engine
+    assert config.resume and config.max_epochs == 4 and not config.progress
+    assert (config.devices, config.strategy) == ("2", "ddp")
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+
+def test_data_check(tmp_path, capsys):
+    from matbackprop.data.shapes import write_shapes_coco
+
+    root = write_shapes_coco(tmp_path / "coco", train=2, val=1)
+    assert call("data", "check", str(root)) == 0
+    assert "everything is in order" in capsys.readouterr().out
+    bad = next((root / "images" / "train").iterdir())
+    bad.write_bytes(b"nonsense")
+    assert call("data", "check", str(root)) == 1
+    out = capsys.readouterr().out
+    assert f"bad: {bad}" in out and "1 problems" in out
+    assert call("data", "check", str(root), "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["layout"] == "coco" and found["problems"][0]["path"] == str(bad)
+
+
+def test_data_cache(tmp_path, capsys):
+    import numpy as np
+
+    from matbackprop.data.cache import write_cache
+
+    for name in ("one", "two"):
+        write_cache(tmp_path / name, {"x": np.zeros((3, 4))}, {})
+    assert call("data", "cache", str(tmp_path), "--verify") == 0
+    assert "x (3, 4) float64" in capsys.readouterr().out
+    (tmp_path / "one" / "x.bin").write_bytes(b"\1" * 96)
+    assert call("data", "cache", str(tmp_path), "--verify") == 1
+    assert "DAMAGED" in capsys.readouterr().out
+    assert call("data", "cache", str(tmp_path), "--remove", "damaged") == 0
+    assert not (tmp_path / "one").exists() and (tmp_path / "two").exists()
+    assert call("data", "cache", str(tmp_path), "--remove", "all") == 0
+    assert not (tmp_path / "two").exists()
+
+
+def test_data_download(tmp_path, capsys, monkeypatch):
+    from matbackprop.data import download as downloads
+
+    monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
+    assert call("data", "download", "bsds500") == 2
+    assert "where to?" in capsys.readouterr().err
+    asked = []
+    monkeypatch.setattr(downloads, "download_dataset", lambda *a, **k: asked.append(a) or a[1])
+    monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path))
+    assert call("data", "download", "bsds500") == 0
+    assert asked == [("bsds500", tmp_path / "BSDS500")]
+    monkeypatch.setattr(downloads, "download_dataset", _failing(DataError("cannot be reached. By hand: fetch it")))
+    assert call("data", "download", "coco", "--folder", str(tmp_path)) == 2
+    assert "By hand" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------------- doctor
+
+
+def test_doctor(capsys):
+    assert call("doctor") == 0
+    out = capsys.readouterr().out
+    for word in ("versions", "devices", "eigensolver", "extras", "gradients", "right"):
+        assert word in out
+    assert "WRONG" not in out
+    assert call("doctor", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gradients"]["right"] is True
+    assert max(found["gradients"]["relative errors"].values()) < 1e-6
+
+
+def test_doctor_notices_wrong_gradients(capsys, monkeypatch):
+    import torch
+
+    import matbackprop
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return a * 1.0
+
+        @staticmethod
+        def backward(ctx, g):
+            return 1.001 * g
+
+    original = matbackprop.matrix_log
+    monkeypatch.setattr(matbackprop, "matrix_log", lambda a: Wrong.apply(original(a)))
+    assert call("doctor") == 1
+    assert "WRONG" in capsys.readouterr().out

@@ -1,0 +1,95 @@
+"""Every recipe runs from the command line on data made on the fly, goes on, and can be evaluated again."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+
+from matbackprop.cli import main
+from matbackprop.data.cache import write_cache
+from matbackprop.training.config import RECIPES, Recipe
+from matbackprop.training.run_folder import RunFolder
+
+SHORT = {"o2p": ["--data.made", "12", "--data.batch-size", "8"], "ncuts": ["--data.made", "8", "--data.workers", "1"]}
+"""What makes a smoke run even shorter."""
+
+
+def call(*words):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return caught.value.code
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_smoke_run(recipe, tmp_path, capsys):
+    base = ["train", recipe, "--preset", "smoke", "--run", str(tmp_path / "run"), "--accelerator", "cpu"]
+    base += [*SHORT[recipe], "--no-tensorboard"]
+    words = [*base, "--max-epochs", "1", "--profile", "--log-every", "1"]
+    assert call(*words) == 0
+    out = capsys.readouterr().out
+    assert "layer backward" in out and f"run folder: {tmp_path / 'run'}" in out
+    run = RunFolder(tmp_path / "run")
+    assert run.read_config()["engine"]["max_epochs"] == 1
+    metrics = run.read_metrics()
+    names = {name for line in metrics for name in line}
+    layer = {"layer/rank", "layer/eigen_max", "layer/eigen_min", "layer/gradient_norm"}
+    assert {"train/loss", "train/gradient_norm", "train/learning_rate", "val/loss"} | layer <= names
+    assert all(line["train/loss"] > 0 for line in metrics if "train/loss" in line)
+    for path in (run.report_path, run.summary_path, run.checkpoints / "last.ckpt", run.checkpoints / "best.ckpt"):
+        assert path.stat().st_size > 0
+    assert list(run.figures.glob("*.png"))
+    shares = json.loads(run.profile_path.read_text())["share"]
+    assert shares["layer forward"] > 0 and shares["layer backward"] > 0
+
+    # The same command does nothing without --resume, and goes on with it.
+    assert call(*words) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    steps = run.read_summary()["steps"]
+    assert call(*base, "--max-epochs", "2", "--resume", "--no-report") == 0
+    assert run.read_summary()["steps"] == 2 * steps
+    assert len(run.read_versions()) == 2
+    capsys.readouterr()
+
+    assert call("evaluate", "run", str(run.path), "--which", "last", "--accelerator", "cpu", "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["val/loss"] == pytest.approx(run.read_summary()["val/loss"], rel=1e-4)
+
+
+def test_a_configuration_that_fits_no_recipe(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"strange": 1}')
+    assert call("evaluate", "run", str(tmp_path)) == 2
+    err = capsys.readouterr().err
+    assert "fits no recipe" in err and "unknown field 'strange'" in err
+
+
+def test_data_cache_prepares_a_recipes_data(tmp_path, capsys, monkeypatch):
+    @dataclass
+    class Data:
+        cache: Path | None = None
+        rows: int = 1
+
+    @dataclass
+    class Config:
+        data: Data = field(default_factory=Data)
+
+    class Module(pl.LightningDataModule):
+        def __init__(self, config):
+            super().__init__()
+            self.config = config.data
+
+        def setup(self, stage):
+            write_cache(self.config.cache / "made", {"x": np.zeros((self.config.rows, 4))}, {})
+
+    recipe = Recipe("ncuts", Config, {"paper": Config()}, build=lambda config: (None, Module(config)))
+    monkeypatch.setattr("matbackprop.training.config.get_recipe", lambda name: recipe)
+    (tmp_path / "c.json").write_text('{"data.rows": 3}')
+    assert call("data", "cache", str(tmp_path / "p"), "--make", "ncuts", "--config", str(tmp_path / "c.json")) == 0
+    assert f"{tmp_path / 'p' / 'made'} (0.0 MB): x (3, 4) float64" in capsys.readouterr().out
