@@ -1,7 +1,5 @@
 """Summaries over images: both conventions written out by hand, workers, and bad input."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -72,18 +70,6 @@ def test_different_numbers_of_segmentations_have_no_ods(maps):
         "vi_ods",
         "boundary_ods",
     }
-
-
-def copies(array, count):
-    return [array] * count
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_same(maps):
-    segmentations, truth = maps
-    readers = {name: partial(copies, found[1], 2) for name, found in segmentations.items()}
-    alone = evaluate_segmentations(readers, truth)
-    assert evaluate_segmentations(readers, truth, workers=2) == alone
 
 
 def test_every_bad_image_is_named(maps):

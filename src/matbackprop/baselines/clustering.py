@@ -1,6 +1,9 @@
 """Spectral clustering with other libraries: scikit-learn on the graph of neighbours, ncut-pytorch on colour and
 place."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -92,6 +95,19 @@ def sklearn_spectral(
     return to_label_maps(labels, size)
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators, from which ncut-pytorch and its sampler draw, and put them back afterwards."""
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+
+
 def ncut_pytorch(image: Tensor, *, ks: tuple[int, ...] = KS, scale: float = 0.25, seed: int = 0) -> list[Tensor]:
     """Nyström normalized cuts of ncut-pytorch on the Lab colours and places of the pixels of a smaller image.
 
@@ -123,8 +139,7 @@ def ncut_pytorch(image: Tensor, *, ks: tuple[int, ...] = KS, scale: float = 0.25
     if count < 2:
         return to_label_maps([torch.zeros(height, width, dtype=torch.int64)] * len(ks), size)
     labels = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _seeded(seed):
         vectors = Ncut(n_eig=count, device="cpu").fit_transform(torch.from_numpy(features).float())
         for k in ks:
             aligned = kway_ncut(vectors[:, : min(k, count)], device="cpu")

@@ -202,7 +202,8 @@ def _layer_affinity(image: NDArray[np.float64], colours: NDArray[np.float64], la
     edges = [_scaled_edges(channel, EDGE_SCALES[layer]) for channel in image]
     spread = [INTENSITY_SHARE * float(channel.std()) for channel in image]
     number = np.arange(height * width).reshape(height, width)
-    entries: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+    nothing = np.empty(0, dtype=np.int64)
+    entries: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = [(nothing, nothing, np.empty(0))]
     for dy, dx in _half_disc(RADII[layer]):
         if abs(dy) >= height or abs(dx) >= width:
             continue

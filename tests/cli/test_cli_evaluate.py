@@ -1,0 +1,156 @@
+"""``matbackprop evaluate segmentations``: numbers, formats, options, and messages for bad folders."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from matbackprop.cli import main
+
+SHAPE = (20, 30)
+
+
+def stripes(count, shape=SHAPE):
+    return np.broadcast_to(np.arange(shape[1]) * count // shape[1], shape).astype(np.uint8)
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", "segmentations", *map(str, words)])
+    captured = capsys.readouterr()
+    return stop.value.code, captured.out, captured.err
+
+
+def as_json(capsys, *words):
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    segs, truth = tmp_path / "segs", tmp_path / "truth"
+    segs.mkdir()
+    truth.mkdir()
+    for name in ("a", "b"):
+        np.savez(segs / f"{name}.npz", np.stack([stripes(k) for k in (1, 2, 3)]))
+        for person in (1, 2):
+            Image.fromarray(stripes(person + 1)).save(truth / f"{name}_{person}.png")
+    return segs, truth
+
+
+@pytest.mark.data
+def test_gold(capsys, data_root):
+    gold = data_root / "bsds_gold"
+    document = as_json(capsys, gold / "segs", "--ground-truth", gold / "groundTruth", "--no-boundary")
+    expected = {
+        "covering_ods": 0.654023,
+        "covering_ois": 0.725074,
+        "covering_best": 0.749811,
+        "pri_ods": 0.826926,
+        "pri_ois": 0.898299,
+        "vi_ods": 1.36877,
+        "vi_ois": 1.11563,
+    }
+    assert {name: document["scores"][name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    assert document["images"] == 5 and document["annotators"] == 26 and document["segmentations"] == 5
+
+
+def test_numbers_by_hand(capsys, folders):
+    document = as_json(capsys, folders[0], "--ground-truth", folders[1])
+    scores = document["scores"]
+    assert scores["paper_best"] == 1 and scores["covering_best"] == 1
+    # Two stripes of 15 columns cover three of 10 with IoU 2/3, 5/20 and 2/3; three cover two with 2/3 each.
+    expected = (1 + (2 / 3 + 1 / 4 + 2 / 3) / 3) / 2
+    assert scores["covering_ods"] == pytest.approx(max(expected, (1 + 2 / 3) / 2))
+    assert scores["covering_ois"] == pytest.approx(scores["paper_average"]) == scores["covering_ods"]
+    assert scores["boundary_ods"] > 0.7
+    assert [row["id"] for row in document["per_image"]] == ["a", "b"]
+
+
+def test_table_and_csv(capsys, folders, tmp_path):
+    code, out, _ = run(capsys, folders[0], "--ground-truth", folders[1], "--csv", tmp_path / "new/scores.csv")
+    assert code == 0
+    for text in ("2 images, 3 segmentations each, 4 human maps", "covering", "Rand index", "variation", "boundary"):
+        assert text in out
+    with (tmp_path / "new/scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == ["a", "b"] and float(rows[0]["paper_best"]) == 1
+
+
+def test_different_numbers_print_no_ods(capsys, folders):
+    np.savez(folders[0] / "b.npz", stripes(2))
+    document = as_json(capsys, folders[0], "--ground-truth", folders[1])
+    assert document["segmentations"] is None and document["scores"]["covering_ods"] is None
+    code, out, _ = run(capsys, folders[0], "--ground-truth", folders[1], "--no-boundary")
+    assert code == 0 and "same number" in out and "–" in out and "boundary" not in out
+
+
+def test_contour_maps(capsys, folders):
+    for path in folders[0].iterdir():
+        path.unlink()
+    ucm = np.zeros((2 * SHAPE[0] + 1, 2 * SHAPE[1] + 1))
+    ucm[:, 30] = 0.5
+    savemat(folders[0] / "a.mat", {"ucm2": ucm})
+    document = as_json(capsys, folders[0], "--ground-truth", folders[1], "--thresholds", 4)
+    assert document["segmentations"] == 4 and document["scores"]["paper_best"] == 1
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same(capsys, folders):
+    words = (folders[0], "--ground-truth", folders[1])
+    assert as_json(capsys, *words, "--workers", 2) == as_json(capsys, *words, "--workers", 1)
+
+
+def test_missing_ground_truth(capsys, folders):
+    for path in folders[1].glob("b_*"):
+        path.unlink()
+    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1])
+    assert code == 2 and "1 of 2 images have no human map: b" in err
+
+
+def test_spare_ground_truth_is_mentioned(capsys, folders):
+    (folders[0] / "b.npz").unlink()
+    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1])
+    assert code == 0 and "1 images with human maps have no segmentation" in err
+
+
+def test_transposed_maps(capsys, folders):
+    np.savez(folders[0] / "a.npz", stripes(2).T)
+    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1])
+    assert code == 2 and "a: segmentation 1 has size 30×20" in err and "transposed" in err
+
+
+def test_each_unreadable_file_is_named(capsys, folders):
+    for name in ("a", "b"):
+        (folders[0] / f"{name}.npz").write_bytes(b"nonsense")
+    code, out, err = run(capsys, folders[0], "--ground-truth", folders[1])
+    assert code == 2 and not out and "2 of 2 images" in err and "a.npz cannot be read" in err and "b.npz cannot" in err
+
+
+def test_empty_and_absent_folders(capsys, folders, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, err = run(capsys, tmp_path / "empty", "--ground-truth", folders[1])
+    assert code == 2 and "holds no label map" in err and ".mat" in err
+    code, _, err = run(capsys, folders[0], "--ground-truth", tmp_path / "nowhere")
+    assert code == 2 and "is no folder" in err
+
+
+def test_the_same_numbered_names_on_both_sides(capsys, tmp_path):
+    for folder in ("segs", "truth"):
+        (tmp_path / folder).mkdir()
+        for number in (1, 2):
+            Image.fromarray(stripes(number)).save(tmp_path / folder / f"shot_{number}.png")
+    words = (tmp_path / "segs", "--ground-truth", tmp_path / "truth")
+    code, _, err = run(capsys, *words)
+    assert code == 2 and "--numbered" in err
+    assert as_json(capsys, *words, "--numbered", "no")["images"] == 2
+    assert as_json(capsys, *words, "--numbered", "yes")["images"] == 1
+
+
+def test_wrong_options(capsys, folders):
+    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1], "--tolerance", "3")
+    assert code == 2 and "tolerance" in err
