@@ -235,7 +235,8 @@ CASES: dict[str, Tensor] = {
 STRESS: dict[str, Tensor] = {
     "dead channels, double rows": dead_and_double(36, 64),
     "σ within 1e-9": with_singular_values(36, 64, 3 + 1e-9 * torch.linspace(0, 1, 36, dtype=torch.float64)),
-    "λmax = 1e6": with_singular_values(36, 64, torch.logspace(-2, 3, 36, dtype=torch.float64)),
+    "λmax = 1e6": relu(36, 64) * (1e3 / torch.linalg.matrix_norm(relu(36, 64), 2)),
+    "κ(F) = 1e5": with_singular_values(36, 64, torch.logspace(-2, 3, 36, dtype=torch.float64)),
     "F = 0": torch.zeros(36, 64, dtype=torch.float64),
 }
 
@@ -280,7 +281,7 @@ def ncut_table() -> Table:
             want = reference_j2(leaf.detach().numpy().astype(np.longdouble), labels.numpy())
             dense = leaf.detach().clone().requires_grad_()
             basis = torch.linalg.svd(dense, full_matrices=False)[0]
-            psi = (hot / hot.sum(0)).to(dtype) @ hot.mT.to(dtype)
+            psi = (hot.to(dtype) / hot.sum(0)) @ hot.mT.to(dtype)
             (auto,) = torch.autograd.grad(0.5 * (basis @ basis.mT - psi).square().sum(), dense)
             theirs.append(short(error(auto, want)))
             ours.append(short(error(got, want)))

@@ -33,7 +33,10 @@ class CommandHelp(Directive):
     final_argument_whitespace = True
 
     def run(self):
-        text = help_of(self.arguments[0] if self.arguments else "")
+        try:
+            text = help_of(self.arguments[0] if self.arguments else "")
+        except ImportError as error:
+            raise self.error(f"matbackprop {' '.join(self.arguments)} cannot be imported: {error}") from error
         if not text:
             raise self.error(f"matbackprop {' '.join(self.arguments)} --help printed nothing")
         return [nodes.literal_block(text, text, language="text")]
