@@ -94,6 +94,27 @@ def test_fullgraph_compilation(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_compilation_and_vmap_with_annotators_weights_and_packing(name):
+    function = OBJECTIVES[name][0]
+    labels = torch.stack([regions(M, k=K, seed=s) for s in range(2)])
+    labels[:, 5:8] = torch.arange(K)
+    weight = 0.5 + features(M, seed=1)
+    keywords = {"offsets": [0, 5, M], "num_labels": K, "weight": weight}
+    if name == "j1":
+        keywords["lam"] = lambda_matrix(D)
+
+    def loss(f):
+        return function(f, labels, **keywords).sum()
+
+    plain, compiled = features(M, D).requires_grad_(), features(M, D).requires_grad_()
+    loss(plain).backward()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
+    torch.testing.assert_close(compiled.grad, plain.grad)
+    several = torch.func.vmap(torch.func.grad(loss))(torch.stack([plain.detach(), 2 * plain.detach()]))
+    torch.testing.assert_close(several[0], plain.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_autocast_does_not_lower_the_precision(name):
     function, labels = OBJECTIVES[name][0], regions(M, k=K)
     f = features(M, D, dtype=torch.float32).requires_grad_()

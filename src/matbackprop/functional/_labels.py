@@ -131,9 +131,10 @@ def pad_packed(
         raise ShapeError(f"packed features must have shape (total, d), got {tuple(f.shape)}; drop the batch dimension.")
     sizes = _sizes(offsets, f.shape[0])
     n, longest = len(sizes), max(sizes, default=0)
-    slots = torch.cat(
-        [torch.arange(size) + i * longest for i, size in enumerate(sizes)] or [torch.zeros(0, dtype=torch.int64)]
-    ).to(f.device, non_blocking=True)
+    lengths, first = torch.tensor([sizes, [i * longest for i in range(n)]]).to(f.device)
+    before = lengths.cumsum(0) - lengths
+    slots = torch.arange(f.shape[0], device=f.device)
+    slots = slots + (first - before).repeat_interleave(lengths, output_size=f.shape[0])
 
     def spread(x: Tensor, fill: float) -> Tensor:
         return x.new_full((n * longest, *x.shape[1:]), fill).index_copy(0, slots, x)

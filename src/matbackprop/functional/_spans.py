@@ -54,7 +54,8 @@ def gram_tolerance(
 ) -> float:
     """:func:`rank_tolerance` for the eigenvalues of FᵀF: squared, and no smaller than what the product resolves."""
     tol = rank_tolerance(dtype, compute, m, d, rank_tol) ** 2
-    return tol if isinstance(rank_tol, float) else max(tol, 16 * d * torch.finfo(compute).eps)
+    given = rank_tol is not None and not isinstance(rank_tol, torch.dtype)
+    return tol if given else max(tol, 16 * d * torch.finfo(compute).eps)
 
 
 def _inverse_or_zero(x: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def normalized_cut_j1(
             GPU; needed under ``torch.compile`` and ``vmap``. Labels beyond it are ignored where values are not checked.
         rank_tol: singular values of D^{−1/2}F below this share of the largest count as zero. By default it follows the
             dtype of ``f``; pass a dtype to say what precision the data carry (``torch.float32`` for a float32 map that
-            was cast to float64).
+            was cast to float64). Products of float64 features resolve about 3e-7, of float32 ones 8e-6.
         precision: dtype of the computation; float64 by default.
         check: look at values (finite features, labels in range, degrees): ``None`` on the CPU only, ``True`` always,
             ``False`` never. Without the check an image with no labelled row gives 0 and a zero gradient.
