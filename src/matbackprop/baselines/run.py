@@ -73,8 +73,7 @@ def run_baselines(
 
     Returns:
         For each method what its file holds: ``method``, ``command``, ``split``, ``images``, ``scores`` (see
-            ``summarize``), ``per_image``
-        rows, ``seconds_per_image`` of the segmentation alone, ``versions``.
+        ``summarize``), ``per_image`` rows, ``seconds_per_image`` of the segmentation alone, ``versions``.
 
     Raises:
         ConfigurationError: an unknown method or a limit below one.

@@ -1,11 +1,11 @@
 """Region classifiers on AlexNet or VGG-16: fully connected layers, second-order pooling, or both.
 
-========  ==================================================================================================
+==========  ==================================================================================================
 ``fc``      AlexNet's own head: the map, two fully connected layers, a classifier
 ``o2p``     DeepO2P: C = g(FᵀF + εI) of the map's features F, its triangle, a linear classifier
 ``o2p_fc``  DeepO2P-FC: the same with AlexNet's two fully connected layers before the classifier
 ``both``    the triangle beside the output of the fully connected layers, one classifier on both
-========  ==================================================================================================
+==========  ==================================================================================================
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SecondOrderVector(nn.Module):
         reduce: int | None = None,
         support: Support = "all",
         center: bool = False,
-        standardize: Standardize = "scalar",
+        standardize: Standardize = "entry",
         unit_norm: bool = False,
         vector_scale: float = 1.0,
         precision: Literal["float64", "float32"] = "float64",
@@ -320,7 +320,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             self.first = fully_connected(inputs, hidden, dropout=dropout, input_dropout=input_dropout)
             width = width + hidden if head == "both" else hidden
         self.classifier = nn.Linear(width, classes)
-        nn.init.normal_(self.classifier.weight, std=0.01)
+        # A descriptor of 32,896 entries of size one would otherwise begin with scores of size two.
+        nn.init.normal_(self.classifier.weight, std=0.01 if head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
 
     def maps(self, image: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class SiftO2P(PretrainedMixin, nn.Module):
     """Dense SIFT at several scales, second-order pooling inside the region, a linear classifier.
 
     With the descriptors F (m×128) of all positions and scales and weights w, the share of each position inside the
-    mask, scaled to Σw = 1: v = triangle(log(Fᵀdiag(w)F + εI)), off-diagonal entries times √2 [1]_.
+    mask, scaled to Σw = 1: v = triangle(log(Fᵀdiag(w)F + εI)), off-diagonal entries times √2.
 
     Args:
         classes: number of classes.
@@ -39,8 +39,8 @@ class SiftO2P(PretrainedMixin, nn.Module):
         names: names of the classes, kept for those who use the trained model.
         background: how training treated the background, kept likewise.
 
-    References:
-        .. [1] Carreira, Caseiro, Batista, Sminchisescu. Semantic segmentation with second-order pooling. ECCV 2012.
+    Reference:
+        Carreira, Caseiro, Batista, Sminchisescu. Semantic segmentation with second-order pooling. ECCV 2012.
     """
 
     def __init__(
