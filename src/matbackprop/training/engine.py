@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,6 +149,10 @@ def _fit(
     finally:
         signals.restore()
         logger.finalize("finished")
+    if trainer.world_size > 1 and torch.distributed.is_initialized():
+        # What follows, figures and the report, is the first process's alone: nothing may wait for the others.
+        trainer.strategy.barrier()
+        torch.distributed.destroy_process_group()
     if trainer.is_global_zero:
         run.write_summary(_summary(trainer, checkpointer, profile, time.perf_counter() - started, run.read_summary()))
         log.info("Done after %d steps: %s", trainer.global_step, run.path)
@@ -218,7 +223,7 @@ def _devices(text: str, cuda: bool) -> Any:
     if text == "auto":
         return "auto" if cuda else 1
     try:
-        return [int(part) for part in text.split(",")] if "," in text else int(text)
+        return [int(part) for part in text.split(",") if part] if "," in text else int(text)
     except ValueError:
         raise ConfigurationError(f"--devices is {text!r}; it must be auto, a number, or a list such as 0,2.") from None
 
@@ -283,8 +288,13 @@ def load_weights(run: RunFolder, module: pl.LightningModule, which: str = "best"
 
 
 def evaluate(config: Any, module: pl.LightningModule, data: pl.LightningDataModule, run: RunFolder) -> dict[str, float]:
-    """Validate a module with the devices and precision of ``config`` and return its metrics."""
+    """Validate a module on one device, with the precision of ``config``, and return its metrics.
+
+    After a distributed run the first process calls it alone.
+    """
     engine: EngineConfig = getattr(config, "engine", config)
+    first = engine.devices.split(",")[0] + "," if "," in engine.devices else "1"
+    engine = replace(engine, devices=first, nodes=1, strategy="auto")
     with _quiet_lightning():
         logger = MetricsLogger(run, tensorboard=False)
         logger.muted = True
