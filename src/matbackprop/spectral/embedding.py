@@ -98,6 +98,7 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = No
     w = f.new_ones(*batch, m) if weights is None else weights.to(f)
     if w.shape != f.shape[:-1]:
         raise ShapeError(f"weights must have shape {tuple(f.shape[:-1])}, got {tuple(w.shape)}.")
+    # Double throughout: small eigenvalues survive squaring, and autocast leaves doubles alone.
     w = w.clamp(min=0).double()
     rows = f.double()
     gram = symmetrize((rows * w.unsqueeze(-1)).mT @ rows)

@@ -110,7 +110,8 @@ def weighted_kmeans(
     *batch, m, e = points.shape
     n, size, runs = len(sizes), max(sizes), len(sizes) * max(restarts, 1)
     device = points.device
-    x = points.reshape(-1, m, e).float()
+    # In double on a GPU, where float32 products may be rounded to TF32: differences of near points would drown.
+    x = points.reshape(-1, m, e).to(torch.float64 if points.is_cuda else torch.float32)
     w = weights.reshape(-1, m).to(x)
     b = x.shape[0]
     total = w.sum(-1, keepdim=True)
@@ -119,9 +120,9 @@ def weighted_kmeans(
     w = w / scale
 
     run_k = torch.tensor(sizes, device=device).repeat_interleave(runs // n)
-    dims = torch.ones(runs, e, device=device)
+    dims = torch.ones(runs, e, device=device, dtype=x.dtype)
     if leading:
-        dims = (torch.arange(e, device=device) < run_k.unsqueeze(-1)).float()
+        dims = (torch.arange(e, device=device) < run_k.unsqueeze(-1)).to(x)
     bias = torch.where(torch.arange(size, device=device) < run_k.unsqueeze(-1), 0.0, -torch.inf).view(1, 1, runs, size)
     norms = dims @ (x * x).mT
 
@@ -129,7 +130,7 @@ def weighted_kmeans(
     uniforms = torch.rand(size, runs, generator=generator, dtype=torch.float64).to(device)
     centers = _seed_centers(x, w, norms, dims, size, uniforms)
     labels = torch.full((b, m, runs), -1, dtype=torch.long, device=device)
-    best = torch.zeros(b, m, runs, device=device)
+    best = torch.zeros(b, m, runs, device=device, dtype=x.dtype)
     for step in range(max(iterations, 1)):
         score = center_scores(x, centers).view(b, m, runs, size) + bias
         best, found = score.max(-1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.numerics import check_finite, check_floating
+from matbackprop.numerics import autocast_off, check_finite, check_floating
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.embedding import SPACES, Embedding, KChoice, choose_k, ncut_embedding, soft_embedding
 from matbackprop.spectral.kmeans import center_scores, check_ks, weighted_kmeans
@@ -128,7 +128,41 @@ def segment_features(
         >>> segment_features(f, [2], size=(12, 16)).labels[0, 5]
         tensor([0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1])
     """
-    sizes = check_ks(ks)
+    with autocast_off(f.device.type):
+        return _segment(
+            f,
+            check_ks(ks),
+            size,
+            grid,
+            space,
+            method,
+            ridge,
+            lam,
+            restarts,
+            iterations,
+            points,
+            seed,
+            split,
+            connectivity,
+        )
+
+
+def _segment(
+    f: Tensor,
+    sizes: list[int],
+    size: tuple[int, int] | None,
+    grid: tuple[int, int] | None,
+    space: str,
+    method: str,
+    ridge: float,
+    lam: Tensor | None,
+    restarts: int,
+    iterations: int,
+    points: int,
+    seed: int,
+    split: bool,
+    connectivity: int,
+) -> Segmentation:
     if space not in SPACES:
         raise ConfigurationError(f"unknown space {space!r}; choose one of {', '.join(SPACES)}.")
     if method not in METHODS:
@@ -158,7 +192,7 @@ def segment_features(
             coordinates, weights, sizes, leading=space == "ncut", restarts=restarts, iterations=iterations, seed=seed
         )
         blocks = [found.centers[..., i, :k, :].unsqueeze(-3) for i, k in enumerate(sizes)]
-        scores = [center_scores(embedding.points, block) for block in blocks]
+        scores = [center_scores(embedding.points.double(), block.double()) for block in blocks]
     else:
         scores = []
         for k in sizes:

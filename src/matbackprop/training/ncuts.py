@@ -37,6 +37,9 @@ from matbackprop.training.recording import RecordingModule
 from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.segmenting import segment_images
 
+SCALES = 6
+"""Number of sizes that random scaling chooses from."""
+
 # ------------------------------------------------------------------------------------------------------ configuration
 
 
@@ -223,8 +226,9 @@ class ImageSource:
         if self.config is not None:
             draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
             low, high = self.config.scale
-            share = torch.rand(1, generator=generator_for(self.seed, epoch, int(indices[0]), 1))
-            batch["scale"] = float(low + (high - low) * share)
+            # Few sizes, so that a GPU's convolutions meet each of them often.
+            step = int(torch.randint(SCALES, (1,), generator=generator_for(self.seed, epoch, int(indices[0]), 1)))
+            batch["scale"] = low + (high - low) * step / (SCALES - 1)
             batch["flip"] = draws[:, 0] < (0.5 if self.config.flip else 0.0)
             batch["factors"] = 1 + self.config.jitter * (2 * draws[:, 1:] - 1)
         return batch
@@ -382,8 +386,10 @@ class NCutsModule(RecordingModule):
         self.model.freeze_backbone(config.train.backbone_rate == 0)
 
     def on_fit_start(self) -> None:
-        """Let convolutions use the layout that tensor cores want."""
+        """Let convolutions use the layout that tensor cores want, and search algorithms only for few sizes."""
         if self.device.type == "cuda":
+            low, high = self.config.data.scale
+            torch.backends.cudnn.benchmark = low == high and not self.config.engine.deterministic
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
