@@ -163,6 +163,7 @@ class MetricsCallback(pl.Callback):
         self._step = 0
         self._time = 0.0
         self._flushed = -1
+        self._rate = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.logger.start(trainer, trainer.global_step)
@@ -173,6 +174,10 @@ class MetricsCallback(pl.Callback):
 
     def _begin(self, trainer: pl.Trainer) -> None:
         self._step, self._time = trainer.global_step, time.perf_counter()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        # Before the schedule moves on: the rate that this step takes.
+        self._rate = max((float(g["lr"]) for o in trainer.optimizers for g in o.param_groups), default=0.0)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -196,8 +201,7 @@ class MetricsCallback(pl.Callback):
         steps, seconds = trainer.global_step - self._step, time.perf_counter() - self._time
         if steps and seconds > 0:
             numbers["train/steps_per_second"] = steps / seconds
-        for optimizer in trainer.optimizers:
-            numbers["train/learning_rate"] = max(float(group["lr"]) for group in optimizer.param_groups)
+        numbers["train/learning_rate"] = self._rate
         self.logger.log_metrics(numbers)
         self._begin(trainer)
 
