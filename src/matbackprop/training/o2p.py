@@ -128,7 +128,7 @@ class RegionModelConfig:
     """Pool over all cells, inside the mask, or both."""
     center: bool = False
     """Subtract the mean feature before pooling."""
-    standardize: Standardize = "scalar"
+    standardize: Standardize = "entry"
     """How the pooled vector is standardised by numbers measured at the start."""
     unit_norm: bool = False
     """Divide the pooled vector by its own norm first."""
@@ -516,6 +516,7 @@ class RegionModule(RecordingModule):
     def _pooling(self) -> SecondOrderVector | None:
         return self.model.pooling if isinstance(self.model, RegionClassifier) else None
 
+    @torch.no_grad()
     def diagnose(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         """Spectrum and size of what the structured layer sees in a batch."""
         pooling = self._pooling()
@@ -639,7 +640,7 @@ def build(config: O2PConfig) -> tuple[RegionModule, RegionData]:
 
 # ------------------------------------------------------------------------------------------------------------- presets
 
-_ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error", gradient_clip=10.0)
+_ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error", gradient_clip=100.0)
 
 PRESETS = {
     # Made on the fly, a small network: seconds on a CPU.
@@ -653,7 +654,7 @@ PRESETS = {
     "small": O2PConfig(
         engine=dataclasses.replace(_ENGINE, max_epochs=4),
         model=RegionModelConfig(head="o2p"),
-        optimizer=OptimizerConfig(rate=0.02),
+        optimizer=OptimizerConfig(rate=0.001, backbone_factor=0.3),
     ),
     # DeepO2P-FC from ImageNet, the best row of the paper's table.
     "paper": O2PConfig(
