@@ -1,0 +1,212 @@
+"""The page of all results: tables and plots, losses included, generated and never edited by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matbackprop.bench.results import Record, Results, load_results
+from matbackprop.errors import DataError
+
+__all__ = ["format_record", "write_page"]
+
+TITLES = {
+    "pooling": "Second-order pooling, forward + backward",
+    "functions": "Eigendecomposition and matrix logarithm",
+    "ncuts": "Normalized-cut objectives, forward + backward",
+    "segmentation": "Features to segmentations",
+    "gradient-error": "Error of the gradient",
+    "training-step": "A training step",
+}
+
+INTRODUCTION = """# Benchmarks
+
+Every number on this page was measured by
+
+```
+matbackprop bench --output benchmarks/results --page docs/benchmarks.md
+```
+
+on the machine named above it, and is kept with the versions of everything in `benchmarks/results`. Times are medians in
+milliseconds with the first and third quartile in brackets; on a GPU they include the launches, as a training loop would
+feel them. Memory is the peak above what was there before the call. The fastest of each case is bold; where that is not
+this package, it is a loss and stays in the table. A package that was not installed on the machine is marked missing.
+"""
+
+
+def _milliseconds(x: float) -> str:
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def format_record(record: Record) -> str:
+    """One line for the terminal.
+
+    Example:
+        >>> " ".join(format_record(Record("pooling", "log", "geoopt", status="missing", note="not there")).split())
+        'pooling log geoopt missing: not there'
+    """
+    if record.status != "ok":
+        found = f"{record.status}: {record.note}"
+    elif record.error is not None:
+        found = f"error {float(record.error):.1e}"
+    else:
+        low, median, high = (_milliseconds(x or 0.0) for x in (record.low_ms, record.median_ms, record.high_ms))
+        found = f"{median} ms ({low}–{high}), {record.peak_mb:.0f} MB"
+    return f"{record.suite:<15} {record.case:<49} {record.method:<36} {found}"
+
+
+def _methods(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(r.method for r in records))
+
+
+def _cell(record: Record | None, best: bool) -> str:
+    if record is None:
+        return ""
+    if record.status != "ok":
+        return record.status
+    if record.error is not None:
+        text = f"{float(record.error):.1e}"
+    else:
+        low, high = _milliseconds(record.low_ms or 0.0), _milliseconds(record.high_ms or 0.0)
+        text = f"{_milliseconds(record.median_ms or 0.0)} ({low}–{high})"
+    text = f"**{text}**" if best else text
+    return text if record.error is not None else f"{text}<br>{record.peak_mb:.0f} MB"
+
+
+def _score(record: Record) -> float:
+    value = record.median_ms if record.error is None else float(record.error)
+    return float("inf") if value is None or value != value else float(value)
+
+
+def _table(records: Sequence[Record]) -> list[str]:
+    """One row a case, one column a method."""
+    methods = _methods(records)
+    lines = ["| | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
+    for case in dict.fromkeys(r.case for r in records):
+        row = {r.method: r for r in records if r.case == case}
+        scores = {m: _score(r) for m, r in row.items() if r.status == "ok"}
+        best = min(scores, key=lambda m: scores[m]) if len(scores) > 1 else None
+        lines.append(f"| {case} | " + " | ".join(_cell(row.get(m), m == best) for m in methods) + " |")
+    notes = dict.fromkeys(f"{r.method}: {r.note}" for r in records if r.note)
+    return [*lines, "", *(f"- {note}" for note in notes), ""] if notes else [*lines, ""]
+
+
+def _column_table(records: Sequence[Record]) -> list[str]:
+    """One row a method, for suites whose methods are many and cases few."""
+    lines: list[str] = []
+    for case in dict.fromkeys(r.case for r in records):
+        rows = [r for r in records if r.case == case]
+        done = [r for r in rows if r.status == "ok"]
+        rivals = any(r.suite == "segmentation" for r in rows)  # elsewhere the methods compute different things
+        best = min(done, key=_score) if rivals and len(done) > 1 else None
+        lines += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
+        for r in rows:
+            if r.status == "ok":
+                low, median, high = (_milliseconds(x or 0.0) for x in (r.low_ms, r.median_ms, r.high_ms))
+                time = f"**{median} ({low}–{high})**" if r is best else f"{median} ({low}–{high})"
+                lines.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {r.peak_mb:.0f} MB |")
+            else:
+                lines.append(f"| {r.method} | {r.status} | {r.note} |")
+        lines.append("")
+    return lines
+
+
+def _plot_sizes(results: Results, folder: Path) -> list[str]:
+    """Time against the order of the matrix, one plot a dtype and function."""
+    from matplotlib.figure import Figure
+
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for r in results.records:
+        if r.suite == "functions" and r.status == "ok":
+            groups.setdefault((str(r.parameters["function"]), str(r.parameters["dtype"])), []).append(r)
+    names = []
+    for (function, dtype), records in groups.items():
+        figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for method in _methods(records):
+            points = sorted((float(r.parameters["n"]), r.median_ms or 0.0) for r in records if r.method == method)
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
+        axes.set(xscale="log", yscale="log", xlabel="order of the matrix", ylabel="ms")
+        what = "eigendecomposition" if function == "eigh" else "log, forward + backward"
+        batch = int(records[0].parameters["batch"])
+        axes.set_title(f"{what}, {dtype}, batch {batch}", fontsize=10)
+        axes.legend(fontsize=7, frameon=False)
+        axes.grid(alpha=0.3)
+        name = f"{results.name}-{function}-{dtype}.svg"
+        figure.savefig(folder / name, metadata={"Date": None})
+        names.append(name)
+    return names
+
+
+def _plot_gap(results: Results, folder: Path) -> list[str]:
+    """Error of the gradient of log against the gap of two eigenvalues; what is not finite is drawn at the top."""
+    from matplotlib.figure import Figure
+
+    records = [r for r in results.records if r.suite == "gradient-error" and "gap" in r.parameters and r.status == "ok"]
+    if not records:
+        return []
+    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    axes = figure.subplots()
+    ceiling, floor, zero = 1e3, 1e-17, 1e-16
+    for method in _methods(records):
+        mine = [r for r in records if r.method == method]
+        x = [max(float(r.parameters["gap"]), zero) for r in mine]
+        y = [min(max(e, floor), ceiling) if (e := float(r.error or 0.0)) == e else ceiling for r in mine]
+        axes.plot(x, y, marker="o", markersize=3, label=method)
+    axes.set(xscale="log", yscale="log", xlabel="gap of two eigenvalues (leftmost: none)", ylabel="relative error")
+    axes.set_title("gradient of the matrix logarithm, float64; top: NaN or Inf", fontsize=10)
+    axes.legend(fontsize=7, frameon=False)
+    axes.grid(alpha=0.3)
+    name = f"{results.name}-gap.svg"
+    figure.savefig(folder / name, metadata={"Date": None})
+    return [name]
+
+
+def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
+    machine = results.machine
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+    where = f"CUDA {machine['cuda']}, " if machine["kind"] == "cuda" else f"{machine['threads']} threads, "
+    lines = [
+        f"## {machine['device']}",
+        "",
+        f"{where}{machine['processor']}, Python {machine['python']}; {versions}. Measured on {results.date} with "
+        f"`{results.command}`.",
+        "",
+    ]
+    for suite, title in TITLES.items():
+        records = [r for r in results.records if r.suite == suite]
+        if not records:
+            continue
+        lines += [f"### {title}", ""]
+        lines += _column_table(records) if suite in ("segmentation", "training-step", "ncuts") else _table(records)
+        plots = {"functions": _plot_sizes, "gradient-error": _plot_gap}.get(suite, lambda *_: [])(results, figures)
+        lines += [f"![{title}]({link}/{name})" for name in plots]
+        lines.append("")
+    return lines
+
+
+def write_page(folder: Path, page: Path) -> Path:
+    """Write the page of all machines.
+
+    Args:
+        folder: with one JSON file a machine.
+        page: Markdown file to write; plots go to ``_static/benchmarks`` beside it.
+
+    Returns:
+        The page.
+
+    Raises:
+        DataError: there are no results in the folder.
+    """
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise DataError(f"there are no results in {folder}; measure first.")
+    link = "_static/benchmarks"
+    figures = page.parent / link
+    figures.mkdir(parents=True, exist_ok=True)
+    everything = sorted((load_results(f) for f in files), key=lambda r: (r.machine["kind"] != "cuda", r.name))
+    lines = [INTRODUCTION]
+    for results in everything:
+        lines += _machine_section(results, figures, link)
+    page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    return page

@@ -1,0 +1,103 @@
+"""What a user would pick instead: the same functions from torch and from other packages, differentiable.
+
+Each maker imports its package when it is called and raises :class:`MissingPeer` where that is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["MATRIX_FUNCTIONS", "MissingPeer", "isqrt", "need", "pool_with", "svd_pool"]
+
+
+class MissingPeer(Exception):
+    """A package that is compared with is not installed."""
+
+
+def need(name: str) -> Any:
+    """Import a peer's module.
+
+    Raises:
+        MissingPeer: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPeer(f"{name} is not installed ({error})") from error
+
+
+def eigh_function(name: str) -> Callable[[Tensor], Tensor]:
+    """g(A) written with :func:`torch.linalg.eigh` and differentiated by autograd."""
+    g = {"log": torch.log, "sqrt": torch.sqrt}[name]
+
+    def apply(a: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(a)
+        return (vectors * g(values).unsqueeze(-2)) @ vectors.mT
+
+    return apply
+
+
+def spd_learn_function(name: str) -> Callable[[Tensor], Tensor]:
+    """spd_learn's Function with its Loewner-matrix gradient."""
+    functional = need("spd_learn.functional")
+    function = {"log": functional.matrix_log, "sqrt": functional.matrix_sqrt}[name]
+    return function.apply if hasattr(function, "apply") else function
+
+
+def geoopt_function(name: str) -> Callable[[Tensor], Tensor]:
+    """geoopt's symmetric matrix function, eigh and autograd."""
+    linalg = need("geoopt.linalg")
+    return {"log": linalg.sym_logm, "sqrt": linalg.sym_sqrtm}[name]
+
+
+MATRIX_FUNCTIONS: dict[str, Callable[[str], Callable[[Tensor], Tensor]]] = {
+    "torch.linalg.eigh + autograd": eigh_function,
+    "spd_learn": spd_learn_function,
+    "geoopt": geoopt_function,
+}
+"""Method → maker of g(A) for ``log`` and ``sqrt``."""
+
+
+def pool_with(function: Callable[[Tensor], Tensor], eps: float) -> Callable[[Tensor], Tensor]:
+    """Second-order pooling g(FᵀF + εI) through a function of d×d matrices."""
+
+    def pool(f: Tensor) -> Tensor:
+        return function(f.mT @ f + eps * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device))
+
+    return pool
+
+
+def svd_pool(name: str, eps: float) -> Callable[[Tensor], Tensor]:
+    """Second-order pooling through the thin SVD of F and autograd; the null space is added back in closed form."""
+    g = {"log": torch.log, "sqrt": torch.sqrt}[name]
+
+    def pool(f: Tensor) -> Tensor:
+        _, s, vh = torch.linalg.svd(f, full_matrices=False)
+        base = g(torch.tensor(eps, dtype=f.dtype, device=f.device))
+        eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
+        return base * eye + (vh.mT * (g(s.square() + eps) - base).unsqueeze(-2)) @ vh
+
+    return pool
+
+
+def isqrt(a: Tensor, steps: int = 5) -> Tensor:
+    """Matrix square root by Newton–Schulz steps on A/tr A, post-compensated by √tr A; approximate.
+
+    Y ← Y(3I − ZY)/2, Z ← (3I − ZY)Z/2 from Y = A/tr A, Z = I; Y tends to the root.
+
+    Reference:
+        Li, Xie, Wang, Gao, "Towards Faster Training of Global Covariance Pooling Networks by Iterative Matrix Square
+        Root Normalization", CVPR 2018, equations 2 to 5.
+    """
+    trace = a.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    y, z = a / trace, eye.expand_as(a)
+    for _ in range(steps):
+        middle = 0.5 * (3 * eye - z @ y)
+        y, z = y @ middle, middle @ z
+    return y * trace.sqrt()

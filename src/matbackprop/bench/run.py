@@ -1,0 +1,96 @@
+"""Runs suites and collects their records."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from matbackprop.bench.machine import describe_machine
+from matbackprop.bench.measure import measure
+from matbackprop.bench.peers import MissingPeer
+from matbackprop.bench.results import Record, Results
+from matbackprop.bench.suites import SUITES
+from matbackprop.bench.suites.entry import Entry, Scale
+from matbackprop.errors import ConfigurationError
+
+__all__ = ["run_entry", "run_suites"]
+
+
+def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) -> Record:
+    """Measure one entry; a peer that is missing or fails gives a record too."""
+    record = Record(suite, entry.case, entry.method, parameters=dict(entry.parameters), note=entry.note)
+    try:
+        call = entry.build(device)
+        if entry.kind == "error":
+            error = float(call())
+            return replace(record, error=error if math.isfinite(error) else str(error))
+        timing = measure(call, device, seconds=seconds)
+    except MissingPeer as missing:
+        return replace(record, status="missing", note=str(missing))
+    except Exception as problem:
+        reason = traceback.format_exception_only(problem)[-1].strip()
+        return replace(record, status="failed", note=reason[:300])
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return replace(record, **vars(timing))
+
+
+def _revision() -> str:
+    try:
+        where = Path(__file__).parent
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=where, capture_output=True, text=True)
+        return done.stdout.strip()
+    except OSError:
+        return ""
+
+
+def run_suites(
+    names: Sequence[str],
+    device: torch.device | str,
+    *,
+    scale: Scale = "full",
+    seconds: float = 1.0,
+    report: Callable[[Record], None] = lambda record: None,
+) -> Results:
+    """Measure suites on a device.
+
+    Args:
+        names: suites, see :data:`SUITES`.
+        device: ``cpu`` or ``cuda``.
+        scale: ``full``, or ``quick`` for sizes that finish in seconds.
+        seconds: time for the repeats of each measurement.
+        report: called with each record as it comes.
+
+    Returns:
+        The results of this machine.
+
+    Raises:
+        ConfigurationError: an unknown suite, or a CUDA device that is not there.
+    """
+    unknown = [n for n in names if n not in SUITES]
+    if unknown:
+        raise ConfigurationError(f"there is no suite {unknown[0]!r}; choose among {', '.join(SUITES)}.")
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("torch sees no CUDA device here; measure with --device cpu.")
+    results = Results(
+        machine=describe_machine(device),
+        command=" ".join(["matbackprop", "bench", *sys.argv[2:]] if len(sys.argv) > 1 else ["matbackprop", "bench"]),
+        revision=_revision(),
+        date=datetime.date.today().isoformat(),
+    )
+    for name in names:
+        for entry in SUITES[name](device, scale):
+            record = run_entry(name, entry, device, seconds)
+            results.records.append(record)
+            report(record)
+    return results

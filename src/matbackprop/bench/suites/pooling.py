@@ -1,0 +1,68 @@
+"""Second-order pooling, forward and backward: features of a 6×6 and a 13×13 grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matbackprop.bench import peers
+from matbackprop.bench.suites.entry import Entry, Scale
+from matbackprop.functional.second_order_pool import second_order_pool
+
+__all__ = ["EPS", "Maker", "features", "forward_backward", "pool_methods", "pooling"]
+
+Maker = Callable[[], Callable[[Tensor], Tensor]]
+
+EPS = 1e-3
+_SIZES = ((36, 256), (169, 256), (36, 64), (169, 64))
+
+
+def features(batch: int, m: int, d: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """ReLU features, the same on every device."""
+    generator = torch.Generator().manual_seed(m * 1000 + d)
+    return torch.randn(batch, m, d, generator=generator).relu().to(device, dtype)
+
+
+def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Any]:
+    """A call of the function and of its gradient for a fixed random gradient of the result."""
+    x = x.detach().requires_grad_()
+    with torch.no_grad():
+        shape = function(x[:1]).shape[1:]
+    cotangent = torch.randn(x.shape[0], *shape, generator=torch.Generator().manual_seed(1)).to(x)
+    return lambda: torch.autograd.grad(function(x), x, cotangent)
+
+
+def pool_methods(name: str) -> dict[str, Maker]:
+    """Who pools with g = log or sqrt."""
+    found: dict[str, Maker] = {
+        "matbackprop": lambda: partial(second_order_pool, eps=EPS, function=name),
+        "torch.linalg.svd + autograd": lambda: peers.svd_pool(name, EPS),
+    }
+    for method, maker in peers.MATRIX_FUNCTIONS.items():
+        found[method] = partial(_pool_with, maker, name)
+    if name == "sqrt":
+        found["iSQRT, 5 steps (approximate)"] = lambda: peers.pool_with(peers.isqrt, EPS)
+    return found
+
+
+def _pool_with(maker: Callable[[str], Callable[[Tensor], Tensor]], name: str) -> Callable[[Tensor], Tensor]:
+    return peers.pool_with(maker(name), EPS)
+
+
+def _build(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
+    return forward_backward(maker(), features(batch, m, d, device))
+
+
+def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
+    """Log and square-root pooling, forward + backward, float32 in and out."""
+    batch = 2 if scale == "quick" else 100 if device.type == "cuda" else 8
+    for m, d in ((9, 16),) if scale == "quick" else _SIZES:
+        for name in ("log", "sqrt"):
+            for method, maker in pool_methods(name).items():
+                build = partial(_build, maker, batch, m, d)
+                parameters: dict[str, float | str] = {"batch": batch, "m": m, "d": d, "function": name}
+                yield Entry(f"{name}, {batch}×{m}×{d}", method, build, parameters=parameters)

@@ -1,0 +1,66 @@
+"""``matbackprop bench``: measure speed, memory and accuracy, side by side with what else there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+__all__ = ["Config", "main"]
+
+
+@dataclass
+class Config:
+    """Measure the suites pooling, functions, ncuts, segmentation, gradient-error and training-step.
+
+    Packages that are compared with and not installed are reported as missing.
+    """
+
+    suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Suites to measure; all by default."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    quick: bool = False
+    """Tiny sizes that finish in seconds, to see that everything runs."""
+    seconds: float = 1.0
+    """Time for the repeats of each measurement."""
+    threads: int = 0
+    """CPU threads for torch; 0 leaves its choice."""
+    output: Path | None = None
+    """Folder for the results, one JSON file a machine; nothing is written without it."""
+    page: Path | None = None
+    """Write the page of all results in the output folder to this Markdown file, its plots beside it."""
+    measure: bool = True
+    """Measure; --no-measure only writes the page."""
+
+
+def main(config: Config) -> int:
+    """Measure, print a table, and write results and page where asked."""
+    import torch
+    from rich.console import Console
+
+    from matbackprop.bench import SUITES, run_suites, save_results
+    from matbackprop.bench.page import format_record, write_page
+    from matbackprop.errors import ConfigurationError
+
+    if config.page is not None and config.output is None:
+        raise ConfigurationError("--page draws the results in a folder; name it with --output.")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
+    console = Console(highlight=False)
+    if config.measure:
+        results = run_suites(
+            config.suites or tuple(SUITES),
+            device,
+            scale="quick" if config.quick else "full",
+            seconds=config.seconds,
+            report=lambda record: console.print(format_record(record), markup=False, soft_wrap=True),
+        )
+        if config.output is not None:
+            console.print(f"results: {save_results(results, config.output)}", markup=False)
+    if config.page is not None and config.output is not None:
+        console.print(f"page: {write_page(config.output, config.page)}", markup=False)
+    return 0
