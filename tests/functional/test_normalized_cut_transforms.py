@@ -11,12 +11,12 @@ NAMES = list(OBJECTIVES)
 M, D, K = 9, 2, 3
 
 
-def case(name, batch=()):
+def case(name, device, batch=()):
     """A function of (f, weight[, Λ]) and its inputs."""
-    labels = regions(*batch, M, k=K, ignored=0.2)
-    inputs = [features(*batch, M, D), 0.5 + features(*batch, M, seed=1)]
+    labels = regions(*batch, M, k=K, ignored=0.2, device=device)
+    inputs = [features(*batch, M, D, device=device), 0.5 + features(*batch, M, seed=1, device=device)]
     if name == "j1":
-        inputs.append(lambda_matrix(D))
+        inputs.append(lambda_matrix(D, device=device))
 
         def function(f, weight, lam):
             return normalized_cut_j1(f, labels, weight=weight, lam=lam, num_labels=K)
@@ -29,15 +29,24 @@ def case(name, batch=()):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_of_all_inputs_in_both_modes_and_batched(name):
-    function, inputs = case(name, batch=(2,))
+def test_gradients_of_all_inputs_in_both_modes_and_batched(name, device):
+    function, inputs = case(name, device, batch=(2,))
     assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_second_derivatives_of_all_inputs(name):
-    function, inputs = case(name)
+def test_second_derivatives_of_all_inputs(name, device):
+    function, inputs = case(name, device)
     assert gradgradcheck(function, inputs, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_without_weights(name, device):
+    """The usual call; on a GPU the objectives J₂ and soft then run in kernels of their own."""
+    labels, function = regions(2, M, k=K, ignored=0.2, device=device), OBJECTIVES[name][0]
+    f = features(2, M, D, device=device).requires_grad_()
+    assert gradcheck(lambda f: function(f, labels, num_labels=K), f)
+    assert gradgradcheck(lambda f: function(f, labels, num_labels=K), f)
 
 
 def test_derivatives_of_j1_without_lambda():
@@ -65,8 +74,9 @@ def test_annotators_and_packing_have_gradients(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vmap_and_functional_gradients(name):
-    function, f, labels = OBJECTIVES[name][0], features(4, M, D), regions(4, M, k=K)
+def test_vmap_and_functional_gradients(name, device):
+    function = OBJECTIVES[name][0]
+    f, labels = features(4, M, D, device=device), regions(4, M, k=K, device=device)
 
     def of_one(f, labels):
         return function(f, labels, num_labels=K)
@@ -82,10 +92,10 @@ def test_vmap_and_functional_gradients(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fullgraph_compilation(name):
-    function, labels = OBJECTIVES[name][0], regions(3, M, k=K)
+def test_fullgraph_compilation(name, device):
+    function, labels = OBJECTIVES[name][0], regions(3, M, k=K, device=device)
     compiled = torch.compile(lambda f: function(f, labels, num_labels=K).sum(), fullgraph=True, backend="aot_eager")
-    a, b = features(3, M, D).requires_grad_(), features(3, M, D).requires_grad_()
+    a, b = (features(3, M, D, device=device).requires_grad_() for _ in range(2))
     value, expected = compiled(a), function(b, labels).sum()
     value.backward()
     expected.backward()

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 from matbackprop.errors import DomainError, DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError, TieError
@@ -26,6 +28,17 @@ def test_projector_equals_the_pseudo_inverse_form(shape, device):
     torch.testing.assert_close(p @ p, p, rtol=0, atol=1e-12)
     torch.testing.assert_close(p @ a, a, rtol=0, atol=1e-12)
     assert torch.equal(p, p.mT) or (p - p.mT).abs().max() < 1e-14
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 5), st.integers(1, 5))
+def test_laws_of_projectors(seed, m, n):
+    a = random(m, n, seed=seed)
+    q, _ = torch.linalg.qr(random(m, m, seed=seed + 1))
+    mix = torch.eye(n).double() + 0.3 * random(n, n, seed=seed + 2) / n
+    torch.testing.assert_close(projector(q @ a), q @ projector(a) @ q.mT, rtol=0, atol=1e-9)
+    torch.testing.assert_close(projector(a @ mix), projector(a), rtol=0, atol=1e-8)
+    torch.testing.assert_close(projector(a @ a.mT, rank_tol=1e-10), projector(a), rtol=0, atol=1e-6)
 
 
 def test_symmetric_route_agrees_and_takes_indefinite_matrices():

@@ -65,15 +65,16 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
         return int(num_labels)
     if labels.device.type == "meta" or labels.numel() == 0:
         return 1
-    if not torch.compiler.is_compiling():
-        try:
-            return max(int(labels.max()) + 1, 1)
-        except RuntimeError:  # vmap: the labels of a whole batch hide behind this tensor
-            pass
-    raise LabelError(
+    hidden = LabelError(
         "num_labels is needed while compiling or under vmap, where the largest label cannot be read; pass "
         "num_labels=<an upper bound of the number of regions>."
     )
+    if torch.compiler.is_compiling():
+        raise hidden
+    try:
+        return max(int(labels.max()) + 1, 1)
+    except RuntimeError as error:  # vmap: the labels of a whole batch hide behind this tensor
+        raise hidden from error
 
 
 def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> bool:

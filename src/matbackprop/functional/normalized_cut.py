@@ -21,6 +21,7 @@ from matbackprop.functional._labels import (
     check_labels,
     count_labels,
     labelled_rows,
+    pad_packed,
 )
 from matbackprop.functional._spans import (
     degree_row_sums,
@@ -246,6 +247,9 @@ def _kernel_objective(
     if precision not in (None, torch.float64) or wants_check(check, f):
         return None
     check_labels(labels, f)
+    if offsets is not None and weight is None:
+        f, labels, _ = pad_packed(f, labels, None, offsets)
+        offsets = None
     if not _fused_cuts.applies(f, labels, weight, offsets):
         return None
     k = count_labels(labels, num_labels)
