@@ -146,8 +146,10 @@ def test_a_diagnosis_names_the_spectrum_of_the_batch(config):
 def test_rates_follow_the_schedule(config):
     _, run = train(merge(config, {"engine.log_every": 1, "optimizer.warmup": 0.5}))
     rates = [m["train/learning_rate"] for m in run.read_metrics() if "train/learning_rate" in m]
-    assert max(rates) <= config.optimizer.rate and rates[-1] == pytest.approx(0, abs=1e-3)
-    assert rates[0] < max(rates)
+    # four steps: one of warm-up, the full rate, then down half a cosine
+    assert len(rates) == 4 and rates[0] == pytest.approx(config.optimizer.rate / 2)
+    assert max(rates) == pytest.approx(config.optimizer.rate)
+    assert rates[2:] == sorted(rates[2:], reverse=True) and 0 < rates[-1] < 0.5 * config.optimizer.rate
 
 
 def test_data_that_is_not_there_is_asked_for(monkeypatch, tmp_path):
