@@ -119,6 +119,7 @@ def check_symmetric(a: Tensor, name: str) -> None:
     """Raise when ``a`` is further from its transpose than rounding explains."""
     if not values_checkable(a) or a.numel() == 0:
         return
+    a = a.detach()
     scale = a.abs().amax()
     gap = (a - a.mT).abs().amax()
     if bool(gap > 100 * torch.finfo(a.dtype).eps * max(a.shape[-1], 1) * scale):

@@ -1,14 +1,14 @@
 """Second-order pooling C = g(Fᵀ diag(w) F + εI) without a null-space basis, a singular vector or a division by a gap.
 
-F is m×d with rows scaled by √w. For m < d the thin dual form works on K = FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and λ = s
-+ ε,
+F is m×d with rows scaled by √w. For m < d the thin dual form works on K = FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and
+λ = s + ε,
 
     C = g(ε)I + Yᵀ diag(g[λᵢ, ε]) Y,    F·L = U(diag(g[λᵢ, ε]) Y G + (g[λᵢ, λⱼ, ε] ∘ (Y G Yᵀ)) Y),
 
 where L is the derivative of g at A = FᵀF + εI in the direction G, so that ∂L/∂F = 2 F·L. Otherwise the primal form
 works on FᵀF = V diag(s) Vᵀ with Z = FV: C = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the
 squared norms of the rows of Y (columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the
-largest, its squared norm to rounding of itself.
+largest, its squared norm far better.
 """
 
 from __future__ import annotations
@@ -55,13 +55,24 @@ def _scaled_identity(value: Tensor, d: int) -> Tensor:
     return torch.diag_embed(value.unsqueeze(-1).expand(*value.shape, d))
 
 
+def _drop_noise(s: Tensor, m: int, d: int) -> Tensor:
+    """Squared singular values, zero where they are rounding: σ ≤ max(m, d) u σ_max, the rule of numerical rank.
+
+    What is left of a direction that F does not have is noise, which 1/ε would lift to 1e-11 of the gradient. A zero in
+    s tells the backward to leave the direction out.
+    """
+    if s.shape[-1] == 0:
+        return s
+    return s * (s > (max(m, d) * torch.finfo(s.dtype).eps) ** 2 * s.amax(-1, keepdim=True))
+
+
 def _thin_forward(
     f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """C, s, U, Y of the thin dual form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
     _, u = batched_eigh(f @ f.mT)
     y = u.mT @ f
-    s = (y * y).sum(-1)
+    s = _drop_noise((y * y).sum(-1), *f.shape[-2:])
     shift = eps.unsqueeze(-1)
     slope = function.first(s + shift, shift, _column(p, 1))
     c = (y * slope.unsqueeze(-1)).mT @ y
@@ -78,11 +89,12 @@ def _thin_backward(
     multiplied by √(sᵢsⱼ) in Y G Yᵀ, so that its rounding error stays that of the first term.
     """
     lam, shift = s + eps.unsqueeze(-1), eps.unsqueeze(-1)
-    slope = function.first(lam, shift, _column(p, 1))
+    slope = function.first(lam, shift, _column(p, 1)) * (s > 0)
     rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
     gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
     nearer = torch.where(rows < columns, slope.unsqueeze(-1), slope.unsqueeze(-2))
-    second = (gamma - nearer) / torch.maximum(rows, columns).clamp_min(torch.finfo(s.dtype).tiny)
+    widest = torch.maximum(rows, columns)
+    second = (gamma - nearer) / torch.where(widest > 0, widest, torch.inf)
     yg = y @ g + y @ g.mT
     return u @ (slope.unsqueeze(-1) * yg + (second * (yg @ y.mT)) @ y)
 
@@ -93,7 +105,7 @@ def _primal_forward(
     """C, s, V, Z of the primal form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
     _, v = batched_eigh(f.mT @ f)
     z = f @ v
-    s = (z * z).sum(-2)
+    s = _drop_noise((z * z).sum(-2), *f.shape[-2:])
     values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
     return (v * values.unsqueeze(-2)) @ v.mT, s, v, z
 
@@ -103,7 +115,7 @@ def _primal_backward(
 ) -> Tensor:
     """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
     lam = s + eps.unsqueeze(-1)
-    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
+    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2)) * (s > 0).unsqueeze(-1)
     h = v.mT @ g @ v
     return z @ ((gamma * (h + h.mT)) @ v.mT)
 
@@ -165,10 +177,11 @@ def _weight_gradient(
     if not thin:
         fv = f @ basis
         return (fv @ (gamma * (basis.mT @ g @ basis)) * fv).sum(-1)
-    # Orthonormal rows where s is above rounding; what lies below counts as the complement, where A acts as ε.
-    floor = y.shape[-1] * torch.finfo(s.dtype).eps * s.amax(-1, keepdim=True) if s.shape[-1] else s
-    alive = s > floor
-    v = y * torch.where(alive, s.clamp_min(torch.finfo(s.dtype).tiny).rsqrt(), 0).unsqueeze(-1)
+    # Orthonormal rows of the span, each cleared of what rounding left of larger ones. Where s is nothing beside ε the
+    # direction counts as the complement, on which A acts as ε.
+    alive = s > torch.finfo(s.dtype).eps * eps.unsqueeze(-1)
+    v = y * torch.where(alive, s, torch.inf).rsqrt().unsqueeze(-1)
+    v = v - ((v @ v.mT) * (s.unsqueeze(-1) < s.unsqueeze(-2))) @ v
     inside = f @ v.mT
     outside = f - inside @ v
     vg = 0.5 * (v @ g + v @ g.mT)
@@ -423,12 +436,11 @@ def second_order_pool(
     if method not in ("fused", "svd", "eig"):
         raise ConfigurationError(f'method must be "fused", "svd" or "eig", got {method!r}.')
     fn, p = resolve_function(function, exponent)
-    if not isinstance(eps, Tensor) and not eps >= 0:
-        raise DomainError(f"eps must not be negative, got {eps}.")
+    if not isinstance(eps, Tensor) and (not eps >= 0 or (eps == 0 and fn.domain in ("positive", "nonzero"))):
+        raise DomainError(f"{fn.name} needs eps {'>=' if fn.domain in ('nonnegative', 'real') else '>'} 0, got {eps}.")
     own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
     if own_kernels and not wants_check(check, f) and _fused_pool.applies(f, eps, fn):
-        with autocast_off(f.device.type):
-            return _fused_pool.pool(f, eps, fn, lambda x: _thin_pool(x, eps, fn))
+        return _fused_pool.pool(f, eps, fn, lambda x: _thin_pool(x, eps, fn))
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(f.dtype, precision))
         w = None
@@ -437,8 +449,8 @@ def second_order_pool(
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
         assert shift is not None
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
-        if wants_check(check, f):
-            _check_values(f, weight, shift, fn)
+        if all(wants_check(check, t) for t in (f, weight, eps) if isinstance(t, Tensor)):
+            _check_values(f, weight, eps, fn)
         if center:
             x = _center(x, w)
         if method != "fused":
@@ -452,21 +464,24 @@ def second_order_pool(
 
 def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Tensor:
     """The thin dual form without kernels of our own, differentiable twice."""
-    x = f.to(torch.float64)
-    shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
-    out, *_ = _Pool.apply(x, None, shift, None, function, True)
-    return out.to(f.dtype)
+    with autocast_off(f.device.type):
+        x = f.to(torch.float64)
+        shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
+        out, *_ = _Pool.apply(x, None, shift, None, function, True)
+        return out.to(f.dtype)
 
 
-def _check_values(f: Tensor, weight: Tensor | None, eps: Tensor, function: SpectralFunction) -> None:
+def _check_values(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:
     check_finite(f, "f")
     if weight is not None:
         check_finite(weight, "weight")
-        if bool((weight < 0).any()):
+        if weight.dtype != torch.bool and bool((weight < 0).any()):
             raise DomainError(f"weight must not be negative, its smallest entry is {float(weight.min()):.3g}.")
-    if bool((eps < 0).any()):
-        raise DomainError(f"eps must not be negative, its smallest entry is {float(eps.min()):.3g}.")
-    check_domain(eps.detach(), function, "eps", "Pass eps > 0.")
+    if isinstance(eps, Tensor):
+        check_finite(eps, "eps")
+        if bool((eps < 0).any()):
+            raise DomainError(f"eps must not be negative, its smallest entry is {float(eps.min()):.3g}.")
+        check_domain(eps.detach(), function, "eps", "Pass eps > 0.")
 
 
 def _reference_pool(

@@ -1,0 +1,71 @@
+"""Half precision, autocast and the precision argument."""
+
+import pytest
+import torch
+
+import matbackprop as mb
+from helpers.matrices import relu_features, symmetric
+from matbackprop.errors import DtypeError
+
+OPERATORS = {
+    "matrix_log": (mb.matrix_log, lambda: symmetric("separated", 2)),
+    "matrix_sqrt": (mb.matrix_sqrt, lambda: symmetric("separated", 2)),
+    "matrix_power": (lambda a, **kw: mb.matrix_power(a, 0.3, **kw), lambda: symmetric("separated", 2)),
+    "pool_thin": (mb.second_order_pool, lambda: relu_features(6, 9, 2)),
+    "pool_primal": (mb.second_order_pool, lambda: relu_features(9, 6, 2)),
+    "eigh": (lambda a, **kw: mb.eigh(a, **kw)[0], lambda: symmetric("separated", 2)),
+    "svd": (lambda a, **kw: mb.svd(a, **kw)[1], lambda: relu_features(6, 9, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_low_precision_is_rounded_once(name, dtype):
+    """The result is the float64 result for the same input, rounded to the input's dtype; the gradient too."""
+    operator, make = OPERATORS[name]
+    low = make().to(dtype).requires_grad_()
+    high = low.detach().double().requires_grad_()
+    out, expected = operator(low), operator(high)
+    assert out.dtype == dtype
+    assert torch.equal(out, expected.to(dtype))
+    out.sum().backward()
+    expected.sum().backward()
+    assert low.grad.dtype == dtype
+    torch.testing.assert_close(low.grad, high.grad.to(dtype), rtol=torch.finfo(dtype).eps * 4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_autocast_does_not_reach_inside(name):
+    operator, make = OPERATORS[name]
+    x = make().float().requires_grad_()
+    expected = operator(x)
+    (grad,) = torch.autograd.grad(expected.square().sum(), x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = operator(x)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, expected)
+    (other,) = torch.autograd.grad(out.square().sum(), x)
+    assert torch.equal(grad, other)
+
+
+def test_features_of_an_autocast_layer_are_taken():
+    layer = torch.nn.Linear(4, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        c = mb.second_order_pool(layer(torch.ones(3, 4)))
+    assert c.dtype == torch.bfloat16
+    c.float().sum().backward()
+    assert layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_precision(name):
+    operator, make = OPERATORS[name]
+    x = make()
+    default = operator(x)
+    assert torch.equal(default, operator(x, precision=torch.float64))
+    single = operator(x, precision=torch.float32)
+    assert single.dtype == torch.float64
+    assert not torch.equal(single, default)
+    torch.testing.assert_close(single, default, rtol=1e-2, atol=1e-2)
+    with pytest.raises(DtypeError, match="precision must be"):
+        operator(x, precision=torch.bfloat16)

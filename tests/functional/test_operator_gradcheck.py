@@ -1,0 +1,12 @@
+"""First derivatives of every operator, backward and forward, at simple and at repeated spectra."""
+
+import pytest
+from torch.autograd import gradcheck
+
+from helpers.operators import SPECTRA_OF_CASES, case_id
+
+
+@pytest.mark.parametrize(("case", "spectrum"), SPECTRA_OF_CASES, ids=case_id)
+def test_gradcheck(case, spectrum):
+    inputs = tuple(t.requires_grad_() for t in case.inputs(spectrum))
+    assert gradcheck(case.call, inputs, check_forward_ad=True, check_batched_grad=True)

@@ -1,0 +1,45 @@
+"""Second derivatives of every operator, reverse and forward over reverse, at simple and repeated spectra."""
+
+import pytest
+import torch
+from torch.autograd import gradgradcheck
+
+from helpers.operators import CASES, SPECTRA_OF_CASES, case_id, loss
+from matbackprop import matrix_log, second_order_pool
+from matbackprop.errors import OrderError
+
+
+def _one(case, spectrum):
+    """Inputs with a batch of one, so that the check stays short."""
+    return tuple((t[1:] if t.ndim else t).clone().requires_grad_() for t in case.inputs(spectrum))
+
+
+@pytest.mark.parametrize(("case", "spectrum"), SPECTRA_OF_CASES, ids=case_id)
+def test_gradgradcheck(case, spectrum):
+    inputs = _one(case, spectrum)
+    assert gradgradcheck(lambda *args: loss(case, *args), inputs, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("spectrum", ["separated", "repeated"])
+def test_gradgradcheck_of_all_outputs(spectrum):
+    for case in CASES:
+        if case.name in ("matrix_log", "pool_thin_log"):
+            assert gradgradcheck(case.call, _one(case, spectrum))
+
+
+def test_second_derivative_at_the_identity_is_that_of_the_series():
+    """log(I + H) = H − H²/2 + …, so the second derivative at I in H and H is −H²."""
+    h = torch.tensor([[0.3, -1.0, 0.2], [-1.0, 0.5, 0.7], [0.2, 0.7, -0.4]], dtype=torch.float64)
+    eye = torch.eye(3, dtype=torch.float64)
+    first, second = torch.func.jvp(lambda a: torch.func.jvp(matrix_log, (a,), (h,))[1], (eye,), (h,))
+    torch.testing.assert_close(first, h)
+    torch.testing.assert_close(second, -h @ h)
+
+
+@pytest.mark.parametrize("operator", [matrix_log, lambda a: second_order_pool(a, eps=0.1)])
+def test_a_third_derivative_says_that_it_is_not_there(operator):
+    a = (torch.eye(3, dtype=torch.float64) * 2).requires_grad_()
+    (first,) = torch.autograd.grad(operator(a).square().sum(), a, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), a, create_graph=True)
+    with pytest.raises(OrderError, match="third derivative"):
+        second.square().sum().backward()

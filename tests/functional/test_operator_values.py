@@ -1,0 +1,197 @@
+"""Values against SciPy, mpmath and numpy."""
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import matbackprop as mb
+from helpers.matrices import SPECTRA, dead_and_duplicate, rank_deficient, relu_features, symmetric, with_singular_values
+from helpers.reference import matrix_function_mpmath
+
+SCIPY = {
+    "log": scipy.linalg.logm,
+    "sqrt": scipy.linalg.sqrtm,
+    "exp": scipy.linalg.expm,
+    "inverse": scipy.linalg.inv,
+    "inv_sqrt": lambda a: scipy.linalg.inv(scipy.linalg.sqrtm(a)),
+}
+MPMATH = {
+    "log": mpmath.log,
+    "sqrt": mpmath.sqrt,
+    "exp": mpmath.exp,
+    "inverse": lambda x: 1 / x,
+    "inv_sqrt": lambda x: 1 / mpmath.sqrt(x),
+}
+
+
+@pytest.mark.parametrize("spectrum", ["separated", "repeated", "identity", "near_repeated"])
+@pytest.mark.parametrize("name", SCIPY)
+def test_matrix_functions_against_scipy(name, spectrum):
+    a = symmetric(spectrum)
+    expected = torch.from_numpy(np.real(SCIPY[name](a.numpy())))
+    torch.testing.assert_close(mb.matrix_function(a, name), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in MPMATH if n != "exp"])
+def test_ill_conditioned_matrices_against_mpmath(name):
+    """The error is that of one rounding of A: ‖δ‖ ≤ c·u·‖A‖·max|g'|."""
+    a = symmetric("ill_conditioned")
+    expected = torch.from_numpy(matrix_function_mpmath(a.numpy(), MPMATH[name]))
+    slope = abs(float(mpmath.diff(MPMATH[name], 1e-3)))
+    error = (mb.matrix_function(a, name) - expected).norm()
+    assert error <= 50 * 2.3e-16 * 1e6 * slope
+
+
+@pytest.mark.parametrize("p", [0.3, -1.7, 2.0, 0.5, -0.5, 3, 0, -1])
+@pytest.mark.parametrize("spectrum", ["separated", "repeated"])
+def test_powers_against_scipy(p, spectrum):
+    a = symmetric(spectrum)
+    expected = torch.from_numpy(np.real(scipy.linalg.fractional_matrix_power(a.numpy(), p)))
+    torch.testing.assert_close(mb.matrix_power(a, p), expected)
+    torch.testing.assert_close(mb.matrix_power(a, torch.tensor(float(p), dtype=torch.float64)), expected)
+
+
+def test_whole_powers_take_indefinite_matrices():
+    a = symmetric((-2.0, 0.0, 1.5))
+    torch.testing.assert_close(mb.matrix_power(a, 3), a @ a @ a)
+    torch.testing.assert_close(mb.matrix_power(a, 0), torch.eye(3, dtype=torch.float64))
+    b = symmetric((-2.0, 0.5, 1.5))
+    torch.testing.assert_close(mb.matrix_power(b, -2), torch.linalg.inv(b @ b))
+    torch.testing.assert_close(mb.matrix_inverse(b), torch.linalg.inv(b))
+
+
+def test_an_exponent_for_each_matrix():
+    a = symmetric("separated", 3)
+    p = torch.tensor([0.3, 1.0, -2.0], dtype=torch.float64)
+    expected = torch.stack([mb.matrix_power(a[i], float(p[i])) for i in range(3)])
+    torch.testing.assert_close(mb.matrix_power(a, p), expected)
+
+
+def test_sqrt_takes_singular_matrices():
+    f = rank_deficient(5, 5, 2)
+    a = f @ f.mT
+    root = mb.matrix_sqrt(a)
+    torch.testing.assert_close(root @ root, a)
+
+
+def test_own_functions_equal_the_built_in_ones():
+    a = symmetric("near_repeated", 2)
+    torch.testing.assert_close(mb.matrix_function(a, (torch.log, torch.reciprocal)), mb.matrix_log(a))
+    pair = (torch.log, lambda x, y: torch.where(x == y, 1 / x, (x / y).log() / torch.where(x == y, 1, x - y)))
+    torch.testing.assert_close(mb.matrix_function(a, pair), mb.matrix_log(a))
+
+    class Slope:
+        def __call__(self, x):
+            return 1 / x
+
+    b = symmetric("repeated").requires_grad_()
+    mb.matrix_function(b, (torch.log, Slope())).sum().backward()
+    c = b.detach().clone().requires_grad_()
+    mb.matrix_log(c).sum().backward()
+    torch.testing.assert_close(b.grad, c.grad)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6)])
+@pytest.mark.parametrize("function", ["log", "sqrt", "inv_sqrt", "exp", "inverse"])
+def test_pool_equals_the_matrix_function(shape, function):
+    f = 0.3 * dead_and_duplicate(*shape, 2)
+    a = f.mT @ f + 0.1 * torch.eye(shape[1], dtype=torch.float64)
+    expected = mb.matrix_function(a, function)
+    torch.testing.assert_close(mb.second_order_pool(f, eps=0.1, function=function), expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5)])
+@pytest.mark.parametrize("center", [False, True])
+def test_weights_and_regions_equal_pooling_the_selected_rows(shape, center):
+    f = relu_features(*shape, 2)
+    masks = torch.zeros(2, 3, shape[0], dtype=torch.bool)
+    masks[:, 0, :3] = True
+    masks[:, 1, 2:] = True  # the third region is empty
+    pooled = mb.second_order_pool(f, weight=masks, center=center)
+    assert pooled.shape == (2, 3, shape[1], shape[1])
+    for b in range(2):
+        for r in range(2):
+            selected = mb.second_order_pool(f[b][masks[b, r]], center=center)
+            torch.testing.assert_close(pooled[b, r], selected, rtol=1e-9, atol=1e-9)
+    empty = torch.eye(shape[1], dtype=torch.float64) * np.log(1e-3)
+    torch.testing.assert_close(pooled[:, 2], empty.expand(2, -1, -1))
+    alone = mb.second_order_pool(f, weight=masks[:, 1], center=center)
+    torch.testing.assert_close(alone, pooled[:, 1])
+
+
+def test_soft_weights_are_used_as_given():
+    f = relu_features(4, 6)
+    w = torch.tensor([0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
+    a = f.mT @ torch.diag(w) @ f + 1e-3 * torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(mb.second_order_pool(f, weight=w), mb.matrix_log(a), rtol=1e-9, atol=1e-9)
+
+
+def test_centering_is_the_covariance():
+    f = relu_features(20, 4)
+    covariance = torch.from_numpy(np.cov(f.numpy(), rowvar=False, bias=True)) * 20
+    expected = mb.matrix_sqrt(covariance + 0.1 * torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close(mb.second_order_pool(f, eps=0.1, function="sqrt", center=True), expected)
+    # a weighted mean needs no normalised weights
+    w = torch.rand(20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    covariance = torch.from_numpy(np.cov(f.numpy(), rowvar=False, aweights=w.numpy(), ddof=0)) * w.sum()
+    expected = mb.matrix_sqrt(covariance + 0.1 * torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close(mb.second_order_pool(f, eps=0.1, function="sqrt", center=True, weight=w), expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])
+@pytest.mark.parametrize("method", ["svd", "eig"])
+def test_reference_routes_agree_at_full_rank(shape, method):
+    """Values and gradients of all inputs, where no pair that matters is tied."""
+    grads = []
+    for route in ("fused", method):
+        f = relu_features(*shape, 2, seed=3).requires_grad_()
+        w = (
+            torch.rand(2, shape[0], generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+        ).requires_grad_()
+        eps = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+        c = mb.second_order_pool(f, eps=eps, weight=w, method=route)
+        target = torch.linspace(-1, 1, c.numel(), dtype=torch.float64).reshape(c.shape)
+        grads.append((c, *torch.autograd.grad((c * target).sum(), (f, w, eps))))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+def test_reference_routes_stay_finite_and_wrong_at_ties():
+    """A repeated singular value: dropping the pair loses what it carries, so the fused form is the default."""
+    target = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(6, 6)
+    grads = {}
+    for method in ("fused", "svd", "eig"):
+        f = with_singular_values(4, 6, (1.0, 1.0, 1.0, 2.0)).requires_grad_()
+        (mb.second_order_pool(f, method=method) * target).sum().backward()
+        assert f.grad.isfinite().all()
+        grads[method] = f.grad
+    for method in ("svd", "eig"):
+        assert (grads[method] - grads["fused"]).norm() > 0.01 * grads["fused"].norm()
+
+
+def test_eigh_and_svd_rebuild_their_inputs():
+    a = symmetric("separated", 2)
+    lam, u = mb.eigh(a)
+    torch.testing.assert_close((u * lam.unsqueeze(-2)) @ u.mT, a)
+    torch.testing.assert_close(lam, torch.tensor(SPECTRA["separated"], dtype=torch.float64).expand(2, -1))
+    for shape in ((4, 6), (6, 4)):
+        for full in (False, True):
+            f = relu_features(*shape, 2)
+            u, s, vh = mb.svd(f, full)
+            k = min(shape)
+            torch.testing.assert_close((u[..., :k] * s.unsqueeze(-2)) @ vh[..., :k, :], f)
+            assert u.shape[-1] == (shape[0] if full else k)
+            assert vh.shape[-2] == (shape[1] if full else k)
+            torch.testing.assert_close(u.mT @ u, torch.eye(u.shape[-1], dtype=torch.float64).expand(2, -1, -1))
+
+
+def test_vectorizing_keeps_inner_products_and_comes_back():
+    a, b = symmetric("separated", 2, seed=1), symmetric("repeated", 2, seed=2)
+    v, w = mb.vectorize_symmetric(a), mb.vectorize_symmetric(b)
+    assert v.shape == (2, 10)
+    torch.testing.assert_close((v * w).sum(-1), (a * b).sum((-2, -1)))
+    torch.testing.assert_close(mb.unvectorize_symmetric(v), a)
+    assert mb.vectorize_symmetric(torch.zeros(3, 0, 0)).shape == (3, 0)
+    assert mb.unvectorize_symmetric(torch.zeros(3, 0)).shape == (3, 0, 0)

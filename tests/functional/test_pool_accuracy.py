@@ -1,0 +1,117 @@
+"""Second-order pooling against an 80-bit reference: values and gradients, at every stress that breaks other layers."""
+
+import functools
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from helpers.matrices import FEATURES, dead_and_duplicate, generator, relu_features
+from helpers.reference import longdouble_eigh, pool_gradient_mpmath, pool_longdouble
+from matbackprop import second_order_pool
+
+LIMIT = {torch.float64: 5e-12, torch.float32: 2e-7}
+EPS = 1e-3
+
+
+def _relative(a, reference):
+    return float(
+        np.linalg.norm((a.detach().numpy() - reference).astype(float)) / np.linalg.norm(reference.astype(float))
+    )
+
+
+@functools.cache
+def _problem(kind, m, d, function):
+    """Features and a gradient that float32 holds exactly, so that one reference serves both dtypes."""
+    f = FEATURES[kind](m, d, dtype=torch.float32)
+    g = torch.randn(d, d, generator=generator(5), dtype=torch.float32)
+    return f, g, *pool_longdouble(f.numpy(), g.numpy(), EPS, function)
+
+
+def _compare(kind, m, d, function):
+    f, g, value, gradient = _problem(kind, m, d, function)
+    for dtype, limit in LIMIT.items():
+        x = f.to(dtype, copy=True).requires_grad_()
+        c = second_order_pool(x, eps=EPS, function=function)
+        c.backward(g.to(dtype))
+        assert _relative(c, value) <= limit
+        assert _relative(x.grad, gradient) <= limit
+
+
+@pytest.mark.parametrize("function", ["log", "sqrt"])
+@pytest.mark.parametrize("kind", FEATURES)
+@pytest.mark.parametrize(("m", "d"), [(36, 64), (169, 64), (36, 256)])
+def test_against_80_bits(kind, m, d, function):
+    _compare(kind, m, d, function)
+
+
+@pytest.mark.parametrize(("kind", "function"), [("dead_and_duplicate", "log"), ("large", "sqrt")])
+def test_large_maps_against_80_bits(kind, function):
+    _compare(kind, 169, 256, function)
+
+
+@pytest.mark.parametrize(("name", "function"), [("log", mpmath.log), ("sqrt", mpmath.sqrt)])
+@pytest.mark.parametrize(("m", "d"), [(3, 5), (5, 3)])
+def test_the_reference_against_50_digits(m, d, name, function):
+    """The 80-bit reference and the layer, against the d×d matrix and its divided differences in mpmath."""
+    f = dead_and_duplicate(m, d, seed=2)
+    g = torch.randn(d, d, generator=generator(1), dtype=torch.float64)
+    expected = pool_gradient_mpmath(f.numpy(), g.numpy(), EPS, function)
+    _, reference = pool_longdouble(f.numpy(), g.numpy(), EPS, name)
+    assert np.abs(reference - expected).max() <= 1e-15 * np.abs(expected).max()
+    x = f.clone().requires_grad_()
+    second_order_pool(x, eps=EPS, function=name).backward(g)
+    assert np.abs(x.grad.numpy() - expected).max() <= 1e-13 * np.abs(expected).max()
+
+
+def test_the_80_bit_eigensolver():
+    a = relu_features(20, 20).numpy()
+    a = a + a.T
+    lam, v = longdouble_eigh(a)
+    assert np.abs((v * lam) @ v.T - a).max() <= 1e-17 * np.abs(lam).max()
+    assert np.abs(v.T @ v - np.eye(20)).max() <= 1e-17
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "d"), [(36, 64), (64, 36)])
+def test_the_gradient_at_zero_is_exactly_zero(m, d, dtype):
+    f = torch.zeros(2, m, d, dtype=dtype, requires_grad=True)
+    for function in ("log", "sqrt", "exp", "inverse"):
+        (grad,) = torch.autograd.grad(second_order_pool(f, function=function).sum(), f)
+        assert grad.count_nonzero() == 0
+
+
+@pytest.mark.parametrize(("m", "d"), [(6, 9), (9, 6)])
+def test_weight_gradients_with_masks_against_mpmath(m, d):
+    """∂L/∂wᵢ = fᵢ L fᵢᵀ, also for rows whose weight is zero and that leave the span of the others."""
+    f = dead_and_duplicate(m, d, seed=4)
+    w = torch.tensor([1.0, 0.0, 0.5, 0.0, 2.0, 1.0, 1.0, 0.0, 1.0][:m], dtype=torch.float64).requires_grad_()
+    g = torch.randn(d, d, generator=generator(8), dtype=torch.float64)
+    (second_order_pool(f, weight=w, eps=EPS) * g).sum().backward()
+    # Row i as a map of its own: the derivative of log(A + t fᵢᵀfᵢ) at t = 0, by many digits.
+    with mpmath.workdps(60):
+        a = mpmath.matrix((f.mT @ torch.diag(w.detach()) @ f).tolist()) * 0 + EPS * mpmath.eye(d)
+        rows = [mpmath.matrix([row]) for row in f.tolist()]
+        for weight, row in zip(w.tolist(), rows, strict=True):
+            a += mpmath.mpf(weight) * row.T * row
+        gm = mpmath.matrix(g.tolist())
+
+        def loss_of(t, row):
+            lam, u = mpmath.eigsy(a + t * row.T * row)
+            c = u * mpmath.diag([mpmath.log(x) for x in lam]) * u.T
+            return sum(gm[i, j] * c[i, j] for i in range(d) for j in range(d))
+
+        step = mpmath.mpf(10) ** -20
+        expected = [float((loss_of(step, row) - loss_of(-step, row)) / (2 * step)) for row in rows]
+    torch.testing.assert_close(
+        w.grad, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12 * max(map(abs, expected))
+    )
+
+
+def test_float32_inside_is_a_choice():
+    """precision=torch.float32 costs digits, which shows that float64 inside is what buys them."""
+    f, g, _, gradient = _problem("relu", 36, 256, "log")
+    x = f.clone().requires_grad_()
+    second_order_pool(x, eps=EPS, precision=torch.float32).backward(g)
+    assert 2e-7 < _relative(x.grad, gradient) < 1e-3
