@@ -1,0 +1,64 @@
+"""Both recipes, interrupted within an epoch and resumed, end with the same bits as without the interruption."""
+
+import pytest
+import torch
+
+from matbackprop.training.config import get_recipe, merge
+from matbackprop.training.engine import fit, seed_all
+
+CASES = {
+    "o2p": {"data.made": 8, "data.batch_size": 4},
+    "ncuts": {"data.made": 8, "data.batch_size": 2, "data.workers": 1},
+}
+ENGINE = {
+    "max_epochs": 2,
+    "accelerator": "cpu",
+    "log_every": 1,
+    "checkpoint_every_steps": 1,
+    "checkpoint_min_seconds": 0.0,
+    "tensorboard": False,
+    "report": False,
+}
+
+
+class _Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_interrupted_recipe_ends_with_the_same_bits(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
+    recipe = get_recipe(name)
+
+    def train(folder, stop=None, resume=False):
+        options = ENGINE | {"run": str(tmp_path / folder), "resume": resume}
+        config = merge(recipe.preset("smoke"), CASES[name] | {f"engine.{k}": v for k, v in options.items()})
+        seed_all(config.engine.seed)
+        module, data = recipe.build(config)
+        step = module.training_step
+
+        def stopping(batch, batch_idx):
+            if module.trainer.global_step == stop:
+                raise _Stop
+            return step(batch, batch_idx)
+
+        module.training_step = stopping
+        if stop is None:
+            return fit(config, module, data, name=name), module
+        with pytest.raises(_Stop):
+            fit(config, module, data, name=name)
+        return None
+
+    whole, module = train("whole")
+    steps = module.trainer.global_step
+    per_epoch = module.trainer.num_training_batches
+    assert per_epoch >= 2
+    train("parts", stop=per_epoch + 1)
+    torch.manual_seed(99)
+    parts, resumed = train("parts", resume=True)
+    assert resumed.trainer.global_step == steps == 2 * per_epoch
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    curves = [[m["train/loss"] for m in run.read_metrics() if "train/loss" in m] for run in (whole, parts)]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == steps
