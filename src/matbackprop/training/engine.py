@@ -348,6 +348,7 @@ def _quiet_lightning() -> Iterator[None]:
                 ".*Checkpoint directory.*exists and is not empty.*",
                 ".*isinstance\\(treespec, LeafSpec\\).*",
                 ".*srun.*",
+                ".*Total length of `list` across ranks is zero.*",
             ):
                 warnings.filterwarnings("ignore", message=message)
             yield

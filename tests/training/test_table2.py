@@ -1,0 +1,72 @@
+"""The second table's command: rows, resuming, the table, its intervals, and the qualitative figure."""
+
+import json
+
+import numpy as np
+import pytest
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.training import table2
+from matbackprop.training.ncuts import PRESETS, ImageDataConfig
+from matbackprop.training.table2 import GROUPS, ROWS, Table2Config, main, open_jobs, result_path
+
+
+def small(folder, **changes):
+    data = ImageDataConfig(made=6, cache=folder / "cache", superpixels=40, limit=3, workers=1)
+    options = {"rows": ("lab-merging", "ncuts-alexnet-relu5", "deepncuts-alexnet-relu5"), "stage": "train"}
+    options |= {"epochs": 1, "weights": "none", "seeds": (0, 1), "workers": 1, "shown": 2, "accelerator": "cpu"}
+    return Table2Config(out=folder / "out", runs=folder / "runs", data=data, **(options | changes))
+
+
+def test_every_row_of_the_paper_is_there():
+    for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5"):
+        assert {f"ncuts-{name}", f"deepncuts-{name}", f"soft-{name}"} <= set(ROWS)
+        assert ROWS[f"deepncuts-{name}"].against == f"ncuts-{name}"
+        assert PRESETS[GROUPS[f"deepncuts-{name}"].preset].train.objective == "j2"
+    assert all(g.preset in PRESETS for g in GROUPS.values() if g.preset)
+    assert all(r.against in ROWS for r in ROWS.values() if r.against)
+
+
+def test_unknown_rows_are_named():
+    with pytest.raises(ConfigurationError, match="there is no row 'resnet'"):
+        table2.chosen_groups(Table2Config(rows=("resnet",)))
+
+
+def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
+    config = small(tmp_path)
+    assert len(open_jobs(config)) == 6
+    main(config)
+    assert open_jobs(config) == []
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert list(table["rows"]) == ["lab-merging", "ncuts-alexnet-relu5", "deepncuts-alexnet-relu5"]
+    deep = table["rows"]["deepncuts-alexnet-relu5"]
+    assert deep["seeds"] == [0, 1] and 0 < deep["scores"]["paper_best"]["mean"] <= 1
+    one = [json.loads(result_path(config, "deepncuts-alexnet-relu5", s).read_text()) for s in (0, 1)]
+    other = [json.loads(result_path(config, "ncuts-alexnet-relu5", s).read_text()) for s in (0, 1)]
+    means = [np.mean([r["scores"]["paper_best"] for r in rows]) for rows in (one, other)]
+    assert deep["difference"]["best"]["difference"] == pytest.approx(means[0] - means[1])
+    assert set(one[0]["per_image"]) == {"000000", "000001", "000002"} or len(one[0]["per_image"]) == 3
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "DeepNCuts (AlexNet ReLU-5)" in text and text.strip() in capsys.readouterr().out
+    assert (tmp_path / "runs" / "pictures" / "segmentations.png").exists()
+    assert not list((tmp_path / "out").rglob("*.npz"))  # nothing that shows the data set's pictures
+    assert (tmp_path / "runs" / "deepncuts-alexnet-relu5" / "seed0" / "model" / "config.json").exists()
+
+    def fail(*arguments):
+        raise AssertionError("a finished run was done again")
+
+    monkeypatch.setattr(table2, "run_job", fail)
+    main(config)
+    result_path(config, "lab-merging", 1).unlink()
+    assert open_jobs(config) == [("lab", 1)]
+
+
+def test_merging_and_its_speed_and_curves(tmp_path):
+    config = small(tmp_path, rows=("lab-merging",), seeds=(0,), stage="timing")
+    main(config)
+    speed = json.loads((tmp_path / "out" / "speed.json").read_text())
+    assert speed["lab-merging"]["training"] is None and speed["lab-merging"]["testing"] > 0
+    main(small(tmp_path, rows=("soft-alexnet-relu5",), seeds=(0,), stage="curves"))
+    lines = (tmp_path / "out" / "curves" / "soft-alexnet-relu5.jsonl").read_text().splitlines()
+    names = {name for line in lines for name in json.loads(line)}
+    assert {"train/objective", "val/objective", "val/best", "val/average", "layer/rank"} <= names
