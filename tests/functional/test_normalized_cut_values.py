@@ -65,6 +65,43 @@ def test_j2_and_soft_do_not_see_an_invertible_mixing_of_features_as_j2_promises(
     assert (normalized_cut_soft(f @ lam, labels) - normalized_cut_soft(f, labels)).abs() > 1e-3
 
 
+def test_documented_gradient_of_j2():
+    f, labels = features(30, 4).requires_grad_(), regions(30)
+    (gradient,) = torch.autograd.grad(normalized_cut_j2(f, labels), f)
+    e = torch.nn.functional.one_hot(labels).double()
+    inverse, s = torch.linalg.inv(f.mT @ f), f.mT @ e
+    a = torch.linalg.inv(e.mT @ e) @ s.mT @ inverse
+    torch.testing.assert_close(gradient, -2 * (a[labels] - f @ inverse @ s @ a), rtol=1e-9, atol=1e-10)
+
+
+def test_documented_gradients_of_j1():
+    f, labels, lam = features(30, 4).requires_grad_(), regions(30), lambda_matrix(4).requires_grad_()
+    g_f, g_lam = torch.autograd.grad(normalized_cut_j1(f, labels, lam=lam), (f, lam))
+    e = torch.nn.functional.one_hot(labels).double()
+    total = f.sum(0)
+    v = lam @ total
+    degree = f @ v
+    inverse, s, k = torch.linalg.inv(f.mT @ (f / degree.unsqueeze(1))), f.mT @ e, e.mT @ degree
+    a = (s / k).mT @ inverse
+    y = inverse @ s @ a
+    g = (f @ y * f).sum(1) / degree**2 - ((s.mT @ inverse @ s).diagonal() / k**2)[labels]
+    by_formula = 2 * (f @ y) / degree.unsqueeze(1) - 2 * a[labels] - torch.outer(g, v) - (g @ f @ lam)
+    torch.testing.assert_close(g_f, by_formula, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(g_lam, -torch.outer(f.mT @ g, total), rtol=1e-9, atol=1e-10)
+
+
+def test_documented_gradient_of_soft():
+    f, labels, ridge = features(30, 4).requires_grad_(), regions(30), 0.4
+    (gradient,) = torch.autograd.grad(normalized_cut_soft(f, labels, ridge=ridge), f)
+    e = torch.nn.functional.one_hot(labels).double()
+    c, s, eye = f.mT @ f, f.mT @ e, torch.eye(4).double()
+    p = torch.linalg.inv(c + ridge * c.trace() / 4 * eye)
+    t = (s / e.sum(0)) @ s.mT
+    z = -p @ (c @ p @ c - t) @ p
+    inside = p @ c @ p + z + ridge / 4 * z.trace() * eye
+    torch.testing.assert_close(gradient, 2 * f @ inside - 2 * ((s / e.sum(0)).mT @ p)[labels], rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_count_rows(name):
     f, labels = features(20, 4), regions(20, ignored=0.1)

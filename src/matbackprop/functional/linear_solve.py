@@ -215,55 +215,62 @@ def _conjugate_gradients(
     return x
 
 
+def _products(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
+    """θ ↦ A(θ)x as a function of some of the parameters, with x held fixed although it depends on them."""
+
+    def product(*moved: Tensor) -> Tensor:
+        full = list(params)
+        for i, value in zip(moving, moved, strict=True):
+            full[i] = value
+        return matvec(x, *full)
+
+    return torch.func.vjp(product, *(params[i] for i in moving))
+
+
 class _ConjugateGradients(Function):
     """x(θ, b) with A(θ)x = b; backward is one more solution and the vector-Jacobian product of θ ↦ A(θ)x."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     @keep_signature
-    def forward(matvec: Any, options: tuple[Any, ...], b: Tensor, *params: Tensor) -> Tensor:
-        return _conjugate_gradients(lambda v: matvec(v, *params), b, *options)
+    def forward(
+        matvec: Any, tolerance: float | None, steps: int, preconditioner: Tensor | None, b: Tensor, *params: Tensor
+    ) -> Tensor:
+        return _conjugate_gradients(lambda v: matvec(v, *params), b, preconditioner, tolerance, steps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.matvec, ctx.options, _, *params = inputs
-        ctx.save_for_backward(output, *params)
-        ctx.save_for_forward(output, *params)
+        preconditioner, _, *params = inputs[3:]
+        ctx.how = inputs[:3]
+        ctx.save_for_backward(output, preconditioner, *params)
+        ctx.save_for_forward(output, preconditioner, *params)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, *params = ctx.saved_tensors
-        lam = _ConjugateGradients.apply(ctx.matvec, ctx.options, g, *params)
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
+        x, preconditioner, *params = ctx.saved_tensors
+        lam = _ConjugateGradients.apply(*ctx.how, preconditioner, g, *params)
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[5:]) if needed]
         g_params: list[Tensor | None] = [None] * len(params)
         if wanted:
-            again = torch.is_grad_enabled()
-            with torch.enable_grad():
-                # Aliases of θ: the derivative holds x fixed, although x depends on θ, and stays differentiable itself.
-                inner = [p.view_as(p) if again else p.detach().requires_grad_(p.is_floating_point()) for p in params]
-                product = ctx.matvec(x if again else x.detach(), *inner)
-                found = torch.autograd.grad(
-                    product, [inner[i] for i in wanted], -lam, create_graph=again, allow_unused=True
-                )
-            for i, value in zip(wanted, found, strict=True):
+            _, pull = _products(ctx.how[0], x, params, wanted)
+            for i, value in zip(wanted, pull(-lam), strict=True):
                 g_params[i] = value
-        return None, None, lam, *g_params
+        return None, None, None, None, lam, *g_params
 
     @staticmethod
-    def jvp(ctx: Any, _: None, __: None, db: Tensor | None, *d_params: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         refuse_nested_forward_mode("conjugate_gradient_solve")
-        x, *params = ctx.saved_tensors
+        x, preconditioner, *params = ctx.saved_tensors
+        db, d_params = tangents[4], tangents[5:]
         right = torch.zeros_like(x) if db is None else db
         moving = [i for i, d in enumerate(d_params) if d is not None]
         if moving:
-            # A Jacobian-vector product as the derivative of a vector-Jacobian product, which is linear in u.
-            with torch.enable_grad():
-                inner = [p.detach().requires_grad_(i in moving) for i, p in enumerate(params)]
-                product = ctx.matvec(x.detach(), *inner)
-                u = torch.zeros_like(product, requires_grad=True)
-                pulled = torch.autograd.grad(product, [inner[i] for i in moving], u, create_graph=True)
-                (moved,) = torch.autograd.grad(pulled, u, [d_params[i] for i in moving])
-            right = right - moved
-        return _ConjugateGradients.apply(ctx.matvec, ctx.options, right, *params)
+            # A Jacobian-vector product as the transpose of the vector-Jacobian product, which is linear.
+            value, pull = _products(ctx.how[0], x, params, moving)
+            push: Any = torch.func.vjp(pull, torch.zeros_like(value))[1]
+            right = right - push(tuple(d_params[i] for i in moving))[0]
+        return _ConjugateGradients.apply(*ctx.how, preconditioner, right, *params)
 
 
 def conjugate_gradient_solve(
@@ -274,20 +281,22 @@ def conjugate_gradient_solve(
     preconditioner: Tensor | None = None,
     tolerance: float | None = 1e-10,
     max_iterations: int | None = None,
+    precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Solution of :math:`A(θ)x = b` for a symmetric positive definite A known by its products only.
+    r"""Solution of :math:`A(\theta)x = b` for a symmetric positive definite A known by its products only.
 
     Args:
         matvec: ``matvec(x, *params)`` returns A(θ)x for x ``(*b, n)``. It must be linear in x, symmetric, made of
             differentiable torch operations, and take everything that is to get a gradient through ``params``.
-        b: right-hand sides ``(*b, n)``, each solved by itself; computed in this dtype (take float64 for the tolerance
-            below).
+        b: right-hand sides ``(*b, n)``, each solved by itself.
         params: the tensors θ.
         preconditioner: an approximate inverse of the diagonal of A ``(*b, n)`` (Jacobi), a constant.
         tolerance: relative residual to stop at. Testing for it reads the device once an iteration. ``None`` runs
             exactly ``max_iterations`` steps and reads nothing.
         max_iterations: 10 n by default.
+        precision: dtype of the computation, to which b, the preconditioner and floating-point parameters are cast;
+            float64 by default. What ``matvec`` takes from elsewhere has to have it too.
         check: look for NaN and Inf in ``b``: ``None`` on the CPU only, ``True`` always, ``False`` never.
 
     Returns:
@@ -300,7 +309,7 @@ def conjugate_gradient_solve(
 
     Gradient:
         λ = A⁻¹g by conjugate gradients again, ∂L/∂b = λ, ∂L/∂θ = −λᵀ(∂A/∂θ)x; memory does not grow with the iterations.
-        Double backward and forward mode (dx = A⁻¹(db − dA x)).
+        Double backward and forward mode (dx = A⁻¹(db − dA x)); vmap with ``tolerance=None``.
 
     Example:
         >>> import torch
@@ -327,15 +336,19 @@ def conjugate_gradient_solve(
         raise DtypeError("params must be tensors; bind other arguments into matvec.")
     if wants_check(check, b):
         check_finite(b, "b")
-    if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(b):
+    if torch.compiler.is_compiling() or (tolerance is not None and torch._C._functorch.is_batchedtensor(b)):
         raise SolverError(
             "conjugate gradients decide while they run, which torch.compile and vmap cannot follow; give a batch as "
-            "leading dimensions, keep this call out of the compiled region, or use linear_solve with the matrix."
+            "leading dimensions, keep this call out of the compiled region, pass tolerance=None under vmap, or use "
+            "linear_solve with the matrix."
         )
     if b.device.type == "meta":  # shapes only: one step without a test
         tolerance, steps = None, min(steps, 1)
+    dtype = compute_dtype(b.dtype, precision)
     with autocast_off(b.device.type):
-        return _ConjugateGradients.apply(matvec, (preconditioner, tolerance, steps), b, *params)
+        cast = [p.to(dtype) if p.dtype.is_floating_point else p for p in params]
+        inverse = None if preconditioner is None else preconditioner.detach().to(dtype)
+        return _ConjugateGradients.apply(matvec, tolerance, steps, inverse, b.to(dtype), *cast).to(b.dtype)
 
 
 def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:
@@ -445,6 +458,7 @@ def gaussian_crf(
             preconditioner=diagonal.reciprocal(),
             tolerance=tolerance,
             max_iterations=max_iterations,
+            precision=dtype,
             check=False,
         )
         return (x if vector else x.mT).to(mean.dtype)
