@@ -1,0 +1,43 @@
+"""``matbackprop serve``: a page in the browser where photographs can be segmented and regions named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass
+class Config:
+    """Open a page on this machine (127.0.0.1): segment photographs, see levels and eigenvectors, name regions."""
+
+    model: str | None = None
+    """Segmenter: folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging
+    Face hub. Without one, superpixels are merged by colour alone."""
+    classifier: str | None = None
+    """Classifier: folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub. Without
+    one, regions are not named."""
+    port: int = 7860
+    """Port of the page; 0 takes a free one."""
+    browser: bool = False
+    """Open the page in a browser window."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+
+
+def main(config: Config) -> None:
+    """Load the models, start the page and stay until Ctrl-C."""
+    import torch
+
+    from matbackprop.cli.segment import load_segmenter
+    from matbackprop.models.predict_regions import load_classifier
+    from matbackprop.serve.analysis import Namer, Segmenter
+    from matbackprop.serve.app import build, launch
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = None if config.model is None else load_segmenter(config.model).to(device).eval()
+    namer = None if config.classifier is None else Namer(load_classifier(config.classifier).to(device).eval())
+    segmenter = Segmenter(model)
+    page = build(segmenter, segmenter.methods, about=segmenter.about, classify=namer)
+    launch(page, port=config.port, browser=config.browser)

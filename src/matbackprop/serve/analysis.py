@@ -1,0 +1,129 @@
+"""From a photograph to what the page shows: the segmenter of ``matbackprop segment``, and the space it works in."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from matbackprop.models.deep_ncuts import DeepNCuts, rgb_to_lab
+from matbackprop.models.deep_o2p import RegionClassifier
+from matbackprop.models.photograph import segment_photograph
+from matbackprop.models.predict_regions import predict_regions
+from matbackprop.models.sift_o2p import SiftO2P
+from matbackprop.serve.views import LEVELS, MAX_REGIONS, Analysis, Picture
+from matbackprop.spectral import Embedding, ncut_embedding, soft_embedding
+
+__all__ = ["Namer", "Segmenter", "colour_features"]
+
+_COORDINATES = 8
+
+
+def colour_features(photograph: Picture, *, stride: int = 8, anchors: int = 8, scale: float = 0.25) -> Tensor:
+    """Non-negative features of colour and place, for looking at a photograph without a network.
+
+    Each cell is compared with ``anchors``² cells spread over the photograph: f = exp(−‖p − a‖²/(2·scale²)), where p
+    holds the mean Lab colour, its largest entry scaled to 2, and the place, the shorter side scaled to 1.
+
+    Args:
+        photograph: (h, w, 3) bytes.
+        stride: pixels of a cell.
+        anchors: rows and columns of the cells compared with.
+        scale: how far a similarity reaches.
+
+    Returns:
+        (h/stride, w/stride, anchors²) in [0, 1].
+
+    Example:
+        >>> colour_features(np.zeros((64, 96, 3), np.uint8)).shape
+        torch.Size([8, 12, 64])
+    """
+    image = torch.from_numpy(photograph.copy()).movedim(-1, 0).float() / 255
+    grid = (max(1, round(image.shape[-2] / stride)), max(1, round(image.shape[-1] / stride)))
+    lab = nnf.adaptive_avg_pool2d(rgb_to_lab(image.unsqueeze(0)), grid)[0].movedim(0, -1)
+    lab = lab / lab.abs().amax().clamp_min(1e-6) * 2
+    axes = [torch.arange(n) / min(grid) for n in grid]
+    points = torch.cat([lab, torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)], -1)
+    rows, columns = ((torch.arange(anchors) + 0.5) / anchors * n for n in grid)
+    chosen = points[rows.long()][:, columns.long()].flatten(0, 1)
+    squared = torch.cdist(points.flatten(0, 1), chosen).square()
+    return torch.exp(-squared / (2 * scale**2)).view(*grid, -1)
+
+
+class Segmenter:
+    """What ``matbackprop segment`` does, as the page needs it.
+
+    Args:
+        model: a trained network; None merges superpixels by colour.
+        seed: of K-means.
+
+    Example:
+        >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200
+        >>> found = Segmenter()(picture, "merge")
+        >>> [len(np.unique(found.labels(k))) for k in (2, 3)]
+        [2, 3]
+    """
+
+    def __init__(self, model: DeepNCuts | None = None, *, seed: int = 0) -> None:
+        self.model = model
+        self.seed = seed
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods there are, the default first: clustering needs a network."""
+        return ("merge",) if self.model is None else ("merge", "cluster")
+
+    @property
+    def about(self) -> str:
+        """A line for the page."""
+        if self.model is None:
+            return (
+                "No model was given: superpixels are merged by colour alone. Train one with `matbackprop train ncuts` "
+                "and pass its run folder with `--model`."
+            )
+        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        return f"A trained DeepNCuts model with {size:.1f} million parameters."
+
+    def __call__(self, photograph: Picture, method: str) -> Analysis:
+        """Segment a photograph (h, w, 3) and look at the space that its cells lie in."""
+        ks = tuple(range(2, MAX_REGIONS + 1)) if method == "merge" else LEVELS
+        found = segment_photograph(
+            photograph, self.model, ks, method=method, side=max(photograph.shape), seed=self.seed
+        )
+        embedding, grid = self._embed(photograph)
+        points = embedding.points[:, :_COORDINATES].T.reshape(-1, *grid)
+        maps = {k: np.asarray(labels, dtype=np.int64) for k, labels in zip(ks, found.labels, strict=True)}
+        return Analysis(photograph, maps, points.double().cpu().numpy(), embedding.eigenvalues.double().cpu().numpy())
+
+    @torch.no_grad()
+    def _embed(self, photograph: Picture) -> tuple[Embedding, tuple[int, int]]:
+        if self.model is None:
+            f = colour_features(photograph)
+        else:
+            device = next(self.model.parameters()).device
+            image = torch.from_numpy(photograph.copy()).movedim(-1, 0).to(device)
+            f = self.model(image.unsqueeze(0)).features[0].float()
+        rows, grid = f.flatten(0, 1), (f.shape[0], f.shape[1])
+        if self.model is not None and self.model.space == "soft":
+            return soft_embedding(rows, ridge=self.model.ridge), grid
+        lam = None if self.model is None else self.model.lam
+        return ncut_embedding(rows, min(rows.shape[-1], 24), lam=lam), grid
+
+
+class Namer:
+    """Names the region under a mask with a trained classifier.
+
+    Args:
+        model: the classifier.
+    """
+
+    def __init__(self, model: RegionClassifier | SiftO2P) -> None:
+        self.model = model
+
+    def __call__(self, photograph: Picture, mask: NDArray[np.bool_]) -> dict[str, float]:
+        """Class name → probability for the region of ``mask`` (h, w)."""
+        row = predict_regions(self.model, photograph, masks=[mask])[0].tolist()
+        names = self.model.names or [str(i) for i in range(len(row))]
+        return dict(zip(names, row, strict=True))

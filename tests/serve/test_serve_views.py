@@ -1,0 +1,114 @@
+"""What the page shows of a photograph."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from matbackprop.errors import DataError
+from matbackprop.models.deep_ncuts import DeepNCuts
+from matbackprop.serve.analysis import Namer, Segmenter, colour_features
+from matbackprop.serve.views import LEVELS, Analysis, fit_photograph, sample_photographs
+
+
+@pytest.fixture(scope="module")
+def picture():
+    image = np.zeros((48, 64, 3), np.uint8)
+    image[:, 32:] = (200, 40, 40)
+    image[24:, 32:] = (40, 60, 220)
+    return image
+
+
+@pytest.fixture(scope="module")
+def analysis(picture):
+    return Segmenter()(picture, "merge")
+
+
+def test_levels_are_what_the_picture_holds(analysis, picture):
+    labels = analysis.labels(3)
+    assert len(np.unique(labels)) == 3
+    for y, x in ((10, 10), (10, 50), (40, 50)):
+        same = (labels == labels[y, x]).mean()
+        truth = (picture == picture[y, x]).all(-1).mean()
+        assert same == pytest.approx(truth, abs=0.03)
+    assert [caption for _, caption in analysis.levels()][:2] == ["2 regions", "3 regions"]
+
+
+def test_pictures_have_the_photograph_s_size(analysis, picture):
+    for shown in (analysis.outlined(3), analysis.painted(3), analysis.numbered(3)):
+        assert shown.shape == picture.shape and shown.dtype == np.uint8
+    np.testing.assert_allclose(analysis.painted(3)[40, 50], picture[40, 50], atol=12)
+    assert all(shown.shape == picture.shape for shown, _ in analysis.eigenvectors())
+    assert analysis.spectrum().ndim == 3
+
+
+def test_the_mask_is_the_region_under_the_pixel(analysis):
+    mask = analysis.mask(3, x=50, y=40)
+    assert mask[40, 50] and not mask[10, 50] and not mask[10, 10]
+
+
+def test_the_label_map_can_be_read_back(analysis, tmp_path):
+    with Image.open(analysis.save_labels(3, tmp_path / "labels.png")) as file:
+        values = np.asarray(file)
+    assert values.dtype == np.uint16 and values.min() == 1 and values.max() == 3
+    first = analysis.labels(3)
+    assert all(len(np.unique(values[first == label])) == 1 for label in np.unique(first))
+
+
+def test_the_nearest_number_of_regions_is_taken():
+    maps = {2: np.zeros((4, 4), np.int64), 8: np.ones((4, 4), np.int64)}
+    shown = Analysis(np.zeros((4, 4, 3), np.uint8), maps, np.zeros((0, 2, 2)), np.zeros(0))
+    assert shown.labels(4).max() == 0 and shown.labels(7).max() == 1
+
+
+def test_a_constant_coordinate_is_shown_flat():
+    flat = np.ones((1, 4, 4)) + 1e-12 * np.arange(16).reshape(1, 4, 4)
+    shown = Analysis(np.zeros((8, 8, 3), np.uint8), {}, flat, np.ones(1))
+    assert shown.eigenvectors()[0][0].std(axis=(0, 1)).max() == 0
+
+
+_QUARTERS = [(slice(None), slice(0, 4)), (slice(0, 3), slice(4, 8)), (slice(3, 6), slice(4, 8))]
+
+
+def test_eigenvectors_without_a_network_separate_colours(picture):
+    f = colour_features(picture, stride=4)
+    assert f.shape == (12, 16, 64) and float(f.min()) >= 0 and float(f.max()) <= 1
+    second, third = Segmenter()(picture, "merge").coordinates[1:3]  # on a grid of 6×8 cells
+    parts = [np.stack([c[rows, columns].ravel() for c in (second, third)]) for rows, columns in _QUARTERS]
+    centres, spread = [part.mean(1) for part in parts], max(part.std(1).max() for part in parts)
+    gaps = [np.linalg.norm(centres[i] - centres[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert min(gaps) > 3 * spread
+
+
+def test_a_network_is_used_where_there_is_one(picture):
+    torch.manual_seed(0)
+    segmenter = Segmenter(DeepNCuts.variant("alexnet-relu5").eval())
+    assert segmenter.methods == ("merge", "cluster") and "DeepNCuts" in segmenter.about
+    found = segmenter(picture, "cluster")
+    assert set(found.maps) == set(LEVELS) and found.labels(2).shape == (48, 64)
+    assert found.coordinates.shape[1:] == segmenter.model.grid((48, 64))
+    assert Segmenter().methods == ("merge",) and "colour" in Segmenter().about
+
+
+def test_regions_are_named_inside_their_mask(picture, monkeypatch):
+    seen = {}
+
+    def predict(model, image, boxes=None, masks=None):
+        seen["mask"] = masks[0]
+        return torch.tensor([[0.9, 0.1]])
+
+    monkeypatch.setattr("matbackprop.serve.analysis.predict_regions", predict)
+    model = type("Model", (), {"names": ["cup", "plate"]})()
+    mask = np.eye(48, 64, dtype=bool)
+    assert Namer(model)(picture, mask) == pytest.approx({"cup": 0.9, "plate": 0.1})
+    assert seen["mask"] is mask
+
+
+def test_photographs_are_brought_to_size(tmp_path):
+    assert fit_photograph(np.zeros((2000, 1000, 3), np.uint8)).shape == (640, 320, 3)
+    assert fit_photograph(np.zeros((30, 40, 4), np.uint8)).shape == (30, 40, 3)
+    with pytest.raises(DataError, match="16 a side"):
+        fit_photograph(np.zeros((8, 40, 3), np.uint8))
+    with pytest.raises(DataError, match="no photograph"):
+        fit_photograph(None)
+    assert all(path.is_file() for path in sample_photographs(tmp_path))
