@@ -14,8 +14,9 @@ from helpers.matrices import generator, relu_features, symmetric, with_singular_
 class Case:
     """An operator with the inputs that its properties are tested on.
 
-    ``call`` takes the tensors that ``inputs`` makes and returns tensors without a gauge freedom. ``inputs("separated")``
-    has simple values, ``inputs("repeated")`` tied ones. ``exact_at_ties`` says whether derivatives exist there.
+    ``call`` takes the tensors that ``inputs`` makes and returns tensors without a gauge freedom. What
+    ``inputs("separated")`` makes has simple values, what ``inputs("repeated")`` makes tied ones; ``exact_at_ties`` says
+    whether derivatives exist there.
     """
 
     name: str

@@ -1,0 +1,185 @@
+"""Bad input: each kind gets its own error, which says what came, what was needed and what to try."""
+
+import pytest
+import torch
+
+import matbackprop as mb
+from helpers.matrices import relu_features, symmetric
+from matbackprop.errors import (
+    ConfigurationError,
+    DomainError,
+    DtypeError,
+    NonFiniteError,
+    ShapeError,
+    SolverError,
+    SymmetryError,
+)
+
+SYMMETRIC = {
+    "matrix_log": mb.matrix_log,
+    "matrix_sqrt": mb.matrix_sqrt,
+    "matrix_inv_sqrt": mb.matrix_inv_sqrt,
+    "matrix_exp": mb.matrix_exp,
+    "matrix_inverse": mb.matrix_inverse,
+    "matrix_power": lambda a, **kw: mb.matrix_power(a, 0.3, **kw),
+    "eigh": mb.eigh,
+}
+ANY = {**SYMMETRIC, "second_order_pool": mb.second_order_pool, "svd": mb.svd}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ANY)
+def test_non_finite_entries(name, bad):
+    a = symmetric("separated")
+    a[1, 1] = bad
+    with pytest.raises(NonFiniteError, match="1 non-finite of 16 entries"):
+        ANY[name](a)
+
+
+def test_a_sum_that_overflows_is_not_taken_for_bad_entries():
+    f = torch.diag(torch.full((3,), 3e38))
+    assert f.sum().isinf()
+    torch.testing.assert_close(mb.svd(f)[1], torch.full((3,), 3e38))
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_integers_and_other_types(name):
+    with pytest.raises(DtypeError, match=r"torch.int64; convert it with .float\(\)"):
+        ANY[name](torch.ones(3, 3, dtype=torch.int64))
+    with pytest.raises(DtypeError, match="complex"):
+        ANY[name](torch.ones(3, 3, dtype=torch.complex64))
+    with pytest.raises(DtypeError, match=r"must be a torch\.Tensor, got list"):
+        ANY[name]([[1.0]])
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_vectors(name):
+    with pytest.raises(ShapeError, match="at least two dimensions"):
+        ANY[name](torch.ones(3))
+
+
+@pytest.mark.parametrize("name", [*SYMMETRIC, "vectorize"])
+def test_rectangles(name):
+    operator = SYMMETRIC.get(name, mb.vectorize_symmetric)
+    with pytest.raises(ShapeError, match=r"square \(\*batch, n, n\), got shape \(2, 3\)"):
+        operator(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_matrices_that_are_not_symmetric(name):
+    a = symmetric("separated")
+    a[0, 1] += 0.1
+    with pytest.raises(SymmetryError, match=r"differs from its transpose by up to 0.1"):
+        SYMMETRIC[name](a)
+    expected = SYMMETRIC[name](0.5 * (a + a.mT))
+    found = SYMMETRIC[name](a, check=False)
+    if name == "eigh":
+        expected, found = expected[0], found[0]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "spectrum", "wanted"),
+    [
+        ("matrix_log", (-1.0, 1.0), "positive"),
+        ("matrix_log", (0.0, 1.0), "positive"),
+        ("matrix_inv_sqrt", (-1.0, 1.0), "positive"),
+        ("matrix_sqrt", (-1.0, 1.0), "nonnegative"),
+        ("matrix_power", (-1.0, 1.0), "positive"),
+    ],
+)
+def test_eigenvalues_outside_the_domain(name, spectrum, wanted):
+    a = torch.diag(torch.tensor(spectrum, dtype=torch.float64))
+    with pytest.raises(DomainError, match=f"needs {wanted} eigenvalues; the smallest of a is .* Add a multiple"):
+        SYMMETRIC[name](a)
+
+
+def test_the_inverse_of_a_singular_matrix():
+    with pytest.raises(DomainError, match="needs nonzero eigenvalues"):
+        mb.matrix_inverse(torch.diag(torch.tensor([0.0, 1.0])))
+    with pytest.raises(DomainError, match="needs nonzero eigenvalues"):
+        mb.matrix_power(torch.diag(torch.tensor([0.0, 1.0])), -3)
+
+
+def test_checks_can_be_switched_off():
+    a = torch.diag(torch.tensor([-1.0, 1.0]))
+    assert mb.matrix_log(a, check=False).isnan().any()
+    with pytest.raises(DomainError):
+        mb.matrix_log(a, check=True)
+    bad = torch.full((3, 3), float("nan"))
+    with pytest.raises((SolverError, torch.linalg.LinAlgError)):
+        mb.matrix_log(bad, check=False)
+
+
+def test_exponents():
+    a = symmetric("separated", 2)
+    with pytest.raises(ShapeError, match=r"exponent must broadcast to the batch shape \(2,\)"):
+        mb.matrix_power(a, torch.ones(3))
+    with pytest.raises(DtypeError, match="Python int"):
+        mb.matrix_power(a, torch.tensor(2))
+
+
+@pytest.mark.parametrize("eps", [-1e-3, float("nan"), 0.0])
+def test_eps_as_a_number(eps):
+    with pytest.raises(DomainError, match="log needs eps > 0"):
+        mb.second_order_pool(relu_features(3, 4), eps=eps)
+
+
+def test_eps_as_a_tensor():
+    f = relu_features(3, 4, 2)
+    with pytest.raises(DomainError, match=r"eps must not be negative, its smallest entry is -0\.1"):
+        mb.second_order_pool(f, eps=torch.tensor([0.1, -0.1]))
+    with pytest.raises(DomainError, match="Pass eps > 0"):
+        mb.second_order_pool(f, eps=torch.tensor([0.1, 0.0]))
+    with pytest.raises(NonFiniteError, match="eps"):
+        mb.second_order_pool(f, eps=torch.tensor(float("nan")))
+    with pytest.raises(ShapeError, match=r"eps must broadcast to the batch shape \(2,\)"):
+        mb.second_order_pool(f, eps=torch.ones(3))
+
+
+def test_eps_may_be_zero_where_the_function_allows_it():
+    f = relu_features(3, 4)
+    root = mb.second_order_pool(f, eps=0.0, function="sqrt")
+    torch.testing.assert_close(root @ root, f.mT @ f)
+    with pytest.raises(DomainError, match="sqrt needs eps >= 0"):
+        mb.second_order_pool(f, eps=-1.0, function="sqrt")
+
+
+def test_weights():
+    f = relu_features(3, 4, 2)
+    with pytest.raises(ShapeError, match=r"\(2, 3\), one value a row of f, or \(2, 'r', 3\) for r regions"):
+        mb.second_order_pool(f, weight=torch.ones(2, 4))
+    with pytest.raises(ShapeError, match="weight must have shape"):
+        mb.second_order_pool(f, weight=torch.ones(3, 2, 3))
+    with pytest.raises(DtypeError, match=r"torch.int64; convert it with .bool\(\)"):
+        mb.second_order_pool(f, weight=torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(DtypeError, match=r"weight must be a torch\.Tensor"):
+        mb.second_order_pool(f, weight=[1.0, 1.0, 1.0])
+    with pytest.raises(ShapeError, match="weight is on meta and f on cpu"):
+        mb.second_order_pool(f, weight=torch.ones(2, 3, device="meta"))
+    with pytest.raises(DomainError, match="weight must not be negative, its smallest entry is -1"):
+        mb.second_order_pool(f, weight=-torch.ones(2, 3))
+    with pytest.raises(NonFiniteError, match="weight"):
+        mb.second_order_pool(f, weight=torch.full((2, 3), float("nan")))
+
+
+def test_options():
+    f = relu_features(3, 4)
+    with pytest.raises(ConfigurationError, match="method must be"):
+        mb.second_order_pool(f, method="qr")
+    for operator in (mb.eigh, mb.svd):
+        with pytest.raises(ConfigurationError, match="ties must be"):
+            operator(torch.eye(3), ties="ignore")
+        with pytest.raises(ConfigurationError, match="tie_tol must not be negative"):
+            operator(torch.eye(3), tie_tol=-1.0)
+        with pytest.raises(ConfigurationError, match="broadening must be positive"):
+            operator(torch.eye(3), broadening=0.0)
+
+
+def test_vectors_that_are_no_triangle():
+    with pytest.raises(ShapeError, match=r"n\(n\+1\)/2 entries"):
+        mb.unvectorize_symmetric(torch.ones(2, 4))
+    with pytest.raises(ShapeError):
+        mb.unvectorize_symmetric(torch.tensor(1.0))
+    with pytest.raises(DtypeError):
+        mb.unvectorize_symmetric(torch.ones(3, dtype=torch.int64))

@@ -1,0 +1,200 @@
+"""The tie policies of eigh and svd: exact where the gauge does not matter, loud where it does, never inf or NaN."""
+
+import warnings
+
+import pytest
+import torch
+
+import matbackprop as mb
+from helpers.matrices import orthogonal, symmetric, with_singular_values
+from matbackprop.errors import GaugeWarning, TieError
+from matbackprop.functional import _ties, raise_deferred
+
+
+def _tied_projector_loss(a, **options):
+    """Depends on the tied eigenspace as a whole: no gauge."""
+    _, u = mb.eigh(a, **options)
+    block = u[..., :2]
+    return (block @ block.mT * torch.arange(16.0, dtype=a.dtype).reshape(4, 4)).sum()
+
+
+def _one_vector_loss(a, **options):
+    """Depends on one vector inside the tie: gauge."""
+    _, u = mb.eigh(a, **options)
+    return (u[..., 0] * torch.arange(4.0, dtype=a.dtype)).square().sum()
+
+
+@pytest.mark.parametrize("ties", ["raise", "drop", "broaden"])
+def test_a_loss_without_gauge_is_exact_at_a_tie(ties):
+    """The projector on a tied eigenspace: the cross-block formula, by finite differences along symmetric directions."""
+    a = symmetric("repeated").requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (grad,) = torch.autograd.grad(_tied_projector_loss(a, ties=ties), a)
+    step = 1e-6 * symmetric("separated", seed=9)
+    difference = (_tied_projector_loss(a + step) - _tied_projector_loss(a - step)) / 2
+    torch.testing.assert_close((grad * step).sum(), difference.detach(), rtol=1e-5, atol=0)
+
+
+def test_raise_is_the_default():
+    a = symmetric("repeated").requires_grad_()
+    with pytest.raises(TieError, match=r"loss of eigh depends on the choice of vectors .* ties=\"drop\""):
+        _one_vector_loss(a).backward()
+
+
+@pytest.mark.parametrize("ties", ["drop", "broaden"])
+def test_other_policies_warn_and_stay_finite(ties):
+    a = symmetric("repeated").requires_grad_()
+    with pytest.warns(GaugeWarning, match=f'ties="{ties}"'):
+        _one_vector_loss(a, ties=ties).backward()
+    assert a.grad.isfinite().all()
+
+
+def test_check_false_says_nothing():
+    a = symmetric("repeated").requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _one_vector_loss(a, check=False).backward()
+    assert a.grad.isfinite().all()
+
+
+def test_eigenvalues_alone_have_a_gradient_at_a_tie():
+    """Symmetric functions of the eigenvalues are smooth: the gradient of their sum is the identity."""
+    a = symmetric("identity").requires_grad_()
+    mb.eigh(a)[0].sum().backward()
+    torch.testing.assert_close(a.grad, torch.eye(4, dtype=torch.float64))
+
+
+def test_broadening_approaches_the_exact_gradient():
+    a = symmetric("separated").requires_grad_()
+    exact, wide, narrow = (
+        torch.autograd.grad(_one_vector_loss(a, **options), a)[0]
+        for options in ({}, {"ties": "broaden", "broadening": 1e-2}, {"ties": "broaden", "broadening": 1e-5})
+    )
+    assert (narrow - exact).norm() < 1e-8 * exact.norm()
+    assert 1e-6 * exact.norm() < (wide - exact).norm() < 1e-2 * exact.norm()
+
+
+def test_the_tolerance_follows_the_dtype():
+    """A gap of 1e-9 is a tie for float32 data and none for float64."""
+    q = orthogonal(4)
+    a = (q * torch.tensor([1.0, 1.0 + 1e-9, 2.0, 3.0], dtype=torch.float64)) @ q.mT
+    a = 0.5 * (a + a.mT)
+    _one_vector_loss(a.clone().requires_grad_()).backward()
+    with pytest.raises(TieError):
+        _one_vector_loss(a.float().requires_grad_()).backward()
+    with pytest.raises(TieError):
+        _one_vector_loss(a.clone().requires_grad_(), tie_tol=1e-6).backward()
+
+
+def test_forward_mode_reports_an_undetermined_variation():
+    a, da = symmetric("repeated"), symmetric("separated", seed=4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, da)
+        with pytest.raises(TieError):
+            mb.eigh(dual)
+        lam, _ = mb.eigh(dual, ties="drop", check=False)
+        tangent = torch.autograd.forward_ad.unpack_dual(lam).tangent
+    assert tangent.isfinite().all()
+
+
+SVD_TIES = {
+    "repeated": with_singular_values(5, 3, (2.0, 2.0, 1.0)),
+    "two zeros": with_singular_values(4, 4, (2.0, 1.0, 0.0, 0.0)),
+    "zero beside the complement": with_singular_values(5, 3, (2.0, 1.0, 0.0)),
+    "zero, wide": with_singular_values(3, 5, (2.0, 1.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", SVD_TIES)
+def test_svd_policies(name):
+    a = SVD_TIES[name].clone().requires_grad_()
+    target = torch.arange(float(a.shape[0]), dtype=torch.float64)
+
+    def gauge_loss(**options):
+        u, _, vh = mb.svd(a, **options)
+        return (u[:, 0] * target).square().sum() + (u[:, -1] * target).square().sum() + vh[-1, 0] ** 2
+
+    with pytest.raises(TieError, match="loss of svd"):
+        gauge_loss().backward()
+    with pytest.warns(GaugeWarning):
+        (grad,) = torch.autograd.grad(gauge_loss(ties="drop"), a)
+    assert grad.isfinite().all()
+    (grad,) = torch.autograd.grad(gauge_loss(ties="broaden", check=False), a)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SVD_TIES)
+def test_svd_without_gauge_passes(name):
+    """A loss of the singular values is blind to the gauge."""
+    a = SVD_TIES[name].clone().requires_grad_()
+    _, s, _ = mb.svd(a, ties="raise")
+    (grad,) = torch.autograd.grad(s.square().sum(), a)
+    torch.testing.assert_close(grad, 2 * a.detach())
+
+
+def test_the_choice_of_the_null_basis_counts_as_gauge():
+    a = with_singular_values(5, 2, (2.0, 1.0)).requires_grad_()
+    u, _, _ = mb.svd(a, full_matrices=True)
+    with pytest.raises(TieError):
+        u[0, 2].backward()
+    u, _, _ = mb.svd(a, full_matrices=True)
+    (u[:, 2:] @ u[:, 2:].mT).square().sum().backward()  # the projector on it is none of its choice
+
+
+def test_the_papers_gauge_for_the_null_basis():
+    """dU₂ = −U₁ dU₁ᵀ U₂, so that U₂ᵀdU₂ = 0."""
+    a = with_singular_values(5, 2, (2.0, 1.0))
+    da = torch.linspace(-1, 1, 10, dtype=torch.float64).reshape(5, 2)
+    (u, _, _), (du, _, _) = torch.func.jvp(lambda x: mb.svd(x, full_matrices=True), (a,), (da,))
+    torch.testing.assert_close(u[:, 2:].mT @ du[:, 2:], torch.zeros(3, 3, dtype=torch.float64))
+    torch.testing.assert_close(du[:, 2:], -u[:, :2] @ du[:, :2].mT @ u[:, 2:])
+
+
+class _Event:
+    """Stands in for a CUDA event: done when told."""
+
+    def __init__(self, done):
+        self.done = done
+
+    def query(self):
+        return self.done
+
+    def synchronize(self):
+        self.done = True
+
+
+def test_deferred_complaints_arrive_without_waiting():
+    policy = _ties.tie_policy("eigh", "raise", None, 1e-6, None, torch.eye(2), torch.float64)
+    _ties._deferred.append((_Event(True), torch.tensor(False), policy))
+    raise_deferred()
+    assert not _ties._deferred
+    _ties._deferred.append((_Event(False), torch.tensor(True), policy))
+    raise_deferred()  # not there yet: nothing is waited for
+    assert len(_ties._deferred) == 1
+    with pytest.raises(TieError):
+        raise_deferred(wait=True)
+    assert not _ties._deferred
+
+
+def test_a_deferred_complaint_is_raised_by_the_next_call():
+    policy = _ties.tie_policy("eigh", "raise", None, 1e-6, None, torch.eye(2), torch.float64)
+    _ties._deferred.append((_Event(True), torch.tensor(True), policy))
+    a = symmetric("separated").requires_grad_()
+    with pytest.raises(TieError):
+        _one_vector_loss(a).backward()
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_nothing_is_waited_for(device):
+    a = symmetric("repeated").to(device).requires_grad_()
+    loss = _one_vector_loss(a)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (grad,) = torch.autograd.grad(loss, a)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert grad.isfinite().all()
+    with pytest.raises(TieError):
+        raise_deferred(wait=True)

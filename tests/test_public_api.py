@@ -1,0 +1,154 @@
+"""The names that other programs rely on, and what importing them costs."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import matbackprop
+from matbackprop import errors, functional, nn
+
+FUNCTIONS = {
+    "affinity",
+    "conjugate_gradient_solve",
+    "eigh",
+    "gaussian_crf",
+    "linear_solve",
+    "matrix_exp",
+    "matrix_function",
+    "matrix_inv_sqrt",
+    "matrix_inverse",
+    "matrix_log",
+    "matrix_power",
+    "matrix_sqrt",
+    "normalized_affinity",
+    "normalized_cut_j1",
+    "normalized_cut_j2",
+    "normalized_cut_soft",
+    "normalized_cut_value",
+    "projector",
+    "rank_report",
+    "second_order_pool",
+    "spectral_embedding",
+    "spectral_projector",
+    "svd",
+    "unvectorize_symmetric",
+    "vectorize_symmetric",
+}
+MODULES = {
+    "EIG",
+    "GaussianCRF",
+    "LinearSolve",
+    "MatrixExp",
+    "MatrixFunction",
+    "MatrixInvSqrt",
+    "MatrixInverse",
+    "MatrixLog",
+    "MatrixPower",
+    "MatrixSqrt",
+    "NormalizedCutLoss",
+    "Projector",
+    "SVD",
+    "SecondOrderPool",
+    "SpectralProjector",
+}
+# Everything that an extra brings and the core must not need.
+HEAVY = {
+    "gradio",
+    "kornia",
+    "matplotlib",
+    "pandas",
+    "PIL",
+    "pycocotools",
+    "pytorch_lightning",
+    "rich",
+    "safetensors",
+    "scipy",
+    "skimage",
+    "sklearn",
+    "tensorboard",
+    "torchmetrics",
+    "torchvision",
+    "triton",
+    "tyro",
+}
+
+
+def test_inventory_of_functions():
+    assert set(matbackprop.__all__) == FUNCTIONS | {"RankReport", "nn", "__version__"}
+    assert all(callable(getattr(matbackprop, name)) for name in FUNCTIONS)
+    assert set(functional.__all__) == FUNCTIONS | {"RankReport", "SpectralFunction", "raise_deferred"}
+
+
+def test_inventory_of_modules():
+    assert set(nn.__all__) == MODULES
+
+
+def test_inventory_of_errors():
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        assert issubclass(kind, (ValueError, TypeError, RuntimeError, ImportError, UserWarning))
+        assert kind.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_options_are_keyword_only(name):
+    """What other programs pass by position is data, and little of it; everything is documented."""
+    function = getattr(matbackprop, name)
+    positional = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    assert 1 <= len(positional) <= 4, positional
+    for word in ("Args:", "Returns:", ">>>"):
+        assert word in function.__doc__, f"{name} has no {word}"
+
+
+SIGNATURES = {
+    "eigh": ["a"],
+    "svd": ["a", "full_matrices"],
+    "matrix_function": ["a", "function"],
+    "matrix_log": ["a"],
+    "matrix_power": ["a", "p"],
+    "second_order_pool": ["f"],
+    "projector": ["a"],
+    "affinity": ["f", "lam"],
+    "normalized_affinity": ["w"],
+    "normalized_cut_value": ["w", "labels"],
+    "normalized_cut_j1": ["f", "labels"],
+    "normalized_cut_j2": ["f", "labels"],
+    "normalized_cut_soft": ["f", "labels"],
+    "spectral_embedding": ["f", "k"],
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_names_of_arguments(name):
+    parameters = list(inspect.signature(getattr(matbackprop, name)).parameters)
+    assert parameters[: len(SIGNATURES[name])] == SIGNATURES[name]
+
+
+def test_importing_needs_torch_and_nothing_else_heavy():
+    """What `import matbackprop` loads beyond `import torch`, in a process of its own."""
+    program = (
+        "import sys, torch; before = set(sys.modules); import matbackprop; matbackprop.nn.SecondOrderPool();"
+        "print('\\n'.join(sorted(set(sys.modules) - before)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "matbackprop" in loaded
+    foreign = {name.split(".")[0] for name in loaded} & {
+        name.split(".")[0] for name in HEAVY if name != "numpy.testing"
+    }
+    assert not foreign
+    own = [name for name in loaded if name.startswith("matbackprop.")]
+    assert not [
+        name for name in own if name.split(".")[1] in ("training", "models", "data", "metrics", "report", "cli")
+    ]
+
+
+def test_the_version_is_that_of_the_distribution():
+    from importlib.metadata import version
+
+    assert matbackprop.__version__ == version("matbackprop")
