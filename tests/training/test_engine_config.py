@@ -75,6 +75,10 @@ def test_wrong_data_name_the_field(data, message):
         from_json(Whole, data)
 
 
+def test_devices_may_be_a_number_in_a_file():
+    assert from_json(Whole, {"engine": {"devices": 8}}).engine.devices == "8"
+
+
 def test_a_configuration_holds_plain_values_only():
     with pytest.raises(ConfigurationError, match="cannot hold a object"):
         to_json({"a": object()})

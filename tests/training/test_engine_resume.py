@@ -1,12 +1,13 @@
 """A run that stops and goes on ends with the same bits as one that does not stop."""
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import ConfigurationError
 from matbackprop.training.checkpoint import load_checkpoint
-from matbackprop.training.engine import fit, seed_all
+from matbackprop.training.engine import fit, is_first_process, seed_all
 
 
 class _Stop(Exception):
@@ -80,3 +81,63 @@ def test_a_folder_with_a_run_is_not_overwritten_by_accident(tmp_path):
         train(tiny_config(tmp_path / "run", max_epochs=1, batch=8, resume=True))
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=1, batch=8, overwrite=True))
     assert run.read_summary()["steps"] == 3
+
+
+def test_without_validation_there_is_no_best_but_everything_else(tmp_path):
+    class Training(TinyModule):
+        validation_step = None
+
+    class TrainingData(pl.LightningDataModule):
+        def __init__(self, config):
+            super().__init__()
+            self.train_dataloader_ = TinyData(config).train_dataloader
+
+        def train_dataloader(self):
+            return self.train_dataloader_()
+
+    config = tiny_config(tmp_path / "run", max_epochs=1)
+    data = TrainingData(config)
+    run = fit(config, Training(config), data, name="tiny")
+    assert run.read_summary()["steps"] == 6
+    assert "best" not in run.read_summary()
+    assert (run.checkpoints / "last.ckpt").exists() and not (run.checkpoints / "best.ckpt").exists()
+    assert "train_dataloader" not in vars(data)  # the data module is given back as it was
+
+
+def test_a_run_without_checkpoints_leaves_numbers_only(tmp_path):
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1, checkpoints=False))
+    assert run.read_summary()["best"] > 0
+    assert not list(run.checkpoints.iterdir())
+
+
+def test_schedules_that_cannot_resume_exactly_are_refused(tmp_path):
+    class Plateau(TinyModule):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+
+    config = tiny_config(tmp_path / "run", max_epochs=1)
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau"):
+        fit(config, Plateau(config), TinyData(config), name="tiny")
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "8", "LOCAL_RANK": "0"}, False),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"NODE_RANK": "1"}, False),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "1"}, False),
+        ({"SLURM_PROCID": "3", "SLURM_JOB_NAME": "train"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash"}, True),
+    ],
+)
+def test_the_first_process_knows_itself(environment, first, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_first_process() is first

@@ -308,7 +308,8 @@ class Checkpointer(pl.callbacks.Checkpoint):
             save_checkpoint(self._best, self.best_path)
         self._best = None
 
-    def _note_best(self, trainer: pl.Trainer) -> None:
+    def note_best(self, trainer: pl.Trainer) -> None:
+        """Keep the weights in memory if the monitored metric is the best so far."""
         value = trainer.callback_metrics.get(self.config.monitor)
         if value is None or self.partial_validation:
             return
@@ -351,7 +352,7 @@ class Checkpointer(pl.callbacks.Checkpoint):
         return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._note_best(trainer)
+        self.note_best(trainer)
         done = trainer.current_epoch + 1
         if done >= (trainer.max_epochs or 0) or (
             done - self._saved_epoch >= self.config.checkpoint_every_epochs and self._may_save(trainer)

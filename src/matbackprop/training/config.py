@@ -337,6 +337,8 @@ def _build_plain(kind: Any, data: Any, where: str) -> Any:
             raise _wrong(where, data, "a number") from None
     if kind is float and isinstance(data, (int, float)) and not isinstance(data, bool):
         return float(data)
+    if kind is str and isinstance(data, int) and not isinstance(data, bool):
+        return str(data)  # devices = 8 in a file
     if kind is int and isinstance(data, int) and not isinstance(data, bool):
         return data
     if isinstance(kind, type) and kind not in (int, float) and isinstance(data, kind):

@@ -53,12 +53,12 @@ def seed_all(seed: int) -> None:
 
 def is_first_process() -> bool:
     """Return whether this is the first process of a run, also before the processes know each other."""
-    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
-        if name == "SLURM_PROCID" and os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive"):
-            continue
-        if name in os.environ:
-            return int(os.environ[name]) == 0
-    return True
+    found = os.environ
+    if "RANK" in found:
+        return int(found["RANK"]) == 0
+    if "SLURM_PROCID" in found and found.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(found["SLURM_PROCID"]) == 0
+    return int(found.get("NODE_RANK", found.get("GROUP_RANK", 0))) == int(found.get("LOCAL_RANK", 0)) == 0
 
 
 def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFolder:
@@ -78,7 +78,8 @@ def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFo
     run = fit(config, module, data, name=f"{recipe.name}-{preset}")
     if is_first_process() and engine.report:
         if recipe.figures is not None:
-            load_weights(run, module)
+            if engine.checkpoints:
+                load_weights(run, module)
             recipe.figures(run, module, data)
         from matbackprop.report.html import write_report
 
@@ -231,13 +232,20 @@ def _devices(text: str, cuda: bool) -> Any:
 class _Sharing(pl.Callback):
     """Tells every :class:`EpochLoader` which part of each batch is this process's, and lets processes draw apart."""
 
+    def __init__(self) -> None:
+        self._replaced: list[str] = []
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         data = getattr(trainer, "datamodule", None)
-        if data is None or getattr(data, "_shares_loaders", False):
-            return
-        for name in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
-            setattr(data, name, _sharing(getattr(data, name), trainer))
-        data._shares_loaders = True
+        for name in ("train_dataloader", "val_dataloader"):
+            if data is not None and getattr(type(data), name) is not getattr(pl.LightningDataModule, name):
+                setattr(data, name, _sharing(getattr(data, name), trainer))
+                self._replaced.append(name)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        for name in self._replaced:
+            delattr(trainer.datamodule, name)  # type: ignore[attr-defined]
+        self._replaced = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         loader = trainer.train_dataloader

@@ -78,8 +78,11 @@ class GradientGuard(pl.Callback):
         self._total = torch.zeros((), dtype=torch.float64, device=pl_module.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=pl_module.device)
         self._waits = pl_module.device.type == "cpu" and trainer.world_size == 1
-        if pl_module.device.type == "cuda":
-            for optimizer in trainer.optimizers:
+        for optimizer in trainer.optimizers:
+            if self._scaler is not None:
+                # Let Lightning unscale the gradients before they come here, not the optimiser after.
+                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+            elif pl_module.device.type == "cuda":
                 _prefer_fused(optimizer)
         self._fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in trainer.optimizers)
 
@@ -126,7 +129,8 @@ class GradientGuard(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._waits:
-            self._recent.clear()
+            if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+                self._forget()
         elif len(self._recent) >= self.config.guard_every:
             self.check(trainer, pl_module)
 
@@ -138,6 +142,10 @@ class GradientGuard(pl.Callback):
             torch.distributed.all_reduce(bad, op=torch.distributed.ReduceOp.MAX)
         if bad.item():
             self._stop(trainer, pl_module, None)
+        self._forget()
+
+    def _forget(self) -> None:
+        assert self._good_steps is not None
         self._recent.clear()
         self._good_steps.zero_()
 

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -35,6 +36,8 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.training.config import differences, to_json
 
 __all__ = ["RunFolder", "atomic_write", "versions"]
+
+log = logging.getLogger("matbackprop")
 
 _FREE_FIELDS = {
     "run",
@@ -191,7 +194,11 @@ class RunFolder:
     def _check_same(self, data: Any) -> None:
         prefix = "engine." if "engine" in data else ""
         free = {prefix + name for name in _FREE_FIELDS}
-        changed = {k: v for k, v in differences(self.read_config(), data).items() if k not in free}
+        found = differences(self.read_config(), data)
+        if prefix + "max_epochs" in found:
+            before, now = found[prefix + "max_epochs"]
+            log.warning("The run goes on for %s epochs instead of %s; schedules that end with it change.", now, before)
+        changed = {k: v for k, v in found.items() if k not in free}
         if changed:
             lines = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, (old, new) in sorted(changed.items()))
             raise ConfigurationError(

@@ -20,7 +20,7 @@ log = logging.getLogger("matbackprop")
 
 
 class RunInterrupted(Exception):
-    """A signal ended the run after its state was saved.
+    """A signal ended the run after its state was saved, where checkpoints are wanted.
 
     Attributes:
         signum: the signal.
@@ -29,10 +29,13 @@ class RunInterrupted(Exception):
 
     def __init__(self, signum: int, step: int, where: Any) -> None:
         self.signum, self.step = signum, step
-        super().__init__(
-            f"{signal.Signals(signum).name} at step {step}: the state is saved in {where}. "
-            "Give the same command with --resume to go on."
-        )
+        name = signal.Signals(signum).name
+        if where is None:
+            super().__init__(f"{name} at step {step}: the run ends; without checkpoints nothing is saved.")
+        else:
+            super().__init__(
+                f"{name} at step {step}: the state is saved in {where}. Give the same command with --resume to go on."
+            )
 
 
 class StopOnSignal(pl.Callback):
@@ -99,9 +102,10 @@ class StopOnSignal(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         done = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         if self.signum is not None and trainer.world_size == 1 and (not done or self.checkpointer.partial_validation):
+            self.checkpointer.note_best(trainer)
             self._end(trainer)
 
     def _end(self, trainer: pl.Trainer) -> None:
         assert self.signum is not None
-        self.checkpointer.save(trainer)
-        raise RunInterrupted(self.signum, trainer.global_step, self.checkpointer.last_path)
+        saved = self.checkpointer.save(trainer)
+        raise RunInterrupted(self.signum, trainer.global_step, self.checkpointer.last_path if saved else None)
