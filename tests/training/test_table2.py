@@ -70,3 +70,13 @@ def test_merging_and_its_speed_and_curves(tmp_path):
     lines = (tmp_path / "out" / "curves" / "soft-alexnet-relu5.jsonl").read_text().splitlines()
     names = {name for line in lines for name in json.loads(line)}
     assert {"train/objective", "val/objective", "val/best", "val/average", "layer/rank"} <= names
+
+
+def test_baselines_stand_in_the_same_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(table2, "BASELINES", {k: table2.BASELINES[k] for k in ("one_region", "fixed_grids")})
+    config = small(tmp_path, stage="baselines")
+    main(config)
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert set(table["rows"]) == {"one_region", "fixed_grids", "humans"}
+    assert table["rows"]["one_region"]["scores"]["paper_best"] < table["rows"]["humans"]["scores"]["paper_best"]
+    assert "fixed grids" in (tmp_path / "out" / "table.md").read_text()

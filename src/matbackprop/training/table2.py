@@ -26,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 from skimage.color import rgb2lab
 
-from matbackprop.data.bsds import BSDS
+from matbackprop.baselines import BASELINES, HUMANS, run_baselines
+from matbackprop.data.bsds import BSDS, tuning_split
 from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics.bootstrap import paired_bootstrap
@@ -146,7 +147,7 @@ class Table2Config:
     """Seeds of each row."""
     images: Literal["test", "tuning"] = "test"
     """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it."""
-    stage: Literal["all", "train", "timing", "curves", "summary"] = "all"
+    stage: Literal["all", "train", "timing", "curves", "baselines", "summary"] = "all"
     """Which step to do; all does one after the other."""
     jobs: int = 1
     """Runs at the same time on the one device, each in a process of its own."""
@@ -449,6 +450,22 @@ def curve_job(config: Table2Config, key: str, seed: int, workers: Workers) -> No
     atomic_write(folder / f"{key}.jsonl", "\n".join(lines) + "\n")
 
 
+def baselines(config: Table2Config) -> None:
+    """Score the methods without a network of ours on the same images (CPU only)."""
+    folder = config.out / "baselines"
+    methods = [name for name in (*BASELINES, HUMANS) if not (folder / f"{name}.json").exists()]
+    if not methods:
+        return
+    root = data_folder(config.data)
+    if config.images == "tuning":
+        data = BSDS(root, "train", ids=tuning_split(BSDS(root, "train").ids)[1])
+    else:
+        data = BSDS(root, "val")
+    workers = _worker_count(dataclasses.replace(config, jobs=1))
+    command = f"matbackprop reproduce table2 --stage baselines --images {config.images}"
+    run_baselines(data, folder, methods, config.data.limit, boundary=config.boundary, workers=workers, command=command)
+
+
 # ------------------------------------------------------------------------------------------------------------- summary
 
 
@@ -512,9 +529,18 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
                 row.paper,
             ]
         )
+    for path in sorted((config.out / "baselines").glob("*.json")):
+        found = json.loads(path.read_text())
+        scores, seconds = found["scores"], found.get("seconds_per_image")
+        table["rows"][path.stem] = {"title": path.stem.replace("_", " "), "network": "none", "scores": scores}
+        measures = [scores.get(n) for n in ("paper_best", "paper_average", "covering_ods", "pri_ois", "vi_ois")]
+        paper = ".55 (.44)" if path.stem == "multiscale_ncut" else ""
+        lines.append(
+            [path.stem.replace("_", " "), "none", "", *measures, "", None, 1 / seconds if seconds else None, paper]
+        )
     columns = ["method", "trained with", "segments by", "best", "average", "covering ODS", "PRI OIS", "VI OIS",
                "best, gain", "training images/s", "testing images/s", "paper"]  # fmt: skip
-    number = len(next(iter(table["rows"].values()))["seeds"]) if table["rows"] else 0
+    number = max((len(row["seeds"]) for row in table["rows"].values() if "seeds" in row), default=0)
     out = Table(
         columns,
         lines,
@@ -585,7 +611,7 @@ def main(config: Table2Config) -> None:
     """Do what the configuration asks for; the same command again goes on where it stopped."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     config.out.mkdir(parents=True, exist_ok=True)
-    if config.stage != "summary":
+    if config.stage not in ("summary", "baselines"):
         for split in ("train", "val") if config.images == "test" else ("train",):
             images = open_images(config.data, split)  # type: ignore[arg-type]
             log.info("%s: %d images prepared in %s", split, len(images), data_folder(config.data))
@@ -597,5 +623,7 @@ def main(config: Table2Config) -> None:
         open_curves = [g.key for g in chosen_groups(config) if g.preset]
         open_curves = [key for key in open_curves if not (config.out / "curves" / f"{key}.jsonl").exists()]
         run_all(config, curve_job, [(key, config.seeds[0]) for key in open_curves])
-    if config.stage in ("all", "summary", "train"):
+    if config.stage in ("all", "baselines"):
+        baselines(config)
+    if config.stage != "timing":
         summarize_table(config)
