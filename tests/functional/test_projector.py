@@ -77,6 +77,17 @@ def test_symmetric_gradient_is_symmetric_and_the_same_along_symmetric_variations
     torch.testing.assert_close(a.grad, symmetrize(b.grad), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("m", "r", "d"), [(200, 3, 20), (20, 3, 64), (500, 1, 8)])
+def test_rounding_does_not_raise_the_rank_and_weak_directions_survive(dtype, m, r, d):
+    low = (random(m, r).abs() @ random(r, d, seed=1).abs()).to(dtype)
+    assert projector(low).float().trace().round() == r
+    u, v = torch.linalg.qr(random(m, 2))[0], torch.linalg.qr(random(d, 2, seed=1))[0]
+    weak = 3 * torch.finfo(dtype).eps + 1e-4
+    two = (u * torch.tensor([1.0, weak], dtype=torch.float64)) @ v.mT
+    assert projector(two.to(dtype)).float().trace().round() == 2
+
+
 def test_rank_follows_the_precision_of_the_data():
     low = random(40, 3).float() @ random(3, 10, seed=1).float()
     assert projector(low).trace().round() == 3

@@ -9,7 +9,6 @@ the first kind is one product with F and one gather, so nothing is ever m×m.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -22,19 +21,16 @@ from matbackprop.functional._labels import add_product, gather_rows, inner, regi
 from matbackprop.numerics import keep_signature, refuse_nested_forward_mode, symmetrize
 
 
-def rank_tolerance(
-    dtype: torch.dtype, compute: torch.dtype, m: int, d: int, rank_tol: float | torch.dtype | None
-) -> float:
-    """Relative size of a singular value of an m×d matrix below which it counts as zero.
+def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
+    """Relative size of a singular value below which it counts as zero.
 
-    Rounding the entries to a precision ε moves the singular values by at most ½ε√min(m, d) of the largest; what
-    computed the entries (in float32, or in float64 for float64 data) adds some tens of its own ε. So the tolerance
-    belongs to the precision that the data carry, not to the one that the rank is computed in.
+    Rounding the entries to a precision ε moves singular values by about ε/4 of the largest; what computed the entries
+    (in float32, or in float64 for float64 data) adds some tens of its own ε. So the tolerance, ε and 64 of the other,
+    belongs to the precision that the data carry and not to the one that the rank is computed in.
 
     Args:
         dtype: dtype of the data.
         compute: dtype of the computation, the floor of the tolerance.
-        m, d: size of the matrix.
         rank_tol: None for the rule above, a dtype to say what precision the data carry (a float32 map upcast to
             float64 has float32 rank), or the relative tolerance itself.
     """
@@ -45,15 +41,12 @@ def rank_tolerance(
             raise DomainError(f"rank_tol must be a dtype or lie in [0, 1), got {rank_tol}.")
         return float(rank_tol)
     eps = torch.finfo(dtype).eps
-    own = max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
-    return 0.5 * eps * math.sqrt(max(min(m, d), 1)) + 64 * own
+    return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
 
 
-def gram_tolerance(
-    dtype: torch.dtype, compute: torch.dtype, m: int, d: int, rank_tol: float | torch.dtype | None
-) -> float:
-    """:func:`rank_tolerance` for the eigenvalues of FᵀF: squared, and no smaller than what the product resolves."""
-    tol = rank_tolerance(dtype, compute, m, d, rank_tol) ** 2
+def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: float | torch.dtype | None) -> float:
+    """:func:`rank_tolerance` for the d eigenvalues of FᵀF: squared, and no smaller than what the product resolves."""
+    tol = rank_tolerance(dtype, compute, rank_tol) ** 2
     given = rank_tol is not None and not isinstance(rank_tol, torch.dtype)
     return tol if given else max(tol, 16 * d * torch.finfo(compute).eps)
 

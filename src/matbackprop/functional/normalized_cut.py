@@ -136,7 +136,7 @@ def normalized_cut_j1(
         if wanted:
             _check_degrees(rows, lam)
         b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels)
-        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
+        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
         trace, rank = span_trace(b, s, n, tol, lam)
         value = 0.5 * (rank + (n > 0).sum(-1)) - trace
         return average_annotators(value, rows).to(f.dtype)
@@ -216,7 +216,7 @@ def normalized_cut_j2(
 def _j2(rows: LabelledRows, dtype: torch.dtype, rank_tol: float | torch.dtype | None) -> Tensor:
     """J₂ of prepared rows, in ``dtype``."""
     c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-    tol = gram_tolerance(dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
+    tol = gram_tolerance(dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
     trace, rank = span_trace(c, s, n, tol)
     value = 0.5 * (rank + (n > 0).sum(-1)) - trace
     return average_annotators(value, rows).to(dtype)
@@ -253,7 +253,7 @@ def _kernel_objective(
     if not _fused_cuts.applies(f, labels, weight, offsets):
         return None
     k = count_labels(labels, num_labels)
-    tol = gram_tolerance(f.dtype, torch.float64, f.shape[-2], f.shape[-1], rank_tol)
+    tol = gram_tolerance(f.dtype, torch.float64, f.shape[-1], rank_tol)
     carried = f.dtype if rank_tol is None else rank_tol
 
     def general(x: Tensor, y: Tensor) -> Tensor:

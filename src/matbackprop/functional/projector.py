@@ -140,7 +140,7 @@ def projector(
         if symmetric:
             check_symmetric(a, "a")
     dtype = compute_dtype(a.dtype, precision)
-    tol = rank_tolerance(a.dtype, dtype, a.shape[-2], a.shape[-1], rank_tol)
+    tol = rank_tolerance(a.dtype, dtype, rank_tol)
     with autocast_off(a.device.type):
         x = a.to(dtype)
         function = forward_mode(_Projector, _ProjectorForwardAD)

@@ -101,7 +101,7 @@ def rank_report(
             f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
         )
         c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-2], rows.f.shape[-1], rank_tol)
+        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
         trace, rank = span_trace(c, s, n, tol)
         values, _ = batched_eigh(c)
         regions = (n > 0).sum(-1)

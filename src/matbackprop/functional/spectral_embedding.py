@@ -98,7 +98,7 @@ def spectral_embedding(
         values, vectors = values[..., d - k :].flip(-1), vectors[..., d - k :].flip(-1)
         largest = vectors.detach().abs().argmax(-2, keepdim=True)
         sign = torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
-        kept = values > gram_tolerance(f.dtype, dtype, m, d, rank_tol) * values[..., :1]
+        kept = values > gram_tolerance(f.dtype, dtype, d, rank_tol) * values[..., :1]
         down = torch.where(kept, values, 1).rsqrt() * kept
         embedding = scaled @ (vectors * (sign * down.unsqueeze(-2)))
         return (values * kept).to(f.dtype), embedding.to(f.dtype), degree.to(f.dtype)
