@@ -43,7 +43,7 @@ def _log_differences(a: Real, b: Real) -> Real:
     low, gap = np.minimum(a, b), np.abs(a - b)
     x = gap / low
     safe = np.where(x == 0, 1, x)
-    quotient: Real = np.log1p(safe) / safe
+    quotient: Real = np.asarray(np.log1p(safe) / safe, dtype=np.longdouble)
     quotient[x == 0] = 1
     return quotient / low
 

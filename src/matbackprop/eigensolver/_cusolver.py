@@ -27,6 +27,7 @@ _NEEDS_ZEROED_WORKSPACE = 11703  # releases before 11.7.3 read their workspace b
 _GRAPH_MIN_ORDER = 129  # up to 128 one thread block holds a matrix and few kernels are launched
 _GRAPH_MAX_BYTES = 2**28
 _GRAPH_COUNT = 4  # shapes a thread remembers
+_LANES, _LANE_MIN_BATCH = 4, 8  # chains side by side, and the least part of a batch for one
 
 _thread = threading.local()
 
@@ -96,58 +97,77 @@ class _Handle:
         return self.sizes[key]
 
 
-def _handle(device: int) -> _Handle:
+def _handle(device: int, lane: int = 0) -> _Handle:
     handles = _thread.__dict__.setdefault("handles", {})
-    if device not in handles:
+    if (device, lane) not in handles:
         library = _library()
         if library is None:
             raise SolverError("cusolverDnXsyevBatched was not found; it comes with CUDA builds of torch ≥ 12.6.2.")
-        handles[device] = _Handle(library)
-    handle: _Handle = handles[device]
+        handles[device, lane] = _Handle(library)
+    handle: _Handle = handles[device, lane]
     return handle
 
 
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigendecomposition of (batch, n, n) CUDA matrices; NaN where the routine reports a failure.
 
-    Large double matrices take the routine more than a thousand small kernels, whose launches cost more than their work:
-    a shape that comes a second time is recorded as a CUDA graph and replayed from then on.
+    From order 129 on the routine is a chain of more than a thousand small kernels that fill neither the device nor the
+    time between their launches. A shape that comes a second time is therefore recorded as a CUDA graph of several such
+    chains side by side, each with its part of the batch, and replayed from then on.
     """
-    if (
-        a.dtype == torch.float64
-        and a.shape[-1] >= _GRAPH_MIN_ORDER
-        and a.numel() * a.element_size() <= _GRAPH_MAX_BYTES
-    ):
+    if a.shape[-1] >= _GRAPH_MIN_ORDER and a.numel() * a.element_size() <= _GRAPH_MAX_BYTES:
         return _replay(a)
-    return _launch(a)
+    values, vectors = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device), _copy(a)
+    _launch(values, vectors)
+    return values, vectors.mT
+
+
+def _copy(a: Tensor) -> Tensor:
+    return a.clone(memory_format=torch.contiguous_format)
 
 
 class _Recorded:
     """The routine on fixed memory, recorded as a CUDA graph."""
 
     def __init__(self, a: Tensor) -> None:
-        self.input = a.clone(memory_format=torch.contiguous_format)
+        self.input = _copy(a)
+        self.vectors = _copy(a)
+        self.values = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device)
+        lanes = max(1, min(_LANES, a.shape[0] // _LANE_MIN_BATCH))
+        parts = list(zip(self.values.chunk(lanes), self.vectors.chunk(lanes), strict=True))
+        for lane, part in enumerate(parts):  # handles get ready what may not happen while recording
+            _launch(*part, lane)
+        streams = [torch.cuda.Stream(a.device) for _ in parts]
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.values, self.vectors = _launch(self.input)
+            self.vectors.copy_(self.input)
+            main = torch.cuda.current_stream()
+            for lane, (part, stream) in enumerate(zip(parts, streams, strict=True)):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    _launch(*part, lane)
+            for stream in streams:
+                main.wait_stream(stream)
 
     def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
         self.input.copy_(a)
         self.graph.replay()
-        return self.values.clone(), self.vectors.clone()
+        return self.values.clone(), self.vectors.mT.clone(memory_format=torch.preserve_format)
 
 
 def _replay(a: Tensor) -> tuple[Tensor, Tensor]:
-    if torch.cuda.is_current_stream_capturing():
-        return _launch(a)
     recorded: OrderedDict[Any, _Recorded | None] = _thread.__dict__.setdefault("recorded", OrderedDict())
     with torch.cuda.device(a.device):
-        key = (a.get_device(), torch.cuda.current_stream().cuda_stream, tuple(a.shape))
-        if key not in recorded:  # the first call prepares what may not happen while recording
-            recorded[key] = None
-            while len(recorded) > _GRAPH_COUNT:
-                recorded.popitem(last=False)
-            return _launch(a)
+        key = (a.get_device(), torch.cuda.current_stream().cuda_stream, tuple(a.shape), a.dtype)
+        capturing = torch.cuda.is_current_stream_capturing()
+        if capturing or key not in recorded:
+            if not capturing:
+                recorded[key] = None
+                while len(recorded) > _GRAPH_COUNT:
+                    recorded.popitem(last=False)
+            values, vectors = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device), _copy(a)
+            _launch(values, vectors)
+            return values, vectors.mT
         recorded.move_to_end(key)
         graph = recorded[key]
         if graph is None:
@@ -155,26 +175,27 @@ def _replay(a: Tensor) -> tuple[Tensor, Tensor]:
         return graph(a)
 
 
-def _launch(a: Tensor) -> tuple[Tensor, Tensor]:
-    batch, n, _ = a.shape
+def _launch(values: Tensor, vectors: Tensor, lane: int = 0) -> None:
+    """Replace the symmetric matrices in ``vectors`` (batch, n, n), contiguous, by their eigenvectors in rows."""
+    batch, n, _ = vectors.shape
     if n * n > _MAX_ENTRIES:
         raise SolverError(f"cuSOLVER's batched routine takes orders up to 46340, got n = {n}.")
     chunk = max(1, _MAX_ENTRIES // (n * n))
     if batch > chunk:
-        parts = [_launch(part) for part in a.split(chunk)]
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-    kind = _TYPES[a.dtype]
-    with torch.cuda.device(a.device):
-        handle = _handle(a.get_device())
-        vectors = a.clone(memory_format=torch.contiguous_format)
-        values = torch.empty((batch, n), dtype=a.dtype, device=a.device)
-        info = torch.empty(batch, dtype=torch.int32, device=a.device)
-        device_bytes, host_bytes = handle.buffer_sizes(n, batch, a.dtype)
+        for part in zip(values.split(chunk), vectors.split(chunk), strict=True):
+            _launch(*part, lane)
+        return
+    kind = _TYPES[vectors.dtype]
+    device = vectors.device
+    with torch.cuda.device(device):
+        handle = _handle(vectors.get_device(), lane)
+        info = torch.empty(batch, dtype=torch.int32, device=device)
+        device_bytes, host_bytes = handle.buffer_sizes(n, batch, vectors.dtype)
         create = torch.zeros if version() < _NEEDS_ZEROED_WORKSPACE else torch.empty
-        workspace = create(max(device_bytes, 1), dtype=torch.uint8, device=a.device)
+        workspace = create(max(device_bytes, 1), dtype=torch.uint8, device=device)
         if len(handle.host) < host_bytes:
             handle.host = ctypes.create_string_buffer(host_bytes)
-        stream = torch.cuda.current_stream(a.device).cuda_stream
+        stream = torch.cuda.current_stream(device).cuda_stream
         handle.library.cusolverDnSetStream(handle.handle, stream)
         status = handle.library.cusolverDnXsyevBatched(
             handle.handle, handle.params, _VECTORS, _LOWER, n, kind, vectors.data_ptr(), n, kind, values.data_ptr(),
@@ -184,4 +205,3 @@ def _launch(a: Tensor) -> tuple[Tensor, Tensor]:
     failed = (info != 0).unsqueeze(-1)
     values.masked_fill_(failed, torch.nan)
     vectors.masked_fill_(failed.unsqueeze(-1), torch.nan)
-    return values, vectors.mT  # the routine writes eigenvectors in columns of a column-major matrix

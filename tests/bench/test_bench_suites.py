@@ -1,0 +1,87 @@
+"""The suites run, and the peers and references they compare with compute what they say."""
+
+import numpy as np
+import pytest
+import torch
+
+from matbackprop import matrix_log, second_order_pool
+from matbackprop.bench import SUITES, peers, run_suites
+from matbackprop.bench.reference import log_pool_gradient, symmetric_log_gradient
+from matbackprop.bench.suites.segmentation import scene
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_our_side_of_every_suite_runs(suite):
+    entries = [e for e in SUITES[suite](CPU, "quick") if e.method.startswith(("matbackprop", "DeepO2P"))]
+    assert entries
+    for entry in entries[:2]:
+        entry.build(CPU)()
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_case_has_somebody_to_compare_with(suite):
+    cases = {}
+    for entry in SUITES[suite](CPU, "full"):
+        cases.setdefault(entry.case, []).append(entry.method)
+    for methods in cases.values():
+        assert len(methods) == len(set(methods)) >= 2
+
+
+def test_suite_of_errors_end_to_end():
+    seen = []
+    results = run_suites(["gradient-error"], "cpu", scale="quick", seconds=0.01, report=seen.append)
+    assert seen == results.records
+    ours = [float(r.error) for r in results.records if r.method == "matbackprop"]
+    assert len(ours) > 4 and max(ours) < 2e-7
+
+
+def test_newton_schulz_tends_to_the_root():
+    x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = x @ x.mT
+    root = peers.isqrt(a, steps=20)
+    torch.testing.assert_close(root @ root, a, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt"])
+@pytest.mark.parametrize("method", ["torch.linalg.svd + autograd", *peers.MATRIX_FUNCTIONS])
+def test_peers_pool_the_same_matrix(name, method):
+    f = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if method in peers.MATRIX_FUNCTIONS:
+        try:
+            pool = peers.pool_with(peers.MATRIX_FUNCTIONS[method](name), 1e-2)
+        except peers.MissingPeer as missing:
+            pytest.skip(str(missing))
+    else:
+        pool = peers.svd_pool(name, 1e-2)
+    torch.testing.assert_close(pool(f), second_order_pool(f, eps=1e-2, function=name), rtol=1e-9, atol=1e-9)
+
+
+def test_references_are_the_gradients():
+    generator = np.random.default_rng(0)
+    f, g = generator.standard_normal((4, 7)), generator.standard_normal((7, 7))
+    f[3] = f[2]
+    x = torch.from_numpy(f)
+    step, direction = 1e-6, torch.from_numpy(generator.standard_normal((4, 7)))
+
+    def loss(y):
+        return (second_order_pool(y, eps=1e-2) * torch.from_numpy(g)).sum()
+
+    slope = float(loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
+    assert float((log_pool_gradient(f, g, 1e-2) * direction.numpy()).sum()) == pytest.approx(slope, rel=1e-6)
+
+    x = generator.standard_normal((5, 9))
+    a, h = x @ x.T, generator.standard_normal((5, 5))
+    point = torch.from_numpy(a).requires_grad_()
+    (ours,) = torch.autograd.grad(matrix_log(point), point, torch.from_numpy(h))
+    np.testing.assert_allclose(
+        symmetric_log_gradient(a, h).astype(float), (ours + ours.mT).numpy() / 2, rtol=1e-10, atol=1e-12
+    )
+
+
+def test_scene_is_made_of_regions():
+    image, f = scene(12, 20, 5)
+    assert image.shape == (12, 20, 3) and f.shape == (12, 20, 5)
+    assert f.min() > 0 and f.max() <= 1
+    assert np.array_equal(image, scene(12, 20, 5)[0])

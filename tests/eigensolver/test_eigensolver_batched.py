@@ -1,0 +1,209 @@
+"""The batched eigensolver: values, layouts, transformations, routes, and what happens when a route fails."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from matbackprop.eigensolver import batched, batched_eigh, route
+from matbackprop.errors import DtypeError, NonFiniteError, NumericalWarning, ShapeError, SolverError
+
+
+def symmetric(*shape, dtype=torch.float64, device="cpu", seed=0):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (x + x.mT).to(device, dtype)
+
+
+def check(a, values, vectors):
+    tol = 200 * torch.finfo(a.dtype).eps * max(a.shape[-1], 1)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    scale = a.abs().amax() if a.numel() else 1
+    assert values.shape == a.shape[:-1] and vectors.shape == a.shape
+    assert (values.diff(dim=-1) >= 0).all()
+    assert ((vectors.mT @ vectors - eye).abs() <= tol).all()
+    assert ((a @ vectors - vectors * values.unsqueeze(-2)).abs() <= tol * scale).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (3, 8, 8), (2, 3, 7, 7), (4, 36, 36), (2, 130, 130)])
+def test_solves(shape, dtype, device):
+    a = symmetric(*shape, dtype=dtype, device=device)
+    values, vectors = batched_eigh(a)
+    check(a, values, vectors)
+    reference = np.linalg.eigvalsh(a.double().cpu().numpy())
+    assert (
+        np.abs(values.double().cpu().numpy() - reference).max() < 50 * torch.finfo(dtype).eps * np.abs(reference).max()
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 3, 3), (3, 0, 0), (0, 0)])
+def test_empty_batches_and_orders(shape, device):
+    values, vectors = batched_eigh(torch.zeros(shape, device=device))
+    assert values.shape == shape[:-1] and vectors.shape == shape
+
+
+def test_reads_the_lower_triangle_only(device):
+    a = symmetric(3, 6, 6, device=device)
+    values, _ = batched_eigh(a.tril() + torch.full_like(a, 7.0).triu(1))
+    torch.testing.assert_close(values, batched_eigh(a)[0])
+
+
+def test_transposed_and_strided_input(device):
+    a = symmetric(6, 9, 9, device=device)
+    check(a[::2].mT, *batched_eigh(a[::2].mT))
+
+
+def test_results_are_detached(device):
+    a = symmetric(3, 4, 4, device=device).requires_grad_()
+    assert not any(x.requires_grad for x in batched_eigh(a))
+
+
+def test_same_result_every_time(device):
+    a = symmetric(20, 12, 12, device=device)
+    first, second = batched_eigh(a), batched_eigh(a)
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def test_meta():
+    values, vectors = batched_eigh(torch.empty(3, 5, 5, device="meta"))
+    assert values.shape == (3, 5) and vectors.shape == (3, 5, 5)
+
+
+@pytest.mark.parametrize("in_dim", [0, 2])
+def test_vmap(in_dim, device):
+    a = symmetric(4, 6, 6, device=device).movedim(0, in_dim)
+    values, _ = torch.vmap(batched_eigh, in_dims=in_dim)(a)
+    torch.testing.assert_close(values, batched_eigh(a.movedim(in_dim, 0))[0])
+
+
+def test_compiles_in_one_graph(device):
+    def rebuild(a):
+        values, vectors = batched_eigh(a * 2)
+        return (vectors * values.unsqueeze(-2)) @ vectors.mT
+
+    torch._dynamo.reset()
+    a = symmetric(3, 6, 6, device=device)
+    torch.testing.assert_close(torch.compile(rebuild, fullgraph=True, backend="aot_eager")(a), 2 * a)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_give_what_one_thread_gives(threads):
+    a = symmetric(37, 24, 24)
+    plain = torch.linalg.eigh(a)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert route(a) == "lapack-threads"
+        values, vectors = batched_eigh(a)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    check(a, values, vectors)
+    torch.testing.assert_close(values, plain.eigenvalues)
+
+
+def test_threads_from_several_callers():
+    a = symmetric(40, 20, 20)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        torch.set_num_threads(2)
+        callers = [threading.Thread(target=lambda: found.append(batched._threads.solve(a))) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 4
+    for values, vectors in found:
+        check(a, values, vectors)
+
+
+def test_route_names(monkeypatch):
+    assert route("cpu", torch.float64, n=36, batch=1) == "lapack"
+    assert route(symmetric(2, 4, 4)) == "lapack"
+    assert route("meta", torch.float32, n=4, batch=2) == "torch"
+    monkeypatch.setattr(batched._kernels, "available", lambda: True)
+    monkeypatch.setattr(batched._cusolver, "available", lambda: True)
+    for dtype in (torch.float32, torch.float64):
+        assert route("cuda", dtype, n=36, batch=100) == "jacobi"
+        assert route("cuda", dtype, n=169, batch=100) == "cusolver"
+    monkeypatch.setattr(batched._kernels, "available", lambda: False)
+    assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
+    monkeypatch.setattr(batched._cusolver, "available", lambda: False)
+    assert route("cuda", torch.float32, n=36, batch=100) == "torch"
+    assert route("cuda", torch.float32, n=0, batch=100) == "torch"
+
+
+def test_bad_input():
+    with pytest.raises(ShapeError, match="square"):
+        batched_eigh(torch.zeros(3, 4))
+    with pytest.raises(ShapeError, match="square"):
+        batched_eigh(torch.zeros(3))
+    with pytest.raises(DtypeError, match="float16"):
+        batched_eigh(torch.zeros(3, 3, dtype=torch.float16))
+    with pytest.raises(DtypeError, match="int64"):
+        route("cpu", torch.int64, n=3, batch=1)
+    with pytest.raises(ValueError, match="on_failure"):
+        batched_eigh(torch.eye(3), on_failure="ignore")
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "retry"])
+def test_non_finite_matrices_are_named(on_failure, device):
+    a = symmetric(4, 3, 3, device=device)
+    a[2, 1, 1] = torch.nan
+    with pytest.raises((NonFiniteError, SolverError), match="NaN"):
+        batched_eigh(a, on_failure=on_failure)
+
+
+def test_cpu_failure_is_a_solver_error():
+    with pytest.raises(SolverError, match="retry"):
+        batched_eigh(torch.full((2, 3, 3), torch.nan, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_retry_is_announced_and_right(monkeypatch, dtype):
+    a = symmetric(5, 4, 4, dtype=dtype)
+    solve = batched._solve
+
+    def fail_once(x, name):
+        if x.shape[0] == 5:
+            values, vectors = solve(x, name)
+            values[1] = torch.nan
+            return values, vectors
+        return solve(x, name)
+
+    monkeypatch.setattr(batched, "_solve", fail_once)
+    with pytest.raises(SolverError, match="1 of 5"):
+        batched_eigh(a, on_failure="raise")
+    with pytest.warns(NumericalWarning, match="1 of 5 matrices of order 4"):
+        values, vectors = batched_eigh(a, on_failure="retry")
+    check(a, values, vectors)
+
+
+def test_retry_after_lapack_gave_up(monkeypatch):
+    a = symmetric(3, 4, 4)
+    calls = []
+    solve = batched._solve
+
+    def fail_first(x, name):
+        calls.append(name)
+        if len(calls) == 1:
+            raise SolverError("no convergence")
+        return solve(x, name)
+
+    monkeypatch.setattr(batched, "_solve", fail_first)
+    with pytest.warns(NumericalWarning, match="3 of 3"):
+        check(a, *batched_eigh(a, on_failure="retry"))
+    assert len(calls) == 2
+
+
+def test_retry_that_fails_again_raises(monkeypatch):
+    def fail(x, name):
+        return torch.full_like(x[..., 0], torch.nan), torch.full_like(x, torch.nan)
+
+    monkeypatch.setattr(batched, "_solve", fail)
+    with pytest.warns(NumericalWarning), pytest.raises(SolverError, match="another route"):
+        batched_eigh(symmetric(2, 3, 3), on_failure="retry")

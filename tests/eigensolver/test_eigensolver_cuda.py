@@ -1,0 +1,220 @@
+"""What only a GPU can show: routes agree, nothing waits for the device, CUDA graphs replay, kernels match the CPU."""
+
+import pytest
+import torch
+
+import matbackprop as mb
+from matbackprop.eigensolver import _cusolver, _jacobi, batched_eigh, route
+from matbackprop.functional import _fused_cuts, _fused_pool
+
+pytestmark = pytest.mark.cuda
+
+
+def symmetric(batch, n, dtype=torch.float64, seed=0):
+    x = torch.randn(batch, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (x @ x.mT / n).to("cuda", dtype)
+
+
+def check(a, values, vectors):
+    tol = 300 * torch.finfo(a.dtype).eps
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    assert (vectors.mT @ vectors - eye).abs().amax() < tol
+    assert (a @ vectors - vectors * values.unsqueeze(-2)).abs().amax() < tol * a.abs().amax()
+
+
+def test_the_fast_routes_are_there():
+    assert route("cuda", torch.float64, n=36, batch=100) == "jacobi"
+    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 3, 15, 16, 36, 63, 64])
+def test_jacobi_and_cusolver_agree(n, dtype):
+    a = symmetric(50, n, dtype)
+    a[0] = 0
+    a[1] = torch.eye(n)
+    values, vectors = _jacobi.solve(a)
+    check(a, values, vectors)
+    tol = 100 * torch.finfo(dtype).eps * float(a.abs().amax()) * n
+    assert (values - _cusolver.solve(a)[0]).abs().amax() < tol
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_replayed_graphs_solve_new_matrices(dtype):
+    for seed in range(4):  # the first call launches, the second records, later ones replay
+        a = symmetric(33, 131, dtype, seed)
+        first, kept = batched_eigh(a), batched_eigh(a)
+        check(a, *first)
+        check(a, *kept)
+    check(symmetric(33, 131, dtype, 3), *kept)  # results are copies, not the recorded memory
+
+
+def test_failures_are_marked_without_a_wait():
+    for n in (8, 100):
+        a = symmetric(4, n)
+        a[2, 0, 0] = torch.nan
+        values, _ = batched_eigh(a)
+        assert values[2].isnan().all() and values[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("n", [36, 100, 140])
+def test_nothing_waits_for_the_device(n):
+    a = symmetric(16, n)
+    for _ in range(3):
+        batched_eigh(a)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batched_eigh(a)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("n", [36, 100, 140])
+def test_capture_into_a_graph(n):
+    a = symmetric(16, n)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        batched_eigh(a)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values, vectors = batched_eigh(a)
+    a.copy_(symmetric(16, n, seed=5))
+    graph.replay()
+    check(a, values, vectors)
+
+
+def test_second_stream_and_thread():
+    import threading
+
+    found = {}
+
+    def solve(key):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            a = symmetric(8, 40 + key, seed=key)
+            found[key] = (a, *batched_eigh(a))
+            torch.cuda.current_stream().synchronize()
+
+    callers = [threading.Thread(target=solve, args=(key,)) for key in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(found) == 3
+    for parts in found.values():
+        check(*parts)
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
+@pytest.mark.parametrize(("m", "d"), [(36, 256), (1, 3), (7, 64), (64, 65), (35, 100)])
+def test_fused_pool_matches_the_cpu(m, d, name):
+    generator = torch.Generator().manual_seed(m)
+    f = torch.randn(3, m, d, generator=generator).relu()
+    f[1] *= 0.01
+    f[2, m // 2 :] = f[2, : m - m // 2]
+    g = torch.randn(3, d, d, generator=generator)
+    x = f.cuda().requires_grad_()
+    assert _fused_pool.applies(x, 1e-3, mb.divided_differences.named_function(name))
+    c = mb.second_order_pool(x, function=name)
+    (found,) = torch.autograd.grad(c, x, g.cuda())
+    y = f.double().requires_grad_()
+    reference = mb.second_order_pool(y, function=name)
+    (exact,) = torch.autograd.grad(reference, y, g.double())
+    for one, other in ((c, reference), (found, exact)):
+        error = (one.detach().cpu().double() - other.detach()).norm(dim=(-2, -1)) / other.detach().norm(dim=(-2, -1))
+        assert error.amax() < 1.5e-7
+
+
+def test_fused_pool_is_zero_at_zero_and_nan_at_nan():
+    f = torch.zeros(2, 4, 9, device="cuda", requires_grad=True)
+    (gradient,) = torch.autograd.grad(mb.second_order_pool(f).sum(), f)
+    assert (gradient == 0).all()
+    bad = torch.ones(2, 4, 9, device="cuda")
+    bad[1, 2, 3] = torch.nan
+    c = mb.second_order_pool(bad)
+    assert c[0].isfinite().all() and c[1].isnan().any()
+
+
+def test_fused_pool_orders_dtypes_and_eps():
+    f = torch.randn(2, 4, 7, device="cuda", dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(mb.second_order_pool, f)
+    assert torch.autograd.gradgradcheck(mb.second_order_pool, f)
+    eps = torch.tensor([1e-2, 1e-1], device="cuda", dtype=torch.float64)
+    both = mb.second_order_pool(f.detach(), eps=eps)
+    torch.testing.assert_close(both[1], mb.second_order_pool(f.detach()[1], eps=0.1))
+    assert torch.autograd.gradcheck(lambda e: mb.second_order_pool(f.detach(), eps=e), eps.requires_grad_())
+    half = f.detach().bfloat16()
+    torch.testing.assert_close(mb.second_order_pool(half), mb.second_order_pool(half.double()).bfloat16())
+
+
+@pytest.mark.parametrize("annotators", [0, 3])
+@pytest.mark.parametrize("objective", [mb.normalized_cut_j2, mb.normalized_cut_soft])
+def test_fused_cuts_match_the_cpu(objective, annotators):
+    generator = torch.Generator().manual_seed(2)
+    f = torch.rand(5, 700, 12, generator=generator)
+    labels = torch.randint(-1, 30, (5, *((annotators,) if annotators else ()), 700), generator=generator)
+    x = f.cuda().requires_grad_()
+    assert _fused_cuts.applies(x, labels.cuda(), None, None)
+    value = objective(x, labels.cuda(), num_labels=30)
+    (found,) = torch.autograd.grad(value.sum(), x)
+    y = f.double().requires_grad_()
+    more = {"rank_tol": torch.float32} if objective is mb.normalized_cut_j2 else {}
+    reference = objective(y, labels, num_labels=30, **more)
+    (exact,) = torch.autograd.grad(reference.sum(), y)
+    torch.testing.assert_close(value.cpu().double(), reference.detach(), rtol=1e-6, atol=1e-6)
+    assert (found.cpu().double() - exact).norm() < 1.5e-7 * exact.norm()
+
+
+@pytest.mark.parametrize("objective", [mb.normalized_cut_j2, mb.normalized_cut_soft])
+def test_fused_cuts_twice(objective):
+    f = torch.rand(2, 10, 3, device="cuda", dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(-1, 3, (2, 10), device="cuda")
+    assert torch.autograd.gradcheck(lambda x: objective(x, labels, num_labels=3), f)
+    assert torch.autograd.gradgradcheck(lambda x: objective(x, labels, num_labels=3), f)
+
+
+def _training_step(layer):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.ReLU()).cuda()
+    head = torch.nn.Linear(40 * 40, 5).cuda()
+    x = torch.randn(8, 16, 24, device="cuda")
+    target = torch.randint(0, 5, (8,), device="cuda")
+    parameters = [*net.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(head(layer(net(x)).flatten(1)), target)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def test_training_step_in_a_cuda_graph():
+    expected = _training_step(mb.second_order_pool)
+    losses = [float(expected()) for _ in range(8)]
+    step = _training_step(mb.second_order_pool)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    for _ in range(5):
+        graph.replay()
+    assert float(loss) == pytest.approx(losses[-1], rel=1e-4)
+
+
+def test_compiled_layer_in_one_graph():
+    torch._dynamo.reset()
+    f = torch.randn(4, 9, 20, device="cuda").relu().requires_grad_()
+    compiled = torch.compile(lambda x: mb.second_order_pool(x).square().sum(), fullgraph=True, backend="aot_eager")
+    (found,) = torch.autograd.grad(compiled(f), f)
+    (expected,) = torch.autograd.grad(mb.second_order_pool(f).square().sum(), f)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,93 @@
+// Runs the package's CUDA kernels on the CPU, one thread of the system for each thread of a block, to test their logic.
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __restrict__
+#define __launch_bounds__(...)
+#define __align__(x) alignas(x)
+
+using std::fabs;
+using std::frexp;
+using std::ldexp;
+using std::nan;
+
+struct Index {
+    int x, y, z;
+};
+static thread_local Index threadIdx, blockIdx, gridDim;
+static Index blockDim;
+static double shared_memory[1 << 15];
+static pthread_barrier_t block_barrier, group, warp_barriers[32];
+static std::atomic<int> any{0};
+static double lane_a[32][32], lane_b[32][32];
+
+static void __syncthreads() { pthread_barrier_wait(&block_barrier); }
+static void __syncwarp() { pthread_barrier_wait(&warp_barriers[threadIdx.x / 32]); }
+static void emulated_barrier(int) { pthread_barrier_wait(&group); }
+static int __syncthreads_or(int x) {
+    if (x) any = 1;
+    __syncthreads();
+    const int result = any;
+    __syncthreads();
+    any = 0;
+    __syncthreads();
+    return result;
+}
+static float __fdividef(float a, float b) { return a / b; }
+static float rsqrtf(float x) { return 1 / std::sqrt(x); }
+
+static void emulated_multiply_add(double (&c)[2], double a, double b) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    lane_a[warp][lane] = a;
+    lane_b[warp][lane] = b;
+    __syncwarp();
+    for (int e = 0; e < 2; ++e)
+        for (int k = 0; k < 4; ++k) c[e] += lane_a[warp][lane / 4 * 4 + k] * lane_b[warp][(lane % 4 * 2 + e) * 4 + k];
+    __syncwarp();
+}
+
+// Run one block after the other; `members` threads of each meet at the group barrier.
+static void launch(Index grid, int threads, int members, std::function<void()> kernel) {
+    blockDim = {threads, 1, 1};
+    pthread_barrier_init(&block_barrier, nullptr, threads);
+    if (members) pthread_barrier_init(&group, nullptr, members);
+    for (auto& barrier : warp_barriers) pthread_barrier_init(&barrier, nullptr, 32);
+    for (int x = 0; x < grid.x; ++x)
+        for (int y = 0; y < grid.y; ++y)
+            for (int z = 0; z < grid.z; ++z) {
+                memset(shared_memory, 0x7f, sizeof shared_memory);  // whoever reads before writing gets nonsense
+                std::vector<std::thread> block;
+                for (int t = 0; t < threads; ++t)
+                    block.emplace_back([=] {
+                        threadIdx = {t, 0, 0};
+                        blockIdx = {x, y, z};
+                        gridDim = grid;
+                        kernel();
+                    });
+                for (auto& thread : block) thread.join();
+            }
+}
+
+template <typename T>
+static std::vector<T> read(size_t count) {
+    std::vector<T> x(count);
+    if (fread(x.data(), sizeof(T), count, stdin) != count) exit(1);
+    return x;
+}
+template <typename T>
+static void write(const std::vector<T>& x) {
+    fwrite(x.data(), sizeof(T), x.size(), stdout);
+}

@@ -1,0 +1,32 @@
+"""Compiles the package's CUDA kernels with the system's C++ compiler, to run them on the CPU."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from matbackprop.eigensolver import _kernels
+
+
+def build(folder: Path, files: tuple[str, ...], main: str, **defines: str | int) -> Path:
+    """Compile kernels with a ``main`` that launches them; skips the test where there is no compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++ to compile the kernels for the CPU")
+    text = _kernels.source(*files)
+    text = text.replace("extern __shared__ double shared_memory[];", "").replace("__shared__ REAL", "static REAL")
+    source, program = folder / "kernels.cpp", folder / "kernels"
+    source.write_text(f'#include "cuda_on_cpu.h"\n{text}\n{main}')
+    options = [f"-D{name}={value}" for name, value in defines.items()]
+    command = [compiler, "-O1", "-std=c++17", "-w", "-fpermissive", *options, f"-I{Path(__file__).parent}"]
+    subprocess.run([*command, str(source), "-o", str(program), "-lpthread"], check=True)
+    return program
+
+
+def run(program: Path, arguments: tuple[float, ...], *inputs: np.ndarray, dtype: type) -> np.ndarray:
+    """Run a program on arrays and return the numbers it wrote."""
+    command = [str(program), *map(str, arguments)]
+    done = subprocess.run(command, input=b"".join(x.tobytes() for x in inputs), capture_output=True, check=True)
+    return np.frombuffer(done.stdout, dtype=dtype)
