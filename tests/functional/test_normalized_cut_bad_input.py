@@ -96,6 +96,7 @@ def test_j1_leaves_rows_of_negative_degree_out_when_values_are_not_checked():
     [
         (torch.eye(4), ShapeError),
         (torch.ones(3), ShapeError),
+        (torch.eye(3).expand(5, 3, 3), ShapeError),
         (torch.eye(3, dtype=torch.int64), DtypeError),
         (torch.full((3, 3), torch.nan), NonFiniteError),
         (-lambda_matrix(3), DomainError),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DomainError
+from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional import _fused_cuts
 from matbackprop.functional._labels import (
     LabelledRows,
@@ -131,8 +131,14 @@ def normalized_cut_j1(
             if wanted:
                 check_finite(lam, "lam")
             lam = lam.to(rows.f.dtype)
+            batch = rows.f.shape[:-2]
+            if lam.ndim > 2 and lam.shape[:-2] != (batch[:-1] if rows.annotators else batch):
+                raise ShapeError(
+                    f"lam must be one matrix (d, d) or one an image (*batch, d, d), got shape "
+                    f"{tuple(lam.shape)} for features of shape {tuple(f.shape)}."
+                )
             lam = lam.unsqueeze(-3) if rows.annotators and lam.ndim > 2 else lam
-            lam = lam.expand(*rows.f.shape[:-2], *lam.shape[-2:])
+            lam = lam.expand(*batch, *lam.shape[-2:])
         if wanted:
             _check_degrees(rows, lam)
         b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels)
