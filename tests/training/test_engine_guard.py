@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
-from matbackprop.errors import NonFiniteError
+from matbackprop.errors import DomainError, NonFiniteError, SolverError
 from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.guard import GradientGuard, flatten_tensors
@@ -94,6 +94,35 @@ def test_a_flag_that_is_read_late_finds_the_right_batch_and_saves_nothing_bad(tm
         assert all(torch.isfinite(p).all() for p in module.parameters())
     elif every == 100:
         assert report["weights"].startswith("those of last.ckpt")
+
+
+@pytest.mark.parametrize("kind", [SolverError, DomainError, torch.linalg.LinAlgError])
+def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
+    class Refusing(TinyModule):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.global_step == 8:
+                raise kind("no decomposition")
+            return super().training_step(batch, batch_idx)
+
+    config = tiny_config(tmp_path / "run")
+    seed_all(3)
+    with pytest.raises(NonFiniteError, match="no decomposition, seen at step 8") as caught:
+        fit(config, Refusing(config), TinyData(config), name="tiny")
+    assert isinstance(caught.value.__cause__, kind)
+    (folder,) = RunFolder(tmp_path / "run").nonfinite.iterdir()
+    assert json.loads((folder / "report.json").read_text())["layer"]["spectrum"]
+    assert load_file(folder / "batch.safetensors")["0"].shape == (4, 6)
+
+
+def test_other_errors_are_left_alone(tmp_path):
+    class Failing(TinyModule):
+        def training_step(self, batch, batch_idx):
+            raise ZeroDivisionError("a bug")
+
+    config = tiny_config(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError):
+        fit(config, Failing(config), TinyData(config), name="tiny")
+    assert not RunFolder(tmp_path / "run").nonfinite.exists()
 
 
 def test_weights_that_overflow_are_not_saved(tmp_path):

@@ -25,7 +25,7 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import ConfigurationError, NonFiniteError
 from matbackprop.training.checkpoint import CheckedCheckpointIO, Checkpointer, latest_checkpoint, load_checkpoint
 from matbackprop.training.config import EngineConfig, Recipe
 from matbackprop.training.guard import GradientGuard
@@ -101,7 +101,8 @@ def fit(config: Any, module: pl.LightningModule, data: pl.LightningDataModule, *
 
     Raises:
         RunInterrupted: SIGINT or SIGTERM came; the state is saved.
-        NonFiniteError: the loss or its gradient was not finite; the last good checkpoint is kept.
+        NonFiniteError: a loss or a gradient was not finite, or a layer could not compute a batch; the last good
+            checkpoint is kept.
         ConfigurationError: the folder holds another run.
         CheckpointError: all checkpoints are damaged.
     """
@@ -147,6 +148,11 @@ def _fit(
     except RunInterrupted as stop:
         log.warning("%s", stop)
         raise
+    except Exception as error:
+        if guard.message is None:
+            raise
+        log.error("%s", guard.message)
+        raise NonFiniteError(guard.message) from error
     finally:
         signals.restore()
         logger.finalize("finished")

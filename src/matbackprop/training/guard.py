@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from matbackprop.errors import CheckpointError, NonFiniteError
+from matbackprop.errors import CheckpointError, NonFiniteError, NumericalError, SolverError
 from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
 from matbackprop.training.run_folder import _number, atomic_write
 
@@ -64,7 +64,9 @@ class GradientGuard(pl.Callback):
         self.run = run
         self.config = config
         self.means = means
-        self._total: Tensor | None = None
+        self.message: str | None = None
+        self._losses: Tensor | None = None
+        self._norms: Tensor | None = None
         self._good_steps: Tensor | None = None
         self._recent: deque[tuple[int, int, int, Any]] = deque()
         self._fused = False
@@ -74,8 +76,9 @@ class GradientGuard(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._sharded = isinstance(trainer.strategy, pl.strategies.FSDPStrategy)
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        # The sum of all losses and gradient norms: once it is not finite it stays so.
-        self._total = torch.zeros((), dtype=torch.float64, device=pl_module.device)
+        # Sums of all losses and of all gradient norms: once they are not finite they stay so.
+        self._losses = torch.zeros((), dtype=torch.float64, device=pl_module.device)
+        self._norms = torch.zeros((), dtype=torch.float64, device=pl_module.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=pl_module.device)
         self._waits = pl_module.device.type == "cpu" and trainer.world_size == 1
         for optimizer in trainer.optimizers:
@@ -92,14 +95,14 @@ class GradientGuard(pl.Callback):
         self._recent.append((trainer.global_step, trainer.current_epoch, batch_idx, batch))
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        assert self._total is not None
-        self._total += loss.detach().sum()
+        assert self._losses is not None
+        self._losses += loss.detach().sum()
 
     @torch.no_grad()
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        assert self._total is not None and self._good_steps is not None
+        assert self._norms is not None and self._good_steps is not None
         gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         if not gradients:
             return
@@ -113,7 +116,7 @@ class GradientGuard(pl.Callback):
             scale = (self.config.gradient_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale.to(gradients[0].device))
         if self._scaler is None:  # a scaler of float16 gradients meets Inf on purpose and handles it
-            self._total += norm
+            self._norms += norm
         bad = self._is_bad()
         if self._scaler is None and self._fused:
             optimizer.found_inf = bad.to(torch.float32)  # type: ignore[attr-defined]
@@ -122,8 +125,8 @@ class GradientGuard(pl.Callback):
             self._stop(trainer, pl_module, optimizer)
 
     def _is_bad(self) -> Tensor:
-        assert self._total is not None
-        return (self._total * 0.0) != 0.0  # Inf · 0 and NaN · 0 are NaN
+        assert self._losses is not None and self._norms is not None
+        return ((self._losses + self._norms) * 0.0) != 0.0  # Inf · 0 and NaN · 0 are NaN
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -165,18 +168,39 @@ class GradientGuard(pl.Callback):
 
     def _stop(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer | None) -> None:
         assert self._good_steps is not None
+        index = int(self._good_steps) * trainer.accumulate_grad_batches
+        raise NonFiniteError(
+            self._describe(trainer, module, index, optimizer, "the loss or its gradient is not finite")
+        )
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        # A layer that looks at its input refuses a bad batch before there is a loss; that is reported the same way.
+        numerical = isinstance(exception, (NumericalError, SolverError, torch.linalg.LinAlgError))
+        if numerical and self.message is None and self._recent:
+            what = f"the batch cannot be computed: {str(exception).rstrip('.')}, seen"
+            self._describe(trainer, pl_module, len(self._recent) - 1, None, what)
+
+    def _describe(
+        self, trainer: pl.Trainer, module: pl.LightningModule, index: int, optimizer: Optimizer | None, what: str
+    ) -> str:
+        """Write the report on the ``index``-th of the recent batches and return the message to stop with."""
         steps = list(self._recent)
-        good = max(0, min(int(self._good_steps) * trainer.accumulate_grad_batches, len(steps) - 1))
-        step, epoch, batch_idx, batch = steps[good] if steps else (trainer.global_step, trainer.current_epoch, -1, None)
+        step, epoch, batch_idx, batch = (
+            steps[max(0, min(index, len(steps) - 1))]
+            if steps
+            else (trainer.global_step, trainer.current_epoch, -1, None)
+        )
         folder = self.run.nonfinite / f"step-{step}"
-        report: dict[str, Any] = {"step": step, "epoch": epoch, "batch": batch_idx, "rank": trainer.global_rank}
-        report["nonfinite_gradients"] = [
-            {"parameter": name, "entries": int((~torch.isfinite(p.grad)).sum()), "of": p.grad.numel()}
-            for name, p in module.named_parameters()
-            if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-        ]
-        report["weights"] = self._usable_weights(module, optimizer)
-        if trainer.is_global_zero:
+        if trainer.global_rank:
+            folder = folder.with_name(f"{folder.name}-rank-{trainer.global_rank}")
+        if trainer.is_global_zero or self._own_fault():
+            report: dict[str, Any] = {"what": what, "step": step, "epoch": epoch, "batch": batch_idx}
+            report["nonfinite_gradients"] = [
+                {"parameter": name, "entries": int((~torch.isfinite(p.grad)).sum()), "of": p.grad.numel()}
+                for name, p in module.named_parameters()
+                if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+            ]
+            report["weights"] = self._usable_weights(module, optimizer)
             folder.mkdir(parents=True, exist_ok=True)
             if batch is not None:
                 self._write_batch(folder / "batch.safetensors", batch)
@@ -187,11 +211,15 @@ class GradientGuard(pl.Callback):
         except CheckpointError:
             last = None
         kept = f"The last good checkpoint is {last}." if last else "There is no checkpoint yet."
-        raise NonFiniteError(
-            f"the loss or its gradient is not finite at step {step} (epoch {epoch}, batch {batch_idx}). {kept} The "
-            f"batch, its spectrum and the layer's report are in {folder}. Try a smaller learning rate, "
-            "--gradient-clip, or a larger eps of the layer."
+        self.message = (
+            f"{what} at step {step} (epoch {epoch}, batch {batch_idx}). {kept} The batch, its spectrum and the layer's "
+            f"report are in {folder}. Try a smaller learning rate, --gradient-clip, or a larger eps of the layer."
         )
+        return self.message
+
+    def _own_fault(self) -> bool:
+        """Return whether a loss of this very process was not finite."""
+        return self._losses is not None and not bool(torch.isfinite(self._losses))
 
     def _usable_weights(self, module: pl.LightningModule, optimizer: Optimizer | None) -> str:
         """Make sure that the layer can be examined: take the last good weights where the present ones are spoiled."""
