@@ -106,11 +106,14 @@ def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
 
     config = tiny_config(tmp_path / "run")
     seed_all(3)
-    with pytest.raises(NonFiniteError, match="no decomposition, seen at step 8") as caught:
+    with pytest.raises(
+        NonFiniteError, match=r"a batch cannot be computed at step 8, epoch 1, batch 2 \(no decomposition\)"
+    ) as caught:
         fit(config, Refusing(config), TinyData(config), name="tiny")
     assert isinstance(caught.value.__cause__, kind)
     (folder,) = RunFolder(tmp_path / "run").nonfinite.iterdir()
-    assert json.loads((folder / "report.json").read_text())["layer"]["spectrum"]
+    report = json.loads((folder / "report.json").read_text())
+    assert report["layer"]["spectrum"] and report["weights"] == "those of this step"
     assert load_file(folder / "batch.safetensors")["0"].shape == (4, 6)
 
 

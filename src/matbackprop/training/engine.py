@@ -146,12 +146,12 @@ def _fit(
     try:
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
     except RunInterrupted as stop:
-        log.warning("%s", stop)
+        log.warning("%s", stop, extra={"file_only": True})  # who catches it says it
         raise
     except Exception as error:
         if guard.message is None:
             raise
-        log.error("%s", guard.message)
+        log.error("%s", guard.message, extra={"file_only": True})
         raise NonFiniteError(guard.message) from error
     finally:
         signals.restore()
@@ -333,6 +333,7 @@ def _logging_to(run: RunFolder) -> Iterator[None]:
         if not log.handlers:
             handlers.append(logging.StreamHandler())
             handlers[1].setFormatter(logging.Formatter("%(message)s"))
+            handlers[1].addFilter(lambda record: not getattr(record, "file_only", False))
     level = log.level
     log.setLevel(min(level or logging.INFO, logging.INFO))
     for handler in handlers:

@@ -169,21 +169,28 @@ class GradientGuard(pl.Callback):
     def _stop(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer | None) -> None:
         assert self._good_steps is not None
         index = int(self._good_steps) * trainer.accumulate_grad_batches
-        raise NonFiniteError(
-            self._describe(trainer, module, index, optimizer, "the loss or its gradient is not finite")
-        )
+        raise NonFiniteError(self._describe(trainer, module, index, unchanged=optimizer is not None or self._fused))
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         # A layer that looks at its input refuses a bad batch before there is a loss; that is reported the same way.
         numerical = isinstance(exception, (NumericalError, SolverError, torch.linalg.LinAlgError))
         if numerical and self.message is None and self._recent:
-            what = f"the batch cannot be computed: {str(exception).rstrip('.')}, seen"
-            self._describe(trainer, pl_module, len(self._recent) - 1, None, what)
+            reason = f" ({str(exception).rstrip('.')})"
+            self._describe(trainer, pl_module, len(self._recent) - 1, unchanged=True, reason=reason)
 
     def _describe(
-        self, trainer: pl.Trainer, module: pl.LightningModule, index: int, optimizer: Optimizer | None, what: str
+        self, trainer: pl.Trainer, module: pl.LightningModule, index: int, *, unchanged: bool, reason: str = ""
     ) -> str:
-        """Write the report on the ``index``-th of the recent batches and return the message to stop with."""
+        """Write the report on the ``index``-th of the recent batches and return the message to stop with.
+
+        Args:
+            trainer: the trainer.
+            module: the module.
+            index: which of the recent batches.
+            unchanged: whether the weights are still those that the batch met.
+            reason: what a layer said of the batch.
+        """
+        what = "a batch cannot be computed" if reason else "the loss or its gradient is not finite"
         steps = list(self._recent)
         step, epoch, batch_idx, batch = (
             steps[max(0, min(index, len(steps) - 1))]
@@ -194,13 +201,13 @@ class GradientGuard(pl.Callback):
         if trainer.global_rank:
             folder = folder.with_name(f"{folder.name}-rank-{trainer.global_rank}")
         if trainer.is_global_zero or self._own_fault():
-            report: dict[str, Any] = {"what": what, "step": step, "epoch": epoch, "batch": batch_idx}
+            report: dict[str, Any] = {"what": what + reason, "step": step, "epoch": epoch, "batch": batch_idx}
             report["nonfinite_gradients"] = [
                 {"parameter": name, "entries": int((~torch.isfinite(p.grad)).sum()), "of": p.grad.numel()}
                 for name, p in module.named_parameters()
                 if p.grad is not None and not bool(torch.isfinite(p.grad).all())
             ]
-            report["weights"] = self._usable_weights(module, optimizer)
+            report["weights"] = self._usable_weights(module, unchanged)
             folder.mkdir(parents=True, exist_ok=True)
             if batch is not None:
                 self._write_batch(folder / "batch.safetensors", batch)
@@ -212,8 +219,9 @@ class GradientGuard(pl.Callback):
             last = None
         kept = f"The last good checkpoint is {last}." if last else "There is no checkpoint yet."
         self.message = (
-            f"{what} at step {step} (epoch {epoch}, batch {batch_idx}). {kept} The batch, its spectrum and the layer's "
-            f"report are in {folder}. Try a smaller learning rate, --gradient-clip, or a larger eps of the layer."
+            f"{what} at step {step}, epoch {epoch}, batch {batch_idx}{reason}. {kept} The batch, its spectrum and the "
+            f"layer's report are in {folder}. Try a smaller learning rate, --gradient-clip, or a larger eps of the "
+            "layer."
         )
         return self.message
 
@@ -221,11 +229,11 @@ class GradientGuard(pl.Callback):
         """Return whether a loss of this very process was not finite."""
         return self._losses is not None and not bool(torch.isfinite(self._losses))
 
-    def _usable_weights(self, module: pl.LightningModule, optimizer: Optimizer | None) -> str:
+    def _usable_weights(self, module: pl.LightningModule, unchanged: bool) -> str:
         """Make sure that the layer can be examined: take the last good weights where the present ones are spoiled."""
         finite = all(bool(torch.isfinite(p).all()) for p in module.parameters() if p.is_floating_point())
         if finite:
-            return "those of this step" if optimizer is not None or self._fused else "those after this step"
+            return "those of this step" if unchanged else "those after this step"
         try:
             path = latest_checkpoint(self.run.checkpoints)
             if path is None:
