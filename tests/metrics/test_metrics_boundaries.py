@@ -1,7 +1,5 @@
 """Boundary maps, thinning and matching against scikit-image and brute force."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,49 +28,71 @@ def test_boundary_does_not_see_the_numbering():
 
 
 def assignment(boundary, truth, radius):
-    """Largest matching and its least total distance, from the dense assignment problem."""
+    """Size of the largest matching, from the dense assignment problem."""
     one, two = np.argwhere(boundary), np.argwhere(truth)
     distance = np.linalg.norm(one[:, None] - two[None], axis=-1)
     cost = np.where(distance <= radius, distance, 1e4)
     rows, columns = linear_sum_assignment(cost)
     inside = distance[rows, columns] <= radius
-    return int(inside.sum()), float(distance[rows, columns][inside].sum())
+    return int(inside.sum())
 
 
-@pytest.mark.parametrize("matching", ["largest", "nearest"])
-@pytest.mark.parametrize("seed", range(4))
-def test_matching_is_as_large_as_possible(matching, seed):
+@pytest.mark.parametrize("seed", range(6))
+def test_matching_is_as_large_as_possible(seed):
     rng = np.random.default_rng(seed)
-    boundary, truth = rng.random((2, 20, 21)) < 0.15
+    shares = np.array([0.1, 0.3, 0.15, 0.15])[seed % 3 :][:2]
+    boundary, truth = rng.random((2, 20, 21)) < shares[:, None, None]
     for tolerance in (0.0, 0.05, 0.08, 0.12):
-        matched, matched_truth = match_boundaries(boundary, truth, tolerance, matching=matching)
-        expected, _ = assignment(boundary, truth, tolerance * np.hypot(20, 21))
+        matched, matched_truth = match_boundaries(boundary, truth, tolerance)
+        expected = assignment(boundary, truth, tolerance * np.hypot(20, 21))
         assert matched.sum() == matched_truth.sum() == expected
         assert not (matched & ~boundary).any() and not (matched_truth & ~truth).any()
 
 
-def test_nearest_matching_leaves_the_far_pixel_out():
+def test_the_nearer_pixel_is_matched():
     boundary, truth = np.zeros((2, 3, 40), dtype=bool)
-    boundary[0, 20] = boundary[2, 20] = True
-    truth[0, 20] = True
-    matched, _ = match_boundaries(boundary, truth, 0.1, matching="nearest")
-    assert matched[0, 20] and not matched[2, 20]
+    boundary[0, 20] = boundary[2, 20] = truth[0, 20] = True
+    for swapped in (False, True):
+        maps = (truth, boundary) if swapped else (boundary, truth)
+        matched = match_boundaries(*maps, 0.1)[int(swapped)]
+        assert matched[0, 20] and not matched[2, 20]
 
 
-def test_nearest_matching_has_the_least_distance():
-    """Of all largest matchings of a small example, none is shorter; checked over all subsets of matched pixels."""
-    rng = np.random.default_rng(3)
-    boundary, truth = np.zeros((2, 8, 8), dtype=bool)
-    boundary.ravel()[rng.choice(64, 5, replace=False)] = True
-    truth.ravel()[rng.choice(64, 3, replace=False)] = True
-    radius = 0.3 * np.hypot(8, 8)
-    matched, matched_truth = match_boundaries(boundary, truth, 0.3, matching="nearest")
-    size, least = assignment(boundary, truth, radius)
-    one, two = np.argwhere(matched), np.argwhere(matched_truth)
-    lengths = [
-        sum(np.linalg.norm(a - b) for a, b in zip(order, two, strict=True)) for order in itertools.permutations(one)
-    ]
-    assert len(one) == size and min(lengths) == pytest.approx(least)
+def test_augmenting_paths_undo_greedy_choices():
+    """Greedy pairs the two middle pixels and leaves the outer ones alone; both pairs are possible."""
+    boundary, truth = np.zeros((2, 1, 9), dtype=bool)
+    boundary[0, [1, 4]] = truth[0, [3, 6]] = True
+    matched, matched_truth = match_boundaries(boundary, truth, 2.5 / np.hypot(1, 9))
+    assert matched.sum() == matched_truth.sum() == 2
+
+
+@pytest.mark.data
+def test_near_the_exact_assignment_on_real_boundaries(data_root):
+    """The benchmark's objective solved exactly, being left out as one more partner of high cost."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+    from scipy.spatial import cKDTree
+
+    from matbackprop.data.label_files import read_label_maps
+
+    boundary = boundary_map(read_label_maps(data_root / "bsds_gold/segs/3063.mat")[1])
+    radius = 0.0075 * np.hypot(*boundary.shape)
+    union, exact_union = np.zeros((2, *boundary.shape), dtype=bool)
+    points = np.argwhere(boundary)
+    for labels in read_label_maps(data_root / "bsds_gold/groundTruth/3063.mat"):
+        truth = boundary_map(labels)
+        pairs = cKDTree(points).sparse_distance_matrix(cKDTree(np.argwhere(truth)), radius, output_type="coo_matrix")
+        size, others = len(points), int(truth.sum())
+        rows = np.concatenate([pairs.row, np.arange(size)])
+        columns = np.concatenate([pairs.col, others + np.arange(size)])
+        costs = np.concatenate([1 + pairs.data, np.full(size, 1 + 100 * radius)])
+        graph = csr_array((costs, (rows, columns)), shape=(size, others + size))
+        found = min_weight_full_bipartite_matching(graph)[1] < others
+        matched, _ = match_boundaries(boundary, truth)
+        assert matched.sum() == found.sum()
+        union |= matched
+        exact_union[tuple(points[found].T)] = True
+    assert abs(union.sum() - exact_union.sum()) <= 0.002 * size
 
 
 def test_counts_of_several_people():
@@ -98,5 +118,3 @@ def test_wrong_input():
         match_boundaries(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
     with pytest.raises(DomainError, match="tolerance"):
         match_boundaries(np.ones((2, 3), bool), np.ones((2, 3), bool), -1)
-    with pytest.raises(DomainError, match="'largest', 'nearest'"):
-        match_boundaries(np.ones((2, 3), bool), np.ones((2, 3), bool), matching="greedy")

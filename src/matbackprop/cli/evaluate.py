@@ -41,8 +41,6 @@ class Config:
     """Match boundaries too, which takes most of the time."""
     tolerance: float = 0.0075
     """Largest distance of matched boundary pixels, as a share of the image diagonal."""
-    matching: Literal["largest", "nearest"] = "largest"
-    """Pair as many boundary pixels as possible; "nearest" also with the least total distance, ten times slower."""
     thresholds: int = 99
     """Number of levels at which contour maps (ucm2) are cut."""
     numbered: Literal["auto", "yes", "no"] = "auto"
@@ -67,7 +65,6 @@ def main(config: Config) -> int:
         {name: partial(read, truth[name]) for name in segmentations if name in truth},
         boundary=config.boundary,
         tolerance=config.tolerance,
-        matching=config.matching,
         workers=config.workers or _workers(len(segmentations)),
     )
     results = list(_with_progress(scores, len(segmentations)))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import DataError
-from matbackprop.metrics.boundaries import TOLERANCE, Matching, boundary_counts, f_measure
+from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
 from matbackprop.metrics.regions import region_scores
 
 __all__ = ["ImageScores", "evaluate_segmentations", "score_image", "score_images", "summarize"]
@@ -77,7 +77,6 @@ def score_image(
     *,
     boundary: bool = False,
     tolerance: float = TOLERANCE,
-    matching: Matching = "largest",
 ) -> ImageScores:
     """All measures of one image.
 
@@ -87,7 +86,6 @@ def score_image(
         ground_truth: human label maps ``(h, w)``, or a function that reads them.
         boundary: match boundaries too, which takes most of the time.
         tolerance: of the boundary match, as a share of the image diagonal.
-        matching: see ``match_boundaries``.
 
     Returns:
         The scores of every segmentation against every human map.
@@ -104,7 +102,7 @@ def score_image(
         regions = region_scores(maps, truths)
     except ValueError as error:
         raise DataError(f"{id}: {error}") from error
-    counts = boundary_counts(maps, truths, tolerance, matching=matching) if boundary else None
+    counts = boundary_counts(maps, truths, tolerance) if boundary else None
     return ImageScores(
         id,
         regions.covering,
@@ -121,7 +119,6 @@ def score_images(
     *,
     boundary: bool = False,
     tolerance: float = TOLERANCE,
-    matching: Matching = "largest",
     workers: int = 0,
 ) -> Iterator[ImageScores]:
     """Score many images, one after the other or several at a time, and yield each as soon as it and those before it
@@ -130,7 +127,7 @@ def score_images(
     Args:
         segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).
         ground_truth: human maps of at least these images, likewise.
-        boundary, tolerance, matching: see ``score_image``.
+        boundary, tolerance: see ``score_image``.
         workers: number of processes; 0 and 1 stay in this one.
 
     Yields:
@@ -146,7 +143,7 @@ def score_images(
     if without:
         shown = ", ".join(sorted(without)[:5]) + (", …" if len(without) > 5 else "")
         raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}")
-    score = partial(_score, boundary=boundary, tolerance=tolerance, matching=matching)
+    score = partial(_score, boundary=boundary, tolerance=tolerance)
     jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
     problems = []
     with ExitStack() as stack:
@@ -275,7 +272,6 @@ def evaluate_segmentations(
     *,
     boundary: bool = False,
     tolerance: float = TOLERANCE,
-    matching: Matching = "largest",
     workers: int = 0,
 ) -> dict[str, float]:
     """Evaluate segmentations of many images: ``summarize(score_images(…))``.
@@ -284,7 +280,7 @@ def evaluate_segmentations(
         segmentations: label maps of each image, or functions that read them.
         ground_truth: human maps of at least these images.
         boundary: also the boundary F-measure.
-        tolerance, matching: of the boundary match, see ``match_boundaries``.
+        tolerance: of the boundary match, as a share of the image diagonal.
         workers: number of processes; 0 and 1 stay in this one.
 
     Returns:
@@ -298,7 +294,5 @@ def evaluate_segmentations(
         >>> evaluate_segmentations({"pond": [half]}, {"pond": [half, [[0, 1, 2, 3]]]})["paper_average"]
         0.75
     """
-    scores = score_images(
-        segmentations, ground_truth, boundary=boundary, tolerance=tolerance, matching=matching, workers=workers
-    )
+    scores = score_images(segmentations, ground_truth, boundary=boundary, tolerance=tolerance, workers=workers)
     return summarize(scores)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matbackprop.errors import MissingExtraError, ShapeError
-from matbackprop.metrics.boundaries import TOLERANCE, Matching, boundary_counts
+from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts
 from matbackprop.metrics.evaluation import boundary_over_scales, over_scales
 from matbackprop.metrics.regions import region_scores
 
@@ -157,7 +157,6 @@ class BoundaryFMeasure(_PerImage):
 
     Args:
         tolerance: the largest distance of matched pixels as a share of the image diagonal.
-        matching: ``"largest"`` or ``"nearest"``, see ``match_boundaries``.
         options: passed on to ``torchmetrics.Metric``.
 
     Example:
@@ -171,13 +170,12 @@ class BoundaryFMeasure(_PerImage):
 
     higher_is_better = True
 
-    def __init__(self, *, tolerance: float = TOLERANCE, matching: Matching = "largest", **options: Any) -> None:
+    def __init__(self, *, tolerance: float = TOLERANCE, **options: Any) -> None:
         super().__init__(**options)
         self.tolerance = tolerance
-        self.matching = matching
 
     def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.int64]:
-        return boundary_counts(segmentations, ground_truth, self.tolerance, matching=self.matching)
+        return boundary_counts(segmentations, ground_truth, self.tolerance)
 
     def _scores(self, rows: NDArray[np.int64]) -> dict[str, float]:
         ods, ois = boundary_over_scales(rows)
