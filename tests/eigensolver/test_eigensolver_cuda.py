@@ -6,6 +6,8 @@ import torch
 import matbackprop as mb
 from matbackprop.eigensolver import _cusolver, _jacobi, batched_eigh, route
 from matbackprop.functional import _fused_cuts, _fused_pool
+from matbackprop.spectral.components import connected_components
+from matbackprop.spectral.kmeans import weighted_kmeans
 
 pytestmark = pytest.mark.cuda
 
@@ -218,3 +220,20 @@ def test_compiled_layer_in_one_graph():
     (found,) = torch.autograd.grad(compiled(f), f)
     (expected,) = torch.autograd.grad(mb.second_order_pool(f).square().sum(), f)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("connectivity", [4, 8])
+def test_components_match_the_cpu(connectivity):
+    labels = torch.randint(0, 2, (3, 61, 83), generator=torch.Generator().manual_seed(1))
+    labels[1] = 0  # one component
+    found = connected_components(labels.cuda(), connectivity=connectivity)
+    assert torch.equal(found.cpu(), connected_components(labels, connectivity=connectivity))
+
+
+def test_replayed_kmeans_takes_new_points():
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.rand(300, 3, generator=generator) + torch.arange(3).repeat_interleave(100).unsqueeze(-1) * 10
+        found = weighted_kmeans(x.cuda(), torch.ones(300, device="cuda"), [3])
+        expected = weighted_kmeans(x.double(), torch.ones(300), [3])
+        torch.testing.assert_close(found.distortion.cpu().double(), expected.distortion.double(), rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ from matbackprop import normalized_cut_j2, normalized_cut_soft, second_order_poo
 from matbackprop.eigensolver import _jacobi
 from matbackprop.functional import _fused_cuts, _fused_pool
 from matbackprop.functional._spans import gram_tolerance
+from matbackprop.spectral.components import _number, connected_components
 
 JACOBI = """
 int main(int, char** argv) {
@@ -67,6 +68,21 @@ int main(int, char** argv) {
     });
     write(value);
     write(out);
+}
+"""
+
+
+COMPONENTS = """
+int main(int, char** argv) {
+    const int n = atoi(argv[1]), h = atoi(argv[2]), w = atoi(argv[3]), diagonal = atoi(argv[4]), count = n * h * w;
+    auto labels = read<long long>(count);
+    std::vector<int> parent(count);
+    std::vector<long long> root(count);
+    const Index grid{(count + 63) / 64, 1, 1};
+    launch(grid, 64, 0, [&] { components_start(parent.data(), count); });
+    launch(grid, 64, 0, [&] { components_unite(labels.data(), parent.data(), count, h, w, diagonal); });
+    launch(grid, 64, 0, [&] { components_finish(parent.data(), root.data(), count); });
+    write(root);
 }
 """
 
@@ -163,3 +179,15 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge):
         (exact,) = torch.autograd.grad(expected.sum(), x)
         torch.testing.assert_close(value[:, a].double(), expected.detach(), rtol=1e-6, atol=1e-6)
         assert (gradient[:, a] - exact).norm() < 1e-6 * exact.norm()
+
+
+@pytest.mark.parametrize("connectivity", [4, 8])
+def test_component_kernels_find_the_first_pixels(connectivity, tmp_path):
+    program = cuda_on_cpu.build(tmp_path, ("spectral/_components.cu",), COMPONENTS)
+    shape = (2, 9, 13)
+    labels = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(0))
+    out = cuda_on_cpu.run(program, (*shape, int(connectivity == 8)), labels.numpy(), dtype=np.int64)
+    root = torch.from_numpy(out.copy())
+    found = _number(root, torch.arange(labels.numel()), labels.shape)
+    assert torch.equal(found, connected_components(labels, connectivity=connectivity, method="skimage"))
+    assert torch.equal(found, connected_components(labels, connectivity=connectivity, method="torch"))

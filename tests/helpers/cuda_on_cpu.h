@@ -46,6 +46,12 @@ static int __syncthreads_or(int x) {
     __syncthreads();
     return result;
 }
+static int atomicMin(int* where, int value) {
+    int old = __atomic_load_n(where, __ATOMIC_SEQ_CST);
+    while (value < old && !__atomic_compare_exchange_n(where, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
+    return old;
+}
 static float __fdividef(float a, float b) { return a / b; }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 

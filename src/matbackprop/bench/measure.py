@@ -81,7 +81,7 @@ def _time_cpu(call: Callable[[], Any]) -> float:
 
 
 def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1.0, repeats: int = 50) -> Timing:
-    """Time a call: a warm-up, then repeats until ``seconds`` are spent, three at least unless a call is long.
+    """Time a call: a warm-up, then repeats until ``seconds`` are spent, three at least or two of a long call.
 
     On CUDA the time is that between two events on the stream with the device idle before, so that launches count as a
     user would feel them; on the CPU it is the wall clock.
@@ -104,15 +104,14 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        clock(call)
+        times = [clock(call)]
         peak = float(torch.cuda.max_memory_allocated() - before)
     else:
         with _ResidentPeak() as resident:
-            clock(call)
+            times = [clock(call)]
         peak = float(resident.peak - resident.start)
-    times: list[float] = []
     stop = time.perf_counter() + seconds
-    while len(times) < repeats and (time.perf_counter() < stop or len(times) < (3 if first < 5e3 * seconds else 1)):
+    while len(times) < repeats and (time.perf_counter() < stop or len(times) < (3 if first < 5e3 * seconds else 2)):
         times.append(clock(call))
     low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
     return Timing(statistics.median(times), low, high, len(times), peak / 2**20)

@@ -59,6 +59,7 @@ def run_suites(
     *,
     scale: Scale = "full",
     seconds: float = 1.0,
+    revision: str = "",
     report: Callable[[Record], None] = lambda record: None,
 ) -> Results:
     """Measure suites on a device.
@@ -68,6 +69,7 @@ def run_suites(
         device: ``cpu`` or ``cuda``.
         scale: ``full``, or ``quick`` for sizes that finish in seconds.
         seconds: time for the repeats of each measurement.
+        revision: of the code; asked of git where it is not given.
         report: called with each record as it comes.
 
     Returns:
@@ -85,7 +87,7 @@ def run_suites(
     results = Results(
         machine=describe_machine(device),
         command=" ".join(["matbackprop", "bench", *sys.argv[2:]] if len(sys.argv) > 1 else ["matbackprop", "bench"]),
-        revision=_revision(),
+        revision=revision or _revision(),
         date=datetime.date.today().isoformat(),
     )
     for name in names:

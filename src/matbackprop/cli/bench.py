@@ -32,6 +32,8 @@ class Config:
     """Folder for the results, one JSON file a machine; nothing is written without it."""
     page: Path | None = None
     """Write the page of all results in the output folder to this Markdown file, its plots beside it."""
+    revision: str = ""
+    """Revision of the code, where git cannot tell."""
     measure: bool = True
     """Measure; --no-measure only writes the page."""
 
@@ -52,15 +54,17 @@ def main(config: Config) -> int:
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     console = Console(highlight=False)
     if config.measure:
-        results = run_suites(
-            config.suites or tuple(SUITES),
-            device,
-            scale="quick" if config.quick else "full",
-            seconds=config.seconds,
-            report=lambda record: console.print(format_record(record), markup=False, soft_wrap=True),
-        )
-        if config.output is not None:
-            console.print(f"results: {save_results(results, config.output)}", markup=False)
+        for suite in config.suites or tuple(SUITES):  # each is kept as soon as it is measured
+            results = run_suites(
+                [suite],
+                device,
+                scale="quick" if config.quick else "full",
+                seconds=config.seconds,
+                revision=config.revision,
+                report=lambda record: console.print(format_record(record), markup=False, soft_wrap=True),
+            )
+            if config.output is not None:
+                console.print(f"results: {save_results(results, config.output)}", markup=False, soft_wrap=True)
     if config.page is not None and config.output is not None:
-        console.print(f"page: {write_page(config.output, config.page)}", markup=False)
+        console.print(f"page: {write_page(config.output, config.page)}", markup=False, soft_wrap=True)
     return 0

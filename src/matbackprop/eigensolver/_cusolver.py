@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from matbackprop.eigensolver._libraries import load_library
+from matbackprop.eigensolver._recording import replayed
 from matbackprop.errors import SolverError
 
 _VECTORS = 1  # CUSOLVER_EIG_MODE_VECTOR
@@ -24,9 +24,8 @@ _TYPES = {torch.float32: 0, torch.float64: 1}  # CUDA_R_32F, CUDA_R_64F
 _MAX_ENTRIES = 2**31 - 1  # documented limit of n·lda·batch
 _NEEDS_ZEROED_WORKSPACE = 11703  # releases before 11.7.3 read their workspace before writing it
 
-_GRAPH_MIN_ORDER = 129  # up to 128 one thread block holds a matrix and few kernels are launched
-_GRAPH_MAX_BYTES = 2**28
-_GRAPH_COUNT = 4  # shapes a thread remembers
+_CHAIN_MIN_ORDER = 129  # up to 128 one thread block holds a matrix and few kernels are launched
+_CHAIN_MAX_BYTES = 2**28
 _LANES, _LANE_MIN_BATCH = 4, 8  # chains side by side, and the least part of a batch for one
 
 _thread = threading.local()
@@ -112,67 +111,46 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigendecomposition of (batch, n, n) CUDA matrices; NaN where the routine reports a failure.
 
     From order 129 on the routine is a chain of more than a thousand small kernels that fill neither the device nor the
-    time between their launches. A shape that comes a second time is therefore recorded as a CUDA graph of several such
-    chains side by side, each with its part of the batch, and replayed from then on.
+    time between their launches: several such chains run side by side, each with its part of the batch, and a shape that
+    comes again is replayed from a recording.
     """
-    if a.shape[-1] >= _GRAPH_MIN_ORDER and a.numel() * a.element_size() <= _GRAPH_MAX_BYTES:
-        return _replay(a)
-    values, vectors = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device), _copy(a)
+    if a.shape[-1] >= _CHAIN_MIN_ORDER and a.numel() * a.element_size() <= _CHAIN_MAX_BYTES:
+        values, vectors = replayed("cusolver", _side_by_side, (a,))
+    else:
+        values, vectors = _alone(a)
+    return values, vectors.mT  # the routine writes eigenvectors in columns of a column-major matrix
+
+
+def _room(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for eigenvalues, and a copy of the matrices that the eigenvectors will replace."""
+    vectors = a.clone(memory_format=torch.contiguous_format)
+    return torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device), vectors
+
+
+def _alone(a: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = _room(a)
     _launch(values, vectors)
-    return values, vectors.mT
+    return values, vectors
 
 
-def _copy(a: Tensor) -> Tensor:
-    return a.clone(memory_format=torch.contiguous_format)
-
-
-class _Recorded:
-    """The routine on fixed memory, recorded as a CUDA graph."""
-
-    def __init__(self, a: Tensor) -> None:
-        self.input = _copy(a)
-        self.vectors = _copy(a)
-        self.values = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device)
-        lanes = max(1, min(_LANES, a.shape[0] // _LANE_MIN_BATCH))
-        parts = list(zip(self.values.chunk(lanes), self.vectors.chunk(lanes), strict=True))
-        for lane, part in enumerate(parts):  # handles get ready what may not happen while recording
+def _side_by_side(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Parts of the batch on streams of their own, which the current stream waits for."""
+    values, vectors = _room(a)
+    lanes = max(1, min(_LANES, a.shape[0] // _LANE_MIN_BATCH))
+    main = torch.cuda.current_stream(a.device)
+    ready = main.record_event()
+    used: list[torch.cuda.Stream] = []
+    streams = _thread.__dict__.setdefault("streams", {})
+    for lane, part in enumerate(zip(values.chunk(lanes), vectors.chunk(lanes), strict=True)):
+        stream = streams.setdefault((a.get_device(), lane), None) or torch.cuda.Stream(a.device)
+        streams[a.get_device(), lane] = stream
+        stream.wait_event(ready)
+        with torch.cuda.stream(stream):
             _launch(*part, lane)
-        streams = [torch.cuda.Stream(a.device) for _ in parts]
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.vectors.copy_(self.input)
-            main = torch.cuda.current_stream()
-            for lane, (part, stream) in enumerate(zip(parts, streams, strict=True)):
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream):
-                    _launch(*part, lane)
-            for stream in streams:
-                main.wait_stream(stream)
-
-    def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        self.input.copy_(a)
-        self.graph.replay()
-        return self.values.clone(), self.vectors.mT.clone(memory_format=torch.preserve_format)
-
-
-def _replay(a: Tensor) -> tuple[Tensor, Tensor]:
-    recorded: OrderedDict[Any, _Recorded | None] = _thread.__dict__.setdefault("recorded", OrderedDict())
-    with torch.cuda.device(a.device):
-        key = (a.get_device(), torch.cuda.current_stream().cuda_stream, tuple(a.shape), a.dtype)
-        capturing = torch.cuda.is_current_stream_capturing()
-        if capturing or key not in recorded:
-            if not capturing:
-                recorded[key] = None
-                while len(recorded) > _GRAPH_COUNT:
-                    recorded.popitem(last=False)
-            values, vectors = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device), _copy(a)
-            _launch(values, vectors)
-            return values, vectors.mT
-        recorded.move_to_end(key)
-        graph = recorded[key]
-        if graph is None:
-            graph = recorded[key] = _Recorded(a)
-        return graph(a)
+        used.append(stream)
+    for stream in used:
+        main.wait_stream(stream)
+    return values, vectors
 
 
 def _launch(values: Tensor, vectors: Tensor, lane: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Connected components of label maps: one batched algorithm for accelerators, scikit-image's on the CPU."""
+"""Connected components of label maps: union-find on CUDA, hooking on other accelerators, scikit-image's on the CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from matbackprop.eigensolver import _kernels
 from matbackprop.errors import ConfigurationError, ShapeError
+
+_THREADS = 256
 
 
 def _components_torch(labels: Tensor, connectivity: int) -> Tensor:
@@ -35,9 +38,29 @@ def _components_torch(labels: Tensor, connectivity: int) -> Tensor:
         if torch.equal(hooked, parent):
             break
         parent = hooked
-    roots = (parent == index.reshape(-1)).view(n, -1)
-    rank = roots.cumsum(-1) - 1
-    return (rank.reshape(-1)[parent]).view(n, h, w)
+    return _number(parent, index.reshape(-1), labels.shape)
+
+
+def _number(root: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    """Number the components of each map from 0, by their first pixels; ``root`` names the first pixel of each pixel."""
+    rank = (root == index).view(shape[0], -1).cumsum(-1) - 1
+    return rank.reshape(-1)[root].view(shape)
+
+
+def _components_cuda(labels: Tensor, connectivity: int) -> Tensor:
+    """Union-find on (n, h, w) in three kernels, without waiting for the device."""
+    h, w = labels.shape[1:]
+    count = labels.numel()
+    flat = labels.to(torch.int64).contiguous()
+    parent = torch.empty(count, dtype=torch.int32, device=labels.device)
+    root = torch.empty(count, dtype=torch.int64, device=labels.device)
+    kernels = _kernels.module(("spectral/_components.cu",), (), labels.get_device())
+    grid, p = (-(-count // _THREADS),), parent.data_ptr()
+    kernels.launch("components_start", grid, _THREADS, 0, (p, count))
+    arguments = (flat.data_ptr(), p, count, h, w, int(connectivity == 8))
+    kernels.launch("components_unite", grid, _THREADS, 0, arguments)
+    kernels.launch("components_finish", grid, _THREADS, 0, (p, root.data_ptr(), count))
+    return _number(root, torch.arange(count, device=labels.device), labels.shape)
 
 
 def connected_components(labels: Tensor, *, connectivity: int = 4, method: str = "auto") -> Tensor:
@@ -46,7 +69,8 @@ def connected_components(labels: Tensor, *, connectivity: int = 4, method: str =
     Args:
         labels: integer maps (*b, h, w); any integer is a label.
         connectivity: 4 or 8 neighbours.
-        method: ``"torch"``, ``"skimage"``, or ``"auto"``: the former on accelerators, the latter on the CPU.
+        method: ``"torch"``, ``"skimage"``, or ``"auto"``: kernels of the package on CUDA, torch on other accelerators, scikit-image
+            on the CPU.
 
     Returns:
         int64 maps (*b, h, w), numbered from 0 in each map in the raster order of the components' first pixels.
@@ -65,6 +89,8 @@ def connected_components(labels: Tensor, *, connectivity: int = 4, method: str =
     if labels.numel() == 0:
         return labels.long()
     flat = labels.reshape(-1, *labels.shape[-2:])
+    if method == "auto" and labels.device.type == "cuda" and _kernels.available() and labels.numel() < 2**31:
+        return _components_cuda(flat, connectivity).view(labels.shape)
     if method == "torch" or (method == "auto" and labels.device.type != "cpu"):
         return _components_torch(flat, connectivity).view(labels.shape)
     from skimage.measure import label

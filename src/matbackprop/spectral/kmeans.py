@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from matbackprop.eigensolver._recording import replayed
 from matbackprop.errors import ConfigurationError, ShapeError
+
+_REPLAY_LIMIT = 2**24  # scores of all runs; more of them keep a GPU busy by themselves
 
 
 class KMeans(NamedTuple):
@@ -61,6 +65,31 @@ def _seed_centers(x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, size: int, 
         closest = torch.minimum(closest, distance.clamp(min=0))
         share = w.unsqueeze(1) * closest
     return torch.stack(centers, 2)
+
+
+def _cluster(
+    x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, bias: Tensor, uniforms: Tensor, *, iterations: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Seed and iterate every run: labels (B, m, R), centres (B, R, size, e) and scores of the labels (B, m, R)."""
+    b, m, e = x.shape
+    runs, size = bias.shape[-2:]
+    centers = _seed_centers(x, w, norms, dims, size, uniforms)
+    labels = torch.full((b, m, runs), -1, dtype=torch.long, device=x.device)
+    best = torch.zeros(b, m, runs, device=x.device, dtype=x.dtype)
+    for step in range(max(iterations, 1)):
+        score = center_scores(x, centers).view(b, m, runs, size) + bias
+        best, found = score.max(-1)
+        if x.device.type == "cpu" and torch.equal(found, labels):
+            break
+        labels = found
+        if step == iterations - 1:
+            break
+        member = torch.zeros_like(score).scatter_(-1, labels.unsqueeze(-1), w.view(b, m, 1, 1).expand(b, m, runs, 1))
+        member = member.view(b, m, runs * size)
+        mass = member.sum(1).view(b, runs, size, 1)
+        means = (member.mT @ x).view(b, runs, size, e) * dims.view(runs, 1, e) / mass.clamp(min=1e-30)
+        centers = torch.where(mass > 0, means, centers)
+    return labels, centers, best
 
 
 def weighted_kmeans(
@@ -128,22 +157,11 @@ def weighted_kmeans(
 
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(size, runs, generator=generator, dtype=torch.float64).to(device)
-    centers = _seed_centers(x, w, norms, dims, size, uniforms)
-    labels = torch.full((b, m, runs), -1, dtype=torch.long, device=device)
-    best = torch.zeros(b, m, runs, device=device, dtype=x.dtype)
-    for step in range(max(iterations, 1)):
-        score = center_scores(x, centers).view(b, m, runs, size) + bias
-        best, found = score.max(-1)
-        if x.device.type == "cpu" and torch.equal(found, labels):
-            break
-        labels = found
-        if step == iterations - 1:
-            break
-        member = torch.zeros_like(score).scatter_(-1, labels.unsqueeze(-1), w.view(b, m, 1, 1).expand(b, m, runs, 1))
-        member = member.view(b, m, runs * size)
-        mass = member.sum(1).view(b, runs, size, 1)
-        means = (member.mT @ x).view(b, runs, size, e) * dims.view(runs, 1, e) / mass.clamp(min=1e-30)
-        centers = torch.where(mass > 0, means, centers)
+    inputs = (x, w, norms, dims, bias, uniforms)
+    if x.is_cuda and b * m * runs * size <= _REPLAY_LIMIT:
+        labels, centers, best = replayed(("kmeans", iterations), partial(_cluster, iterations=iterations), inputs)
+    else:
+        labels, centers, best = _cluster(*inputs, iterations=iterations)
     # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²)
     distortion = (w.unsqueeze(1) * (norms - 2 * best.mT).clamp(min=0)).sum(-1)
     choice = distortion.view(b, n, -1).argmin(-1) + torch.arange(n, device=device) * (runs // n)

@@ -67,5 +67,7 @@ def training_step(device: torch.device, scale: Scale) -> Iterator[Entry]:
         ways[", compiled"] = _compiled
     for suffix, way in ways.items():
         for name, head in _HEADS.items():
+            if way is _compiled and head != "o2p":
+                continue
             build = partial(_build, head, way, batch, canvas, hidden)
             yield Entry(case, f"{name}{suffix}", build, parameters={"batch": batch})

@@ -1,0 +1,61 @@
+"""Chains of many small kernels, recorded as CUDA graphs and replayed, because launching them costs more than running."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["replayed"]
+
+_KEPT = 6  # graphs a thread remembers, each with its memory
+_thread = threading.local()
+
+Chain = Callable[..., tuple[Tensor, ...]]
+
+
+class _Recorded:
+    def __init__(self, chain: Chain, inputs: Sequence[Tensor]) -> None:
+        self.inputs = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.outputs = chain(*self.inputs)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+        self.graph.replay()
+        return tuple(x.clone() for x in self.outputs)
+
+
+def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Call ``chain(*inputs)`` on CUDA tensors, by replaying a recording from the second call with the same shapes on.
+
+    Args:
+        name: of the chain and of every argument of it that is not a tensor.
+        chain: a function of tensors alone that neither waits for the device nor copies from the host.
+        inputs: its arguments; they are copied.
+
+    Returns:
+        What the chain returns, in memory of its own. While the caller is recording a graph, the chain is called.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return chain(*inputs)
+    recorded: OrderedDict[Any, _Recorded | None] = _thread.__dict__.setdefault("recorded", OrderedDict())
+    with torch.cuda.device(inputs[0].device):
+        stream = torch.cuda.current_stream().cuda_stream
+        key = (name, inputs[0].get_device(), stream, tuple((tuple(x.shape), x.dtype) for x in inputs))
+        if key not in recorded:  # the first call prepares what may not happen while recording
+            recorded[key] = None
+            while len(recorded) > _KEPT:
+                recorded.popitem(last=False)
+            return chain(*inputs)
+        recorded.move_to_end(key)
+        graph = recorded[key]
+        if graph is None:
+            graph = recorded[key] = _Recorded(chain, inputs)
+        return graph(inputs)
