@@ -1,4 +1,4 @@
-"""Chains of many small kernels, recorded as CUDA graphs and replayed, because launching them costs more than running."""
+"""Chains of many small kernels, recorded as CUDA graphs and replayed: launching them costs more than running them."""
 
 from __future__ import annotations
 

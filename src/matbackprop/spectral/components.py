@@ -69,8 +69,8 @@ def connected_components(labels: Tensor, *, connectivity: int = 4, method: str =
     Args:
         labels: integer maps (*b, h, w); any integer is a label.
         connectivity: 4 or 8 neighbours.
-        method: ``"torch"``, ``"skimage"``, or ``"auto"``: kernels of the package on CUDA, torch on other accelerators, scikit-image
-            on the CPU.
+        method: ``"torch"``, ``"skimage"``, or ``"auto"``: kernels of the package on CUDA, torch on other
+            accelerators, scikit-image on the CPU.
 
     Returns:
         int64 maps (*b, h, w), numbered from 0 in each map in the raster order of the components' first pixels.
