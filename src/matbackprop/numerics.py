@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
 from matbackprop.errors import DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError
 
@@ -65,6 +65,16 @@ def keep_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """Store the signature on a Function's forward, which `Function.apply` would work out again at every call."""
     function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return function
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """``function.apply`` without the inspection of its signature, which costs more than a small layer.
+
+    Inspection fills in default arguments, which no Function here has. Under a transformation torch's own way is taken.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    return super(Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 def check_floating(a: Tensor, name: str) -> None:

@@ -19,13 +19,13 @@ from matbackprop.divided_differences import SpectralFunction, resolve_function
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError, OrderError, ShapeError
 from matbackprop.numerics import (
+    apply,
     autocast_off,
     check_finite,
     check_matrix,
     check_symmetric,
     compute_dtype,
     differentiated_again,
-    keep_signature,
     symmetrize,
     wants_check,
 )
@@ -75,7 +75,6 @@ class _Spectral(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @keep_signature
     def forward(a: Tensor, p: Tensor | None, lam: Tensor, u: Tensor, function: SpectralFunction) -> Tensor:
         return (u * function.value(lam, _column(p, 1)).unsqueeze(-2)) @ u.mT
 
@@ -121,7 +120,6 @@ class _Frechet(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @keep_signature
     def forward(
         a: Tensor, e: Tensor, p: Tensor | None, q: Tensor | None, lam: Tensor, u: Tensor, function: SpectralFunction
     ) -> Tensor:
@@ -182,7 +180,6 @@ class _SecondFrechet(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @keep_signature
     def forward(
         a: Tensor, e: Tensor, h: Tensor, p: Tensor | None, lam: Tensor, u: Tensor, function: SpectralFunction
     ) -> Tensor:
@@ -234,7 +231,7 @@ def _refuse_third_order(asked: bool) -> None:
 def spectral(a: Tensor, p: Tensor | None, lam: Tensor, u: Tensor, function: SpectralFunction) -> Tensor:
     """g(A) given the eigendecomposition of A, which is treated as a constant; differentiable in A and p."""
     kind = _Spectral if torch.compiler.is_compiling() else _SpectralForwardAD
-    return kind.apply(a, p, lam, u, function)
+    return apply(kind, a, p, lam, u, function)
 
 
 def frechet(
@@ -243,7 +240,7 @@ def frechet(
     """The variation of g(A) in the directions E of A and q of p; differentiable in A, E, p and q."""
     if not differentiated_again():
         return _Frechet.forward(a, e, p, q, lam, u, function)
-    return _FrechetForwardAD.apply(a, e, p, q, lam, u, function)
+    return apply(_FrechetForwardAD, a, e, p, q, lam, u, function)
 
 
 def second_frechet(
@@ -252,7 +249,7 @@ def second_frechet(
     """The second derivative of g at A in the directions E and H; differentiable in E and H."""
     if not differentiated_again():
         return _SecondFrechet.forward(a, e, h, p, lam, u, function)
-    return _SecondFrechetForwardAD.apply(a, e, h, p, lam, u, function)
+    return apply(_SecondFrechetForwardAD, a, e, h, p, lam, u, function)
 
 
 def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str) -> None:

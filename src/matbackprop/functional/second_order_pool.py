@@ -35,13 +35,13 @@ from matbackprop.functional.matrix_function import (
 )
 from matbackprop.functional.svd import svd
 from matbackprop.numerics import (
+    apply,
     autocast_off,
     check_finite,
     check_matrix,
     compute_dtype,
     differentiated_again,
     forward_mode_active,
-    keep_signature,
     symmetrize,
     wants_check,
 )
@@ -215,7 +215,6 @@ class _Pool(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @keep_signature
     def forward(
         f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, thin: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -250,8 +249,32 @@ def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor |
     return total
 
 
-def _empty_gradients(g: Tensor) -> list[Tensor]:
-    return [g.new_empty((0,)) for _ in range(4)]
+def _first_order(
+    g: Tensor,
+    f: Tensor,
+    w: Tensor | None,
+    eps: Tensor,
+    p: Tensor | None,
+    s: Tensor,
+    basis: Tensor,
+    y: Tensor,
+    function: SpectralFunction,
+    thin: bool,
+    needed: frozenset[int],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of F, w, ε and p, numbered 0 to 3, that are needed."""
+    for_f = for_w = for_eps = for_p = None
+    if 0 in needed:
+        for_f = (_thin_backward if thin else _primal_backward)(g, eps, p, s, basis, y, function)
+        if w is not None:
+            for_f = for_f * w.sqrt().unsqueeze(-1)
+    if 1 in needed:
+        for_w = _weight_gradient(g, f, eps, p, s, basis, y, function, thin)
+    if 2 in needed:
+        for_eps = _directional_trace(g, eps, p, s, basis, y, function, thin)
+    if 3 in needed:
+        for_p = _pairing(g, eps, p, s, basis, y, function.in_parameter(), thin)
+    return for_f, for_w, for_eps, for_p
 
 
 class _PoolGradient(Function):
@@ -264,32 +287,8 @@ class _PoolGradient(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @keep_signature
-    def forward(
-        g: Tensor,
-        f: Tensor,
-        w: Tensor | None,
-        eps: Tensor,
-        p: Tensor | None,
-        s: Tensor,
-        basis: Tensor,
-        y: Tensor,
-        function: SpectralFunction,
-        thin: bool,
-        needed: frozenset[int],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        for_f, for_w, for_eps, for_p = _empty_gradients(g)
-        if 0 in needed:
-            for_f = (_thin_backward if thin else _primal_backward)(g, eps, p, s, basis, y, function)
-            if w is not None:
-                for_f = for_f * w.sqrt().unsqueeze(-1)
-        if 1 in needed:
-            for_w = _weight_gradient(g, f, eps, p, s, basis, y, function, thin)
-        if 2 in needed:
-            for_eps = _directional_trace(g, eps, p, s, basis, y, function, thin)
-        if 3 in needed:
-            for_p = _pairing(g, eps, p, s, basis, y, function.in_parameter(), thin)
-        return for_f, for_w, for_eps, for_p
+    def forward(g: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        return tuple(g.new_empty((0,)) if grad is None else grad for grad in _first_order(g, *others))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -332,11 +331,11 @@ class _PoolGradient(Function):
         return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p, *(None,) * 6
 
 
-def pool_gradient(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def pool_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     """Gradients of F, w, ε and p; see `_PoolGradient`."""
     if not differentiated_again():
-        return _PoolGradient.forward(*arguments)
-    return _PoolGradient.apply(*arguments)
+        return _first_order(*arguments)
+    return apply(_PoolGradient, *arguments)
 
 
 def _prepare_weight(weight: Tensor, f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -458,7 +457,7 @@ def second_order_pool(
         if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
             a, lam, u = _dense(x, w, shift)
             return spectral(a, power, lam, u, fn).to(f.dtype)
-        out, *_ = _Pool.apply(x, w, shift, power, fn, x.shape[-2] < x.shape[-1])
+        out, *_ = apply(_Pool, x, w, shift, power, fn, x.shape[-2] < x.shape[-1])
         return out.to(f.dtype)
 
 
@@ -467,7 +466,7 @@ def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Te
     with autocast_off(f.device.type):
         x = f.to(torch.float64)
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
-        out, *_ = _Pool.apply(x, None, shift, None, function, True)
+        out, *_ = apply(_Pool, x, None, shift, None, function, True)
         return out.to(f.dtype)
 
 

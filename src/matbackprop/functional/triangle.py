@@ -16,7 +16,7 @@ __all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
 def _triangle(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Rows and columns of the upper triangle in row-major order, and the factor of each entry."""
     rows, columns = torch.triu_indices(n, n, device=device).unbind(0)
-    scale = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(dtype)
+    scale = torch.ones_like(rows, dtype=dtype).masked_fill(rows != columns, math.sqrt(2.0))
     return rows, columns, scale
 
 
