@@ -125,6 +125,9 @@ def test_route_names(monkeypatch):
     assert route("cpu", torch.float64, n=36, batch=1) == "lapack"
     assert route(symmetric(2, 4, 4)) == "lapack"
     assert route("meta", torch.float32, n=4, batch=2) == "torch"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert route("cpu", torch.float64, n=36, batch=100) == "lapack-threads"
+    assert route("cpu", torch.float64, n=256, batch=100) == "lapack"
     monkeypatch.setattr(batched._kernels, "available", lambda: True)
     monkeypatch.setattr(batched._cusolver, "available", lambda: True)
     for dtype in (torch.float32, torch.float64):
