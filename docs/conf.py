@@ -48,22 +48,31 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 
+_MARKUP = re.compile(r"(?<![*\w])\*(?=\w)(?=[^*]*$)|(?<=\()\*(?=\w)|\|")
+
+
 def _escape(app, what, name, obj, options, lines):
     """Docstrings are read as plain text too: ``(*b, m)`` and ``|x|`` outside literals are no markup in them."""
     block = None  # indentation of a formula or example, whose lines are left alone
+    literal = False  # whether the line begins within a literal
     for i, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
         if block is not None and (not line.strip() or indent > block):
             continue
         block = None
         if line.strip().startswith((">>>", ".. math::")) or line.rstrip().endswith("::"):
-            block = indent - (line.strip().startswith(">>>"))
-        else:
-            parts = re.split(r"(``.*?``|:[a-z:]+:`.*?`)", line)
-            parts[::2] = [
-                re.sub(r"(?<!\*)\*(?=\w)(?=[^*]*$)|(?<=\()\*(?=\w)|\|", r"\\\g<0>", part) for part in parts[::2]
-            ]
-            lines[i] = "".join(parts)
+            block = indent - line.strip().startswith(">>>")
+            continue
+        spans = line.split("``")
+        for n, span in enumerate(spans):
+            if (n % 2 == 1) == literal:
+                parts = re.split(r"(:[a-z:]+:`.*?`)", span)
+                parts[::2] = [
+                    re.sub(r"(?<![*\w])\*(?=\w)(?=[^*]*$)|(?<=\()\*(?=\w)|\|", r"\\\g<0>", p) for p in parts[::2]
+                ]
+                spans[n] = "".join(parts)
+        literal ^= len(spans) % 2 == 0
+        lines[i] = "``".join(spans)
 
 
 def _skip(app, what, name, obj, skip, options):

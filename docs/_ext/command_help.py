@@ -9,12 +9,12 @@ from docutils.parsers.rst import Directive
 
 
 def help_of(name: str) -> str:
-    """What ``matbackprop NAME --help`` prints, without colours, 100 columns wide."""
+    """What ``matbackprop NAME --help`` prints, without colours, 86 columns wide."""
     from matbackprop import cli
 
     text = io.StringIO()
     before = {key: os.environ.get(key) for key in ("COLUMNS", "NO_COLOR", "TERM")}
-    os.environ.update({"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"})
+    os.environ.update({"COLUMNS": "86", "NO_COLOR": "1", "TERM": "dumb"})
     try:
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
             cli.main([*name.split(), "--help"])

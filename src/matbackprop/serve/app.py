@@ -90,7 +90,13 @@ def build(analyse: Analyse, methods: Sequence[str], *, about: str = "", classify
         shown[~mask] = shown[~mask] // 4 + 160
         return shown, classify(analysis.photograph, mask)
 
-    gallery: dict[str, Any] = {"columns": 2, "object_fit": "contain", "buttons": _BUTTONS, "format": "png"}
+    gallery: dict[str, Any] = {
+        "columns": 2,
+        "height": "auto",
+        "object_fit": "contain",
+        "buttons": _BUTTONS,
+        "format": "png",
+    }
     with gr.Blocks(title="matbackprop", analytics_enabled=False) as page:
         gr.Markdown(_TITLE, elem_id="title")
         state = gr.State(None)
@@ -114,7 +120,7 @@ def build(analyse: Analyse, methods: Sequence[str], *, about: str = "", classify
                         label="From coarse to fine", columns=2, object_fit="contain", height=640, buttons=_BUTTONS
                     )
                 with gr.Tab("Eigenvectors"):
-                    vectors = gr.Gallery(label="The coordinates that cells are grouped by", height=560, **gallery)
+                    vectors = gr.Gallery(label="The coordinates that cells are grouped by", **gallery)
                     eigenvalues = gr.Image(label="Spectrum", interactive=False, format="png", buttons=_BUTTONS)
                 if classify is not None:
                     with gr.Tab("What is it?"):

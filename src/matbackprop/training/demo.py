@@ -229,8 +229,24 @@ class _PoolingData(pl.LightningDataModule):
         return self._loader(self.val, 128, shuffle=False)
 
 
-class _PoolingModule(RecordingModule):
+class _Narrated(RecordingModule):
+    """Says after each epoch of a training how far it is."""
+
+    console: Console | None = None
+    measures: tuple[str, ...] = ("val/loss",)
+
+    def on_validation_end(self) -> None:
+        if self.console is None or self.trainer.state.fn != "fit":
+            return
+        found = self.trainer.callback_metrics
+        said = " · ".join(f"{name.removeprefix('val/')} {float(found[name]):.3f}" for name in self.measures)
+        self.console.print(f"  epoch {self.trainer.current_epoch + 1:>2} of {self.trainer.max_epochs} · {said}")
+
+
+class _PoolingModule(_Narrated):
     """Convolutions → features inside the mask → g(FᵀF + εI) → upper triangle → linear classifier."""
+
+    measures = ("val/loss", "val/accuracy")
 
     def __init__(self, config: PoolingConfig) -> None:
         super().__init__()
@@ -281,6 +297,7 @@ def _train_pooling(config: DemoConfig, console: Console) -> tuple[RunFolder, dic
     seed_all(config.seed)
     data = _PoolingData(config)
     module = _PoolingModule(config.pooling)
+    module.console = console
     engine = config.engine("pooling", config.pooling.epochs, "val/accuracy", "max")
     console.print(f"{len(data.train.labels)} training and {len(data.val.labels)} validation regions")
     spectra = {"before training": module.spectra(data.val.images[:64], data.val.weights[:64]).mean(0)}
@@ -344,8 +361,10 @@ class _CutsData(pl.LightningDataModule):
         return self._loader(self.val, shuffle=False)
 
 
-class _CutsModule(RecordingModule):
+class _CutsModule(_Narrated):
     """Convolutions with place → non-negative features → a normalized-cut objective, averaged over annotators."""
+
+    measures = ("val/loss", "val/alignment")
 
     def __init__(self, config: CutsConfig) -> None:
         super().__init__()
@@ -419,6 +438,7 @@ def _train_cuts(config: DemoConfig, console: Console) -> tuple[RunFolder, dict[s
     seed_all(config.seed)
     data = _CutsData(config)
     module = _CutsModule(config.cuts)
+    module.console = console
     engine = config.engine("cuts", config.cuts.epochs, "val/loss", "min")
     console.print(f"{len(data.train)} training and {len(data.val)} validation images")
     before_maps, before = _segment_all(module, data)
