@@ -26,6 +26,7 @@ _NEEDS_ZEROED_WORKSPACE = 11703  # releases before 11.7.3 read their workspace b
 
 _CHAIN_MIN_ORDER = 129  # up to 128 one thread block holds a matrix and few kernels are launched
 _CHAIN_MAX_BYTES = 2**28
+_RECORDABLE = 12000  # releases seen to work while recording a graph (CUDA 13)
 _LANES, _LANE_MIN_BATCH = 4, 8  # chains side by side, and the least part of a batch for one
 
 _thread = threading.local()
@@ -115,7 +116,8 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     comes again is replayed from a recording.
     """
     if a.shape[-1] >= _CHAIN_MIN_ORDER and a.numel() * a.element_size() <= _CHAIN_MAX_BYTES:
-        values, vectors = replayed("cusolver", _side_by_side, (a,))
+        recordable = version() >= _RECORDABLE
+        values, vectors = replayed("cusolver", _side_by_side, (a,)) if recordable else _side_by_side(a)
     else:
         values, vectors = _alone(a)
     return values, vectors.mT  # the routine writes eigenvectors in columns of a column-major matrix
@@ -142,8 +144,9 @@ def _side_by_side(a: Tensor) -> tuple[Tensor, Tensor]:
     used: list[torch.cuda.Stream] = []
     streams = _thread.__dict__.setdefault("streams", {})
     for lane, part in enumerate(zip(values.chunk(lanes), vectors.chunk(lanes), strict=True)):
-        stream = streams.setdefault((a.get_device(), lane), None) or torch.cuda.Stream(a.device)
-        streams[a.get_device(), lane] = stream
+        if (a.get_device(), lane) not in streams:
+            streams[a.get_device(), lane] = torch.cuda.Stream(a.device)
+        stream = streams[a.get_device(), lane]
         stream.wait_event(ready)
         with torch.cuda.stream(stream):
             _launch(*part, lane)
