@@ -1,4 +1,4 @@
-"""Caches: written once and whole, damage found, rows gathered."""
+"""Caches: written once and whole, damage found."""
 
 import json
 
@@ -40,13 +40,6 @@ def test_later_arrays_and_meta_may_depend_on_earlier_ones(tmp_path):
     cache = open_cache(tmp_path / "c")
     assert cache.arrays["kept"].tolist() == [0, 1, 2]
     assert cache.meta == {"kept": [0, 1, 2]}
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_gather(path, threads):
-    cache = open_cache(path)
-    index = np.array([9, 0, 0, 5, 3, 3, 1, 2])
-    np.testing.assert_array_equal(cache.gather("rows", index, threads=threads), cache.arrays["rows"][index])
 
 
 def test_empty_arrays(tmp_path):

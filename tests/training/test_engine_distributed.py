@@ -2,14 +2,16 @@
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 
 import pytest
 import torch
 
-from helpers.tiny_run import tiny_config, train
+from helpers.tiny_run import TinyModule, tiny_config, train
 from matbackprop.training.checkpoint import load_checkpoint
+from matbackprop.training.engine import RunInterrupted
 from matbackprop.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -38,7 +40,10 @@ def run_two(config, prepare=None):
         }
         if prepare is not None:
             prepare(rank)
-        train(config)
+        try:
+            train(config)
+        except RunInterrupted as stop:
+            os._exit(128 + stop.signum)
 
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=body, args=(rank,)) for rank in range(2)]
@@ -72,23 +77,36 @@ def test_loss_curve_equals_that_of_one_process_with_the_doubled_batch(tmp_path, 
     assert two.read_summary()["processes"] == 2
 
 
-def test_two_processes_resume_exactly(tmp_path):
-    options = {"max_epochs": 2, "checkpoint_every_steps": 2, **DISTRIBUTED}
-    assert run_two(tiny_config(tmp_path / "whole", **options)) == [0, 0]
+def _at_step(number, act):
+    """Let every process call ``act(rank)`` before a step."""
 
-    def die_at_step_five(rank):
-        from helpers.tiny_run import TinyModule
-
+    def prepare(rank):
         original = TinyModule.training_step
 
         def step(self, batch, batch_idx):
-            if self.trainer.global_step == 5:
-                os._exit(9)
+            if self.trainer.global_step == number:
+                act(rank)
             return original(self, batch, batch_idx)
 
         TinyModule.training_step = step
 
-    assert run_two(tiny_config(tmp_path / "parts", **options), die_at_step_five) == [9, 9]
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("act", "codes", "saved"),
+    [
+        (lambda rank: os._exit(9), [9, 9], 4),
+        # a signal to one of them: both agree to stop after the next second step
+        (lambda rank: os.kill(os.getpid(), signal.SIGTERM) if rank else None, [143, 143], 6),
+    ],
+    ids=["crash", "signal"],
+)
+def test_two_processes_resume_exactly(tmp_path, act, codes, saved):
+    options = {"max_epochs": 2, "checkpoint_every_steps": 2, "guard_every": 2, "items": 64, **DISTRIBUTED}
+    assert run_two(tiny_config(tmp_path / "whole", **options)) == [0, 0]
+    assert run_two(tiny_config(tmp_path / "parts", **options), _at_step(5, act)) == codes
+    assert load_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")["global_step"] == saved
     assert run_two(tiny_config(tmp_path / "parts", resume=True, **options)) == [0, 0]
     ends = [load_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "parts")]
     assert ends[0]["global_step"] == ends[1]["global_step"]

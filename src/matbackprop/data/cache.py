@@ -91,25 +91,6 @@ class Cache:
                         f"{number * _BLOCK} on. Remove the folder; it is made again when it is needed."
                     )
 
-    def gather(self, name: str, indices: np.ndarray, threads: int = 1) -> np.ndarray:
-        """Return a copy of the rows ``indices`` of an array, read by several threads.
-
-        Args:
-            name: the array.
-            indices: integers (n,).
-            threads: how many copy at once; a few saturate the memory.
-        """
-        array = self.arrays[name]
-        indices = np.asarray(indices)
-        out = np.empty((len(indices), *array.shape[1:]), array.dtype)
-        if threads <= 1 or len(indices) < 2 * threads:
-            np.take(array, indices, axis=0, out=out)
-            return out
-        parts = np.array_split(np.arange(len(indices)), threads)
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda p: np.take(array, indices[p], axis=0, out=out[p[0] : p[-1] + 1]), parts))
-        return out
-
 
 def write_cache(
     path: str | Path, arrays: Mapping[str, np.ndarray | Iterable[np.ndarray]], meta: Mapping[str, Any]
