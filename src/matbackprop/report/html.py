@@ -61,7 +61,7 @@ a { color:var(--accent); }
 figure { margin:0 12px 12px 0; display:inline-block; vertical-align:top; max-width:100%; }
 figure:has(svg) { display:block; margin-right:0; }
 figure img { display:block; max-width:100%; height:auto; border-radius:6px; background:#fff; }
-figure svg { display:block; width:100%; height:auto; }
+figure svg { display:block; max-width:100%; height:auto; }
 figcaption, .note { color:var(--muted); font-size:13px; margin-top:8px; }
 figcaption { width:0; min-width:100%; }
 table { border-collapse:collapse; width:100%; font-size:14px; }
