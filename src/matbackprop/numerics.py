@@ -95,10 +95,11 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False) -> None:
 
 
 def values_checkable(a: Tensor) -> bool:
-    """Whether the values of ``a`` may be looked at: not while compiling, under a functorch transform or on meta."""
+    """Whether the values of ``a`` may be looked at: not while compiling, under a transform, on meta, in a fake tensor."""
     return not (
         torch.compiler.is_compiling()
         or a.device.type == "meta"
+        or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
         or torch._C._functorch.maybe_get_level(a) > -1  # wrapped by vmap, grad or jvp
         or torch._C._functorch.is_legacy_batchedtensor(a)  # batched gradients of torch.autograd.grad
     )
@@ -130,9 +131,11 @@ def check_symmetric(a: Tensor, name: str) -> None:
     if not values_checkable(a) or a.numel() == 0:
         return
     a = a.detach()
-    scale = a.abs().amax()
-    gap = (a - a.mT).abs().amax()
-    if bool(gap > 100 * torch.finfo(a.dtype).eps * max(a.shape[-1], 1) * scale):
+    scale, gap = a.abs().amax((-2, -1)).flatten(), (a - a.mT).abs().amax((-2, -1)).flatten()
+    beyond = gap - 100 * torch.finfo(a.dtype).eps * a.shape[-1] * scale
+    worst = beyond.argmax()
+    if bool(beyond[worst] > 0):
+        scale, gap = scale[worst], gap[worst]
         raise SymmetryError(
             f"{name} must be symmetric; its largest entry is {float(scale):.3g}, it differs from its transpose by "
             f"up to {float(gap):.3g}. Pass (A + A.mT)/2, or check=False to take the symmetric part without this test."

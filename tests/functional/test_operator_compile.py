@@ -54,6 +54,13 @@ def test_a_compiled_training_step_with_inductor():
     torch.testing.assert_close(model[0].weight.grad, grad)
 
 
+def test_a_module_can_be_exported():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 5), nn.SecondOrderPool(), nn.MatrixFunction("exp", check=True))
+    x = torch.linspace(-1, 1, 24).reshape(2, 4, 3)
+    exported = torch.export.export(module, (x,)).module()
+    torch.testing.assert_close(exported(x), module(x))
+
+
 def test_checks_do_not_run_while_compiling():
     f = torch.full((2, 3), float("nan"))
     out = torch.compile(lambda x: second_order_pool(x, check=True), fullgraph=True, backend="aot_eager")(f)

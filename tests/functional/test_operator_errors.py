@@ -78,6 +78,12 @@ def test_matrices_that_are_not_symmetric(name):
     torch.testing.assert_close(found, expected)
 
 
+def test_each_matrix_is_measured_by_its_own_size():
+    a = torch.stack([1e9 * torch.eye(3), torch.tensor([[1.0, 0.1, 0], [0, 1, 0], [0, 0, 1]])])
+    with pytest.raises(SymmetryError, match=r"largest entry is 1, it differs from its transpose by up to 0\.1"):
+        mb.matrix_log(a)
+
+
 @pytest.mark.parametrize(
     ("name", "spectrum", "wanted"),
     [

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import matbackprop as mb
 from helpers.matrices import relu_features, symmetric
@@ -52,6 +53,30 @@ def test_a_map_without_locations_pools_to_the_value_at_eps(method):
     assert mb.second_order_pool(torch.ones(2, 3, 4), weight=torch.ones(2, 0, 3)).shape == (2, 0, 4, 4)
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 3, 0), (0, 3), (3, 0)])
+@pytest.mark.parametrize("name", ["pool", "pool_svd", "pool_eig", "svd", "svd_full"])
+def test_empty_rectangles(name, shape):
+    a = torch.zeros(shape, requires_grad=True)
+    sum(out.sum() for out in OF_MATRICES[name](a)).backward()
+    assert a.grad.shape == shape
+
+
+def test_kept_indices_do_not_cross_modes():
+    """A triangle made in inference mode or for fake tensors must not serve a training step of the same order."""
+    order = 17
+    with torch.inference_mode():
+        mb.vectorize_symmetric(torch.ones(order, order))
+    with FakeTensorMode():
+        mb.vectorize_symmetric(torch.ones(order, order))
+    a = torch.ones(order, order, requires_grad=True)
+    v = mb.vectorize_symmetric(a)
+    assert type(v) is torch.Tensor
+    v.square().sum().backward()
+    torch.testing.assert_close(a.grad, torch.triu(torch.full((order, order), 4.0)) - 2 * torch.eye(order))
+    with FakeTensorMode():
+        assert type(mb.vectorize_symmetric(torch.ones(order, order))) is FakeTensor
+
+
 @pytest.mark.parametrize("name", OF_MATRICES)
 def test_meta(name):
     a = torch.empty(2, 4, 4, device="meta")
@@ -59,6 +84,17 @@ def test_meta(name):
     for out, expected in zip(OF_MATRICES[name](a), real, strict=True):
         assert out.device.type == "meta"
         assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+
+
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_fake_tensors(name):
+    """What torch.export and shape propagation outside of torch.compile use."""
+    with FakeTensorMode():
+        a = torch.ones(2, 4, 4, requires_grad=True)
+        outs = OF_MATRICES[name](a)
+        sum(out.sum() for out in outs).backward()
+    assert all(type(out) is FakeTensor for out in outs)
+    assert a.grad.shape == (2, 4, 4)
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from matbackprop.errors import ShapeError
-from matbackprop.numerics import check_floating, check_matrix
+from matbackprop.numerics import check_floating, check_matrix, values_checkable
 
 __all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
 
 
 def _triangle(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and columns of the upper triangle in row-major order, and the factor of each entry."""
+    """Where the upper triangle lies in a flat matrix (row-major), the factor of each entry, and the way back."""
     rows, columns = torch.triu_indices(n, n, device=device).unbind(0)
     scale = torch.ones_like(rows, dtype=dtype).masked_fill(rows != columns, math.sqrt(2.0))
-    return rows, columns, scale
+    order = torch.arange(len(rows), device=device)
+    back = torch.zeros(n, n, dtype=torch.long, device=device)
+    back[rows, columns] = order
+    back[columns, rows] = order
+    return rows * n + columns, scale, back.flatten()
+
+
+_kept_triangle = functools.lru_cache(maxsize=16)(_triangle)
+
+
+def _triangle_for(a: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The triangle of order n for ``a``, kept between calls: making it costs more launches than using it.
+
+    Where tensors are not plain (traced, fake, captured in a CUDA graph, in inference mode) it is made anew.
+    """
+    plain = (
+        values_checkable(a)
+        and _get_current_dispatch_mode() is None
+        and not torch.is_inference_mode_enabled()
+        and not (a.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    )
+    return (_kept_triangle if plain else _triangle)(n, a.device, a.dtype)
 
 
 def vectorize_symmetric(a: Tensor) -> Tensor:
@@ -47,8 +70,8 @@ def vectorize_symmetric(a: Tensor) -> Tensor:
     """
     check_matrix(a, "a", square=True)
     n = a.shape[-1]
-    rows, columns, scale = _triangle(n, a.device, a.dtype)
-    return a.flatten(-2).index_select(-1, rows * n + columns) * scale
+    upper, scale, _ = _triangle_for(a, n)
+    return a.flatten(-2).index_select(-1, upper) * scale
 
 
 def unvectorize_symmetric(v: Tensor) -> Tensor:
@@ -81,9 +104,5 @@ def unvectorize_symmetric(v: Tensor) -> Tensor:
     n = (math.isqrt(8 * length + 1) - 1) // 2
     if v.ndim == 0 or n * (n + 1) // 2 != length:
         raise ShapeError(f"v must end in a dimension of n(n+1)/2 entries (1, 3, 6, 10, …), got shape {tuple(v.shape)}.")
-    rows, columns, scale = _triangle(n, v.device, v.dtype)
-    position = torch.zeros(n, n, dtype=torch.long, device=v.device)
-    order = torch.arange(length, device=v.device)
-    position[rows, columns] = order
-    position[columns, rows] = order
-    return (v / scale).index_select(-1, position.flatten()).unflatten(-1, (n, n))
+    _, scale, back = _triangle_for(v, n)
+    return (v / scale).index_select(-1, back).unflatten(-1, (n, n))

@@ -1,0 +1,80 @@
+"""On a GPU (--device cuda): the results of the CPU, no synchronisation unless asked for, capture in a CUDA graph."""
+
+import pytest
+import torch
+
+from helpers.matrices import relu_features, symmetric
+from helpers.operators import CASES, case_id, loss, outputs
+from matbackprop import matrix_log, nn, second_order_pool
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_equals_the_cpu(case, device):
+    inputs = case.inputs("separated")
+    there = [t.to(device).requires_grad_() for t in inputs]
+    here = [t.requires_grad_() for t in inputs]
+    for one, other in zip(outputs(case, *there), outputs(case, *here), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-10)
+    grads = torch.autograd.grad(loss(case, *there), there), torch.autograd.grad(loss(case, *here), here)
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-8, atol=1e-9)
+
+
+STEPS = {
+    "pool 36x64": lambda device: (relu_features(36, 64, 4), second_order_pool),
+    "pool 80x96": lambda device: (relu_features(80, 96, 4), second_order_pool),
+    "pool 49x16": lambda device: (relu_features(49, 16, 4), second_order_pool),
+    "pool of regions": lambda device: (
+        relu_features(20, 24, 2),
+        lambda f: second_order_pool(f, weight=torch.ones(2, 3, 20, device=device), center=True, function="sqrt"),
+    ),
+    "matrix_log": lambda device: (symmetric("repeated", 4), matrix_log),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", STEPS)
+def test_nothing_waits_for_the_device(name, dtype, device):
+    f, operator = STEPS[name](device)
+    f = f.to(device, dtype).requires_grad_()
+    torch.autograd.grad(operator(f).sum(), f)  # kernels are compiled and handles made on the first call
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (grad,) = torch.autograd.grad(operator(f).sum(), f)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("m", [36, 80])
+def test_a_training_step_in_a_cuda_graph(m, device):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 96), torch.nn.ReLU(), nn.SecondOrderPool(vectorize=True)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x = torch.randn(4, m, 8, device=device)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        value = model(x).square().mean()
+        value.backward()
+        optimizer.step()
+        return value
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = step()
+    losses = []
+    for _ in range(4):
+        graph.replay()
+        losses.append(float(value.detach()))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[-1]
