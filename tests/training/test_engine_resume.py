@@ -1,13 +1,15 @@
 """A run that stops and goes on ends with the same bits as one that does not stop."""
 
+import pickle
+
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import ConfigurationError
-from matbackprop.training.checkpoint import load_checkpoint
-from matbackprop.training.engine import fit, is_first_process, seed_all
+from matbackprop.training.checkpoint import load_checkpoint, save_checkpoint
+from matbackprop.training.engine import RunInterrupted, fit, is_first_process, seed_all
 
 
 class _Stop(Exception):
@@ -120,6 +122,51 @@ def test_schedules_that_cannot_resume_exactly_are_refused(tmp_path):
     config = tiny_config(tmp_path / "run", max_epochs=1)
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau"):
         fit(config, Plateau(config), TinyData(config), name="tiny")
+
+
+def test_an_ordinary_loader_is_resumed_at_ends_of_epochs(tmp_path, caplog):
+    class Ordinary(TinyData):
+        def train_dataloader(self):
+            items = [self.item(i, 0) for i in range(self.config.items)]
+            return torch.utils.data.DataLoader(items, self.config.batch)
+
+    class Dying(TinyModule):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.global_step == 8:
+                raise _Stop
+            return super().training_step(batch, batch_idx)
+
+    config = tiny_config(tmp_path / "run", checkpoint_every_steps=1)
+    with pytest.raises(_Stop):
+        fit(config, Dying(config), Ordinary(config), name="tiny")
+    assert "not an EpochLoader" in caplog.text
+    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 6
+    config = tiny_config(tmp_path / "run", checkpoint_every_steps=1, resume=True)
+    run = fit(config, TinyModule(config), Ordinary(config), name="tiny")
+    assert run.read_summary()["steps"] == 18
+
+
+def test_a_monitor_that_is_not_there_is_announced_once(tmp_path, caplog):
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=2, monitor="val/lost"))
+    assert caplog.text.count("no metric val/lost") == 1
+    assert "there are val/loss" in caplog.text
+    assert "best" not in run.read_summary()
+
+
+def test_another_number_of_processes_within_an_epoch_is_refused(tmp_path):
+    _train_until(tiny_config(tmp_path / "run", checkpoint_every_steps=2), 8)
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    state = load_checkpoint(path)
+    state["matbackprop"]["world_size"] = 2
+    save_checkpoint(state, path)
+    with pytest.raises(ConfigurationError, match="within an epoch of 2 processes"):
+        train(tiny_config(tmp_path / "run", checkpoint_every_steps=2, resume=True))
+
+
+def test_an_interruption_survives_pickling():
+    stop = pickle.loads(pickle.dumps(RunInterrupted(15, 7, "here")))
+    assert (stop.signum, stop.step, stop.where) == (15, 7, "here")
+    assert "SIGTERM at step 7" in str(stop)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,11 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------------ callback
 
 
+def whole_step(trainer: pl.Trainer) -> bool:
+    """Return whether no accumulated gradient is pending: a checkpoint does not hold gradients."""
+    return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
 class Checkpointer(pl.callbacks.Checkpoint):
     """Saves the last and the best state, and brings a resumed run to exactly where it was.
 
@@ -273,6 +278,8 @@ class Checkpointer(pl.callbacks.Checkpoint):
         self.best_score: float | None = None
         self.best_step = 0
         self.partial_validation = False
+        self.can_resume_inside = True
+        self._warned = False
         self._best: dict[str, Any] | None = None
         self._saved_step = -1
         self._saved_time = time.monotonic()
@@ -312,6 +319,14 @@ class Checkpointer(pl.callbacks.Checkpoint):
         """Keep the weights in memory if the monitored metric is the best so far."""
         value = trainer.callback_metrics.get(self.config.monitor)
         if value is None or self.partial_validation:
+            validated = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
+            if value is None and validated and not self._warned:
+                self._warned = True
+                log.warning(
+                    "There is no metric %s to choose the best checkpoint by; there are %s. Set --monitor.",
+                    self.config.monitor,
+                    ", ".join(validated),
+                )
             return
         score = float(value)
         sign = 1.0 if self.config.monitor_mode == "min" else -1.0
@@ -343,13 +358,8 @@ class Checkpointer(pl.callbacks.Checkpoint):
         step = trainer.global_step
         inside = batch_idx + 1 < trainer.num_training_batches
         due = every and step and step % every == 0 and step != self._saved_step
-        if due and inside and self._whole_step(trainer) and self._may_save(trainer):
+        if due and inside and self.can_resume_inside and whole_step(trainer) and self._may_save(trainer):
             self.save(trainer)
-
-    @staticmethod
-    def _whole_step(trainer: pl.Trainer) -> bool:
-        """Return whether no accumulated gradient is pending: a checkpoint does not hold gradients."""
-        return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.note_best(trainer)
@@ -409,6 +419,13 @@ class Checkpointer(pl.callbacks.Checkpoint):
         self._saved_step = trainer.global_step if self._resumed else -1
         self._saved_epoch = trainer.current_epoch
         loader = trainer.train_dataloader
+        self.can_resume_inside = isinstance(loader, EpochLoader)
+        if not self.can_resume_inside:
+            log.warning(
+                "The training loader is a %s, not an EpochLoader: checkpoints are written at ends of epochs, and a "
+                "run stopped within an epoch does that epoch again.",
+                type(loader).__name__,
+            )
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return
@@ -418,6 +435,11 @@ class Checkpointer(pl.callbacks.Checkpoint):
 
             def restore() -> None:
                 set_random_state(state)
+        elif resumed["batch"]:
+            raise ConfigurationError(
+                f"the checkpoint is from within an epoch of {resumed['world_size']} processes, whose batches "
+                f"{trainer.world_size} processes cannot go on with. Finish the epoch with as many processes as before."
+            )
         else:
             log.warning(
                 "The run goes on with %d processes instead of %d: random numbers start anew, the data go on in order.",

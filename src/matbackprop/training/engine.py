@@ -254,12 +254,6 @@ class _Sharing(pl.Callback):
         self._replaced = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        loader = trainer.train_dataloader
-        if not isinstance(loader, EpochLoader):
-            log.warning(
-                "The training loader is a %s, not an EpochLoader: a run stopped within an epoch does that epoch again.",
-                type(loader).__name__,
-            )
         if trainer.world_size > 1:
             torch.manual_seed(generator_for(torch.initial_seed(), trainer.global_rank).initial_seed())
 

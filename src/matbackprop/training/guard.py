@@ -9,7 +9,6 @@ reading the flag.
 from __future__ import annotations
 
 import json
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from matbackprop.training.run_folder import RunFolder
 
 __all__ = ["GradientGuard", "flatten_tensors"]
-
-log = logging.getLogger("matbackprop")
 
 
 def flatten_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

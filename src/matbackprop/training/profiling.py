@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,8 +16,6 @@ from torch.optim import Optimizer
 from matbackprop.training.run_folder import atomic_write
 
 __all__ = ["StepProfile", "structured_layers"]
-
-log = logging.getLogger("matbackprop")
 
 PARTS = (
     "data",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -11,12 +10,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from matbackprop.training.checkpoint import Checkpointer
+from matbackprop.training.checkpoint import Checkpointer, whole_step
 from matbackprop.training.recording import MetricsLogger
 
 __all__ = ["RunInterrupted", "StopOnSignal"]
-
-log = logging.getLogger("matbackprop")
 
 
 class RunInterrupted(Exception):
@@ -25,17 +22,21 @@ class RunInterrupted(Exception):
     Attributes:
         signum: the signal.
         step: optimiser steps done.
+        where: the last checkpoint, or None.
     """
 
     def __init__(self, signum: int, step: int, where: Any) -> None:
-        self.signum, self.step = signum, step
+        self.signum, self.step, self.where = signum, step, where
         name = signal.Signals(signum).name
         if where is None:
-            super().__init__(f"{name} at step {step}: the run ends; without checkpoints nothing is saved.")
+            super().__init__(f"{name} at step {step}: the run ends without a checkpoint.")
         else:
             super().__init__(
                 f"{name} at step {step}: the state is saved in {where}. Give the same command with --resume to go on."
             )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.signum, self.step, self.where)
 
 
 class StopOnSignal(pl.Callback):
@@ -87,12 +88,8 @@ class StopOnSignal(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # The last step of an epoch is followed by its validation, which is cut short, and by the end of the epoch.
-        if self._agreed(trainer) and batch_idx + 1 < trainer.num_training_batches and self._whole(trainer):
-            self._end(trainer)
-
-    @staticmethod
-    def _whole(trainer: pl.Trainer) -> bool:
-        return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if self._agreed(trainer) and batch_idx + 1 < trainer.num_training_batches and whole_step(trainer):
+            self._end(trainer, inside=True)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         if self.signum is not None and trainer.world_size == 1 and trainer.state.fn == "fit":
@@ -105,7 +102,9 @@ class StopOnSignal(pl.Callback):
             self.checkpointer.note_best(trainer)
             self._end(trainer)
 
-    def _end(self, trainer: pl.Trainer) -> None:
+    def _end(self, trainer: pl.Trainer, inside: bool = False) -> None:
         assert self.signum is not None
-        saved = self.checkpointer.save(trainer)
-        raise RunInterrupted(self.signum, trainer.global_step, self.checkpointer.last_path if saved else None)
+        if not inside or self.checkpointer.can_resume_inside:
+            self.checkpointer.save(trainer)
+        path = self.checkpointer.last_path
+        raise RunInterrupted(self.signum, trainer.global_step, path if path.exists() else None)
