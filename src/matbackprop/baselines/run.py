@@ -3,11 +3,8 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from matbackprop.baselines.simple import fixed_grids, one_region
 from matbackprop.data.bsds import BSDS
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics import ImageScores, score_image, summarize
+from matbackprop.metrics.parallel import parallel_map
 
 __all__ = ["BASELINES", "HUMANS", "run_baselines"]
 
@@ -112,14 +110,8 @@ def run_baselines(
 
 
 def _score_all(dataset: BSDS, method: str, limit: int | None, boundary: bool, workers: int) -> Iterator[Any]:
-    score = partial(_score_one, dataset, method, boundary)
     indices = range(min(limit or len(dataset), len(dataset)))
-    with ExitStack() as stack:
-        if workers < 2:
-            yield from map(score, indices)
-        else:
-            pool = ProcessPoolExecutor(min(workers, len(indices)), mp_context=get_context("spawn"))
-            yield from stack.enter_context(pool).map(score, indices)
+    return parallel_map(partial(_score_one, dataset, method, boundary), indices, workers)
 
 
 def _score_one(dataset: BSDS, method: str, boundary: bool, index: int) -> Any:

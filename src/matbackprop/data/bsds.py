@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from matbackprop.data.label_files import index_label_files, read_label_maps
 from matbackprop.errors import DataError, LabelError, ShapeError
+from matbackprop.metrics.regions import compact_labels
 
 __all__ = ["BSDS", "BSDSSample", "Jitter", "augment", "labels_to_grid", "read_image", "tuning_split"]
 
@@ -127,12 +128,8 @@ class BSDS(Dataset[BSDSSample]):
 
     def segmentations(self, name: str) -> list[Tensor]:
         """The human maps of a name, int64 ``(h, w)`` each, labels from 0 without gaps."""
-        maps = []
-        for path in self._truth[name]:
-            for labels in read_label_maps(path):
-                _, compact = np.unique(labels, return_inverse=True)
-                maps.append(torch.from_numpy(compact.reshape(labels.shape).astype(np.int64)))
-        return maps
+        maps = [labels for path in self._truth[name] for labels in read_label_maps(path)]
+        return [torch.from_numpy(compact_labels(labels)[0]) for labels in maps]
 
 
 def _find_root(root: Path) -> Path:

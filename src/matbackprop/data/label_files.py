@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from matbackprop.errors import DataError
+from matbackprop.errors import DataError, LabelError, ShapeError
+from matbackprop.metrics.regions import as_label_map
 
 __all__ = ["LABEL_SUFFIXES", "index_label_files", "read_label_maps", "read_seg", "ucm_to_segmentations", "write_seg"]
 
@@ -90,16 +91,10 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
 
 
 def _labels(array: Any, path: Path) -> NDArray[np.integer]:
-    array = np.asarray(array)
-    if array.ndim != 2 or array.size == 0:
-        raise DataError(f"{path}: a label map is two-dimensional and not empty, this one has shape {array.shape}")
-    if array.dtype.kind in "iu":
-        return array
-    if array.dtype.kind == "b":
-        return array.astype(np.uint8)
-    if array.dtype.kind == "f" and np.isfinite(array).all() and bool((array == np.round(array)).all()):
-        return array.astype(np.int64)
-    raise DataError(f"{path}: labels are whole numbers, this array holds other values of type {array.dtype}")
+    try:
+        return as_label_map(array)
+    except (ShapeError, LabelError) as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bool = True) -> list[NDArray[np.integer]]:

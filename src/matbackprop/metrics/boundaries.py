@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.metrics.regions import _size_message, as_label_map
+from matbackprop.metrics.regions import as_label_map, size_message
 
 __all__ = ["boundary_counts", "boundary_f_measure", "boundary_map", "f_measure", "match_boundaries", "thin_boundaries"]
 
@@ -128,7 +128,7 @@ def match_boundaries(
         [40, 40]
     """
     if boundary.shape != truth.shape:
-        raise ShapeError(_size_message("the boundary map", boundary.shape, "the human one", truth.shape))
+        raise ShapeError(size_message("the boundary map", boundary.shape, "the human one", truth.shape))
     if boundary.sum() > truth.sum():  # fewer pixels look for partners, and fewer are left to do so in vain
         second, first = match_boundaries(truth, boundary, tolerance)
         return first, second

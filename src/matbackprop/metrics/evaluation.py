@@ -2,11 +2,8 @@
 summaries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import DataError
 from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
+from matbackprop.metrics.parallel import parallel_map
 from matbackprop.metrics.regions import region_scores
 
 __all__ = ["ImageScores", "evaluate_segmentations", "score_image", "score_images", "summarize"]
@@ -146,18 +144,11 @@ def score_images(
     score = partial(_score, boundary=boundary, tolerance=tolerance)
     jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
     problems = []
-    with ExitStack() as stack:
-        if workers < 2 or len(jobs) < 2:
-            results: Iterable[ImageScores | str] = map(score, jobs)
+    for result in parallel_map(score, jobs, workers):
+        if isinstance(result, str):
+            problems.append(result)
         else:
-            # Fresh processes: forking one in which torch has started threads may hang.
-            pool = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn"))
-            results = stack.enter_context(pool).map(score, jobs, chunksize=1)
-        for result in results:
-            if isinstance(result, str):
-                problems.append(result)
-            else:
-                yield result
+            yield result
     if len(problems) == 1:
         raise DataError(problems[0])
     if problems:

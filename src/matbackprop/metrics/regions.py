@@ -146,7 +146,7 @@ def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> 
     for t, segmentation in enumerate(segmentations):
         labels, count = compact_labels(segmentation, f"segmentation {t + 1}")
         if labels.shape != shape:
-            raise ShapeError(_size_message(f"segmentation {t + 1}", labels.shape, "the human maps", shape))
+            raise ShapeError(size_message(f"segmentation {t + 1}", labels.shape, "the human maps", shape))
         rows, columns, shared = _shared_counts(atoms, regions_of, len(areas), labels.ravel(), count)
         own = np.bincount(labels.ravel(), minlength=count)
         iou = shared / (areas[rows] + own[columns] - shared)
@@ -225,7 +225,7 @@ def _stack_ground_truth(
     for g, labels in enumerate(ground_truth):
         compact, count = compact_labels(labels, f"human map {g + 1}")
         if g and compact.shape != shape:
-            raise ShapeError(_size_message(f"human map {g + 1}", compact.shape, "the first one", shape))
+            raise ShapeError(size_message(f"human map {g + 1}", compact.shape, "the first one", shape))
         shape = compact.shape
         maps.append(compact.ravel() + total)
         first.append(total)
@@ -278,6 +278,7 @@ def _xlog2x(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts.astype(np.float64) * np.log2(counts)
 
 
-def _size_message(name: str, shape: tuple[int, ...], other: str, expected: tuple[int, ...]) -> str:
+def size_message(name: str, shape: tuple[int, ...], other: str, expected: tuple[int, ...]) -> str:
+    """What to say about two maps of different sizes."""
     hint = " (transposed: swap height and width)" if shape == expected[::-1] and shape != expected else ""
     return f"{name} has size {shape[0]}×{shape[1]}, but {other} {expected[0]}×{expected[1]}{hint}; sizes must agree"
