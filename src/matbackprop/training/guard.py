@@ -78,6 +78,9 @@ class GradientGuard(pl.Callback):
         self._norms = torch.zeros((), dtype=torch.float64, device=pl_module.device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=pl_module.device)
         self._waits = pl_module.device.type == "cpu" and trainer.world_size == 1
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Here the optimisers have their states, also those of a checkpoint.
         for optimizer in trainer.optimizers:
             if self._scaler is not None:
                 # Let Lightning unscale the gradients before they come here, not the optimiser after.
@@ -275,4 +278,8 @@ def _prefer_fused(optimizer: Optimizer) -> None:
         return
     for group in groups:
         group["fused"], group["foreach"] = True, False
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if "step" in state:  # Adam's; a checkpoint of another device may have left it there
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
