@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,12 +151,17 @@ def _read_png(path: Path) -> list[NDArray[np.integer]]:
 
 
 def _read_npz(path: Path) -> list[NDArray[np.integer]]:
+    if not is_zipfile(path):
+        raise DataError(f"{path} cannot be read: it is no archive of NumPy arrays, or damaged")
     with np.load(path, allow_pickle=False) as content:
         names = sorted(content.files, key=_natural)
         return [labels for name in names for labels in _stack(content[name], path)]
 
 
 def _read_npy(path: Path) -> list[NDArray[np.integer]]:
+    with path.open("rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise DataError(f"{path} cannot be read: it is no NumPy array, or damaged")
     return _stack(np.load(path, allow_pickle=False), path)
 
 
