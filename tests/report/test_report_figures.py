@@ -140,3 +140,8 @@ def test_the_same_data_give_the_same_file(tmp_path):
 def test_mathematical_signs_have_a_glyph(tmp_path):
     figures.lines({"‖Π_λ − Π_Ψ‖², J₂, Fᵀ, ½, ∂": ([1, 2], [1, 2])}, tmp_path / "signs.png")
     assert (tmp_path / "signs.png").exists()  # a missing glyph is a warning, and warnings are errors here
+
+
+def test_panels_come_in_the_order_of_interest():
+    row = {"train/gradient_norm": 1, "train/steps_per_second": 2, "layer/rank": 3, "val/error": 4, "train/loss": 5}
+    assert list(figures.curve_panels([row])) == ["loss", "error", "gradient norm", "layer rank", "steps per second"]

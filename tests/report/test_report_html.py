@@ -54,3 +54,11 @@ def test_missing_and_damaged_files_are_named(run, tmp_path):
         write_report(run)
     with pytest.raises(DataError, match="cannot embed"):
         Page("p").picture(tmp_path / "missing.png")
+
+
+def test_the_best_score_and_measures_stand_first(tmp_path):
+    run = RunFolder(tmp_path / "run").create({})
+    run.write_summary({"steps": 9, "done": True, "val/error": 0.5, "best": 0.25, "best_metric": "val/error"})
+    page = write_report(run).read_text(encoding="utf-8")
+    tiles = re.findall(r'class="name">([^<]*)</div>\s*<div class="value">([^<]*)<', page)
+    assert tiles == [("best val/error", "0.25"), ("val/error", "0.5"), ("steps", "9")]

@@ -44,7 +44,8 @@ def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         metrics: rows of ``metrics.jsonl``, each with ``step``, ``epoch``, ``time`` and some named numbers.
 
     Returns:
-        Panel title → the names drawn there, in order of first appearance.
+        Panel title → the names drawn there: the loss, what is validated, the rest of training, other groups such as the
+        layer's, and last the rate and the speed.
 
     Example:
         >>> curve_panels([{"step": 1, "train/loss": 2.0, "layer/rank": 4}, {"step": 2, "val/loss": 1.5}])
@@ -60,7 +61,17 @@ def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
             names = panels.setdefault(title, [])
             if name not in names:
                 names.append(name)
-    return panels
+    return dict(sorted(panels.items(), key=lambda panel: _importance(*panel)))
+
+
+def _importance(title: str, names: Sequence[str]) -> int:
+    """Where a panel comes among the others; equals stay in order of appearance."""
+    if title == "loss":
+        return 0
+    if title in ("learning rate", "steps per second"):
+        return 4
+    stages = {name.partition("/")[0] for name in names}
+    return 1 if stages & {"val", "test"} else 2 if "train" in stages else 3
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Page", "write_report"]
 
-_HEADLINES = 8
+_HEADLINES = 6
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
 
 
@@ -206,11 +206,11 @@ def _key_value(values: Mapping[str, Any]) -> Table:
 
 
 def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
-    numbers: dict[str, float | str] = {}
-    for name, value in _flatten(summary):
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and len(numbers) < _HEADLINES:
-            numbers[name] = value
-    return numbers
+    """The numbers to show large: the best score by its name, then measures (``val/error``), then the rest."""
+    flat = {k: v for k, v in _flatten(summary) if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    best = {f"best {summary['best_metric']}": flat.pop("best")} if "best_metric" in summary and "best" in flat else {}
+    measures_first = dict(sorted(flat.items(), key=lambda item: "/" not in item[0]))
+    return dict(list((best | measures_first).items())[:_HEADLINES])
 
 
 def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
