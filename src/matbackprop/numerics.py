@@ -95,7 +95,7 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False) -> None:
 
 
 def values_checkable(a: Tensor) -> bool:
-    """Whether the values of ``a`` may be looked at: not while compiling, under a transform, on meta, in a fake tensor."""
+    """Whether the values of ``a`` may be looked at: not while compiling, transforming, on meta or in a fake tensor."""
     return not (
         torch.compiler.is_compiling()
         or a.device.type == "meta"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.matrices import FEATURES, dead_and_duplicate, generator, relu_features
-from helpers.reference import longdouble_eigh, pool_gradient_mpmath, pool_longdouble
+from helpers.reference import longdouble_eigh, pool_gradient_mpmath, pool_hessian_vector_mpmath, pool_longdouble
 from matbackprop import second_order_pool
 
 LIMIT = {torch.float64: 5e-12, torch.float32: 2e-7}
@@ -71,6 +71,33 @@ def test_the_80_bit_eigensolver():
     lam, v = longdouble_eigh(a)
     assert np.abs((v * lam) @ v.T - a).max() <= 1e-17 * np.abs(lam).max()
     assert np.abs(v.T @ v - np.eye(20)).max() <= 1e-17
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "d", "limit"),
+    [
+        ("dead_and_duplicate", 4, 6, 1e-12),
+        ("clustered", 4, 6, 1e-12),
+        ("clustered", 6, 4, 1e-13),
+        ("large", 4, 6, 1e-6),  # u λ_max/ε is 2e-7: the second order works on the d×d matrix
+        ("large", 6, 4, 1e-13),
+    ],
+)
+def test_second_derivatives_against_mpmath(kind, m, d, limit):
+    f = FEATURES[kind](m, d, seed=1)
+    g = torch.randn(d, d, generator=generator(2), dtype=torch.float64)
+    v = torch.randn(m, d, generator=generator(3), dtype=torch.float64)
+    expected = pool_hessian_vector_mpmath(f.numpy(), g.numpy(), v.numpy(), EPS, mpmath.log)
+
+    def gradient(x):
+        return torch.func.grad(lambda y: (second_order_pool(y, eps=EPS) * g).sum())(x)
+
+    x = f.clone().requires_grad_()
+    (first,) = torch.autograd.grad((second_order_pool(x, eps=EPS) * g).sum(), x, create_graph=True)
+    (reverse,) = torch.autograd.grad((first * v).sum(), x)
+    _, forward = torch.func.jvp(gradient, (f,), (v,))
+    assert _relative(reverse, expected) <= limit
+    assert _relative(forward, expected) <= limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -97,19 +97,36 @@ def matrix_function_mpmath(a, g, digits=40):
         return np.array(out.tolist(), dtype=float)
 
 
+def _pool_gradient(f, g, eps, function, digits):
+    """The gradient as an mpmath matrix, inside a context of that many digits."""
+    g = (g + g.T) / 2
+    d = f.cols
+    lam, u = mpmath.eigsy(f.T * f + mpmath.mpf(eps) * mpmath.eye(d))
+    inner = u.T * g * u
+    for i in range(d):
+        for j in range(d):
+            gap = lam[i] - lam[j]
+            if abs(gap) > mpmath.mpf(10) ** (-digits // 2) * abs(lam[i]):
+                inner[i, j] *= (function(lam[i]) - function(lam[j])) / gap
+            else:
+                inner[i, j] *= mpmath.diff(function, (lam[i] + lam[j]) / 2)
+    return 2 * f * u * inner * u.T
+
+
+def _mp(a):
+    return mpmath.matrix(np.asarray(a, float).tolist())
+
+
 def pool_gradient_mpmath(f, g, eps, function, digits=50):
     """Gradient of ⟨G, g(FᵀF + εI)⟩ in F through the d×d matrix and its divided differences, with many digits."""
     with mpmath.workdps(digits):
-        f, g = mpmath.matrix(np.asarray(f, float).tolist()), mpmath.matrix(np.asarray(g, float).tolist())
-        g = (g + g.T) / 2
-        d = f.cols
-        lam, u = mpmath.eigsy(f.T * f + mpmath.mpf(eps) * mpmath.eye(d))
-        inner = u.T * g * u
-        for i in range(d):
-            for j in range(d):
-                gap = lam[i] - lam[j]
-                if abs(gap) > mpmath.mpf(10) ** (-digits // 3) * abs(lam[i]):
-                    inner[i, j] *= (function(lam[i]) - function(lam[j])) / gap
-                else:
-                    inner[i, j] *= mpmath.diff(function, (lam[i] + lam[j]) / 2)
-        return np.array((2 * f * u * inner * u.T).tolist(), dtype=float)
+        return np.array(_pool_gradient(_mp(f), _mp(g), eps, function, digits).tolist(), dtype=float)
+
+
+def pool_hessian_vector_mpmath(f, g, v, eps, function, digits=80):
+    """The derivative of that gradient in the direction V, by a central difference with many digits."""
+    with mpmath.workdps(digits):
+        step = mpmath.mpf(10) ** (-digits // 4)
+        f, g, v = _mp(f), _mp(g), _mp(v)
+        forth, back = (_pool_gradient(f + sign * step * v, g, eps, function, digits) for sign in (1, -1))
+        return np.array(((forth - back) / (2 * step)).tolist(), dtype=float)

@@ -414,8 +414,9 @@ def second_order_pool(
     Gradient:
         For F, weight, ε and the exponent, two orders. The first order in F is 2 diag(w) F L(G) with L the derivative
         of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and exactly
-        zero at F = 0. The second order works on the d×d matrix. Forward mode, vmap and fullgraph compilation are
-        supported.
+        zero at F = 0. Directions at the level of rounding, σ ≤ max(m, d) u σ_max, count as absent. The second order
+        and forward mode work on the d×d matrix, with an error of the order of u λ_max/ε where m < d. vmap and fullgraph
+        compilation are supported.
 
     Example:
         >>> import torch, matbackprop
