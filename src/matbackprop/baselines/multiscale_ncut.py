@@ -261,7 +261,7 @@ def _stack_constraints(parents: list[sparse.csr_array], grids: list[tuple[int, i
     for layer, mean in enumerate(parents):
         parts: list[Any] = [sparse.csr_array((sizes[layer + 1], size)) for size in sizes]
         parts[layer] = mean
-        parts[layer + 1] = -sparse.eye_array(sizes[layer + 1])
+        parts[layer + 1] = sparse.diags_array(-np.ones(sizes[layer + 1]))
         rows.append(sparse.hstack(parts))
     return sparse.csr_array(sparse.vstack(rows))
 
