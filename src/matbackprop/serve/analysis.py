@@ -24,7 +24,7 @@ _COORDINATES = 8
 def colour_features(photograph: Picture, *, stride: int = 8, anchors: int = 8, scale: float = 0.25) -> Tensor:
     """Non-negative features of colour and place, for looking at a photograph without a network.
 
-    Each cell is compared with ``anchors`` × ``anchors`` cells spread over the photograph, f = exp(−‖p − a‖²/(2·scale²)),
+    Each cell is compared with ``anchors`` × ``anchors`` cells spread over the image, f = exp(−‖p − a‖²/(2·scale²)),
     where p holds the mean Lab colour, its largest entry scaled to 2, and the place, the shorter side scaled to 1.
 
     Args:
