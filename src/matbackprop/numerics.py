@@ -22,7 +22,8 @@ def symmetrize(a: Tensor) -> Tensor:
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
     """Switch autocast off locally: a structured layer chooses its own precision."""
-    if torch.amp.is_autocast_available(device_type):
+    # CPU and CUDA are not asked: torch.compile cannot trace the question in releases before 2.12.
+    if device_type in ("cpu", "cuda") or torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
 

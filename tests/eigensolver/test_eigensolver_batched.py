@@ -133,6 +133,8 @@ def test_route_names(monkeypatch):
     for dtype in (torch.float32, torch.float64):
         assert route("cuda", dtype, n=36, batch=100) == "jacobi"
         assert route("cuda", dtype, n=169, batch=100) == "cusolver"
+        assert route("cuda", dtype, n=56, batch=100) == "jacobi"
+        assert route("cuda", dtype, n=56, batch=5000) == "cusolver"
     monkeypatch.setattr(batched._kernels, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
     monkeypatch.setattr(batched._cusolver, "available", lambda: False)

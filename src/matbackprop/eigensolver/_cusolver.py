@@ -27,7 +27,6 @@ _NEEDS_ZEROED_WORKSPACE = 11703  # releases before 11.7.3 read their workspace b
 _CHAIN_MIN_ORDER = 129  # up to 128 one thread block holds a matrix and few kernels are launched
 _CHAIN_MAX_BYTES = 2**28
 _RECORDABLE = 12000  # releases seen to work while recording a graph (CUDA 13)
-_LANES, _LANE_MIN_BATCH = 4, 8  # chains side by side, and the least part of a batch for one
 
 _thread = threading.local()
 
@@ -97,66 +96,39 @@ class _Handle:
         return self.sizes[key]
 
 
-def _handle(device: int, lane: int = 0) -> _Handle:
+def _handle(device: int) -> _Handle:
     handles = _thread.__dict__.setdefault("handles", {})
-    if (device, lane) not in handles:
+    if device not in handles:
         library = _library()
         if library is None:
             raise SolverError("cusolverDnXsyevBatched was not found; it comes with CUDA builds of torch ≥ 12.6.2.")
-        handles[device, lane] = _Handle(library)
-    handle: _Handle = handles[device, lane]
+        handles[device] = _Handle(library)
+    handle: _Handle = handles[device]
     return handle
 
 
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigendecomposition of (batch, n, n) CUDA matrices; NaN where the routine reports a failure.
 
-    From order 129 on the routine is a chain of more than a thousand small kernels that fill neither the device nor the
-    time between their launches: several such chains run side by side, each with its part of the batch, and a shape that
-    comes again is replayed from a recording.
+    From order 129 on the routine is a chain of more than a thousand small kernels. In double precision their launches
+    take twice as long as the kernels themselves: a shape that comes again is replayed from a recording.
     """
-    if a.shape[-1] >= _CHAIN_MIN_ORDER and a.numel() * a.element_size() <= _CHAIN_MAX_BYTES:
-        recordable = version() >= _RECORDABLE
-        values, vectors = replayed("cusolver", _side_by_side, (a,)) if recordable else _side_by_side(a)
+    chain = a.dtype == torch.float64 and a.shape[-1] >= _CHAIN_MIN_ORDER and version() >= _RECORDABLE
+    if chain and a.numel() * a.element_size() <= _CHAIN_MAX_BYTES:
+        values, vectors = replayed("cusolver", _solve, (a,))
     else:
-        values, vectors = _alone(a)
+        values, vectors = _solve(a)
     return values, vectors.mT  # the routine writes eigenvectors in columns of a column-major matrix
 
 
-def _room(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for eigenvalues, and a copy of the matrices that the eigenvectors will replace."""
+def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
     vectors = a.clone(memory_format=torch.contiguous_format)
-    return torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device), vectors
-
-
-def _alone(a: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = _room(a)
+    values = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device)
     _launch(values, vectors)
     return values, vectors
 
 
-def _side_by_side(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Parts of the batch on streams of their own, which the current stream waits for."""
-    values, vectors = _room(a)
-    lanes = max(1, min(_LANES, a.shape[0] // _LANE_MIN_BATCH))
-    main = torch.cuda.current_stream(a.device)
-    ready = main.record_event()
-    used: list[torch.cuda.Stream] = []
-    streams = _thread.__dict__.setdefault("streams", {})
-    for lane, part in enumerate(zip(values.chunk(lanes), vectors.chunk(lanes), strict=True)):
-        if (a.get_device(), lane) not in streams:
-            streams[a.get_device(), lane] = torch.cuda.Stream(a.device)
-        stream = streams[a.get_device(), lane]
-        stream.wait_event(ready)
-        with torch.cuda.stream(stream):
-            _launch(*part, lane)
-        used.append(stream)
-    for stream in used:
-        main.wait_stream(stream)
-    return values, vectors
-
-
-def _launch(values: Tensor, vectors: Tensor, lane: int = 0) -> None:
+def _launch(values: Tensor, vectors: Tensor) -> None:
     """Replace the symmetric matrices in ``vectors`` (batch, n, n), contiguous, by their eigenvectors in rows."""
     batch, n, _ = vectors.shape
     if n * n > _MAX_ENTRIES:
@@ -164,12 +136,12 @@ def _launch(values: Tensor, vectors: Tensor, lane: int = 0) -> None:
     chunk = max(1, _MAX_ENTRIES // (n * n))
     if batch > chunk:
         for part in zip(values.split(chunk), vectors.split(chunk), strict=True):
-            _launch(*part, lane)
+            _launch(*part)
         return
     kind = _TYPES[vectors.dtype]
     device = vectors.device
     with torch.cuda.device(device):
-        handle = _handle(vectors.get_device(), lane)
+        handle = _handle(vectors.get_device())
         info = torch.empty(batch, dtype=torch.int32, device=device)
         device_bytes, host_bytes = handle.buffer_sizes(n, batch, vectors.dtype)
         create = torch.zeros if version() < _NEEDS_ZEROED_WORKSPACE else torch.empty

@@ -15,12 +15,16 @@ from matbackprop.numerics import values_checkable
 Route = Literal["lapack", "lapack-threads", "jacobi", "cusolver", "torch"]
 OnFailure = Literal["mark", "raise", "retry"]
 
-# Largest order for which the Jacobi kernel is faster than cuSOLVER's batched routine, measured on an H200.
-_JACOBI_MAX_ORDER = {torch.float32: 64, torch.float64: 64}
+# Largest order for which the Jacobi kernel is faster than cuSOLVER's batched routine, measured on an H200: for batches
+# of some hundred matrices, and for those that fill the device several times over.
+_JACOBI_MAX_ORDER = {torch.float32: 64, torch.float64: 60}
+_JACOBI_MAX_ORDER_LARGE_BATCH = 48
+_LARGE_BATCH = 400
 
 
 def _cuda_route(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> Route:
-    if n <= _JACOBI_MAX_ORDER[dtype] and _kernels.available():
+    most = _JACOBI_MAX_ORDER[dtype] if batch <= _LARGE_BATCH else _JACOBI_MAX_ORDER_LARGE_BATCH
+    if n <= most and _kernels.available():
         return "jacobi"
     if _cusolver.available():
         return "cusolver"
