@@ -51,8 +51,8 @@ class Backbone(nn.Module):
         wanted = {self.taps[t]: t for t in taps}
         found: dict[str, Tensor] = {}
         x = image
-        for index, layer in enumerate(self.features[: max(wanted) + 1]):
-            x = layer(x)
+        for index in range(max(wanted) + 1):
+            x = self.features[index](x)
             if index in wanted:
                 found[wanted[index]] = x
         return [found[t] for t in taps]

@@ -154,6 +154,10 @@ class _PaperHead(nn.Module):
         self.first = nn.Conv2d(width, hidden, kernel, padding=kernel // 2)
         self.drop = nn.Dropout(dropout)
         self.second = nn.Conv2d(hidden, channels, 1)
+        for layer in (self.first, self.second):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
 
     def forward(self, maps: list[Tensor], image: Tensor, grid: tuple[int, int]) -> Tensor:
         return self.second(self.drop(torch.relu(self.first(maps[0]))))
@@ -177,6 +181,12 @@ class _HypercolumnHead(nn.Module):
             self.edge = nn.Sequential(
                 nn.Linear(2 * hidden, hidden // 2), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden // 2, 1)
             )
+        # As one layer over all inputs side by side: with an initialisation of their own, the five inputs of colour and
+        # position, which are not of unit length together, would drown the feature maps.
+        bound = (sum(widths) + 5) ** -0.5
+        for layer in [*self.projections, self.place]:
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, maps: list[Tensor], image: Tensor, grid: tuple[int, int]) -> Tensor:
         colour = nnf.interpolate(rgb_to_lab(image.float()), size=grid, mode="area") / 50
@@ -404,11 +414,6 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         else:
             self.head, channels = None, widths[0]
         self.channels = channels
-        for module in [] if self.head is None else self.head.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
         self.factor = nn.Parameter(torch.eye(channels)) if affinity == "lambda" else None
         self.freeze_backbone(False)
 

@@ -573,6 +573,7 @@ PRESETS: dict[str, NCutsConfig] = {
     **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
     **{f"soft-{name}": soft_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
     "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
+    "hypercolumns-tuned": soft_config("hypercolumns", epochs=15),
 }
 
 RECIPE: Recipe[NCutsConfig] = Recipe(

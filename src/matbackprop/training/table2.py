@@ -121,9 +121,19 @@ def _groups() -> dict[str, Group]:
             Group(deep.key, (deep,), preset=f"paper-{name}", seconds=20),
             Group(soft.key, (soft,), preset=f"soft-{name}", seconds=10),
         ]
-    hyper = Row("hypercolumns", "Hypercolumns", "VGG-16", "soft", "cluster", "ncuts-vgg16-relu5")
-    merging = Row("merging", "Hypercolumns, merging", "VGG-16", "soft", "merge", "lab-merging")
-    groups.append(Group("hypercolumns", (hyper, merging), preset="hypercolumns", seconds=15))
+    for suffix, body in (("", "frozen"), ("-tuned", "tuned")):
+        network = f"VGG-16, {body}"
+        groups.append(
+            Group(
+                f"hypercolumns{suffix}",
+                (
+                    Row(f"hypercolumns{suffix}", "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5"),
+                    Row(f"merging{suffix}", "Hypercolumns, merging", network, "soft", "merge", "lab-merging"),
+                ),
+                preset=f"hypercolumns{suffix}",
+                seconds=15,
+            )
+        )
     return {group.key: group for group in groups}
 
 
@@ -587,7 +597,7 @@ def _draw_pictures(config: Table2Config) -> None:
             if (folder / f"{key}.npz").exists():
                 keys.append(key)
                 columns.append((*network.split(" ", 1), title))
-    for key, title in (("hypercolumns", "clustering"), ("merging", "merging")):
+    for key, title in (("hypercolumns-tuned", "clustering"), ("merging-tuned", "merging")):
         if (folder / f"{key}.npz").exists():
             keys.append(key)
             columns.append(("Hypercolumns", title))
