@@ -177,11 +177,7 @@ def _weight_gradient(
     if not thin:
         fv = f @ basis
         return (fv @ (gamma * (basis.mT @ g @ basis)) * fv).sum(-1)
-    # Orthonormal rows of the span, each cleared of what rounding left of larger ones. Where s is nothing beside ε the
-    # direction counts as the complement, on which A acts as ε.
-    alive = s > torch.finfo(s.dtype).eps * eps.unsqueeze(-1)
-    v = y * torch.where(alive, s, torch.inf).rsqrt().unsqueeze(-1)
-    v = v - ((v @ v.mT) * (s.unsqueeze(-1) < s.unsqueeze(-2))) @ v
+    v = _orthonormal_rows(s, y)  # on their complement A acts as ε
     inside = f @ v.mT
     outside = f - inside @ v
     vg = 0.5 * (v @ g + v @ g.mT)
@@ -192,13 +188,26 @@ def _weight_gradient(
     return total + function.first(shift, shift, _column(p, 1)) * (outside @ g * outside).sum(-1)
 
 
-def _dense(f: Tensor, w: Tensor | None, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A = Fᵀ diag(w) F + εI as a differentiable matrix, and its eigendecomposition as constants."""
-    gram = symmetrize(f.mT @ _weighted(f, w))
-    _, u = batched_eigh(gram.detach())
-    z = f.detach() @ u
-    s = (z * _weighted(z, None if w is None else w.detach())).sum(-2)
-    return gram + _scaled_identity(eps, f.shape[-1]), s + eps.detach().unsqueeze(-1), u
+def _decompose(f: Tensor, w: Tensor | None, eps: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
+    """A = Fᵀ diag(w) F + εI as a differentiable matrix, and what `spectral` needs of its decomposition as constants."""
+    a = symmetrize(f.mT @ _weighted(f, w)) + _scaled_identity(eps, f.shape[-1])
+    f, eps = f.detach(), eps.detach()
+    if w is not None:
+        f = f * w.detach().sqrt().unsqueeze(-1)
+    if f.shape[-2] >= f.shape[-1]:
+        _, v = batched_eigh(f.mT @ f)
+        z = f @ v
+        return a, ((z * z).sum(-2) + eps.unsqueeze(-1), v, None)
+    _, u = batched_eigh(f @ f.mT)
+    y = u.mT @ f
+    s = _drop_noise((y * y).sum(-1), *f.shape[-2:])
+    return a, (s + eps.unsqueeze(-1), _orthonormal_rows(s, y).mT, eps)
+
+
+def _orthonormal_rows(s: Tensor, y: Tensor) -> Tensor:
+    """Rows of Y over their norms, each cleared of what rounding left of larger ones; zero where s is zero."""
+    v = y * torch.where(s > 0, s, torch.inf).rsqrt().unsqueeze(-1)
+    return v - ((v @ v.mT) * (s.unsqueeze(-1) < s.unsqueeze(-2))) @ v
 
 
 def _weighted(f: Tensor, w: Tensor | None) -> Tensor:
@@ -281,7 +290,7 @@ class _PoolGradient(Function):
     """Gradients of F, w, ε and p, numbered 0 to 3, as a Function; one that is not needed comes back as an empty tensor.
 
     With M the derivative of g at A in the direction G they are 2 diag(w) F M, the rows' fᵢMfᵢᵀ, tr M and ⟨G,
-    ∂g/∂p(A)⟩. Their own derivatives are taken on the d×d matrix A through second divided differences.
+    ∂g/∂p(A)⟩. Their own derivatives are those of g at the d×d matrix A, through second divided differences.
     """
 
     generate_vmap_rule = True
@@ -305,20 +314,21 @@ class _PoolGradient(Function):
         if on_f is None and on_w is None and on_eps is None and on_p is None:
             return (None,) * 11
         function, g = ctx.function, symmetrize(g)
-        a, lam, u = _dense(f, w, eps)
+        a, factors = _decompose(f, w, eps)
         # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on_p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
         # cotangents.
         n = _gram_variation(f, w, on_f, on_w, on_eps)
-        m = frechet(a, g, p, None, lam, u, function)
-        on_g = frechet(a, n, p, on_p, lam, u, function)
-        on_a = second_frechet(a, g, n, p, lam, u, function)
+        m = frechet(a, g, p, None, *factors, function)
+        on_g = frechet(a, n, p, on_p, *factors, function)
+        on_a = second_frechet(a, g, n, p, *factors, function)
         grad_p = None
         if p is not None:
             in_p = function.in_parameter()
-            grad_p = (n * frechet(a, g, p, None, lam, u, in_p)).sum((-2, -1))
+            along_p = frechet(a, g, p, None, *factors, in_p)
+            grad_p = (n * along_p).sum((-2, -1))
             if on_p is not None:
-                on_a = on_a + _column(on_p, 2) * frechet(a, g, p, None, lam, u, in_p)
-                grad_p = grad_p + on_p * (g * spectral(a, p, lam, u, in_p.in_parameter())).sum((-2, -1))
+                on_a = on_a + _column(on_p, 2) * along_p
+                grad_p = grad_p + on_p * (g * spectral(a, p, *factors, in_p.in_parameter())).sum((-2, -1))
         fa, fm = f @ on_a, f @ m
         grad_f = 2 * _weighted(fa, w)
         grad_w = _row_products(fa, f)
@@ -415,8 +425,8 @@ def second_order_pool(
         For F, weight, ε and the exponent, two orders. The first order in F is 2 diag(w) F L(G) with L the derivative
         of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and exactly
         zero at F = 0. Directions at the level of rounding, σ ≤ max(m, d) u σ_max, count as absent. The second order
-        and forward mode work on the d×d matrix, with an error of the order of u λ_max/ε where m < d. vmap and fullgraph
-        compilation are supported.
+        goes through second divided differences, exact at ties too; for m < d its terms cancel by up to λ_max/ε. Forward
+        mode, vmap and fullgraph compilation are supported.
 
     Example:
         >>> import torch, matbackprop
@@ -456,8 +466,8 @@ def second_order_pool(
         if method != "fused":
             return _reference_pool(x, w, shift, power, fn, method).to(f.dtype)
         if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
-            a, lam, u = _dense(x, w, shift)
-            return spectral(a, power, lam, u, fn).to(f.dtype)
+            a, factors = _decompose(x, w, shift)
+            return spectral(a, power, *factors, fn).to(f.dtype)
         out, *_ = apply(_Pool, x, w, shift, power, fn, x.shape[-2] < x.shape[-1])
         return out.to(f.dtype)
 
