@@ -53,6 +53,12 @@ def test_records_of_all_outcomes():
     gone = running.run_entry("suite", _entry(missing), CPU, 0.01)
     assert gone.status == "missing" and "a_package_that_nobody_has" in gone.note
 
+    def incomplete():
+        raise ImportError("the peer needs another package")
+
+    half = running.run_entry("suite", _entry(lambda device: incomplete), CPU, 0.01)
+    assert half.status == "missing" and "another package" in half.note
+
     broken = running.run_entry("suite", _entry(lambda device: lambda: 1 / 0), CPU, 0.01)
     assert broken.status == "failed" and "ZeroDivisionError" in broken.note
 

@@ -38,6 +38,18 @@ def _milliseconds(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 
 
+def _time(record: Record, unit: str = "") -> str:
+    """Median, with the quartiles where they are known."""
+    text = f"{_milliseconds(record.median_ms or 0.0)}{unit}"
+    if record.low_ms is None or record.high_ms is None:
+        return text
+    return f"{text} ({_milliseconds(record.low_ms)}–{_milliseconds(record.high_ms)})"
+
+
+def _memory(record: Record) -> str:
+    return "" if record.peak_mb is None else f"{record.peak_mb:.0f} MB"
+
+
 def format_record(record: Record) -> str:
     """One line for the terminal.
 
@@ -50,8 +62,7 @@ def format_record(record: Record) -> str:
     elif record.error is not None:
         found = f"error {float(record.error):.1e}"
     else:
-        low, median, high = (_milliseconds(x or 0.0) for x in (record.low_ms, record.median_ms, record.high_ms))
-        found = f"{median} ms ({low}–{high}), {record.peak_mb:.0f} MB"
+        found = f"{_time(record, ' ms')}, {_memory(record)}"
     return f"{record.suite:<15} {record.case:<49} {record.method:<36} {found}"
 
 
@@ -67,10 +78,9 @@ def _cell(record: Record | None, best: bool) -> str:
     if record.error is not None:
         text = f"{float(record.error):.1e}"
     else:
-        low, high = _milliseconds(record.low_ms or 0.0), _milliseconds(record.high_ms or 0.0)
-        text = f"{_milliseconds(record.median_ms or 0.0)} ({low}–{high})"
+        text = _time(record)
     text = f"**{text}**" if best else text
-    return text if record.error is not None else f"{text}<br>{record.peak_mb:.0f} MB"
+    return text if record.error is not None or record.peak_mb is None else f"{text}<br>{_memory(record)}"
 
 
 def _score(record: Record) -> float:
@@ -102,9 +112,8 @@ def _column_table(records: Sequence[Record]) -> list[str]:
         lines += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
         for r in rows:
             if r.status == "ok":
-                low, median, high = (_milliseconds(x or 0.0) for x in (r.low_ms, r.median_ms, r.high_ms))
-                time = f"**{median} ({low}–{high})**" if r is best else f"{median} ({low}–{high})"
-                lines.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {r.peak_mb:.0f} MB |")
+                time = f"**{_time(r)}**" if r is best else _time(r)
+                lines.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {_memory(r)} |")
             else:
                 lines.append(f"| {r.method} | {r.status} | {r.note} |")
         lines.append("")

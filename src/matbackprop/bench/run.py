@@ -33,8 +33,8 @@ def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) ->
             error = float(call())
             return replace(record, error=error if math.isfinite(error) else str(error))
         timing = measure(call, device, seconds=seconds)
-    except MissingPeer as missing:
-        return replace(record, status="missing", note=str(missing))
+    except (MissingPeer, ImportError) as missing:
+        return replace(record, status="missing", note=str(missing)[:300])
     except Exception as problem:
         reason = traceback.format_exception_only(problem)[-1].strip()
         return replace(record, status="failed", note=reason[:300])
