@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.matrices import FEATURES, dead_and_duplicate, generator, relu_features
+from helpers.matrices import FEATURES, dead_and_duplicate, generator, relu_features, with_singular_values
 from helpers.reference import longdouble_eigh, pool_gradient_mpmath, pool_hessian_vector_mpmath, pool_longdouble
 from matbackprop import second_order_pool
 
@@ -71,6 +71,20 @@ def test_the_80_bit_eigensolver():
     lam, v = longdouble_eigh(a)
     assert np.abs((v * lam) @ v.T - a).max() <= 1e-17 * np.abs(lam).max()
     assert np.abs(v.T @ v - np.eye(20)).max() <= 1e-17
+
+
+@pytest.mark.parametrize(("low", "high"), [(-2, 3), (-4, 2), (-0.5, 1.5)])
+@pytest.mark.parametrize(("m", "d"), [(6, 9), (9, 6)])
+def test_wide_spectra_against_mpmath(m, d, low, high):
+    """Singular values over many orders: eigenvectors of the Gram matrix alone would leave 1e-8."""
+    f = with_singular_values(m, d, torch.logspace(low, high, 6, dtype=torch.float64), seed=3)
+    g = torch.randn(d, d, generator=generator(2), dtype=torch.float64)
+    expected = pool_gradient_mpmath(f.numpy(), g.numpy(), EPS, mpmath.log)
+    x = f.clone().requires_grad_()
+    second_order_pool(x, eps=EPS).backward(g)
+    assert _relative(x.grad, expected) <= 5e-12
+    mapped = torch.func.vmap(torch.func.grad(lambda y: (second_order_pool(y, eps=EPS) * g).sum()))(f[None])
+    assert _relative(mapped[0], expected) <= 5e-12
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ F is m×d with rows scaled by √w. For m < d the thin dual form works on K = FF
 where L is the derivative of g at A = FᵀF + εI in the direction G, so that ∂L/∂F = 2 F·L. Otherwise the primal form
 works on FᵀF = V diag(s) Vᵀ with Z = FV: C = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the
 squared norms of the rows of Y (columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the
-largest, its squared norm far better.
+largest, its squared norm far better. float64 features of a wide spectrum have their vectors refined by one Newton step.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from matbackprop.numerics import (
     differentiated_again,
     forward_mode_active,
     symmetrize,
+    values_checkable,
     wants_check,
 )
 
@@ -66,13 +67,46 @@ def _drop_noise(s: Tensor, m: int, d: int) -> Tensor:
     return s * (s > (max(m, d) * torch.finfo(s.dtype).eps) ** 2 * s.amax(-1, keepdim=True))
 
 
+def _refine(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn Q and Y = QᵀX so that the rows of Y are orthogonal to rounding of their own norms, not of the largest.
+
+    The solver leaves E = YYᵀ − diag(s) of the size u s_max, which mixes small eigenvectors. One Newton step turns by
+    e^Ω, Ωᵢⱼ = Eᵢⱼ/(sⱼ − sᵢ), here to second order; pairs too close to be told apart are left alone.
+    """
+    rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
+    overlap, gap = y @ y.mT, columns - rows
+    omega = torch.where(overlap.abs() < 1e-3 * gap.abs(), overlap / torch.where(gap == 0, 1, gap), 0)
+    half = 0.5 * omega @ omega
+    return q + q @ (half + omega), y + (half - omega) @ y
+
+
+def _factor(x: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """s, Q, Y with XXᵀ = Q diag(s) Qᵀ and Y = QᵀX for X ``(*batch, n, k)``.
+
+    ``fine`` asks for the digits of float64 features. The refinement they need where s_max is far above s_min + ε is
+    skipped on the CPU where it is not; elsewhere looking would wait for the device.
+    """
+    _, q = batched_eigh(x @ x.mT)
+    y = (x.mT @ q).mT
+    s = _drop_noise((y * y).sum(-1), *x.shape[-2:])
+    if fine and s.shape[-1] and not _well_conditioned(s, eps):
+        q, y = _refine(s, q, y)
+        s = _drop_noise((y * y).sum(-1), *x.shape[-2:])
+    return s, q, y
+
+
+def _well_conditioned(s: Tensor, eps: Tensor) -> bool:
+    """Whether λ_max/λ_min ≤ 1e5 everywhere and may be looked at; unrefined, the error is 1e-17 of that ratio."""
+    if s.device.type != "cpu" or not (values_checkable(s) and values_checkable(eps)):
+        return False
+    return not bool((s.amax(-1) > 1e5 * (s.amin(-1) + eps)).any())
+
+
 def _thin_forward(
-    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction
+    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """C, s, U, Y of the thin dual form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
-    _, u = batched_eigh(f @ f.mT)
-    y = u.mT @ f
-    s = _drop_noise((y * y).sum(-1), *f.shape[-2:])
+    s, u, y = _factor(f, eps, fine)
     shift = eps.unsqueeze(-1)
     slope = function.first(s + shift, shift, _column(p, 1))
     c = (y * slope.unsqueeze(-1)).mT @ y
@@ -100,14 +134,12 @@ def _thin_backward(
 
 
 def _primal_forward(
-    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction
+    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """C, s, V, Z of the primal form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
-    _, v = batched_eigh(f.mT @ f)
-    z = f @ v
-    s = _drop_noise((z * z).sum(-2), *f.shape[-2:])
+    s, v, y = _factor(f.mT, eps, fine)
     values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
-    return (v * values.unsqueeze(-2)) @ v.mT, s, v, z
+    return (v * values.unsqueeze(-2)) @ v.mT, s, v, y.mT
 
 
 def _primal_backward(
@@ -188,19 +220,18 @@ def _weight_gradient(
     return total + function.first(shift, shift, _column(p, 1)) * (outside @ g * outside).sum(-1)
 
 
-def _decompose(f: Tensor, w: Tensor | None, eps: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
+def _decompose(
+    f: Tensor, w: Tensor | None, eps: Tensor, fine: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
     """A = Fᵀ diag(w) F + εI as a differentiable matrix, and what `spectral` needs of its decomposition as constants."""
     a = symmetrize(f.mT @ _weighted(f, w)) + _scaled_identity(eps, f.shape[-1])
     f, eps = f.detach(), eps.detach()
     if w is not None:
         f = f * w.detach().sqrt().unsqueeze(-1)
     if f.shape[-2] >= f.shape[-1]:
-        _, v = batched_eigh(f.mT @ f)
-        z = f @ v
-        return a, ((z * z).sum(-2) + eps.unsqueeze(-1), v, None)
-    _, u = batched_eigh(f @ f.mT)
-    y = u.mT @ f
-    s = _drop_noise((y * y).sum(-1), *f.shape[-2:])
+        s, v, _ = _factor(f.mT, eps, fine)
+        return a, (s + eps.unsqueeze(-1), v, None)
+    s, _, y = _factor(f, eps, fine)
     return a, (s + eps.unsqueeze(-1), _orthonormal_rows(s, y).mT, eps)
 
 
@@ -225,24 +256,24 @@ class _Pool(Function):
 
     @staticmethod
     def forward(
-        f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, thin: bool
+        f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, thin: bool, fine: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scaled = f if w is None else f * w.sqrt().unsqueeze(-1)
-        return (_thin_forward if thin else _primal_forward)(scaled, eps, p, function)
+        return (_thin_forward if thin else _primal_forward)(scaled, eps, p, function, fine)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        f, w, eps, p, ctx.function, ctx.thin = inputs
+        f, w, eps, p, ctx.function, ctx.thin, ctx.fine = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(f, w, eps, p, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if g is None:
-            return (None,) * 6
+            return (None,) * 7
         needed = frozenset(i for i in range(4) if ctx.needs_input_grad[i])
-        grads = pool_gradient(g, *ctx.saved_tensors, ctx.function, ctx.thin, needed)
-        return *(grad if i in needed else None for i, grad in enumerate(grads)), None, None
+        grads = pool_gradient(g, *ctx.saved_tensors, ctx.function, ctx.thin, ctx.fine, needed)
+        return *(grad if i in needed else None for i, grad in enumerate(grads)), None, None, None
 
 
 def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor | None, deps: Tensor | None) -> Tensor:
@@ -269,6 +300,7 @@ def _first_order(
     y: Tensor,
     function: SpectralFunction,
     thin: bool,
+    fine: bool,
     needed: frozenset[int],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of F, w, ε and p, numbered 0 to 3, that are needed."""
@@ -301,7 +333,7 @@ class _PoolGradient(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.function, ctx.thin, ctx.needed = inputs[8:]
+        ctx.function, _, ctx.fine, ctx.needed = inputs[8:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:5])
 
@@ -312,9 +344,9 @@ class _PoolGradient(Function):
         g, f, w, eps, p = ctx.saved_tensors
         on_f, on_w, on_eps, on_p = (c if i in ctx.needed else None for i, c in enumerate((on_f, on_w, on_eps, on_p)))
         if on_f is None and on_w is None and on_eps is None and on_p is None:
-            return (None,) * 11
+            return (None,) * 12
         function, g = ctx.function, symmetrize(g)
-        a, factors = _decompose(f, w, eps)
+        a, factors = _decompose(f, w, eps, ctx.fine)
         # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on_p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
         # cotangents.
         n = _gram_variation(f, w, on_f, on_w, on_eps)
@@ -338,7 +370,7 @@ class _PoolGradient(Function):
         if on_w is not None:
             grad_f = grad_f + 2 * fm * on_w.unsqueeze(-1)
         grad_eps = on_a.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p, *(None,) * 6
+        return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p, *(None,) * 7
 
 
 def pool_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -465,10 +497,11 @@ def second_order_pool(
             x = _center(x, w)
         if method != "fused":
             return _reference_pool(x, w, shift, power, fn, method).to(f.dtype)
+        fine = f.dtype == x.dtype == torch.float64
         if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
-            a, factors = _decompose(x, w, shift)
+            a, factors = _decompose(x, w, shift, fine)
             return spectral(a, power, *factors, fn).to(f.dtype)
-        out, *_ = apply(_Pool, x, w, shift, power, fn, x.shape[-2] < x.shape[-1])
+        out, *_ = apply(_Pool, x, w, shift, power, fn, x.shape[-2] < x.shape[-1], fine)
         return out.to(f.dtype)
 
 
@@ -477,7 +510,7 @@ def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Te
     with autocast_off(f.device.type):
         x = f.to(torch.float64)
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
-        out, *_ = apply(_Pool, x, None, shift, None, function, True)
+        out, *_ = apply(_Pool, x, None, shift, None, function, True, f.dtype == torch.float64)
         return out.to(f.dtype)
 
 
