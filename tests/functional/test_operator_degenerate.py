@@ -96,6 +96,17 @@ def test_a_row_without_weight_gets_no_gradient_but_its_weight_does():
     assert float(w.grad[2]) == pytest.approx(float((after - before) / step), rel=1e-3)
 
 
+@pytest.mark.parametrize(("m", "d"), [(4, 6), (6, 4)])
+def test_square_root_pooling_without_eps(m, d):
+    """√(FᵀF) at a rank-deficient F: the value is right, and directions that F lacks pull at nothing."""
+    f = rank_deficient(m, d, 2).requires_grad_()
+    root = mb.second_order_pool(f, eps=0.0, function="sqrt")
+    torch.testing.assert_close(root @ root, f.mT @ f, rtol=1e-9, atol=1e-9)
+    root.diagonal().sum().backward()  # the nuclear norm of F, whose gradient is UVᵀ on the span
+    u, _, vh = torch.linalg.svd(f.detach(), full_matrices=False)
+    torch.testing.assert_close(f.grad, u[:, :2] @ vh[:2], rtol=1e-7, atol=1e-7)
+
+
 def test_tiny_and_huge_features():
     """The gradient scales as it must: dL/dF of log at cF is that of F over c, once ε is nothing beside it."""
     f = relu_features(4, 6)

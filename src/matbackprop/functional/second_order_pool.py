@@ -108,7 +108,7 @@ def _thin_forward(
     """C, s, U, Y of the thin dual form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
     s, u, y = _factor(f, eps, fine)
     shift = eps.unsqueeze(-1)
-    slope = function.first(s + shift, shift, _column(p, 1))
+    slope = torch.where(s > 0, function.first(s + shift, shift, _column(p, 1)), 0)
     c = (y * slope.unsqueeze(-1)).mT @ y
     c.diagonal(dim1=-2, dim2=-1).add_(function.value(eps, p).unsqueeze(-1))
     return c, s, u, y
@@ -123,12 +123,12 @@ def _thin_backward(
     multiplied by √(sᵢsⱼ) in Y G Yᵀ, so that its rounding error stays that of the first term.
     """
     lam, shift = s + eps.unsqueeze(-1), eps.unsqueeze(-1)
-    slope = function.first(lam, shift, _column(p, 1)) * (s > 0)
+    slope = torch.where(s > 0, function.first(lam, shift, _column(p, 1)), 0)
     rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
     gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
     nearer = torch.where(rows < columns, slope.unsqueeze(-1), slope.unsqueeze(-2))
     widest = torch.maximum(rows, columns)
-    second = (gamma - nearer) / torch.where(widest > 0, widest, torch.inf)
+    second = torch.where(widest > 0, (gamma - nearer) / widest, 0)
     yg = y @ g + y @ g.mT
     return u @ (slope.unsqueeze(-1) * yg + (second * (yg @ y.mT)) @ y)
 
@@ -147,7 +147,8 @@ def _primal_backward(
 ) -> Tensor:
     """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
     lam = s + eps.unsqueeze(-1)
-    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2)) * (s > 0).unsqueeze(-1)
+    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
+    gamma = torch.where((s > 0).unsqueeze(-1), gamma, 0)
     h = v.mT @ g @ v
     return z @ ((gamma * (h + h.mT)) @ v.mT)
 
