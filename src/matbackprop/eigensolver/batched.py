@@ -14,6 +14,7 @@ from matbackprop.numerics import values_checkable
 
 Route = Literal["lapack", "lapack-threads", "jacobi", "cusolver", "torch"]
 OnFailure = Literal["mark", "raise", "retry"]
+_ON_FAILURE = get_args(OnFailure)
 
 # Largest order for which the Jacobi kernel is faster than cuSOLVER's batched routine, measured on an H200: for batches
 # of some hundred matrices, and for those that fill the device several times over.
@@ -187,8 +188,8 @@ def batched_eigh(a: Tensor, *, on_failure: OnFailure = "mark") -> tuple[Tensor, 
         >>> values
         tensor([1., 3.])
     """
-    if on_failure not in get_args(OnFailure):
-        raise ValueError(f"on_failure must be one of {', '.join(get_args(OnFailure))}, got {on_failure!r}.")
+    if on_failure not in _ON_FAILURE:
+        raise ValueError(f"on_failure must be one of {', '.join(_ON_FAILURE)}, got {on_failure!r}.")
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ShapeError(f"the eigensolver needs square matrices (*batch, n, n), got shape {tuple(a.shape)}.")
     if a.dtype not in _JACOBI_MAX_ORDER:

@@ -53,9 +53,13 @@ def kernels_apply(f: Tensor) -> bool:
 
 
 def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
-    """Whether the kernels take features ``(*batch, m, d)``: 0 < m ≤ 64, m < d, g in closed form, a fixed ε > 0."""
+    """Whether the kernels take features ``(*batch, m, d)``: 0 < m ≤ 64, m < d, g in closed form, a fixed ε > 0.
+
+    float64 features are left to the general operator, which refines small eigenvectors to the digits these carry.
+    """
     return (
-        function.name in _FUNCTIONS
+        f.dtype != torch.float64
+        and function.name in _FUNCTIONS
         and 0 < f.shape[-2] <= _jacobi.MAX_ORDER
         and f.shape[-2] < f.shape[-1]
         and (not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
