@@ -12,7 +12,7 @@ __all__ = ["felzenszwalb"]
 def felzenszwalb(
     image: Tensor,
     *,
-    scales: tuple[float, ...] = (50, 100, 200, 300, 400, 600, 800, 1200),
+    scales: tuple[float, ...] = (50, 100, 200, 400, 800, 1600, 3200, 6400),
     sigma: float = 0.8,
     smallest: float = 1.0,
 ) -> list[Tensor]:
