@@ -20,11 +20,13 @@ Chain = Callable[..., tuple[Tensor, ...]]
 
 class _Recorded:
     def __init__(self, chain: Chain, inputs: Sequence[Tensor]) -> None:
-        self.inputs = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.outputs = chain(*self.inputs)
+        with torch.inference_mode(False), torch.no_grad():  # the memory is written again in whatever mode comes
+            self.inputs = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.outputs = chain(*self.inputs)
 
+    @torch.no_grad()
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for own, given in zip(self.inputs, inputs, strict=True):
             own.copy_(given)
@@ -41,7 +43,8 @@ def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Te
         inputs: its arguments; they are copied.
 
     Returns:
-        What the chain returns, in memory of its own. While the caller is recording a graph, the chain is called.
+        What the chain returns, in memory of its own, without a gradient. Recording, in the second call, waits for the
+        device once. While the caller is recording a graph, the chain is called.
     """
     if torch.cuda.is_current_stream_capturing():
         return chain(*inputs)

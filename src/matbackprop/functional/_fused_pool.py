@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from matbackprop.divided_differences import SpectralFunction
 from matbackprop.eigensolver import _jacobi, _kernels
-from matbackprop.numerics import values_checkable
+from matbackprop.numerics import forward_mode_active, values_checkable
 
 PRODUCT_FILES = (*_jacobi.FILES, "functional/_fused_product.cu")
 PRODUCT_THREADS, TILE = 256, 64  # as in the source
@@ -47,7 +47,7 @@ def kernels_apply(f: Tensor) -> bool:
         and f.numel() > 0
         and values_checkable(f)
         and type(f) in (Tensor, torch.nn.Parameter)
-        and torch.autograd.forward_ad._current_level < 0
+        and not forward_mode_active()
         and _device_fits(f.get_device())
     )
 
