@@ -135,6 +135,9 @@ def test_page_shows_losses_and_missing_peers(tmp_path):
     figures = sorted(p.name for p in (tmp_path / "docs" / "_static" / "benchmarks").iterdir())
     assert figures == ["test-1-threads-eigh-float32.svg", "test-1-threads-gap.svg"]
     assert all(f"_static/benchmarks/{name}" in text for name in figures)
+    drawn = {p: p.read_bytes() for p in (tmp_path / "docs").rglob("*.*") if p.is_file()}
+    write_page(tmp_path / "results", page)
+    assert all(p.read_bytes() == before for p, before in drawn.items())
 
 
 def test_page_without_results(tmp_path):

@@ -207,6 +207,8 @@ def write_page(folder: Path, page: Path) -> Path:
     Raises:
         DataError: there are no results in the folder.
     """
+    import matplotlib
+
     files = sorted(folder.glob("*.json"))
     if not files:
         raise DataError(f"there are no results in {folder}; measure first.")
@@ -215,7 +217,8 @@ def write_page(folder: Path, page: Path) -> Path:
     figures.mkdir(parents=True, exist_ok=True)
     everything = sorted((load_results(f) for f in files), key=lambda r: (r.machine["kind"] != "cuda", r.name))
     lines = [INTRODUCTION]
-    for results in everything:
-        lines += _machine_section(results, figures, link)
+    with matplotlib.rc_context({"svg.hashsalt": "matbackprop"}):  # the same results draw the same file
+        for results in everything:
+            lines += _machine_section(results, figures, link)
     page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return page
