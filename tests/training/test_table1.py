@@ -128,10 +128,10 @@ def test_a_run_that_diverges_is_a_result(config):
 
 
 def test_of_a_group_only_the_best_is_trained_to_the_end(config):
-    config.rows, config.trials = ("sqrt", "both"), 1
+    config.rows, config.trials = ("sqrt-fc", "both"), 1
     rows = table1.chosen_rows(config)
     assert [table1.wins(config, row) for row in rows] == [None, None]
-    pretend(config, Job("sqrt", "trial", 0), 30.0)
+    pretend(config, Job("sqrt-fc", "trial", 0), 30.0)
     assert [table1.wins(config, row) for row in rows] == [None, None]
     pretend(config, Job("both", "trial", 0), 29.0)
     assert [table1.wins(config, row) for row in rows] == [False, True]

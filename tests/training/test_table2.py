@@ -61,6 +61,27 @@ def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
     assert open_jobs(config) == [("lab", 1)]
 
 
+def test_nothing_is_started_that_would_not_end_in_time(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(table2.time, "monotonic", lambda: now[0])
+    done = []
+
+    def job(config, key, seed, workers):
+        done.append((key, seed))
+        now[0] += {"long": 50.0, "short": 2.0}[key]
+
+    monkeypatch.setattr(table2.time, "perf_counter", lambda: now[0])
+    config = small(tmp_path)
+    jobs = [("long", 0), ("short", 0), ("long", 1), ("short", 1)]
+    assert table2.run_all(config, job, jobs, table2.Clock(115.0)) and done == jobs
+    done.clear()
+    now[0] = 0.0
+    # After 52 s the second long one, taken to last 60 s, would end too late; the short one behind it would not.
+    assert not table2.run_all(config, job, jobs, table2.Clock(111.0))
+    assert done == [("long", 0), ("short", 0), ("short", 1)]
+    assert table2.run_all(config, job, [("short", 0)], table2.Clock())
+
+
 def test_merging_and_its_speed_and_curves(tmp_path):
     config = small(tmp_path, rows=("lab-merging",), seeds=(0,), stage="timing")
     main(config)
@@ -79,4 +100,4 @@ def test_baselines_stand_in_the_same_table(tmp_path, monkeypatch):
     table = json.loads((tmp_path / "out" / "table.json").read_text())
     assert set(table["rows"]) == {"one_region", "fixed_grids", "humans"}
     assert table["rows"]["one_region"]["scores"]["paper_best"] < table["rows"]["humans"]["scores"]["paper_best"]
-    assert "fixed grids" in (tmp_path / "out" / "table.md").read_text()
+    assert "Fixed grids" in (tmp_path / "out" / "table.md").read_text()

@@ -109,18 +109,21 @@ def segment_images(
     seed: int = 0,
     precision: torch.dtype = torch.float32,
     workers: Workers | None = None,
+    prepared: bool = False,
 ) -> Segmented:
     """Segment every image at its full size.
 
     Args:
         model: on the device to use; it is put into evaluation mode.
-        images: decoded images. Superpixels are computed anew, so that the time holds all the work.
+        images: decoded images.
         method: ``"cluster"`` (K-means and connected components, all on the device) or ``"merge"`` (hierarchy).
         ks: numbers of clusters, or of regions.
         batch_size: images of one size that go through the network together.
         seed: of K-means.
         precision: bfloat16 runs the network under autocast.
         workers: processes for superpixels and merging.
+        prepared: merge the superpixels that were prepared with the images; otherwise they are computed anew, so that
+            the time holds all the work.
 
     Returns:
         :class:`Segmented`.
@@ -143,8 +146,11 @@ def segment_images(
                 labels[images.ids[i]] = one
         return Segmented(labels, time.perf_counter() - started)
 
-    flat = [(part, model.superpixels) for parts in pixels for part in parts]
-    regions = iter(workers.map(_superpixels, flat, 2))
+    if prepared:
+        regions = iter([(images[i].superpixels, images[i].edges.astype(np.int64)) for batch in batches for i in batch])
+    else:
+        flat = [(part, model.superpixels) for parts in pixels for part in parts]
+        regions = iter(workers.map(_superpixels, flat, 2))
     tasks, names = [], []
     for batch, parts in zip(batches, pixels, strict=True):
         here = [next(regions) for _ in parts]

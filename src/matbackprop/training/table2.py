@@ -143,6 +143,18 @@ ROWS = {row.key: row for group in GROUPS.values() for row in group.rows}
 """All rows by name."""
 
 
+BASELINE_TITLES = {
+    "one_region": ("One region", ""),
+    "fixed_grids": ("Fixed grids", ""),
+    "ncut_pytorch": ("ncut-pytorch, Lab and position", ""),
+    "sklearn_spectral": ("scikit-learn's spectral clustering", ""),
+    "multiscale_ncut": ("Multiscale NCuts with intervening contours (Cour et al.)", ".55 (.44)"),
+    "felzenszwalb": ("Felzenszwalb and Huttenlocher", ""),
+    HUMANS: ("Humans, leave one out", ""),
+}
+"""Baseline → its name in the table and the paper's best (average) covering."""
+
+
 @dataclass
 class Table2Config:
     """Options of ``matbackprop reproduce table2``."""
@@ -163,6 +175,8 @@ class Table2Config:
     """Runs at the same time on the one device, each in a process of its own."""
     workers: int = 0
     """Processes of each run for superpixels, merging and scores; 0 divides the cores among the jobs."""
+    time_limit: float | None = None
+    """Seconds after which nothing is started that would not end in time; start the command again to go on."""
     boundary: bool = False
     """Also the boundary F-measure, which takes a few seconds a row."""
     data: ImageDataConfig = field(default_factory=ImageDataConfig)
@@ -251,25 +265,41 @@ def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:
     return score_image(name, list(labels), _truth(root, split, name), boundary=boundary)
 
 
-def _lab_merging(task: tuple[NDArray[np.uint8], int]) -> NDArray[np.int32]:
-    """Merging without a network: SLIC superpixels by their mean colour."""
+def _lab_merging(task: tuple[NDArray[np.uint8], int | NDArray[np.int16]]) -> NDArray[np.int32]:
+    """Merging without a network: superpixels, or so many of SLIC's, by their mean colour."""
     image = task[0].transpose(1, 2, 0)
-    superpixels = slic_superpixels(image, task[1])
+    superpixels = slic_superpixels(image, task[1]) if isinstance(task[1], int) else task[1]
     points = region_means(superpixels, rgb2lab(image))
     return merge_superpixels(superpixels, points, None, MERGE_KS, cost=MergeCost(1.0, 0.0, 0.3)).labels.astype(np.int32)
 
 
 def _segment(
-    config: Table2Config, row: Row, model: DeepNCuts | None, images: PreparedImages, seed: int, workers: Workers
+    config: Table2Config,
+    row: Row,
+    model: DeepNCuts | None,
+    images: PreparedImages,
+    seed: int,
+    workers: Workers,
+    prepared: bool = True,
 ) -> Segmented:
+    """Segment images as the row does; what is timed computes superpixels itself (``prepared=False``)."""
     if model is None:
-        tasks = [(image.image, config.data.superpixels) for image in images]
+        tasks = [(image.image, image.superpixels if prepared else config.data.superpixels) for image in images]
         started = time.perf_counter()
         maps = workers.map(_lab_merging, tasks, 1)
         return Segmented(dict(zip(images.ids, maps, strict=True)), time.perf_counter() - started)
     ks = MERGE_KS if row.inference == "merge" else CLUSTER_KS
     half = torch.bfloat16 if device_of(config).type == "cuda" and row.objective == "soft" else torch.float32
-    return segment_images(model, images, method=row.inference, ks=ks, seed=seed, precision=half, workers=workers)
+    return segment_images(
+        model,
+        images,
+        method=row.inference,
+        ks=ks,
+        seed=seed,
+        precision=half,
+        workers=workers,
+        prepared=prepared,
+    )
 
 
 def _train(config: Table2Config, group: Group, seed: int) -> tuple[DeepNCuts, RunFolder, float]:
@@ -360,61 +390,110 @@ def _work(config: Table2Config, tasks: Any, results: Any) -> None:
             started = time.perf_counter()
             try:
                 function, key, seed = task
-                results.put((task, function(config, key, seed, workers), time.perf_counter() - started, None))
+                found = function(config, key, seed, workers)
+                results.put((key, seed, found, time.perf_counter() - started, None))
             except Exception:
-                results.put((task, None, 0.0, traceback.format_exc()))
+                results.put((key, seed, None, 0.0, traceback.format_exc()))
 
 
-def run_all(config: Table2Config, function: Callable[..., Any], jobs: list[tuple[str, int]]) -> None:
-    """Do jobs, several at a time; a failed one does not stop the others, but the command fails at the end."""
+class Clock:
+    """Says whether what is to be started would end in time, from how long the like of it took before.
+
+    Args:
+        limit: seconds from now on; None for no limit.
+    """
+
+    def __init__(self, limit: float | None = None) -> None:
+        self._end = float("inf") if limit is None else time.monotonic() + limit
+        self._seen: dict[str, list[float]] = {}
+
+    def note(self, key: str, seconds: float) -> None:
+        """Remember how long ``key`` took."""
+        self._seen.setdefault(key, []).append(seconds)
+
+    def allows(self, key: str) -> bool:
+        """Whether ``key`` may be started; what was never seen is taken to last as long as the slowest."""
+        known = self._seen.get(key) or [s for seconds in self._seen.values() for s in seconds]
+        return time.monotonic() + 1.2 * max(known, default=0.0) < self._end
+
+
+def run_all(config: Table2Config, function: Callable[..., Any], jobs: list[tuple[str, int]], clock: Clock) -> bool:
+    """Do jobs, several at a time; a failed one does not stop the others, but the command fails at the end.
+
+    Returns:
+        Whether all were done; those that the clock did not allow to be started are left.
+    """
+    started = time.monotonic()
+    waiting = list(jobs)
+    done = 0
+    if jobs:
+        log.info("%d runs to do, %d at a time", len(jobs), min(max(config.jobs, 1), len(jobs)))
+
+    def next_job() -> tuple[str, int] | None:
+        found = next((job for job in waiting if clock.allows(job[0])), None)
+        if found is not None:
+            waiting.remove(found)
+        return found
 
     def note(key: str, seed: int, found: Any, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        clock.note(key, seconds)
+        progress = f"{done}/{len(jobs)} after {time.monotonic() - started:.0f} s"
+        log.info("%-26s seed %d  %5.1f s  (%s)", key, seed, seconds, progress)
         for row, scores in (found or {}).items():
-            best, average = scores["paper_best"], scores["paper_average"]
-            log.info("%-26s seed %d  best %.4f  average %.4f  %5.1f s", row, seed, best, average, seconds)
+            log.info("  %-24s best %.4f  average %.4f", row, scores["paper_best"], scores["paper_average"])
 
     if config.jobs <= 1:
         with Workers(_worker_count(config)) as workers:
-            for key, seed in jobs:
-                started = time.perf_counter()
-                note(key, seed, function(config, key, seed, workers), time.perf_counter() - started)
-        return
+            while (job := next_job()) is not None:
+                before = time.perf_counter()
+                note(*job, function(config, *job, workers), time.perf_counter() - before)
+        return not waiting
     context = multiprocessing.get_context("spawn")
     tasks: Any = context.Queue()
     results: Any = context.Queue()
-    for key, seed in jobs:
-        tasks.put((function, key, seed))
+    # No daemons: they have processes of their own.
     processes = [
         context.Process(target=_work, args=(config, tasks, results)) for _ in range(min(config.jobs, len(jobs)))
     ]
-    for process in processes:
-        tasks.put(None)
-        process.start()
     failures = []
-    left = len(jobs)
-    while left:
-        try:
-            (_, key, seed), found, seconds, failure = results.get(timeout=5)
-        except queue.Empty:
-            if not any(p.is_alive() for p in processes):
-                raise RuntimeError("the worker processes ended early (out of memory?); try fewer --jobs.") from None
-            continue
-        left -= 1
-        if failure is None:
-            note(key, seed, found, seconds)
-        else:
-            failures.append(f"{key} seed {seed}:\n{failure}")
-            log.error("%s", failures[-1])
+    running = 0
     for process in processes:
-        process.join()
+        process.start()
+    try:
+        while True:
+            while running < len(processes) and (job := next_job()) is not None:
+                tasks.put((function, *job))
+                running += 1
+            if not running:
+                break
+            try:
+                key, seed, found, seconds, failure = results.get(timeout=5)
+            except queue.Empty:
+                if not all(p.is_alive() for p in processes):
+                    raise RuntimeError("a worker process ended early (out of memory?); try fewer --jobs.") from None
+                continue
+            running -= 1
+            if failure is None:
+                note(key, seed, found, seconds)
+            else:
+                failures.append(f"{key} seed {seed}:\n{failure}")
+                log.error("%s", failures[-1])
+    finally:
+        for _ in processes:
+            tasks.put(None)
+        for process in processes:
+            process.join()
     if failures:
         raise RuntimeError(f"{len(failures)} of {len(jobs)} runs failed, the first: {failures[0]}")
+    return not waiting
 
 
 # ------------------------------------------------------------------------------------------------------ timing, curves
 
 
-def run_timing(config: Table2Config) -> None:
+def run_timing(config: Table2Config, clock: Clock) -> None:
     """Measure training and testing speed of each group, alone on the device: images/s, testing with 8 segmentations."""
     images = test_images(config)
     path = config.out / "speed.json"
@@ -422,8 +501,9 @@ def run_timing(config: Table2Config) -> None:
     with Workers(_worker_count(dataclasses.replace(config, jobs=1))) as workers:
         workers.warm()
         for group in chosen_groups(config):
-            if all(row.key in speed for row in group.rows):
+            if all(row.key in speed for row in group.rows) or not clock.allows("timing"):
                 continue
+            started = time.monotonic()
             model: DeepNCuts | None = None
             training = None
             if group.preset:
@@ -437,13 +517,15 @@ def run_timing(config: Table2Config) -> None:
             if model is not None:
                 model = model.to(device_of(config)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             for row in group.rows:
-                _segment(config, row, model, images.subset(range(min(16, len(images)))), 0, workers)
-                seconds = min(_segment(config, row, model, images, 0, workers).seconds for _ in range(2))
+                few = images.subset(range(min(16, len(images))))
+                _segment(config, row, model, few, 0, workers, prepared=False)
+                runs = [_segment(config, row, model, images, 0, workers, prepared=False) for _ in range(2)]
+                seconds = min(run.seconds for run in runs)
                 speed[row.key] = {"training": training, "testing": len(images) / seconds}
                 log.info("%-26s %s", row.key, speed[row.key])
-    speed["device"] = torch.cuda.get_device_name() if device_of(config).type == "cuda" else "cpu"
-    config.out.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, json.dumps(speed, indent=1) + "\n")
+            speed["device"] = torch.cuda.get_device_name() if device_of(config).type == "cuda" else "cpu"
+            atomic_write(path, json.dumps(speed, indent=1) + "\n")
+            clock.note("timing", time.monotonic() - started)
 
 
 def curve_job(config: Table2Config, key: str, seed: int, workers: Workers) -> None:
@@ -485,6 +567,12 @@ def read_results(config: Table2Config, row: str) -> list[dict[str, Any]]:
     return [json.loads(p.read_text()) for p in paths]
 
 
+def read_baselines(config: Table2Config) -> list[dict[str, Any]]:
+    """The results of the methods without a network of ours, worst first; people come last of them."""
+    found = [json.loads(path.read_text()) for path in (config.out / "baselines").glob("*.json")]
+    return sorted(found, key=lambda one: (one["method"] == HUMANS, one["scores"]["paper_best"]))
+
+
 def _image_scores(results: list[dict[str, Any]], which: int) -> NDArray[np.float64]:
     """Scores of each image, in the order of names, averaged over seeds."""
     return np.mean([[r["per_image"][name][which] for name in sorted(r["per_image"])] for r in results], 0)
@@ -497,7 +585,13 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
     path = config.out / "speed.json"
     speed = json.loads(path.read_text()) if path.exists() else {}
     table: dict[str, Any] = {"images": config.images, "device": speed.get("device"), "rows": {}}
-    lines = []
+    lines: list[list[Any]] = []
+    for found in read_baselines(config):
+        key, scores, seconds = found["method"], found["scores"], found.get("seconds_per_image")
+        title, paper = BASELINE_TITLES.get(key, (key.replace("_", " "), ""))
+        table["rows"][key] = {"title": title, "network": "none", "paper": paper, "scores": scores}
+        measures = [scores.get(n) for n in ("paper_best", "paper_average", "covering_ods", "pri_ois", "vi_ois")]
+        lines.append([title, "none", "", *measures, "", None, 1 / seconds if seconds else None, paper])
     for key, row in ROWS.items():
         results = read_results(config, key)
         if not results:
@@ -538,15 +632,6 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
                 (speed.get(key) or {}).get("testing"),
                 row.paper,
             ]
-        )
-    for path in sorted((config.out / "baselines").glob("*.json")):
-        found = json.loads(path.read_text())
-        scores, seconds = found["scores"], found.get("seconds_per_image")
-        table["rows"][path.stem] = {"title": path.stem.replace("_", " "), "network": "none", "scores": scores}
-        measures = [scores.get(n) for n in ("paper_best", "paper_average", "covering_ods", "pri_ois", "vi_ois")]
-        paper = ".55 (.44)" if path.stem == "multiscale_ncut" else ""
-        lines.append(
-            [path.stem.replace("_", " "), "none", "", *measures, "", None, 1 / seconds if seconds else None, paper]
         )
     columns = ["method", "trained with", "segments by", "best", "average", "covering ODS", "PRI OIS", "VI OIS",
                "best, gain", "training images/s", "testing images/s", "paper"]  # fmt: skip
@@ -625,14 +710,15 @@ def main(config: Table2Config) -> None:
         for split in ("train", "val") if config.images == "test" else ("train",):
             images = open_images(config.data, split)  # type: ignore[arg-type]
             log.info("%s: %d images prepared in %s", split, len(images), data_folder(config.data))
-    if config.stage in ("all", "train"):
-        run_all(config, run_job, open_jobs(config))
+    clock = Clock(config.time_limit)
+    if config.stage in ("all", "train") and not run_all(config, run_job, open_jobs(config), clock):
+        log.info("%d runs are left; start the same command again to go on.", len(open_jobs(config)))
     if config.stage in ("all", "timing"):
-        run_timing(config)
+        run_timing(config, clock)
     if config.stage in ("all", "curves"):
         open_curves = [g.key for g in chosen_groups(config) if g.preset]
         open_curves = [key for key in open_curves if not (config.out / "curves" / f"{key}.jsonl").exists()]
-        run_all(config, curve_job, [(key, config.seeds[0]) for key in open_curves])
+        run_all(config, curve_job, [(key, config.seeds[0]) for key in open_curves], clock)
     if config.stage in ("all", "baselines"):
         baselines(config)
     if config.stage != "timing":
