@@ -19,7 +19,6 @@ EXTRA_MODULES = {
     "train": ("pytorch_lightning", "safetensors", "skimage", "tensorboard", "matplotlib", "pycocotools"),
     "sift": ("kornia",),
     "serve": ("gradio",),
-    "cuda": ("triton",),
     "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
 }
 """Extra → the modules it brings."""
