@@ -51,10 +51,10 @@ class Config:
 
 def main(config: Config) -> int:
     """Evaluate, print, return 0."""
-    if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 1:
+    if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 0.1:
         raise ConfigurationError(
             f"thresholds {config.thresholds}, workers {config.workers}, tolerance {config.tolerance}: "
-            "at least one threshold, no negative number of workers and a tolerance from 0 to 1 are needed"
+            "at least one threshold, no negative number of workers and a tolerance from 0 to 0.1 are needed"
         )
     segmentations, truth = _index(config)
     if not config.json and len(truth) > len(segmentations):
