@@ -93,6 +93,18 @@ def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
     assert segment_images(model, images, ks=(2, 3)).labels["a"].shape == (2, 48, 64)
 
 
+def test_prepared_superpixels_are_those_that_would_be_computed():
+    images = collect([prepare_image(sample(), 20)])
+    model = NCutsModule(tiny()).model
+    model.superpixels = 20
+    kept, anew = (
+        segment_images(model, images, method="merge", ks=(2, 5), prepared=p).labels["a"] for p in (True, False)
+    )
+    assert np.array_equal(kept, anew)
+    images[0].superpixels[:] = 0
+    assert segment_images(model, images, method="merge", ks=(2, 5), prepared=True).labels["a"].max() == 0
+
+
 def test_majority_and_padding():
     assert majority_labels(np.array([[0, 1], [1, 1]]), np.array([[3, 0], [2, 2]])).tolist() == [3, 2]
     out = pad_stack([np.ones((2, 3), np.int16), np.ones((1, 5), np.int16)], -1, 4)
