@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import queue
 import shlex
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +122,22 @@ def test_nothing_is_started_that_would_not_end_in_time(config, monkeypatch):
     config.time_limit = None
     assert table1.run_all(config)
     assert len(done) == len(set(done)) == 8
+
+
+def test_a_run_that_fails_does_not_stop_the_others(config, monkeypatch):
+    def worker(config, tasks, results):
+        while (task := tasks.get()) is not None:
+            broken = task[0] == Job("alexnet", "trial", 0)
+            results.put((task[0], None, "broken") if broken else (task[0], pretend(config, task[0], 50.0), None))
+
+    threads = SimpleNamespace(Queue=queue.Queue, Process=threading.Thread)
+    monkeypatch.setattr(table1.multiprocessing, "get_context", lambda kind: threads)
+    monkeypatch.setattr(table1, "_worker", worker)
+    config.jobs = 2
+    with pytest.raises(RuntimeError, match="1 runs failed, the first: alexnet trial0:\nbroken"):
+        table1.run_all(config)
+    left = [job for job, _ in table1.open_jobs(config)[0]]
+    assert left == [Job("alexnet", "trial", 0)]  # its seeds wait for it; the other row is finished
 
 
 def test_a_run_that_diverges_is_a_result(config):

@@ -458,7 +458,10 @@ def _worker(config: Table1Config, tasks: Any, results: Any) -> None:
 
 
 def run_all(config: Table1Config) -> bool:
-    """Do all runs of the stage, several at a time; return whether nothing is left to do."""
+    """Do all runs of the stage, several at a time; return whether nothing is left to do.
+
+    With several at a time a run that fails does not stop the others, but the command fails at the end.
+    """
     started = time.monotonic()
     seen: dict[str, list[float]] = {}
 
@@ -494,10 +497,10 @@ def run_all(config: Table1Config) -> bool:
     for worker in workers:
         worker.start()
     running: set[Job] = set()
-    failures: list[str] = []
+    failures: dict[Job, str] = {}
     try:
         while True:
-            while len(running) < config.jobs and not failures and (task := next_job(running)) is not None:
+            while len(running) < config.jobs and (task := next_job(running | failures.keys())) is not None:
                 running.add(task[0])
                 tasks.put(task)
             if not running:
@@ -513,7 +516,8 @@ def run_all(config: Table1Config) -> bool:
                 continue
             running.discard(job)
             if failure is not None:
-                failures.append(f"{job.row} {job.name}:\n{failure}")
+                failures[job] = f"{job.row} {job.name}:\n{failure}"
+                log.error("%s", failures[job])
             else:
                 note(job, found)
     finally:
@@ -525,7 +529,7 @@ def run_all(config: Table1Config) -> bool:
             if worker.is_alive():
                 worker.terminate()
     if failures:
-        raise RuntimeError("a run failed: " + "\n".join(failures))
+        raise RuntimeError(f"{len(failures)} runs failed, the first: {next(iter(failures.values()))}")
     return open_jobs(config)[1] == 0
 
 
