@@ -50,7 +50,7 @@ def _log_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
     # log(r)/(r − 1) is smooth in r, and r − 1 is exact near 1: the rounding of r = a/b costs half a digit's last
     # place, no more.
     r = a / b
-    r = torch.where(r == 1, 1 + torch.finfo(r.dtype).eps, r)
+    r = r.masked_fill(r == 1, 1 + torch.finfo(r.dtype).eps)
     return r.log() / ((r - 1) * b)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ def symmetrize(a: Tensor) -> Tensor:
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
     """Switch autocast off locally: a structured layer chooses its own precision."""
+    if not torch.compiler.is_compiling() and device_type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        return contextlib.nullcontext()  # entering autocast costs more than a small layer's products
     # CPU and CUDA are not asked: torch.compile cannot trace the question in releases before 2.12.
     if device_type in ("cpu", "cuda") or torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)
@@ -99,7 +102,7 @@ def values_checkable(a: Tensor) -> bool:
     """Whether the values of ``a`` may be looked at: not while compiling, transforming, on meta or in a fake tensor."""
     return not (
         torch.compiler.is_compiling()
-        or a.device.type == "meta"
+        or a.is_meta
         or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
         or torch._C._functorch.maybe_get_level(a) > -1  # wrapped by vmap, grad or jvp
         or torch._C._functorch.is_legacy_batchedtensor(a)  # batched gradients of torch.autograd.grad
@@ -120,7 +123,7 @@ def wants_check(check: bool | None, a: Tensor) -> bool:
 def check_finite(a: Tensor, name: str) -> None:
     """Raise when ``a`` holds NaN or Inf."""
     # The sum of finite numbers is finite unless it overflows: one pass in the usual case, a count only when it is not.
-    if values_checkable(a) and not bool(torch.isfinite(a.detach().sum())) and (bad := int((~torch.isfinite(a)).sum())):
+    if values_checkable(a) and not math.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
             f"{name} holds {bad} non-finite of {a.numel()} entries; look for an exploding activation or a division by "
             f"zero upstream, or pass check=False to skip this test."

@@ -73,7 +73,7 @@ def test_the_80_bit_eigensolver():
     assert np.abs(v.T @ v - np.eye(20)).max() <= 1e-17
 
 
-@pytest.mark.parametrize(("low", "high"), [(-2, 3), (-4, 2), (-0.5, 1.5)])
+@pytest.mark.parametrize(("low", "high"), [(-2, 3), (-4, 2), (-0.5, 1.5), (0, 1.49)])
 @pytest.mark.parametrize(("m", "d"), [(6, 9), (9, 6)])
 def test_wide_spectra_against_mpmath(m, d, low, high):
     """Singular values over many orders: eigenvectors of the Gram matrix alone would leave 1e-8."""
@@ -85,6 +85,22 @@ def test_wide_spectra_against_mpmath(m, d, low, high):
     assert _relative(x.grad, expected) <= 5e-12
     mapped = torch.func.vmap(torch.func.grad(lambda y: (second_order_pool(y, eps=EPS) * g).sum()))(f[None])
     assert _relative(mapped[0], expected) <= 5e-12
+
+
+@pytest.mark.parametrize("high", [0.0, 1.49])
+def test_a_narrow_spectrum_with_weights_equals_the_general_way(high):
+    """The CPU looks at s and takes the short way; under vmap no value is looked at."""
+    f = with_singular_values(9, 6, torch.logspace(0, high, 6, dtype=torch.float64), seed=4)
+    w = 0.5 + torch.rand(9, generator=generator(1), dtype=torch.float64)
+    g = torch.randn(6, 6, generator=generator(2), dtype=torch.float64)
+
+    def value(x, y):
+        return (second_order_pool(x, weight=y, function="sqrt") * g).sum()
+
+    there = torch.func.vmap(torch.func.grad(value, argnums=(0, 1)))(f[None], w[None])
+    leaves = f.clone().requires_grad_(), w.clone().requires_grad_()
+    for short, general in zip(torch.autograd.grad(value(*leaves), leaves), there, strict=True):
+        torch.testing.assert_close(short, general[0], rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(

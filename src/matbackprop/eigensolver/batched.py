@@ -78,7 +78,7 @@ def _torch_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve(a: Tensor, name: Route) -> tuple[Tensor, Tensor]:
-    """Solve (batch, n, n) by a named route."""
+    """Solve (batch, n, n) by a named route; lapack and torch take any leading dimensions."""
     if name == "jacobi":
         return _jacobi.solve(a.contiguous())
     if name == "cusolver":
@@ -86,15 +86,19 @@ def _solve(a: Tensor, name: Route) -> tuple[Tensor, Tensor]:
     try:
         return _threads.solve(a) if name == "lapack-threads" else _torch_eigh(a)
     except torch.linalg.LinAlgError as error:
+        count, n = a.shape[:-2].numel(), a.shape[-1]
         raise SolverError(
-            f"the eigensolver did not converge on {a.shape[0]} matrices of order {a.shape[-1]} ({error}). Check them "
-            f"for NaN and Inf, or ask for on_failure='retry'."
+            f"the eigensolver did not converge on {count} matrices of order {n} ({error}). Check them for NaN and Inf, "
+            f"or ask for on_failure='retry'."
         ) from error
 
 
 def _solve_flat(a: Tensor) -> tuple[Tensor, Tensor]:
+    name = route(a)
+    if name == "lapack":  # takes any leading dimensions
+        return _solve(a, name)
     batch, n = a.shape[:-2], a.shape[-1]
-    values, vectors = _solve(a.reshape(-1, n, n), route(a))
+    values, vectors = _solve(a.reshape(-1, n, n), name)
     return values.reshape(*batch, n), vectors.reshape(*batch, n, n)
 
 

@@ -369,7 +369,8 @@ def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, lik
     if p is None:
         return None
     if not isinstance(p, Tensor):
-        return torch.full((), p, dtype=like.dtype, device=like.device).expand(batch)
+        value = torch.scalar_tensor(p, dtype=like.dtype, device=like.device)
+        return value.expand(batch) if batch else value
     try:
         return p.to(dtype=like.dtype, device=like.device).expand(batch)
     except RuntimeError as error:
@@ -455,7 +456,7 @@ def matrix_log(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
         DomainError: an eigenvalue is not positive; the other errors are those of `matrix_function`.
 
     Gradient:
-        Γᵢⱼ = log1p((λᵢ−λⱼ)/λⱼ)/(λᵢ−λⱼ), 1/λᵢ at a tie; two orders, exact at repeated eigenvalues.
+        Γᵢⱼ = log(r)/((r − 1)λⱼ) with r = λᵢ/λⱼ, 1/λᵢ at a tie; two orders, exact at repeated eigenvalues.
 
     Example:
         >>> import torch, matbackprop

@@ -8,7 +8,8 @@ F is m×d with rows scaled by √w. For m < d the thin dual form works on K = FF
 where L is the derivative of g at A = FᵀF + εI in the direction G, so that ∂L/∂F = 2 F·L. Otherwise the primal form
 works on FᵀF = V diag(s) Vᵀ with Z = FV: C = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the
 squared norms of the rows of Y (columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the
-largest, its squared norm far better. float64 features of a wide spectrum have their vectors refined by one Newton step.
+largest, its squared norm far better. float64 features of a wide spectrum have their vectors refined by one Newton step;
+on the CPU the primal form of a narrow spectrum does with the solver's eigenvalues, and with F and V for Z.
 """
 
 from __future__ import annotations
@@ -87,6 +88,11 @@ def _factor(x: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]
     skipped on the CPU where it is not; elsewhere looking would wait for the device.
     """
     _, q = batched_eigh(x @ x.mT)
+    return _settle(x, q, eps, fine)
+
+
+def _settle(x: Tensor, q: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """s, Q, Y of `_factor` from the solver's Q."""
     y = (x.mT @ q).mT
     s = _drop_noise((y * y).sum(-1), *x.shape[-2:])
     if fine and s.shape[-1] and not _well_conditioned(s, eps):
@@ -95,11 +101,22 @@ def _factor(x: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]
     return s, q, y
 
 
+def _free_to_look(*tensors: Tensor) -> bool:
+    return all(t.is_cpu and values_checkable(t) for t in tensors)
+
+
 def _well_conditioned(s: Tensor, eps: Tensor) -> bool:
     """Whether λ_max/λ_min ≤ 1e5 everywhere and may be looked at; unrefined, the error is 1e-17 of that ratio."""
-    if s.device.type != "cpu" or not (values_checkable(s) and values_checkable(eps)):
+    return _free_to_look(s, eps) and not bool((s.amax(-1) > 1e5 * (s.amin(-1) + eps)).any())
+
+
+def _narrow(s: Tensor) -> bool:
+    """Whether ascending s_max/s_min < 1e3 everywhere and may be looked at: the solver's own s has 12 digits then."""
+    if s.dtype != torch.float64 or s.numel() == 0 or not _free_to_look(s):
         return False
-    return not bool((s.amax(-1) > 1e5 * (s.amin(-1) + eps)).any())
+    # Numbers, not tensors: for one small matrix the kernels of a comparison would cost more than its products.
+    ends = zip(s.select(-1, 0).reshape(-1).tolist(), s.select(-1, -1).reshape(-1).tolist(), strict=True)
+    return all(low > 1e-3 * high for low, high in ends)
 
 
 def _thin_forward(
@@ -136,21 +153,28 @@ def _thin_backward(
 def _primal_forward(
     f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """C, s, V, Z of the primal form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
-    s, v, y = _factor(f.mT, eps, fine)
+    """C, s, V, Z of the primal form for F ``(*batch, m, d)`` and ε ``(*batch,)``; Z is empty where s is narrow."""
+    s, v = batched_eigh(f.mT @ f)
+    if _narrow(s):
+        z = f.new_empty(0)
+    else:
+        s, v, y = _settle(f.mT, v, eps, fine)
+        z = y.mT
     values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
-    return (v * values.unsqueeze(-2)) @ v.mT, s, v, y.mT
+    return (v * values.unsqueeze(-2)) @ v.mT, s, v, z
 
 
 def _primal_backward(
-    g: Tensor, eps: Tensor, p: Tensor | None, s: Tensor, v: Tensor, z: Tensor, function: SpectralFunction
+    g: Tensor, f: Tensor, eps: Tensor, p: Tensor | None, s: Tensor, v: Tensor, z: Tensor, function: SpectralFunction
 ) -> Tensor:
     """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
     lam = s + eps.unsqueeze(-1)
     gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
-    gamma = torch.where((s > 0).unsqueeze(-1), gamma, 0)
     h = v.mT @ g @ v
-    return z @ ((gamma * (h + h.mT)) @ v.mT)
+    h = h + h.mT
+    if z.ndim < f.ndim:  # a narrow spectrum: no direction is absent
+        return f @ (v @ (gamma * h) @ v.mT)
+    return z @ ((gamma.masked_fill((s == 0).unsqueeze(-1), 0) * h) @ v.mT)
 
 
 def _directional_trace(
@@ -307,9 +331,13 @@ def _first_order(
     """The gradients of F, w, ε and p, numbered 0 to 3, that are needed."""
     for_f = for_w = for_eps = for_p = None
     if 0 in needed:
-        for_f = (_thin_backward if thin else _primal_backward)(g, eps, p, s, basis, y, function)
-        if w is not None:
-            for_f = for_f * w.sqrt().unsqueeze(-1)
+        root = None if w is None else w.sqrt().unsqueeze(-1)
+        if thin:
+            for_f = _thin_backward(g, eps, p, s, basis, y, function)
+        else:
+            for_f = _primal_backward(g, f if root is None else f * root, eps, p, s, basis, y, function)
+        if root is not None:
+            for_f = for_f * root
     if 1 in needed:
         for_w = _weight_gradient(g, f, eps, p, s, basis, y, function, thin)
     if 2 in needed:
@@ -481,8 +509,9 @@ def second_order_pool(
     fn, p = resolve_function(function, exponent)
     if not isinstance(eps, Tensor) and (not eps >= 0 or (eps == 0 and fn.domain in ("positive", "nonzero"))):
         raise DomainError(f"{fn.name} needs eps {'>=' if fn.domain in ('nonnegative', 'real') else '>'} 0, got {eps}.")
+    looked_at = wants_check(check, f)
     own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
-    if own_kernels and not wants_check(check, f) and _fused_pool.applies(f, eps, fn):
+    if own_kernels and not looked_at and _fused_pool.applies(f, eps, fn):
         return _fused_pool.pool(f, eps, fn, lambda x: _thin_pool(x, eps, fn))
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(f.dtype, precision))
@@ -492,7 +521,7 @@ def second_order_pool(
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
         assert shift is not None
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
-        if all(wants_check(check, t) for t in (f, weight, eps) if isinstance(t, Tensor)):
+        if looked_at and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
             _check_values(f, weight, eps, fn)
         if center:
             x = _center(x, w)
