@@ -15,6 +15,8 @@ from torch.autograd import Function, forward_ad
 
 from matbackprop.errors import DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError
 
+_FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 def symmetrize(a: Tensor) -> Tensor:
     """Return the symmetric part (A + Aᵀ)/2 of the last two dimensions."""
@@ -82,10 +84,10 @@ def apply(function: type[Function], *arguments: Any) -> Any:
 
 
 def check_floating(a: Tensor, name: str) -> None:
-    """Raise unless ``a`` is a real floating-point tensor."""
+    """Raise unless ``a`` is a real floating-point tensor of 16 bits or more."""
     if not isinstance(a, Tensor):
         raise DtypeError(f"{name} must be a torch.Tensor, got {type(a).__name__}.")
-    if not a.dtype.is_floating_point:
+    if a.dtype not in _FLOATING:
         raise DtypeError(f"{name} must be a real floating-point tensor, got {a.dtype}; convert it with .float() first.")
 
 

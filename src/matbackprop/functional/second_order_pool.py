@@ -14,6 +14,7 @@ on the CPU the primal form of a narrow spectrum does with the solver's eigenvalu
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -480,7 +481,8 @@ def second_order_pool(
     Raises:
         ShapeError, DtypeError: ``f`` or ``weight`` has the wrong shape, dtype or device.
         NonFiniteError: ``f`` or ``weight`` holds NaN or Inf.
-        DomainError: ε or a weight is negative, or an eigenvalue is outside the domain of g (ε = 0 with log).
+        DomainError: ε is negative or not finite, a weight is negative, or an eigenvalue is outside the domain of g (ε =
+            0 with log).
 
     Gradient:
         For F, weight, ε and the exponent, two orders. The first order in F is 2 diag(w) F L(G) with L the derivative
@@ -507,8 +509,9 @@ def second_order_pool(
     if method not in ("fused", "svd", "eig"):
         raise ConfigurationError(f'method must be "fused", "svd" or "eig", got {method!r}.')
     fn, p = resolve_function(function, exponent)
-    if not isinstance(eps, Tensor) and (not eps >= 0 or (eps == 0 and fn.domain in ("positive", "nonzero"))):
-        raise DomainError(f"{fn.name} needs eps {'>=' if fn.domain in ('nonnegative', 'real') else '>'} 0, got {eps}.")
+    if not isinstance(eps, Tensor) and (not 0 <= eps < math.inf or (eps == 0 and fn.domain in ("positive", "nonzero"))):
+        sign = ">=" if fn.domain in ("nonnegative", "real") else ">"
+        raise DomainError(f"{fn.name} needs eps {sign} 0 and finite, got {eps}.")
     looked_at = wants_check(check, f)
     own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
     if own_kernels and not looked_at and _fused_pool.applies(f, eps, fn):
