@@ -75,7 +75,9 @@ def test_python_dash_m():
 def test_an_own_error_is_one_line_and_exit_code_two(tmp_path, capsys):
     assert call("data", "check", str(tmp_path / "nothing")) == 2
     err = capsys.readouterr().err
-    assert err == f"matbackprop: error: there is no folder {tmp_path / 'nothing'}.\n"
+    assert (
+        err.startswith(f"matbackprop: error: there is no folder {tmp_path / 'nothing'}; give ") and err.count("\n") == 1
+    )
     assert call("data", "check", str(tmp_path / "nothing"), "--debug") == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -245,3 +247,45 @@ def test_doctor_notices_wrong_gradients(capsys, monkeypatch):
     monkeypatch.setattr(matbackprop, "matrix_log", lambda a: Wrong.apply(original(a)))
     assert call("doctor") == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_one_message(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert call("train", "o2p", "--run", str(tmp_path / "file" / "run")) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("matbackprop: error: ") and str(tmp_path / "file") in said and "name another" in said
+
+
+def test_other_errors_of_the_system_are_not_hidden(monkeypatch):
+    def fail(words):
+        raise OSError("no file is named")
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(OSError, match="no file is named"):
+        main(["doctor"])
+
+
+def test_preset_without_its_option_is_explained(capsys):
+    assert call("train", "ncuts", "smoke") == 2
+    assert "matbackprop train ncuts --preset smoke" in capsys.readouterr().err
+
+
+def test_wrong_preset_names_the_command(capsys):
+    assert call("train", "o2p", "--preset", "big") == 2
+    assert "matbackprop train o2p: error: argument --preset: invalid choice: 'big'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_no_markup(name, capsys):
+    assert call(*name.split(), "--help") == 0
+    assert ":class:" not in capsys.readouterr().out
+
+
+def test_verified_cache_says_so(tmp_path, capsys):
+    import numpy as np
+
+    from matbackprop.data.cache import write_cache
+
+    write_cache(tmp_path / "one", {"x": np.arange(5)}, {})
+    assert call("data", "cache", str(tmp_path), "--verify") == 0
+    assert "all checksums agree" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from matbackprop.cli.segment import Config, load_segmenter, main
-from matbackprop.errors import DataError, WeightsError
+from matbackprop.errors import ConfigurationError, DataError, WeightsError
 from matbackprop.models.deep_ncuts import DeepNCuts
 
 
@@ -55,3 +55,16 @@ def test_bad_files_and_models_are_named(picture, tmp_path):
         main(Config(()))
     with pytest.raises(WeightsError):
         load_segmenter(str(tmp_path / "nothing"))
+
+
+def test_shown_number_must_be_one_of_the_numbers(picture, tmp_path):
+    with pytest.raises(ConfigurationError, match="--k 5 is none of --ks 2 4"):
+        main(Config((picture,), out=tmp_path / "out", ks=(2, 4), k=5))
+
+
+def test_run_of_a_segmenter_does_not_classify(tmp_path):
+    from matbackprop.models.predict_regions import load_classifier
+
+    (tmp_path / "config.json").write_text('{"model": {"variant": "paper"}}')
+    with pytest.raises(WeightsError, match=r"holds no saved model.*train one"):
+        load_classifier(tmp_path)

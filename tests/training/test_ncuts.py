@@ -78,6 +78,17 @@ def test_prepared_images_survive_the_cache(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
+def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
+    from matbackprop.data.bsds import BSDS
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a pool of processes was started")
+
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", refuse)
+    root = write_shapes_bsds(tmp_path / "bsds", train=3, val=1, size=(40, 56))
+    assert len(prepare_images(BSDS(root, "train"), tmp_path / "cache", superpixels=30, workers=2)) == 3
+
+
 def test_a_label_map_of_another_size_is_named():
     bad = sample()
     bad.segmentations[1] = bad.segmentations[1].T

@@ -127,7 +127,7 @@ def _guarded(call: Callable[[], int], debug: bool) -> int:
         if hasattr(error, "signum"):  # RunInterrupted, known here without importing the engine
             print(f"matbackprop: {error}", file=sys.stderr)
             return 128 + int(error.signum)
-        message = _missing_extra(error) or (str(error) if isinstance(error, own) else None)
+        message = _missing_extra(error) or (str(error) if isinstance(error, own) else _system_error(error))
         if message is None:
             raise
         if debug:
@@ -142,6 +142,13 @@ def _missing_extra(error: BaseException) -> str | None:
         top = error.name.split(".")[0]
         if top in EXTRAS:
             return f"{top} is not installed. Install it with: pip install 'matbackprop[{EXTRAS[top]}]'"
+    return None
+
+
+def _system_error(error: BaseException) -> str | None:
+    """Return a message where the system refused a file or folder that an option names."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}. Check the path and its permissions, or name another one."
     return None
 
 

@@ -150,7 +150,8 @@ def cache(config: CacheConfig) -> int:
             shutil.rmtree(path)
         print(f"{state}{'removed ' if removed else ''}{path} ({size / 1e6:.1f} MB): {arrays}")
         total += 0 if removed else size
-    print(f"{folder}: {total / 1e6:.1f} MB")
+    verified = ", all checksums agree" if config.verify and not damaged else ""
+    print(f"{folder}: {total / 1e6:.1f} MB{verified}")
     return 1 if damaged and config.remove == "none" else 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from matbackprop.errors import DataError, WeightsError
+from matbackprop.errors import ConfigurationError, DataError, WeightsError
 
 if TYPE_CHECKING:
     from matbackprop.models.deep_ncuts import DeepNCuts
@@ -84,6 +84,8 @@ def main(config: Config) -> int:
 
     if not config.images:
         raise DataError("no picture was given; name one or more files.")
+    if config.k is not None and config.k not in config.ks:
+        raise ConfigurationError(f"--k {config.k} is none of --ks {' '.join(map(str, config.ks))}; give it there too.")
     model = None
     if config.model is not None:
         device = config.device

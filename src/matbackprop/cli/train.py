@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from matbackprop.cli import parse as parse_with_tyro
+from matbackprop.errors import ConfigurationError
 from matbackprop.training.config import EngineConfig, Recipe, get_recipe, resolve
 
 __all__ = ["main", "options", "parse"]
@@ -56,13 +57,16 @@ def options(name: str, preset: str | None = None, file: Path | None = None) -> t
 def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
     """Read the preset and the file first, since they decide the defaults, then everything."""
     recipe = get_recipe(name)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    if arguments and arguments[0] in recipe.presets:
+        raise ConfigurationError(f"presets are named by an option: {prog} --preset {arguments[0]}")
+    first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=list(recipe.presets), default=next(iter(recipe.presets)))
     first.add_argument("--config", type=Path)
     chosen, _ = first.parse_known_args(list(arguments))
     kind = options(name, chosen.preset, chosen.config)
+    summary = (recipe.summary or f"Train the recipe {name}").rstrip(".")
     description = (
-        f"{recipe.summary or f'Train the recipe {name}.'} Any field can be given here, or in a TOML or JSON file with "
+        f"{summary[0].upper()}{summary[1:]}. Any field can be given here, or in a TOML or JSON file with "
         "--config. Options of the engine may be written without their prefix: --resume for --engine.resume."
     )
     found = parse_with_tyro(kind, [_with_prefix(word) for word in arguments], prog, description)

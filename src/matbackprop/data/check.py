@@ -61,7 +61,7 @@ def find_layout(root: str | Path) -> str:
     """
     root = Path(root)
     if not root.is_dir():
-        raise DataError(f"there is no folder {root}.")
+        raise DataError(f"there is no folder {root}; give the folder of a data set in BSDS's or COCO's layout.")
     if list((root / "annotations").glob("instances_*.json")):
         return "coco"
     if (root / "data" / "groundTruth").is_dir() or (root / "groundTruth").is_dir() or (root / "human").is_dir():

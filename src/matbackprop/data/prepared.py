@@ -24,6 +24,7 @@ from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
 __all__ = ["LabelledImages", "PreparedImage", "PreparedImages", "prepare_image", "prepare_images"]
 
+_FEW = 32  # below this many images starting processes costs more than they save
 STRIDES = (8, 16)
 """Strides of the grids that human maps are brought to: those of the paper's feature maps."""
 
@@ -213,7 +214,7 @@ def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600
         cache = open_cache(path)
     except DataError:
         tasks = [(data, i, superpixels) for i in range(len(data))]
-        if workers > 1:
+        if workers > 1 and len(tasks) >= _FEW:
             context = multiprocessing.get_context("spawn")
             with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
                 images = list(pool.map(_prepare, tasks, chunksize=max(1, len(tasks) // (4 * workers))))

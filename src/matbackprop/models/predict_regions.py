@@ -34,7 +34,8 @@ def load_classifier(source: str | Path) -> RegionClassifier | SiftO2P:
         return SiftO2P.from_pretrained(folder)
     if kind != RegionClassifier.__name__:
         raise WeightsError(
-            f"{folder} holds a {kind}, which does not classify regions; train one with 'matbackprop train o2p'."
+            f"{folder} holds {f'a {kind}' if kind else 'no saved model'}, which does not classify regions; train "
+            "one with 'matbackprop train o2p'."
         )
     return RegionClassifier.from_pretrained(folder)
 

@@ -76,7 +76,7 @@ class PretrainedMixin:
         folder = _local(source)
         config = pretrained_config(folder)
         if config.get("class") != cls.__name__:
-            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}.")
+            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
         try:
             model = cls(**config["arguments"])
         except TypeError as error:
@@ -106,7 +106,9 @@ def _local(source: str | Path) -> Path:
     if Path(source).is_dir():
         return Path(source)
     if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        raise WeightsError(f"there is no folder {source}.")
+        raise WeightsError(
+            f"there is no folder {source}; give one that save_pretrained wrote, or owner/name on the hub."
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -75,7 +75,7 @@ class ImageDataConfig:
 
 @dataclass
 class NCutsModelConfig:
-    """The network; see :class:`matbackprop.models.deep_ncuts.DeepNCuts`."""
+    """The network (matbackprop.models.deep_ncuts.DeepNCuts)."""
 
     variant: Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5", "hypercolumns"] = "vgg16-relu5"
     """Which feature maps feed which head."""

@@ -92,7 +92,7 @@ class RegionDataConfig:
 
 @dataclass
 class RegionModelConfig:
-    """The network; see :class:`matbackprop.models.deep_o2p.RegionClassifier`."""
+    """The network (matbackprop.models.deep_o2p.RegionClassifier)."""
 
     head: Literal["fc", "o2p", "o2p_fc", "both", "sift"] = "o2p_fc"
     """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P."""

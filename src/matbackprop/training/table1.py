@@ -208,7 +208,7 @@ REFERENCES = {"fine": "alexnet", "scratch": "alexnet-s", "sift": "alexnet"}
 
 @dataclass
 class Table1Config:
-    """Options of ``matbackprop reproduce table1``."""
+    """Train and score the rows of the paper's first table, region classification; finished runs are kept."""
 
     out: Path = Path("results/table1")
     """Folder of the results; finished runs in it are not done again."""

@@ -157,7 +157,7 @@ BASELINE_TITLES = {
 
 @dataclass
 class Table2Config:
-    """Options of ``matbackprop reproduce table2``."""
+    """Train and score the rows of the paper's second table, segmentation; finished runs are kept."""
 
     out: Path = Path("results/table2")
     """Folder of the results; finished runs in it are not done again."""
