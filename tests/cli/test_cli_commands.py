@@ -289,3 +289,8 @@ def test_verified_cache_says_so(tmp_path, capsys):
     write_cache(tmp_path / "one", {"x": np.arange(5)}, {})
     assert call("data", "cache", str(tmp_path), "--verify") == 0
     assert "all checksums agree" in capsys.readouterr().out
+
+
+def test_sharding_on_the_cpu_names_what_works_there(tmp_path, capsys):
+    assert call("train", "o2p", "--strategy", "fsdp", "--accelerator", "cpu", "--run", str(tmp_path / "run")) == 2
+    assert "--strategy fsdp needs a GPU; use ddp on the CPU" in capsys.readouterr().err
