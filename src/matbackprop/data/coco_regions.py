@@ -503,7 +503,7 @@ def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, 
         >>> import numpy as np
         >>> fit, tune = tuning_split(np.array([7, 7, 8, 9, 3]), every=2)
         >>> fit.tolist(), tune.tolist()
-        ([0, 1, 4], [2, 3])
+        ([2, 4], [0, 1, 3])
     """
     if every < 2:
         raise ConfigurationError(f"one in at least 2 images must be held out, got every={every}.")

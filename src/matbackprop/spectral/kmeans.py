@@ -127,8 +127,8 @@ def weighted_kmeans(
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
-        >>> weighted_kmeans(x, torch.ones(4), [1, 2]).distortion
-        tensor([25.0100,  0.0100])
+        >>> [f"{value:.3f}" for value in weighted_kmeans(x, torch.ones(4), [1, 2]).distortion]
+        ['25.010', '0.010']
     """
     sizes = check_ks(ks)
     if points.ndim < 2 or points.shape[-2] == 0 or weights.shape != points.shape[:-1]:
