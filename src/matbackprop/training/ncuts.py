@@ -6,10 +6,8 @@ validation, presets. Images and labels come from a cache that is made once; augm
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch.nn import functional as nnf
 
 from matbackprop.data.bsds import BSDS, tuning_split
 from matbackprop.data.cache import default_cache_folder
+from matbackprop.data.locate import dataset_folder
 from matbackprop.data.prepared import PreparedImage, PreparedImages, pad_stack, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.eigensolver import batched_eigh
@@ -143,23 +142,14 @@ def cache_folder(config: ImageDataConfig) -> Path:
 
 def data_folder(config: ImageDataConfig) -> Path:
     """The folder to read, in BSDS500's layout; shapes are made there first when they are asked for."""
-    if config.made:
-        folder = cache_folder(config) / f"shapes-bsds-{config.made}"
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                write_shapes_bsds(Path(scratch) / "bsds", train=config.made, val=max(config.made // 2, 1), seed=0)
-                with contextlib.suppress(OSError):  # another process was first
-                    (Path(scratch) / "bsds").rename(folder)
-        return folder
-    if config.root is not None:
-        return config.root
-    if "MATBACKPROP_DATA" not in os.environ:
-        raise DataError(
-            "no data set is named: give --data.root FOLDER (in BSDS500's layout), set MATBACKPROP_DATA to the folder "
-            "that holds BSDS500/, or make images on the fly with --data.made 20."
-        )
-    return Path(os.environ["MATBACKPROP_DATA"]) / "BSDS500"
+    return dataset_folder(
+        "BSDS500",
+        config.root,
+        made=config.made,
+        val=max(config.made // 2, 1),
+        write=write_shapes_bsds,
+        cache=cache_folder(config),
+    )
 
 
 def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> PreparedImages:

@@ -9,8 +9,6 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +32,10 @@ from matbackprop.data.coco_regions import (
     coco_files,
     tuning_split,
 )
+from matbackprop.data.locate import dataset_folder
 from matbackprop.data.shapes import write_shapes_coco
 from matbackprop.eigensolver import batched_eigh
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_o2p import Function, Head, RegionClassifier, SecondOrderVector, Standardize, Support
 from matbackprop.models.sift_o2p import SiftO2P
 from matbackprop.models.weights import load_backbone_weights
@@ -176,23 +175,14 @@ def cache_folder(config: RegionDataConfig) -> Path:
 
 def data_folder(config: RegionDataConfig) -> Path:
     """The COCO-format folder to read; shapes are made there first when they are asked for."""
-    if config.made:
-        folder = cache_folder(config) / f"shapes-coco-{config.made}"
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                write_shapes_coco(Path(scratch) / "coco", train=config.made, val=max(config.made // 4, 1), seed=0)
-                with contextlib.suppress(OSError):  # another process was first
-                    (Path(scratch) / "coco").rename(folder)
-        return folder
-    if config.root is not None:
-        return config.root
-    if "MATBACKPROP_DATA" not in os.environ:
-        raise DataError(
-            "no data set is named: give --data.root FOLDER (in COCO's layout), set MATBACKPROP_DATA to the folder that "
-            "holds coco/, or make regions on the fly with --data.made 64."
-        )
-    return Path(os.environ["MATBACKPROP_DATA"]) / "coco"
+    return dataset_folder(
+        "coco",
+        config.root,
+        made=config.made,
+        val=max(config.made // 4, 1),
+        write=write_shapes_coco,
+        cache=cache_folder(config),
+    )
 
 
 def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:

@@ -1,0 +1,37 @@
+"""Where a recipe's data set lies."""
+
+from pathlib import Path
+
+import pytest
+
+from matbackprop.data.locate import dataset_folder
+from matbackprop.errors import DataError
+
+
+def _write(folder: Path, *, train: int, val: int, seed: int) -> None:
+    folder.mkdir()
+    (folder / "made.txt").write_text(f"{train} {val} {seed}")
+
+
+def _folder(tmp_path, root=None, made=0):
+    return dataset_folder("coco", root, made=made, val=1, write=_write, cache=tmp_path / "cache")
+
+
+def test_made_images_are_written_once_and_win_over_a_root(tmp_path):
+    folder = _folder(tmp_path, root=tmp_path, made=3)
+    assert (folder / "made.txt").read_text() == "3 1 0"
+    (folder / "made.txt").write_text("kept")
+    assert (_folder(tmp_path, made=3) / "made.txt").read_text() == "kept"
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["shapes-coco-3"]
+
+
+def test_the_users_folder_wins_over_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path / "all"))
+    assert _folder(tmp_path, root=tmp_path / "mine") == tmp_path / "mine"
+    assert _folder(tmp_path) == tmp_path / "all" / "coco"
+
+
+def test_no_data_set_at_all_says_what_to_give(tmp_path, monkeypatch):
+    monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
+    with pytest.raises(DataError, match=r"--data\.root FOLDER.*MATBACKPROP_DATA.*holds coco/.*--data\.made"):
+        _folder(tmp_path)
