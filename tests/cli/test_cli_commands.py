@@ -75,8 +75,9 @@ def test_python_dash_m():
 def test_an_own_error_is_one_line_and_exit_code_two(tmp_path, capsys):
     assert call("data", "check", str(tmp_path / "nothing")) == 2
     err = capsys.readouterr().err
-    assert (
-        err.startswith(f"matbackprop: error: there is no folder {tmp_path / 'nothing'}; give ") and err.count("\n") == 1
+    assert err == (
+        f"matbackprop: error: there is no folder {tmp_path / 'nothing'}; give the folder of a data set in BSDS's or "
+        "COCO's layout.\n"
     )
     assert call("data", "check", str(tmp_path / "nothing"), "--debug") == 2
     assert "Traceback" in capsys.readouterr().err

@@ -39,7 +39,11 @@ def test_float16_files_are_widened(alexnet, tmp_path):
 
 def test_the_classifier_is_passed_over(alexnet, tmp_path):
     save_file(alexnet.state_dict() | {"classifier.1.weight": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
-    load_backbone_weights(build_backbone("alexnet"), "alexnet", tmp_path / "w.safetensors")
+    other = build_backbone("alexnet")
+    load_backbone_weights(other, "alexnet", tmp_path / "w.safetensors")
+    assert other.state_dict().keys() == alexnet.state_dict().keys()
+    for key, value in other.state_dict().items():
+        assert torch.equal(value, alexnet.state_dict()[key])
 
 
 def test_another_architecture_is_named_key_by_key_and_nothing_changes(alexnet, tmp_path):
