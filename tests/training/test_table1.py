@@ -39,7 +39,9 @@ def config(cache, tmp_path):
 
 
 def pretend(config, job, error, predicted=(0, 1, 1, 0)):
-    """Write the result of a run that never was."""
+    """Write the result of a run that never was; a seed's follows the trials that were written before it."""
+    row = table1._row(job.row)
+    chosen = job.number if job.part == "trial" else table1.choose(config, row)
     path = table1.run_path(config, job)
     (path / "predictions").mkdir(parents=True)
     np.savez(
@@ -50,7 +52,8 @@ def pretend(config, job, error, predicted=(0, 1, 1, 0)):
         image=np.array([5, 5, 6, 7]),
     )
     found = {"row": job.row, "number": job.number, "error": error, "error_large": error, "seconds": 1.0}
-    found |= {"parameters": 7, "setting": {}}
+    found |= {"parameters": 7, "setting": row.trials[chosen or 0], "model": row.model}
+    found |= {"epochs": table1.epochs_of(config, row, job.part)}
     (path / "result.json").write_text(json.dumps(found))
     (path / "versions.json").write_text(json.dumps([{"time": "now"}]))
     return found
@@ -141,9 +144,24 @@ def test_a_run_that_fails_does_not_stop_the_others(config, monkeypatch):
 
 
 def test_a_run_that_diverges_is_a_result(config):
-    found = table1.run_job(config, Job("alexnet", "trial", 0), {"optimizer.rate": 1e30, "optimizer.warmup": 0.0})
+    config.override += ("optimizer.rate=1e30", "optimizer.warmup=0.0")
+    found = table1.run_job(config, Job("alexnet", "trial", 0), ROWS[1].trials[0])
     assert found["error"] == 100.0 and "not finite" in found["diverged"]
     assert table1.result(config, Job("alexnet", "trial", 0)) == found
+
+
+def test_results_of_another_setting_or_length_do_not_count(config):
+    for trial, error in enumerate((30.0, 40.0)):
+        pretend(config, Job("alexnet", "trial", trial), error)
+    seed = Job("alexnet", "seed", 0)
+    pretend(config, seed, 20.0)
+    assert table1.result(config, seed)["error"] == 20.0
+    config.fine_epochs += 1  # all of them were shorter
+    assert table1.result(config, seed) is None and table1.result(config, Job("alexnet", "trial", 0)) is None
+    config.fine_epochs -= 1
+    path = table1.run_path(config, Job("alexnet", "trial", 1)) / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"error": 10.0}))  # now the other trial is chosen
+    assert table1.result(config, seed) is None
 
 
 def test_of_a_group_only_the_best_is_trained_to_the_end(config):
