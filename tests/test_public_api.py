@@ -1,6 +1,7 @@
 """The names that other programs rely on, and what importing them costs."""
 
 import inspect
+import pickle
 import subprocess
 import sys
 
@@ -141,6 +142,50 @@ def test_importing_needs_torch_and_nothing_else_heavy():
     assert not {name.split(".")[0] for name in loaded} & HEAVY
     rooms = {name.split(".")[1] for name in loaded if name.startswith("matbackprop.")}
     assert not rooms & {"training", "models", "data", "metrics", "report", "cli", "serve", "baselines", "spectral"}
+
+
+def loaded_by(program):
+    """What a program leaves in sys.modules, run in a process of its own."""
+    program += "; import sys; print('\\nloaded:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.rsplit("loaded:", 1)[1].split())
+
+
+COMMAND_LINE = "import matbackprop.cli as c; c.sys.exit = print; c.main(['{}'])"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import matbackprop; matbackprop.__version__; dir(matbackprop); matbackprop.errors.ShapeError",
+        *(COMMAND_LINE.format(word) for word in ("--help", "--version", "train")),
+    ],
+)
+def test_nothing_heavy_is_loaded_before_it_is_used(program):
+    loaded = loaded_by(program)
+    assert "matbackprop" in loaded
+    assert not loaded & (HEAVY | {"torch", "numpy"})
+
+
+def test_names_are_found_on_first_use():
+    program = (
+        "import matbackprop; from matbackprop import *; assert svd is matbackprop.svd is matbackprop.functional.svd;"
+        "assert 'svd' in vars(matbackprop); nn.SecondOrderPool(); matbackprop.eigensolver.batched_eigh"
+    )
+    assert "torch" in loaded_by(program)
+    assert {*matbackprop.__all__, "errors", "functional"} <= set(dir(matbackprop))
+    assert pickle.loads(pickle.dumps(matbackprop.matrix_log)) is matbackprop.matrix_log
+    with pytest.raises(AttributeError, match="module 'matbackprop' has no attribute 'matrix_lgo'"):
+        matbackprop.matrix_lgo  # noqa: B018
+
+
+def test_first_use_within_a_compiled_function():
+    program = (
+        "import torch, matbackprop; f = torch.compile(lambda a: matbackprop.matrix_log(a), fullgraph=True, "
+        "backend='eager'); a = 2 * torch.eye(3); "
+        "torch.testing.assert_close(f(a), 0.6931471805599453 * torch.eye(3))"
+    )
+    loaded_by(program)
 
 
 def test_the_version_is_that_of_the_distribution():

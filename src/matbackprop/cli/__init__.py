@@ -157,9 +157,9 @@ def _dispatch(words: list[str]) -> int:
         print(overview())
         return 0
     if words[0] in ("-V", "--version"):
-        from importlib.metadata import version
+        from matbackprop import __version__
 
-        print(f"matbackprop {version('matbackprop')}")
+        print(f"matbackprop {__version__}")
         return 0
     if words[0] == "--print-completion":
         from matbackprop.cli.completion import completion
