@@ -57,6 +57,16 @@ def test_bad_files_and_models_are_named(picture, tmp_path):
         load_segmenter(str(tmp_path / "nothing"))
 
 
+def test_pictures_are_looked_for_before_anything_else(picture, tmp_path, capsys):
+    missing = tmp_path / "missing.png"
+    with pytest.raises(DataError, match=r"cannot read the picture .*missing\.png"):
+        main(Config((picture, missing), out=tmp_path / "out"))
+    with pytest.raises(DataError, match=r"missing\.png"):
+        main(Config((missing,), out=tmp_path / "out", model=str(tmp_path / "nothing")))
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "out").exists()
+
+
 def test_shown_number_must_be_one_of_the_numbers(picture, tmp_path):
     with pytest.raises(ConfigurationError, match="--k 5 is none of --ks 2 4"):
         main(Config((picture,), out=tmp_path / "out", ks=(2, 4), k=5))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +15,8 @@ import tyro
 from matbackprop.errors import ConfigurationError, DataError, WeightsError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from matbackprop.models.deep_ncuts import DeepNCuts
 
 __all__ = ["Config", "load_segmenter", "main"]
@@ -86,6 +90,9 @@ def main(config: Config) -> int:
         raise DataError("no picture was given; name one or more files.")
     if config.k is not None and config.k not in config.ks:
         raise ConfigurationError(f"--k {config.k} is none of --ks {' '.join(map(str, config.ks))}; give it there too.")
+    for path in config.images:  # before anything is loaded, written or said
+        with _opened(path):
+            pass
     model = None
     if config.model is not None:
         device = config.device
@@ -134,14 +141,23 @@ def _stems(paths: tuple[Path, ...]) -> list[str]:
     return stems
 
 
-def _read(path: Path) -> np.ndarray:
-    from PIL import Image, ImageOps
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """Open a picture, which reads no more than its head."""
+    from PIL import Image
 
     try:
         with Image.open(path) as file:
-            return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+            yield file
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the picture {path}: {error}") from error
+
+
+def _read(path: Path) -> np.ndarray:
+    from PIL import ImageOps
+
+    with _opened(path) as file:
+        return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
 
 
 def _write(
