@@ -21,7 +21,7 @@ def _tied_projector_loss(a, **options):
 def _one_vector_loss(a, **options):
     """Depends on one vector inside the tie: gauge."""
     _, u = mb.eigh(a, **options)
-    return (u[..., 0] * torch.arange(4.0, dtype=a.dtype)).square().sum()
+    return (u[..., 0] * torch.arange(4.0, dtype=a.dtype, device=a.device)).square().sum()
 
 
 @pytest.mark.parametrize("ties", ["raise", "drop", "broaden"])
