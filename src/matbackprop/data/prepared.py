@@ -5,8 +5,6 @@ Training and testing touch no image file, no .mat file and no superpixel algorit
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import Tensor
 from matbackprop.data.bsds import labels_to_grid
 from matbackprop.data.cache import cache_key, open_cache, write_cache
 from matbackprop.errors import DataError, ShapeError
+from matbackprop.processes import WorkerPool
 from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
 __all__ = ["LabelledImages", "PreparedImage", "PreparedImages", "prepare_image", "prepare_images"]
@@ -215,8 +214,7 @@ def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600
     except DataError:
         tasks = [(data, i, superpixels) for i in range(len(data))]
         if workers > 1 and len(tasks) >= _FEW:
-            context = multiprocessing.get_context("spawn")
-            with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+            with WorkerPool(workers) as pool:
                 images = list(pool.map(_prepare, tasks, chunksize=max(1, len(tasks) // (4 * workers))))
         else:
             images = [_prepare(task) for task in tasks]

@@ -1,12 +1,9 @@
 """Several processes for work that splits by image."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
-from multiprocessing import get_context
 from typing import TypeVar
 
-import torch
+from matbackprop.processes import WorkerPool
 
 __all__ = ["parallel_map"]
 
@@ -32,13 +29,5 @@ def parallel_map(function: Callable[[Item], Result], items: Sequence[Item], work
     if workers < 2 or len(items) < 2:
         yield from map(function, items)
         return
-    with ExitStack() as stack:
-        # Not forked: a fork of a process in which torch has started threads may hang.
-        pool = ProcessPoolExecutor(
-            min(workers, len(items)),
-            mp_context=get_context("spawn"),
-            initializer=torch.set_num_threads,
-            initargs=(1,),
-        )
-        stack.callback(pool.shutdown, cancel_futures=True)
+    with WorkerPool(min(workers, len(items))) as pool:
         yield from pool.map(function, items)

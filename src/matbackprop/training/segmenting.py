@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ from torch import Tensor
 from matbackprop.data.prepared import PreparedImages, pad_stack
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DEFAULT_KS, DeepNCuts, merge_superpixels
+from matbackprop.processes import WorkerPool
 from matbackprop.spectral import MergeCost, region_graph, slic_superpixels
 
 __all__ = ["Segmented", "Workers", "segment_images"]
@@ -42,10 +41,7 @@ class Workers:
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
-        if count > 1:
-            context = multiprocessing.get_context("spawn")
-            self._pool = concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_one_thread)
+        self._pool = WorkerPool(count) if count > 1 else None
 
     def warm(self) -> None:
         """Wait until every process is up, so that starting them is in nobody's measured time."""
@@ -58,20 +54,12 @@ class Workers:
             return [function(task) for task in tasks]
         return list(self._pool.map(function, tasks, chunksize=chunk))
 
-    def close(self) -> None:
-        """End the processes."""
-        if self._pool is not None:
-            self._pool.shutdown()
-
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+    def __exit__(self, *error: Any) -> None:
+        if self._pool is not None:
+            self._pool.__exit__(*error)
 
 
 def _rest(seconds: float) -> None:

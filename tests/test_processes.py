@@ -1,0 +1,63 @@
+"""Worker processes: deaf to signals that are not their parent's, and gone when it is."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+from matbackprop.processes import WorkerPool, signals_held
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="needs sigtimedwait")
+
+
+def send(signum, pid):
+    """Send a signal from a process that is not the worker's parent."""
+    subprocess.run(["sh", "-c", f"kill -{int(signum)} {pid}"], check=True)
+
+
+def test_signals_of_others_change_nothing_and_the_parents_end_a_worker():
+    others = set(multiprocessing.active_children())
+    with WorkerPool(1) as pool:
+        first = pool.submit(os.getpid)
+        (worker,) = set(multiprocessing.active_children()) - others
+        for _ in range(2):  # while it starts, and when it is up
+            send(signal.SIGTERM, worker.pid)
+            send(signal.SIGINT, worker.pid)
+            assert first.result() == worker.pid
+            assert pool.submit(os.getpid).result() == worker.pid
+        second = pool.submit(time.sleep, 60)
+        worker.terminate()
+        with pytest.raises(BrokenProcessPool):
+            second.result(timeout=30)
+
+
+def test_an_exception_drops_what_has_not_begun():
+    with pytest.raises(ZeroDivisionError), WorkerPool(1) as pool:
+        waiting = [pool.submit(time.sleep, 0.1) for _ in range(50)]
+        raise ZeroDivisionError
+    assert sum(future.cancelled() for future in waiting) > 40
+
+
+def test_workers_do_not_outlive_a_killed_parent():
+    program = (
+        "import os, time; from matbackprop.processes import WorkerPool\n"
+        "if __name__ == '__main__':\n"
+        "    pool = WorkerPool(1); print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 600)\n"
+        "    time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert int(parent.stdout.readline()) != parent.pid
+    parent.kill()
+    parent.communicate(timeout=30)  # returns when the last holder of its standard output, the worker, is gone
+
+
+def test_signals_are_held_only_meanwhile():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with signals_held():
+        assert {signal.SIGINT, signal.SIGTERM} <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
