@@ -2,8 +2,11 @@
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -110,6 +113,47 @@ def test_what_else_can_end_a_command(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", _failing(RunInterrupted(15, 7, "here")))
     assert call("serve") == 143
     assert "SIGTERM at step 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_command_with_one_line(monkeypatch, capsys, signum, code):
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    cleaned = []
+
+    def work(*_):
+        try:
+            os.kill(os.getpid(), signum)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signum)  # a process and its group were signalled: the same once more
+            cleaned.append(True)
+            raise RuntimeError("a worker process ended early") from None
+
+    monkeypatch.setattr(cli, "run", work)
+    assert call("serve") == code
+    assert capsys.readouterr().err == "matbackprop: stopped.\n"
+    assert call("reproduce", "table2", "--jobs", "2") == code
+    again = "matbackprop: stopped; finished runs are kept; give the same command again to go on.\n"
+    assert capsys.readouterr().err == again
+    assert cleaned == [True, True]
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+    from matbackprop.training.engine import RunInterrupted
+
+    monkeypatch.setattr(cli, "run", _failing(RunInterrupted(signum, 7, "here")))
+    assert call("reproduce", "table1") == code
+    assert capsys.readouterr().err == again
+
+
+def test_a_later_signal_ends_a_command_at_once():
+    program = (
+        "import os, signal, time; from matbackprop import cli\n"
+        "def work(*_):\n"
+        "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    finally: time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); time.sleep(30)\n"
+        "cli.run = work; cli.main(['demo'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_wrong_options_are_named(capsys):

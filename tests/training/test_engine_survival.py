@@ -3,6 +3,7 @@
 The runs are forked from this process, so that a start costs no imports.
 """
 
+import logging
 import multiprocessing
 import os
 import random
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from helpers.tiny_run import tiny_config, train
+from matbackprop.errors import NonFiniteError
 from matbackprop.training import checkpoint as checkpoint_module
 from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
 from matbackprop.training.engine import RunInterrupted
@@ -170,3 +172,62 @@ def test_signals_save_before_they_end(tmp_path, signum, moment):
     # a validation that was cut short leaves no numbers
     epochs = [m["epoch"] for m in run.read_metrics() if "val/loss" in m]
     assert epochs == ([0, 1] if moment == "training" else [1])
+
+
+def test_a_signal_at_the_very_end_is_not_forgotten(tmp_path):
+    config = tiny_config(tmp_path / "run", **OPTIONS)
+
+    def prepare():
+        from helpers.tiny_run import TinyModule
+
+        TinyModule.on_train_end = lambda self: os.kill(os.getpid(), signal.SIGTERM)
+
+    assert finish(start(config, prepare)) == 128 + signal.SIGTERM
+    run = RunFolder(config.engine.run)
+    assert run.read_summary()["steps"] == load_checkpoint(run.checkpoints / "last.ckpt")["global_step"] == 12
+
+
+def test_a_second_signal_ends_at_once_but_not_the_same_one_sent_twice(tmp_path):
+    from matbackprop.training.signals import StopOnSignal
+
+    stop = StopOnSignal(None, None, 1)
+    stop._note(signal.SIGTERM, None)
+    stop._note(signal.SIGTERM, None)
+    assert stop.signum == signal.SIGTERM
+    stop._time -= 2.0
+    with pytest.raises(KeyboardInterrupt):
+        stop._note(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda signum, frame: None])
+def test_signals_are_given_back(tmp_path, handler):
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        train(tiny_config(tmp_path / "run", max_epochs=1))
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_interrupt_before_the_first_step_is_one_to_the_caller(tmp_path, monkeypatch):
+    from helpers.tiny_run import TinyData
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TinyData, "train_dataloader", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config(tmp_path / "run", max_epochs=1))
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_what_is_said_is_said_once(tmp_path, monkeypatch, capsys, listening):
+    handlers = [logging.StreamHandler(sys.stderr)] if listening else []
+    monkeypatch.setattr(logging.getLogger(), "handlers", handlers)
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
+    assert capsys.readouterr().err.count("Done after 6 steps") == 1
+    assert run.log_path.read_text().count("Done after 6 steps") == 1
+    with pytest.raises(NonFiniteError):
+        train(tiny_config(tmp_path / "bad", max_epochs=2, poison=5))
+    assert "not finite" not in capsys.readouterr().err  # who catches the error says it
+    assert RunFolder(tmp_path / "bad").log_path.read_text().count("not finite") == 1

@@ -1,8 +1,8 @@
 """The command line: a table of commands, each in a file of its own that is imported only when it is called.
 
 A command's module has a dataclass ``Config``, from which tyro makes the options, and ``main(config)``, which may return
-an exit code. Errors of the library's own kinds end a command with one message and exit code 2; ``--debug`` or
-``MATBACKPROP_DEBUG=1`` shows where they came from.
+an exit code. Errors of the library's own kinds end a command with one message and exit code 2, SIGINT and SIGTERM with
+130 and 143; ``--debug`` or ``MATBACKPROP_DEBUG=1`` shows where they came from.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -30,6 +34,7 @@ class Command:
         main: name of the function.
         parse: name of a function ``parse(arguments, prog) → config`` for commands that need more than tyro's parser.
         arguments: further positional arguments of ``parse``.
+        stopped: what is left after SIGINT or SIGTERM, where the command knows better than what it was doing.
     """
 
     module: str
@@ -38,7 +43,10 @@ class Command:
     main: str = "main"
     parse: str | None = None
     arguments: tuple[str, ...] = ()
+    stopped: str | None = None
 
+
+_GO_ON = "stopped; finished runs are kept; give the same command again to go on."
 
 COMMANDS: dict[str, Command] = {
     "demo": Command("matbackprop.cli.demo", "Train and show both systems in a few minutes, on data made on the fly."),
@@ -54,8 +62,12 @@ COMMANDS: dict[str, Command] = {
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs."),
     "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
-    "reproduce table1": Command("matbackprop.training.table1", "The paper's first table: region classification."),
-    "reproduce table2": Command("matbackprop.training.table2", "The paper's second table: full-image segmentation."),
+    "reproduce table1": Command(
+        "matbackprop.training.table1", "The paper's first table: region classification.", stopped=_GO_ON
+    ),
+    "reproduce table2": Command(
+        "matbackprop.training.table2", "The paper's second table: full-image segmentation.", stopped=_GO_ON
+    ),
     "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is."),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command("matbackprop.cli.serve", "Open a page in the browser where both systems can be tried."),
@@ -106,34 +118,72 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "--debug" in words:
         words.remove("--debug")
         debug = True
-    sys.exit(_guarded(lambda: _dispatch(words), debug))
+    name = _name(words)
+    stopped = COMMANDS[name].stopped if name else None
+    sys.exit(_guarded(lambda: _dispatch(words), debug, stopped))
 
 
-def _guarded(call: Callable[[], int], debug: bool) -> int:
-    """Call and turn the library's own errors into a message and an exit code."""
+class _Signals:
+    """SIGINT and SIGTERM both unwind a command like Ctrl-C, so that it ends what it has started; a later one ends it.
+
+    Who sends a signal to a process and to its group sends it twice: a second one within a second is the same.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._time = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.signum is None:
+            self.signum, self._time = signum, now
+            raise KeyboardInterrupt
+        if now - self._time > 1.0:
+            os._exit(128 + signum)
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
+                    self._previous[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+
+def _guarded(call: Callable[[], int], debug: bool, stopped: str | None = None) -> int:
+    """Call and turn signals and the library's own errors into a message and an exit code."""
     from matbackprop import errors
 
     own = tuple(getattr(errors, name) for name in errors.__all__ if not name.endswith("Warning"))
-    try:
-        return call()
-    except KeyboardInterrupt:
-        print("matbackprop: stopped.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader of our output has gone; keep Python from complaining once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except Exception as error:
-        if hasattr(error, "signum"):  # RunInterrupted, known here without importing the engine
-            print(f"matbackprop: {error}", file=sys.stderr)
-            return 128 + int(error.signum)
-        message = _missing_extra(error) or (str(error) if isinstance(error, own) else _system_error(error))
-        if message is None:
-            raise
-        if debug:
-            traceback.print_exc()
-        print(f"matbackprop: error: {message}", file=sys.stderr)
-        return 2
+    with _Signals() as signals:
+        try:
+            return call()
+        except BaseException as error:
+            # RunInterrupted is known here by its attribute, without importing the engine.
+            signum = getattr(error, "signum", signals.signum)
+            if isinstance(error, KeyboardInterrupt) and signum is None:
+                signum = signal.SIGINT
+            if signum is not None:  # whatever else went wrong while the command was ending
+                if debug:
+                    traceback.print_exc()
+                said = str(error) if hasattr(error, "signum") else "stopped."
+                print(f"matbackprop: {stopped or said}", file=sys.stderr)
+                return 128 + int(signum)
+            if isinstance(error, BrokenPipeError):
+                # The reader of our output has gone; keep Python from complaining once more when it flushes at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 141
+            message = _missing_extra(error) or (str(error) if isinstance(error, own) else _system_error(error))
+            if message is None:
+                raise
+            if debug:
+                traceback.print_exc()
+            print(f"matbackprop: error: {message}", file=sys.stderr)
+            return 2
 
 
 def _missing_extra(error: BaseException) -> str | None:
@@ -166,16 +216,20 @@ def _dispatch(words: list[str]) -> int:
 
         print(completion(words[1] if len(words) > 1 else "bash"))
         return 0
-    for length in (2, 1):
-        name = " ".join(words[:length])
-        if name in COMMANDS:
-            return run(name, words[length:])
+    name = _name(words)
+    if name is not None:
+        return run(name, words[len(name.split()) :])
     if words[0] in GROUPS:
         if len(words) == 1 or words[1] in ("-h", "--help"):
             print(overview(words[0]))
             return 0
         return _unknown(" ".join(words[:2]), words[0])
     return _unknown(words[0])
+
+
+def _name(words: Sequence[str]) -> str | None:
+    """Return the command that the first words name."""
+    return next((name for length in (2, 1) if (name := " ".join(words[:length])) in COMMANDS), None)
 
 
 def run(name: str, arguments: list[str]) -> int:

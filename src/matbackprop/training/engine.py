@@ -38,6 +38,9 @@ from matbackprop.training.signals import RunInterrupted, StopOnSignal
 __all__ = ["RunInterrupted", "evaluate", "fit", "is_first_process", "load_weights", "run_recipe", "seed_all"]
 
 log = logging.getLogger("matbackprop")
+_file_log = logging.getLogger("matbackprop.training.file")  # what is said elsewhere too, by who catches it
+_file_log.propagate = False
+_file_log.addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 
@@ -146,12 +149,14 @@ def _fit(
     try:
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
     except RunInterrupted as stop:
-        log.warning("%s", stop, extra={"file_only": True})  # who catches it says it
+        _file_log.warning("%s", stop)
         raise
+    except SystemExit as end:  # what Lightning makes of it
+        raise KeyboardInterrupt from end
     except Exception as error:
         if guard.message is None:
             raise
-        log.error("%s", guard.message, extra={"file_only": True})
+        _file_log.error("%s", guard.message)
         raise NonFiniteError(guard.message) from error
     finally:
         signals.restore()
@@ -163,6 +168,8 @@ def _fit(
     if trainer.is_global_zero:
         run.write_summary(_summary(trainer, checkpointer, profile, time.perf_counter() - started, run.read_summary()))
         log.info("Done after %d steps: %s", trainer.global_step, run.path)
+    if signals.signum is not None:  # too late to end the run earlier, but not to be forgotten
+        raise signals.interrupted(trainer)
 
 
 def _summary(
@@ -318,26 +325,25 @@ def evaluate(config: Any, module: pl.LightningModule, data: pl.LightningDataModu
 
 @contextmanager
 def _logging_to(run: RunFolder) -> Iterator[None]:
-    """Let what is said also go to ``log.txt``."""
-    handlers: list[logging.Handler] = []
+    """Let what is said also go to ``log.txt``, and to the screen where nobody else listens."""
+    added: list[tuple[logging.Logger, logging.Handler]] = []
     if is_first_process():
         run.path.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(run.log_path))
-        handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        if not log.handlers:
-            handlers.append(logging.StreamHandler())
-            handlers[1].setFormatter(logging.Formatter("%(message)s"))
-            handlers[1].addFilter(lambda record: not getattr(record, "file_only", False))
+        file = logging.FileHandler(run.log_path)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        screen = logging.StreamHandler()
+        screen.setFormatter(logging.Formatter("%(message)s"))
+        added = [(log, file), (_file_log, file), *([] if log.hasHandlers() else [(log, screen)])]
     level = log.level
     log.setLevel(min(level or logging.INFO, logging.INFO))
-    for handler in handlers:
-        log.addHandler(handler)
+    for logger, handler in added:
+        logger.addHandler(handler)
     try:
         yield
     finally:
         log.setLevel(level)
-        for handler in handlers:
-            log.removeHandler(handler)
+        for logger, handler in added:
+            logger.removeHandler(handler)
             handler.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -42,6 +43,8 @@ class RunInterrupted(Exception):
 class StopOnSignal(pl.Callback):
     """Ends the run after the step, or the validation batch, in which a signal came. A second signal ends it at once.
 
+    Who sends a signal to a process and to its group sends it twice: a second one within a second is the same.
+
     Args:
         checkpointer: saves the state.
         logger: is muted while a validation is cut short, since its numbers cover a part of the data only.
@@ -53,25 +56,33 @@ class StopOnSignal(pl.Callback):
         self.logger = logger
         self.agree_every = agree_every
         self.signum: int | None = None
-        self._previous: dict[int, Any] = {}
+        self._main = threading.current_thread() is threading.main_thread()
+        self._signals = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])
+        # Asked for here, since Lightning sets a handler of its own while it trains.
+        self._previous = {s: signal.getsignal(s) for s in self._signals}
         self._steps = 0
+        self._time = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        wanted = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])
-        self._previous = {s: signal.signal(s, self._note) for s in wanted}
+        if self._main:
+            for signum in self._signals:
+                signal.signal(signum, self._note)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None:
+        now = time.monotonic()
+        if self.signum is None:
+            self.signum, self._time = signum, now
+        elif now - self._time > 1.0:
+            previous = self._previous[signal.Signals(signum)]
+            if callable(previous):
+                previous(signum, frame)
             raise KeyboardInterrupt
-        self.signum = signum
 
     def restore(self) -> None:
-        """Give the signals back to who had them."""
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
-        self._previous = {}
+        """Give the signals back to who had them before the run."""
+        if self._main:
+            for signum, handler in self._previous.items():
+                signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
 
     def _agreed(self, trainer: pl.Trainer) -> bool:
         if trainer.world_size == 1:
@@ -106,5 +117,10 @@ class StopOnSignal(pl.Callback):
         assert self.signum is not None
         if not inside or self.checkpointer.can_resume_inside:
             self.checkpointer.save(trainer)
+        raise self.interrupted(trainer)
+
+    def interrupted(self, trainer: pl.Trainer) -> RunInterrupted:
+        """Return what a run that got a signal ends with."""
+        assert self.signum is not None
         path = self.checkpointer.last_path
-        raise RunInterrupted(self.signum, trainer.global_step, path if path.exists() else None)
+        return RunInterrupted(self.signum, trainer.global_step, path if path.exists() else None)
