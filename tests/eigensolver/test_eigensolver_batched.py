@@ -43,10 +43,12 @@ def test_empty_batches_and_orders(shape, device):
     assert values.shape == shape[:-1] and vectors.shape == shape
 
 
-def test_reads_the_lower_triangle_only(device):
-    a = symmetric(3, 6, 6, device=device)
-    values, _ = batched_eigh(a.tril() + torch.full_like(a, 7.0).triu(1))
-    torch.testing.assert_close(values, batched_eigh(a)[0])
+@pytest.mark.parametrize("n", [6, 100, 140])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_reads_the_lower_triangle_only(n, dtype, device):
+    a = symmetric(3, n, n, dtype=dtype, device=device)
+    values, vectors = batched_eigh(a.tril() + torch.full_like(a, 7.0).triu(1))
+    check(a, values, vectors)
 
 
 def test_transposed_and_strided_input(device):
@@ -132,11 +134,17 @@ def test_route_names(monkeypatch):
     monkeypatch.setattr(batched._cusolver, "available", lambda: True)
     for dtype in (torch.float32, torch.float64):
         assert route("cuda", dtype, n=36, batch=100) == "jacobi"
-        assert route("cuda", dtype, n=169, batch=100) == "cusolver"
+        assert route("cuda", dtype, n=128, batch=100) == "cusolver"
         assert route("cuda", dtype, n=56, batch=100) == "jacobi"
         assert route("cuda", dtype, n=56, batch=5000) == "cusolver"
+    assert route("cuda", torch.float32, n=169, batch=100) == "cusolver"
+    assert route("cuda", torch.float64, n=129, batch=100) == "refined"
+    most = batched._refined.MAX_ORDER
+    assert route("cuda", torch.float64, n=most, batch=1) == "refined"
+    assert route("cuda", torch.float64, n=most + 1, batch=1) == "cusolver"
     monkeypatch.setattr(batched._kernels, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
+    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
     monkeypatch.setattr(batched._cusolver, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "torch"
     assert route("cuda", torch.float32, n=0, batch=100) == "torch"

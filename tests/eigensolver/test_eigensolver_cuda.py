@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import matbackprop as mb
-from matbackprop.eigensolver import _cusolver, _jacobi, batched_eigh, route
+from helpers.spectra import defects, hard_spectra
+from matbackprop.eigensolver import _cusolver, _jacobi, _refined, batched_eigh, route
 from matbackprop.functional import _fused_cuts, _fused_pool
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.kmeans import weighted_kmeans
@@ -26,7 +27,8 @@ def check(a, values, vectors):
 
 def test_the_fast_routes_are_there():
     assert route("cuda", torch.float64, n=36, batch=100) == "jacobi"
-    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
+    assert route("cuda", torch.float32, n=169, batch=100) == "cusolver"
+    assert route("cuda", torch.float64, n=169, batch=100) == "refined"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,6 +43,32 @@ def test_jacobi_and_cusolver_agree(n, dtype):
     assert (values - _cusolver.solve(a)[0]).abs().amax() < tol
 
 
+@pytest.mark.parametrize("n", [129, 169, 256, 512])
+def test_refined_is_as_good_as_lapack(n):
+    for name, a in hard_spectra(n, batch=3 if n < 512 else 1).items():
+        values, vectors = (x.cpu() for x in _refined.solve(a.cuda()))
+        expected = torch.linalg.eigh(a)
+        eps = torch.finfo(torch.float64).eps
+        for found, reference in zip(defects(a, values, vectors), defects(a, *expected), strict=True):
+            assert (found <= 3 * reference.clamp_min(2 * eps)).all(), (name, found, reference)
+        assert (values.diff(dim=-1) >= 0).all(), name
+        largest = expected.eigenvalues.abs().amax()
+        assert (values - expected.eigenvalues).abs().amax() <= 40 * eps * largest, name
+
+
+def test_refined_in_parts(monkeypatch):
+    a = symmetric(7, 130)
+    monkeypatch.setattr(_refined, "_MAX_BYTES", 3 * 8 * 130 * 130)
+    check(a, *_refined.solve(a))
+
+
+def test_refined_without_a_useful_start(monkeypatch):
+    a = symmetric(3, 130)
+    monkeypatch.setattr(_cusolver, "solve_in_place", lambda single: single.fill_(torch.nan))
+    monkeypatch.setattr(_refined, "_MAX_REPLAYED_BYTES", 0)
+    check(a, *_refined.solve(a))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_replayed_graphs_solve_new_matrices(dtype):
     for seed in range(4):  # the first call launches, the second records, later ones replay
@@ -52,7 +80,7 @@ def test_replayed_graphs_solve_new_matrices(dtype):
 
 
 def test_failures_are_marked_without_a_wait():
-    for n in (8, 100):
+    for n in (8, 100, 140):
         a = symmetric(4, n)
         a[2, 0, 0] = torch.nan
         values, _ = batched_eigh(a)
@@ -126,6 +154,19 @@ def test_fused_pool_matches_the_cpu(m, d, name):
     for one, other in ((c, reference), (found, exact)):
         error = (one.detach().cpu().double() - other.detach()).norm(dim=(-2, -1)) / other.detach().norm(dim=(-2, -1))
         assert error.amax() < 1.5e-7
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt"])
+def test_pooling_by_the_refined_route_matches_the_cpu(name):
+    generator = torch.Generator().manual_seed(3)
+    f = torch.randn(3, 169, 256, generator=generator).relu()
+    f[1, 80:] = f[1, :89]
+    f[2] *= torch.logspace(0, -4, 256)
+    g = torch.randn(3, 256, 256, generator=generator)
+    x, y = f.cuda().requires_grad_(), f.double().requires_grad_()
+    (found,) = torch.autograd.grad(mb.second_order_pool(x, function=name), x, g.cuda())
+    (exact,) = torch.autograd.grad(mb.second_order_pool(y, function=name), y, g.double())
+    assert ((found.cpu() - exact).norm(dim=(-2, -1)) < 1.5e-7 * exact.norm(dim=(-2, -1))).all()
 
 
 def test_fused_pool_is_zero_at_zero_and_nan_at_nan():

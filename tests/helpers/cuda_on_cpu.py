@@ -1,5 +1,6 @@
 """Compiles the package's CUDA kernels with the system's C++ compiler, to run them on the CPU."""
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 from matbackprop.eigensolver import _kernels
 
 
-def build(folder: Path, files: tuple[str, ...], main: str, **defines: str | int) -> Path:
-    """Compile kernels with a ``main`` that launches them; skips the test where there is no compiler."""
+def build(folder: Path, files: tuple[str, ...], main: str, *, shared: bool = False, **defines: str | int) -> Path:
+    """Compile kernels with a ``main`` that launches them; skips the test where there is no compiler.
+
+    With ``shared`` the result is a library and ``main`` holds functions to call in it.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++ to compile the kernels for the CPU")
@@ -19,7 +23,7 @@ def build(folder: Path, files: tuple[str, ...], main: str, **defines: str | int)
     text = text.replace("extern __shared__ double shared_memory[];", "").replace("__shared__ REAL", "static REAL")
     source, program = folder / "kernels.cpp", folder / "kernels"
     source.write_text(f'#include "cuda_on_cpu.h"\n{text}\n{main}')
-    options = [f"-D{name}={value}" for name, value in defines.items()]
+    options = [*(f"-D{name}={value}" for name, value in defines.items()), *(["-shared", "-fPIC"] if shared else [])]
     command = [compiler, "-O1", "-std=c++17", "-w", "-fpermissive", *options, f"-I{Path(__file__).parent}"]
     subprocess.run([*command, str(source), "-o", str(program), "-lpthread"], check=True)
     return program
@@ -30,3 +34,20 @@ def run(program: Path, arguments: tuple[float, ...], *inputs: np.ndarray, dtype:
     command = [str(program), *map(str, arguments)]
     done = subprocess.run(command, input=b"".join(x.tobytes() for x in inputs), capture_output=True, check=True)
     return np.frombuffer(done.stdout, dtype=dtype)
+
+
+class Kernels:
+    """Launches kernels of a library built with ``shared`` on tensors of the CPU, as ``_kernels.Module`` does on a GPU.
+
+    ``main`` has for each kernel a C function ``launch_<kernel>`` of batch, threads and the kernel's arguments.
+    """
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.launched: list[str] = []
+
+    def launch(self, name, grid, threads, shared, arguments):
+        """Run one kernel; integers too large for an int are addresses."""
+        self.launched.append(name)
+        kinds = {int: lambda x: ctypes.c_void_p(x) if x >= 2**31 else ctypes.c_int(x), float: ctypes.c_double}
+        getattr(self.library, f"launch_{name}")(grid[0], threads, *(kinds[type(x)](x) for x in arguments))

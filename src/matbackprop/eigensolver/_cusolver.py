@@ -65,6 +65,11 @@ def version() -> int:
     return number.value
 
 
+def recordable() -> bool:
+    """Whether the routine may be recorded into a CUDA graph."""
+    return version() >= _RECORDABLE
+
+
 def _check(status: int, what: str) -> None:
     if status:
         raise SolverError(f"cuSOLVER returned status {status} while {what}.")
@@ -113,7 +118,7 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     From order 129 on the routine is a chain of more than a thousand small kernels. In double precision their launches
     take twice as long as the kernels themselves: a shape that comes again is replayed from a recording.
     """
-    chain = a.dtype == torch.float64 and a.shape[-1] >= _CHAIN_MIN_ORDER and version() >= _RECORDABLE
+    chain = a.dtype == torch.float64 and a.shape[-1] >= _CHAIN_MIN_ORDER and recordable()
     if chain and a.numel() * a.element_size() <= _CHAIN_MAX_BYTES:
         values, vectors = replayed("cusolver", _solve, (a,))
     else:
@@ -122,10 +127,18 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
-    vectors = a.clone(memory_format=torch.contiguous_format)
+    vectors = a.mT.clone(memory_format=torch.contiguous_format)  # column-major, of which the lower triangle is read
+    return solve_in_place(vectors), vectors
+
+
+def solve_in_place(a: Tensor) -> Tensor:
+    """Replace contiguous symmetric (batch, n, n) CUDA matrices by their eigenvectors in rows; return the eigenvalues.
+
+    Both are NaN where the routine reports a failure.
+    """
     values = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device)
-    _launch(values, vectors)
-    return values, vectors
+    _launch(values, a)
+    return values
 
 
 def _launch(values: Tensor, vectors: Tensor) -> None:

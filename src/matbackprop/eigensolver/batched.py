@@ -8,11 +8,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from matbackprop.eigensolver import _cusolver, _jacobi, _kernels, _threads
+from matbackprop.eigensolver import _cusolver, _jacobi, _kernels, _refined, _threads
 from matbackprop.errors import DtypeError, NonFiniteError, NumericalWarning, ShapeError, SolverError
 from matbackprop.numerics import values_checkable
 
-Route = Literal["lapack", "lapack-threads", "jacobi", "cusolver", "torch"]
+Route = Literal["lapack", "lapack-threads", "jacobi", "refined", "cusolver", "torch"]
 OnFailure = Literal["mark", "raise", "retry"]
 _ON_FAILURE = get_args(OnFailure)
 
@@ -27,6 +27,8 @@ def _cuda_route(device: torch.device, dtype: torch.dtype, n: int, batch: int) ->
     most = _JACOBI_MAX_ORDER[dtype] if batch <= _LARGE_BATCH else _JACOBI_MAX_ORDER_LARGE_BATCH
     if n <= most and _kernels.available():
         return "jacobi"
+    if dtype == torch.float64 and _refined.MIN_ORDER <= n <= _refined.MAX_ORDER and _refined.available():
+        return "refined"
     if _cusolver.available():
         return "cusolver"
     return "torch"
@@ -39,7 +41,8 @@ def route(
 
     ``lapack`` and ``lapack-threads`` are the CPU's, the latter with the batch spread over threads; ``jacobi`` is the
     kernel of this package that keeps small matrices on chip; ``cusolver`` is cuSOLVER's 64-bit batched routine in the
-    library that torch ships; ``torch`` is :func:`torch.linalg.eigh`, everywhere else.
+    library that torch ships; ``refined`` is the same routine in float32 whose results are refined to float64 by matrix
+    products and, where eigenvalues nearly meet, by rotations; ``torch`` is :func:`torch.linalg.eigh`, everywhere else.
 
     Args:
         a: the matrices ``(*batch, n, n)``, or the device they would be on.
@@ -81,6 +84,8 @@ def _solve(a: Tensor, name: Route) -> tuple[Tensor, Tensor]:
     """Solve (batch, n, n) by a named route; lapack and torch take any leading dimensions."""
     if name == "jacobi":
         return _jacobi.solve(a.contiguous())
+    if name == "refined":
+        return _refined.solve(a.contiguous())
     if name == "cusolver":
         return _cusolver.solve(a)
     try:
@@ -121,7 +126,7 @@ def _(info, in_dims, a):  # type: ignore[no-untyped-def]
 
 def _retry(a: Tensor, name: Route) -> tuple[Tensor, Tensor]:
     """Solve (k, n, n) matrices on which the route ``name`` failed in another way."""
-    if name == "jacobi" and _cusolver.available():
+    if name in ("jacobi", "refined") and _cusolver.available():
         return _solve(a, "cusolver")
     if a.device.type == "cuda" and name != "torch":
         return _solve(a, "torch")
