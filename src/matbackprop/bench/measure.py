@@ -16,6 +16,7 @@ import torch
 __all__ = ["Timing", "measure"]
 
 _SAMPLE_SECONDS = 0.002
+_LONG = 3  # times the seconds to spend, from which on one repeat is enough
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ def _time_cpu(call: Callable[[], Any]) -> float:
 
 
 def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1.0, repeats: int = 50) -> Timing:
-    """Time a call: a warm-up, then repeats until ``seconds`` are spent, three at least or two of a long call.
+    """Time a call: a warm-up, then repeats until ``seconds`` are spent, three at least or one of a long call.
+
+    A call is long when it takes more than three times ``seconds``.
 
     On CUDA the time is that between two events on the stream with the device idle before, so that launches count as a
     user would feel them; on the CPU it is the wall clock.
@@ -110,8 +113,9 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
         with _ResidentPeak() as resident:
             times = [clock(call)]
         peak = float(resident.peak - resident.start)
+    long = first > _LONG * 1e3 * seconds and times[0] > _LONG * 1e3 * seconds
     stop = time.perf_counter() + seconds
-    while len(times) < repeats and (time.perf_counter() < stop or len(times) < (3 if first < 5e3 * seconds else 2)):
+    while not long and len(times) < repeats and (time.perf_counter() < stop or len(times) < 3):
         times.append(clock(call))
     low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
     return Timing(statistics.median(times), low, high, len(times), peak / 2**20)

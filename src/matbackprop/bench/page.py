@@ -27,10 +27,11 @@ Every number on this page was measured by
 matbackprop bench --output benchmarks/results --page docs/benchmarks.md
 ```
 
-on the machine named above it, and is kept with the versions of everything in `benchmarks/results`. Times are medians in
-milliseconds with the first and third quartile in brackets; on a GPU they include the launches, as a training loop would
-feel them. Memory is the peak above what was there before the call. The fastest of each case is bold; where that is not
-this package, it is a loss and stays in the table. A package that was not installed on the machine is marked missing.
+on the machine named above it, and is kept with the versions of everything in `benchmarks/results`. Times are medians
+in milliseconds with the first and third quartile in brackets, or of a single call that takes long; on a GPU they
+include the launches, as a training loop would feel them. Memory is the peak above what was there before the call. The
+fastest of each case is bold; where that is not this package, it is a loss and stays in the table. A package that was
+not installed on the machine is marked missing.
 """
 
 
@@ -39,9 +40,9 @@ def _milliseconds(x: float) -> str:
 
 
 def _time(record: Record, unit: str = "") -> str:
-    """Median, with the quartiles where they are known."""
+    """Median, with the quartiles where there are several repeats."""
     text = f"{_milliseconds(record.median_ms or 0.0)}{unit}"
-    if record.low_ms is None or record.high_ms is None:
+    if record.low_ms is None or record.high_ms is None or record.repeats == 1:
         return text
     return f"{text} ({_milliseconds(record.low_ms)}–{_milliseconds(record.high_ms)})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -22,10 +23,15 @@ _CPU_ORDERS = (16, 36, 64, 169)
 _LARGEST_LOG = 256
 
 
+@functools.lru_cache(maxsize=1)  # all who are compared get them one after the other, and they take long to make
+def _matrices(batch: int, n: int) -> Tensor:
+    x = torch.randn(batch, n, 2 * n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    return x @ x.mT / (2 * n) + 0.01 * torch.eye(n, dtype=torch.float64)
+
+
 def positive_definite(batch: int, n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Well-conditioned random matrices, the same on every device."""
-    x = torch.randn(batch, n, 2 * n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    return (x @ x.mT / (2 * n) + 0.01 * torch.eye(n, dtype=torch.float64)).to(device, dtype)
+    return _matrices(batch, n).to(device, dtype, copy=True)
 
 
 def _cupy_eigh(a: Tensor) -> Callable[[], Any]:
