@@ -132,6 +132,7 @@ def test_route_names(monkeypatch):
     assert route("cpu", torch.float64, n=256, batch=100) == "lapack"
     monkeypatch.setattr(batched._kernels, "available", lambda: True)
     monkeypatch.setattr(batched._cusolver, "available", lambda: True)
+    monkeypatch.setattr(batched._refined, "_capability", lambda device: (9, 0))
     for dtype in (torch.float32, torch.float64):
         assert route("cuda", dtype, n=36, batch=100) == "jacobi"
         assert route("cuda", dtype, n=128, batch=100) == "cusolver"
@@ -142,6 +143,9 @@ def test_route_names(monkeypatch):
     most = batched._refined.MAX_ORDER
     assert route("cuda", torch.float64, n=most, batch=1) == "refined"
     assert route("cuda", torch.float64, n=most + 1, batch=1) == "cusolver"
+    monkeypatch.setattr(batched._refined, "_capability", lambda device: (8, 9))  # no unit for float64 products
+    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
+    monkeypatch.setattr(batched._refined, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(batched._kernels, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
     assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"

@@ -121,6 +121,5 @@ def test_scales_are_powers_of_two_of_the_lower_triangle(kernels):
     assert torch.equal(single.double(), scaled)
 
 
-def test_a_block_has_room(kernels):
-    assert _refined.shared_bytes(_refined.MAX_ORDER, 1024) <= 96 * 1024
-    assert _refined.shared_bytes(2, 32) >= 8 * (5 * 2 + 32 + 2 * 32 * 33) + 4 * (2 + 3 + 3)
+def test_a_block_has_room():
+    assert _refined.shared_bytes(_refined.MAX_ORDER, 1024) <= 96 * 1024  # of the smallest device that takes the route

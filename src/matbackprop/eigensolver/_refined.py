@@ -25,9 +25,10 @@ LIMITS = (5e-3, 3e-5, 5e-9)
 """Largest rotation that a step does by products, in radians. Each step squares what the one before left undone."""
 
 _THREADS = 1024
-_TILE = 32
+_TILE_NUMBERS = 2 * 2 * 32 * 33  # two tiles of two matrices
 _MAX_BYTES = 2**28  # of matrices at a time: the steps need nine times as much
 _MAX_REPLAYED_BYTES = 2**26
+_FULL_RATE = ((7, 0), (8, 0), (9, 0), (10, 0))  # elsewhere float64 products cost 32 times as much as float32 ones
 
 
 class Kernels(Protocol):
@@ -39,14 +40,18 @@ class Kernels(Protocol):
         """Run a kernel; see :meth:`matbackprop.eigensolver._kernels.Module.launch`."""
 
 
-def available() -> bool:
-    """Whether the float32 routine is there and the kernels can be compiled."""
-    return _cusolver.available() and _kernels.available()
+def available(device: torch.device) -> bool:
+    """Whether the device multiplies float64 at full rate, the float32 routine is there and kernels can be compiled."""
+    return _cusolver.available() and _kernels.available() and _capability(device) in _FULL_RATE
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def shared_bytes(n: int, threads: int) -> int:
     """Shared memory of a block, as laid out in the source."""
-    return 8 * (5 * n + threads + 2 * _TILE * (_TILE + 1)) + 4 * (3 * n + 2)
+    return 8 * (5 * n + threads + _TILE_NUMBERS) + 4 * (3 * n + 2)
 
 
 def prepare(a: Tensor, kernels: Kernels, threads: int = _THREADS) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ def _cuda_route(device: torch.device, dtype: torch.dtype, n: int, batch: int) ->
     most = _JACOBI_MAX_ORDER[dtype] if batch <= _LARGE_BATCH else _JACOBI_MAX_ORDER_LARGE_BATCH
     if n <= most and _kernels.available():
         return "jacobi"
-    if dtype == torch.float64 and _refined.MIN_ORDER <= n <= _refined.MAX_ORDER and _refined.available():
+    if dtype == torch.float64 and _refined.MIN_ORDER <= n <= _refined.MAX_ORDER and _refined.available(device):
         return "refined"
     if _cusolver.available():
         return "cusolver"
@@ -173,8 +173,8 @@ def batched_eigh(a: Tensor, *, on_failure: OnFailure = "mark") -> tuple[Tensor, 
 
     Every operator of the package calls this function. It is not differentiable: the operators carry their own adjoints.
     On CUDA it neither waits for the device nor moves anything to the CPU, and can be captured into a CUDA graph after
-    one call with the same shapes. The one exception: float64 matrices above order 128 are replayed from a recording,
-    and making it, in the second call with a shape, waits once.
+    one call with the same shapes. The one exception: batches of float64 matrices above order 128, unless very large, are
+    replayed from a recording, and making it, in the second call with a shape, waits once.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``, float32 or float64; only the lower triangle is read.

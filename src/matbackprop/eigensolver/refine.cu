@@ -3,8 +3,8 @@
 // V holds approximate eigenvectors in rows and U = V A. From G = [V V^T, U V^T] follow R = I - V V^T and the Rayleigh
 // quotient S of the orthonormalised V, both to first order. A step replaces V by P V with P = I + R/2 + T, where the
 // antisymmetric T turns each pair of vectors by S_ij / (lambda_i - lambda_j): quadratic convergence, wherever that is
-// small. Pairs that would turn by more than `theta` are in conflict: their indices are collected and the part of S that
-// belongs to them is diagonalised by Jacobi rotations, which are orthogonal whatever their angles. What a conflict shows
+// small. Pairs that would turn by more than `theta` are in conflict: their indices, and those that would turn by as much in
+// total, are collected and their part of S is diagonalised by Jacobi rotations, orthogonal whatever the angles. What a conflict shows
 // may be no more than what other pairs have mixed into S in second order; such pairs wait for the next step.
 // The last step leaves nothing above the tolerance, sorts, and starts from the identity where it was given nonsense.
 
@@ -14,11 +14,12 @@
 #define MAX_DEFECT 1e-7           // of orthonormality before the last step, which squares it
 #define MAX_SWEEPS 30
 #define TILE 32
+#define GROUP 2  // tiles that are transposed at once
 #define MAX_THREADS 1024
 
 extern __shared__ double shared_memory[];
 
-// The block's shared memory: arrays of n numbers, partial sums, a tile for transposing two matrices.
+// The block's shared memory: arrays of n numbers, partial sums, tiles for transposing two matrices.
 struct Room {
     double *values, *norms, *noise, *sines, *halves, *partial, *tile;
     int *active, *list, *order;
@@ -30,7 +31,7 @@ struct Room {
         halves = sines + n;
         partial = halves + n;
         tile = partial + blockDim.x;
-        active = (int*)(tile + 2 * TILE * (TILE + 1));
+        active = (int*)(tile + 2 * GROUP * TILE * (TILE + 1));
         list = active + n;
         order = list + n + 1;
     }
@@ -62,6 +63,17 @@ struct Columns {
         used = part < parts;
     }
 };
+
+// The sum over the threads of a column, for its first thread.
+__device__ double column_sum(double x, const Columns& mine, double* scratch) {
+    __syncthreads();
+    scratch[threadIdx.x] = x;
+    __syncthreads();
+    if (mine.part == 0) {
+        for (int k = 1; k < mine.parts; ++k) x += scratch[k * mine.width + mine.column];
+    }
+    return x;
+}
 
 // in (batch, n, n), of which the lower triangle is read -> scaled: symmetric, its largest entry in [1, 2), and the same in
 // single precision; scale: the power of two that was divided by, NaN where an entry is not finite.
@@ -186,11 +198,11 @@ __device__ bool diagonalise(double* s, double* p, int n, int count, double large
 // One step. g (batch, n, 2, n): rows of V V^T and U V^T in turn. p (batch, n, n): receives P. s (batch, n, n): room for
 // S. In the last step `v` (batch, n, 2, n; V in the even rows) and `a`, the matrices, serve the start from the identity,
 // the rows of P are sorted by the eigenvalues, and `values` (batch, n) receives these times `scale`, NaN without success.
-// finished (batch): counts the indices that were diagonalised by rotations, over all steps, n more after a new start.
+// turned (batch): counts the indices that were diagonalised by rotations, over all steps, n more after a new start.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     refine_step(const double* __restrict__ g, double* __restrict__ p, double* __restrict__ s, double* __restrict__ v,
                 const double* __restrict__ a, const double* __restrict__ scale, double* __restrict__ out,
-                int* __restrict__ finished, double theta, int last, int n) {
+                int* __restrict__ turned, double theta, int last, int n) {
     const Room room(n);
     const Columns mine(n);
     const long long start = (long long)blockIdx.x * n * n;
@@ -209,23 +221,26 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     largest = block_max(largest, room.partial);
     double tolerance = TOLERANCE * largest;
 
-    // S to s and R/2 to p, symmetric to the last bit: a tile and its mirror image
-    const int tiles = (n + TILE - 1) / TILE, ld = TILE + 1;
-    for (int t = 0; t < tiles * tiles; ++t) {
-        const int top = t / tiles * TILE, left = t % tiles * TILE;
-        for (int e = threadIdx.x; e < TILE * TILE; e += blockDim.x) {
-            const int i = left + e / TILE, j = top + e % TILE;
+    // S to s and R/2 to p, symmetric to the last bit: a tile and its mirror image, GROUP tiles at a time
+    const int tiles = (n + TILE - 1) / TILE, ld = TILE + 1, size = TILE * ld;
+    for (int t = 0; t < tiles * tiles; t += GROUP) {
+        for (int e = threadIdx.x; e < GROUP * TILE * TILE; e += blockDim.x) {
+            const int which = e / (TILE * TILE), row = e / TILE % TILE, column = e % TILE;
+            const int i = (t + which) % tiles * TILE + row, j = (t + which) / tiles * TILE + column;
             if (i < n && j < n) {
-                room.tile[e % TILE * ld + e / TILE] = g[2 * i * n + j];
-                room.tile[(TILE + e % TILE) * ld + e / TILE] = g[(2 * i + 1) * n + j];
+                double* tile = room.tile + 2 * which * size + column * ld + row;
+                tile[0] = g[2 * i * n + j];
+                tile[size] = g[(2 * i + 1) * n + j];
             }
         }
         __syncthreads();
-        for (int e = threadIdx.x; e < TILE * TILE; e += blockDim.x) {
-            const int i = top + e / TILE, j = left + e % TILE;
+        for (int e = threadIdx.x; e < GROUP * TILE * TILE; e += blockDim.x) {
+            const int which = e / (TILE * TILE), row = e / TILE % TILE, column = e % TILE;
+            const int i = (t + which) / tiles * TILE + row, j = (t + which) % tiles * TILE + column;
             if (i < n && j < n) {
-                const double product = 0.5 * (g[2 * i * n + j] + room.tile[e / TILE * ld + e % TILE]);
-                const double image = 0.5 * (g[(2 * i + 1) * n + j] + room.tile[(TILE + e / TILE) * ld + e % TILE]);
+                const double* tile = room.tile + 2 * which * size + row * ld + column;
+                const double product = 0.5 * (g[2 * i * n + j] + tile[0]);
+                const double image = 0.5 * (g[(2 * i + 1) * n + j] + tile[size]);
                 const double defect = (double)(i == j) - product;
                 p[i * n + j] = 0.5 * defect;
                 s[i * n + j] = i == j ? room.values[i] : image + 0.5 * defect * (room.values[i] + room.values[j]);
@@ -235,12 +250,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     }
 
     // of each column: what its pairs mix into others in second order, and the sum of |R|
-    double defect = 0;
-    int trouble = 0;
+    int trouble = 0, useless = 0;
     for (int first = 0; first < n; first += mine.width) {
         const int j = first + mine.column;
         double mixed = 0, sum = 0;
         if (mine.used && j < n) {
+#pragma unroll 4
             for (int i = mine.part; i < n; i += mine.parts) {
                 if (last) sum += fabs(p[i * n + j]);
                 if (i == j) continue;
@@ -249,26 +264,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                 trouble |= pair.conflict;
             }
         }
-        room.partial[threadIdx.x] = mixed;
-        __syncthreads();
-        if (mine.part == 0 && j < n) {
-            for (int k = 1; k < mine.parts; ++k) mixed += room.partial[k * mine.width + mine.column];
-            room.noise[j] = last || mixed < tolerance ? tolerance : mixed;
-        }
-        __syncthreads();
+        mixed = column_sum(mixed, mine, room.partial);
+        if (mine.part == 0 && j < n) room.noise[j] = last || mixed < tolerance ? tolerance : mixed;
         if (last) {
-            room.partial[threadIdx.x] = sum;
-            __syncthreads();
-            if (mine.part == 0 && j < n) {
-                for (int k = 1; k < mine.parts; ++k) sum += room.partial[k * mine.width + mine.column];
-                if (!(2 * sum <= MAX_DEFECT)) defect = 1;
-            }
-            __syncthreads();
+            sum = column_sum(sum, mine, room.partial);
+            if (mine.part == 0 && j < n && !(2 * sum <= MAX_DEFECT)) useless = 1;
         }
     }
     for (int i = threadIdx.x; i < n; i += blockDim.x) room.active[i] = 0;
     trouble = __syncthreads_or(trouble);
-    const int again = __syncthreads_or(defect > 0);
+    const int again = __syncthreads_or(useless);
 
     // indices in conflict
     if (again) {
@@ -289,11 +294,20 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         largest = sqrt(block_max(square, room.partial));
         tolerance = TOLERANCE * largest;
     } else if (trouble) {
-        for (int e = threadIdx.x; e < n * n; e += blockDim.x) {
-            const int i = e / n, j = e % n;
-            if (i == j) continue;
-            const double floor = room.noise[i] > room.noise[j] ? room.noise[i] : room.noise[j];
-            if (judge(s[e], room.values[i] - room.values[j], floor, theta).conflict) room.active[j] = 1;
+        for (int first = 0; first < n; first += mine.width) {
+            const int j = first + mine.column;
+            double sum = 0;
+            if (mine.used && j < n) {
+#pragma unroll 4
+            for (int i = mine.part; i < n; i += mine.parts) {
+                    if (i == j) continue;
+                    const double floor = room.noise[i] > room.noise[j] ? room.noise[i] : room.noise[j];
+                    const Pair pair = judge(s[i * n + j], room.values[i] - room.values[j], floor, theta);
+                    sum += pair.conflict ? theta * theta : pair.angle * pair.angle;
+                }
+            }
+            sum = column_sum(sum, mine, room.partial);
+            if (mine.part == 0 && j < n && sum >= theta * theta) room.active[j] = 1;
         }
     }
     int count = 0;
@@ -304,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                 if (room.active[i]) room.list[count++] = i;
             }
             room.list[n] = count;
-            finished[blockIdx.x] += again ? n + count : count;
+            turned[blockIdx.x] += again ? n + count : count;
         }
         __syncthreads();
         count = room.list[n];
@@ -316,21 +330,19 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             const int j = first + mine.column;
             double sum = 0;
             if (mine.used && j < n) {
-                for (int i = mine.part; i < n; i += mine.parts) {
+#pragma unroll 4
+            for (int i = mine.part; i < n; i += mine.parts) {
                     if (i == j || (room.active[i] && room.active[j])) continue;
                     const double floor = room.noise[i] > room.noise[j] ? room.noise[i] : room.noise[j];
                     const double angle = judge(s[i * n + j], room.values[i] - room.values[j], floor, theta).angle;
                     sum += angle * angle;
                 }
             }
-            room.partial[threadIdx.x] = sum;
-            __syncthreads();
-            if (mine.part == 0 && j < n) {
-                for (int k = 1; k < mine.parts; ++k) sum += room.partial[k * mine.width + mine.column];
-                room.norms[j] = 1 / sqrt(1 + sum);
-            }
-            __syncthreads();
+            sum = column_sum(sum, mine, room.partial);
+            if (mine.part == 0 && j < n) room.norms[j] = 1 / sqrt(1 + sum);
         }
+        __syncthreads();
+#pragma unroll 4
         for (int e = threadIdx.x; e < n * n; e += blockDim.x) {
             const int i = e / n, j = e % n;
             double turn = (double)(i == j);
