@@ -173,8 +173,8 @@ def batched_eigh(a: Tensor, *, on_failure: OnFailure = "mark") -> tuple[Tensor, 
 
     Every operator of the package calls this function. It is not differentiable: the operators carry their own adjoints.
     On CUDA it neither waits for the device nor moves anything to the CPU, and can be captured into a CUDA graph after
-    one call with the same shapes. The one exception: batches of float64 matrices above order 128, unless very large, are
-    replayed from a recording, and making it, in the second call with a shape, waits once.
+    one call with the same shapes. The one exception: float64 matrices above order 128, unless the batch is very large,
+    are replayed from a recording, and making it, in the second call with a shape, waits once.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``, float32 or float64; only the lower triangle is read.
