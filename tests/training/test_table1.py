@@ -15,6 +15,7 @@ from matbackprop.cli.train import parse
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.training import table1
 from matbackprop.training.o2p import RegionDataConfig
+from matbackprop.training.run_folder import atomic_write
 from matbackprop.training.table1 import ROWS, Job, Table1Config
 
 
@@ -54,7 +55,7 @@ def pretend(config, job, error, predicted=(0, 1, 1, 0)):
     found = {"row": job.row, "number": job.number, "error": error, "error_large": error, "seconds": 1.0}
     found |= {"parameters": 7, "setting": row.trials[chosen or 0], "model": row.model}
     found |= {"epochs": table1.epochs_of(config, row, job.part)}
-    (path / "result.json").write_text(json.dumps(found))
+    atomic_write(path / "result.json", json.dumps(found))
     (path / "versions.json").write_text(json.dumps([{"time": "now"}]))
     return found
 
@@ -165,14 +166,14 @@ def test_results_of_another_setting_or_length_do_not_count(config):
 
 
 def test_of_a_group_only_the_best_is_trained_to_the_end(config):
-    config.rows, config.trials = ("sqrt-fc", "both"), 1
+    config.rows, config.trials = ("sqrt-fc", "both-log"), 1
     rows = table1.chosen_rows(config)
     assert [table1.wins(config, row) for row in rows] == [None, None]
     pretend(config, Job("sqrt-fc", "trial", 0), 30.0)
     assert [table1.wins(config, row) for row in rows] == [None, None]
-    pretend(config, Job("both", "trial", 0), 29.0)
+    pretend(config, Job("both-log", "trial", 0), 29.0)
     assert [table1.wins(config, row) for row in rows] == [False, True]
-    assert {job.row for job, _ in table1.open_jobs(config)[0]} == {"both"}
+    assert {job.row for job, _ in table1.open_jobs(config)[0]} == {"both-log"}
 
 
 def test_differences_pair_regions_and_resample_images(config):

@@ -360,7 +360,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         affinity: str = "identity",
         space: str = "ncut",
         ridge: float = 0.3,
-        cost: Sequence[float] = (0.7, 0.3, 0.3),
+        cost: Sequence[float] = (0.8, 0.4, 0.27),
         superpixels: int = 600,
     ) -> None:
         super().__init__()

@@ -21,9 +21,9 @@ class MergeCost:
     last factor their shares of the image.
     """
 
-    region: float = 0.7
-    boundary: float = 0.3
-    area: float = 0.3
+    region: float = 0.8
+    boundary: float = 0.4
+    area: float = 0.27
 
 
 @dataclass(frozen=True)

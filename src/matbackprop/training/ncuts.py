@@ -94,7 +94,7 @@ class NCutsModelConfig:
     """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
     ridge: float = 0.3
     """λ of the soft objective and of its space."""
-    cost: tuple[float, float, float] = (0.7, 0.3, 0.3)
+    cost: tuple[float, float, float] = (0.8, 0.4, 0.27)
     """Exponents of spectral distance, boundary and area in the price of merging two regions."""
 
 
@@ -530,7 +530,9 @@ def paper_config(variant: str, *, epochs: int = 8) -> NCutsConfig:
     )
 
 
-def soft_config(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCutsConfig:
+def soft_config(
+    variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5, boundary_weight: float = 1.0
+) -> NCutsConfig:
     """The extended recipe: the soft objective on superpixels, AdamW, one cycle, batches of eight, augmentation."""
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
@@ -542,6 +544,7 @@ def soft_config(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) 
             optimizer="adamw",
             rate=1e-3,
             backbone_rate=backbone_rate,
+            boundary_weight=boundary_weight,
             decay=1e-2,
             schedule="one-cycle",
         ),
@@ -561,9 +564,12 @@ PRESETS: dict[str, NCutsConfig] = {
     "small": soft_config("alexnet-relu5", epochs=4),
     "paper": paper_config("vgg16-relu5"),
     **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
-    **{f"soft-{name}": soft_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
+    # Rates and weights that differ from the others' were better on the tuning images.
+    "soft-alexnet-relu5": soft_config("alexnet-relu5"),
+    "soft-vgg16-relu4": soft_config("vgg16-relu4"),
+    "soft-vgg16-relu5": soft_config("vgg16-relu5", backbone_rate=5e-5),
     "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
-    "hypercolumns-tuned": soft_config("hypercolumns", epochs=15),
+    "hypercolumns-tuned": soft_config("hypercolumns", epochs=15, boundary_weight=4.0),
 }
 
 RECIPE: Recipe[NCutsConfig] = Recipe(
