@@ -9,9 +9,11 @@
 // The last step leaves nothing above the tolerance, sorts, and starts from the identity where it was given nonsense.
 
 #define EPS 2.220446049250313e-16
-#define TOLERANCE (4 * EPS)       // of entries of S off the diagonal, relative to the largest eigenvalue
-#define NEGLIGIBLE (EPS / 8)      // not worth a rotation
-#define MAX_DEFECT 1e-7           // of orthonormality before the last step, which squares it
+#define TOLERANCE (2 * EPS)         // of entries of S off the diagonal, relative to the largest eigenvalue
+#define EARLY_TOLERANCE (16 * EPS)  // the same before the last step
+#define NEGLIGIBLE (EPS / 8)        // not worth a rotation
+#define DOUBT 4                     // a conflict has to be as much larger than what others may have mixed into it
+#define MAX_DEFECT 1e-7             // of orthonormality before the last step, which squares it
 #define MAX_SWEEPS 30
 #define TILE 32
 #define GROUP 2  // tiles that are transposed at once
@@ -219,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         if (fabs(room.values[i]) > largest) largest = fabs(room.values[i]);
     }
     largest = block_max(largest, room.partial);
-    double tolerance = TOLERANCE * largest;
+    double tolerance = (last ? TOLERANCE : EARLY_TOLERANCE) * largest;
 
     // S to s and R/2 to p, symmetric to the last bit: a tile and its mirror image, GROUP tiles at a time
     const int tiles = (n + TILE - 1) / TILE, ld = TILE + 1, size = TILE * ld;
@@ -265,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             }
         }
         mixed = column_sum(mixed, mine, room.partial);
-        if (mine.part == 0 && j < n) room.noise[j] = last || mixed < tolerance ? tolerance : mixed;
+        if (mine.part == 0 && j < n) room.noise[j] = last || DOUBT * mixed < tolerance ? tolerance : DOUBT * mixed;
         if (last) {
             sum = column_sum(sum, mine, room.partial);
             if (mine.part == 0 && j < n && !(2 * sum <= MAX_DEFECT)) useless = 1;
@@ -299,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             double sum = 0;
             if (mine.used && j < n) {
 #pragma unroll 4
-            for (int i = mine.part; i < n; i += mine.parts) {
+                for (int i = mine.part; i < n; i += mine.parts) {
                     if (i == j) continue;
                     const double floor = room.noise[i] > room.noise[j] ? room.noise[i] : room.noise[j];
                     const Pair pair = judge(s[i * n + j], room.values[i] - room.values[j], floor, theta);
@@ -331,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             double sum = 0;
             if (mine.used && j < n) {
 #pragma unroll 4
-            for (int i = mine.part; i < n; i += mine.parts) {
+                for (int i = mine.part; i < n; i += mine.parts) {
                     if (i == j || (room.active[i] && room.active[j])) continue;
                     const double floor = room.noise[i] > room.noise[j] ? room.noise[i] : room.noise[j];
                     const double angle = judge(s[i * n + j], room.values[i] - room.values[j], floor, theta).angle;
