@@ -3,9 +3,10 @@
 // V holds approximate eigenvectors in rows and U = V A. From G = [V V^T, U V^T] follow R = I - V V^T and the Rayleigh
 // quotient S of the orthonormalised V, both to first order. A step replaces V by P V with P = I + R/2 + T, where the
 // antisymmetric T turns each pair of vectors by S_ij / (lambda_i - lambda_j): quadratic convergence, wherever that is
-// small. Pairs that would turn by more than `theta` are in conflict: their indices, and those that would turn by as much in
-// total, are collected and their part of S is diagonalised by Jacobi rotations, orthogonal whatever the angles. What a conflict shows
-// may be no more than what other pairs have mixed into S in second order; such pairs wait for the next step.
+// small. Pairs that would turn by more than `theta` are in conflict: their indices, and those that would turn by as
+// much in total, are collected and their part of S is diagonalised by Jacobi rotations, orthogonal whatever the angles.
+// What a conflict shows may be no more than what other pairs have mixed into S in second order; such pairs wait for the
+// next step.
 // The last step leaves nothing above the tolerance, sorts, and starts from the identity where it was given nonsense.
 
 #define EPS 2.220446049250313e-16
