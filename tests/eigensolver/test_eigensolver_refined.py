@@ -15,10 +15,11 @@ extern "C" void launch_refine_prepare(int batch, int threads, const double* in, 
                                       double* scale, int n) {
     launch({batch, 1, 1}, threads, 0, [=] { refine_prepare(in, scaled, single, scale, n); });
 }
-extern "C" void launch_refine_step(int batch, int threads, const double* g, double* p, double* s, double* v,
+extern "C" void launch_refine_step(int batch, int threads, double* g, double* p, double* s, double* v,
                                    const double* a, const double* scale, double* values, int* turned, double limit,
-                                   int last, int n) {
-    launch({batch, 1, 1}, threads, 0, [=] { refine_step(g, p, s, v, a, scale, values, turned, limit, last, n); });
+                                   int last, int n, int spare) {
+    launch({batch, 1, 1}, threads, 0,
+           [=] { refine_step(g, p, s, v, a, scale, values, turned, limit, last, n, spare); });
 }
 """
 
@@ -57,6 +58,15 @@ def test_any_spectrum_comes_out_in_double_precision(kernels, name):
 def test_more_columns_than_a_tile_and_several_parts(kernels):
     a = hard_spectra(75, batch=1)["ReLU features"]
     check(a, *solve(kernels, a, threads=192)[:2])
+
+
+@pytest.mark.parametrize("name", ["graded", "cluster of 1e-9", "identity and noise"])
+def test_parts_that_do_not_fit_into_shared_memory(kernels, name, monkeypatch):
+    monkeypatch.setattr(kernels, "shared_limit", 0)
+    a = hard_spectra(37)[name]
+    values, vectors, turned = solve(kernels, a)
+    check(a, values, vectors)
+    assert turned.all()
 
 
 def test_rotations_are_for_close_pairs_only(kernels):

@@ -42,6 +42,8 @@ class Kernels:
     ``main`` has for each kernel a C function ``launch_<kernel>`` of batch, threads and the kernel's arguments.
     """
 
+    shared_limit = 2**17
+
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.launched: list[str] = []

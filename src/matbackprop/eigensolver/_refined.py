@@ -32,7 +32,9 @@ _FULL_RATE = ((7, 0), (8, 0), (9, 0), (10, 0))  # elsewhere float64 products cos
 
 
 class Kernels(Protocol):
-    """Launches the kernels of ``refine.cu``."""
+    """Launches the kernels of ``refine.cu``; a block may have ``shared_limit`` bytes of shared memory."""
+
+    shared_limit: int
 
     def launch(
         self, name: str, grid: tuple[int, ...], threads: int, shared: int, arguments: tuple[int | float, ...], /
@@ -50,8 +52,8 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def shared_bytes(n: int, threads: int) -> int:
-    """Shared memory of a block, as laid out in the source."""
-    return 8 * (5 * n + threads + _TILE_NUMBERS) + 4 * (3 * n + 2)
+    """Shared memory that a block needs, as laid out in the source."""
+    return 8 * (5 * n + threads + _TILE_NUMBERS) + 8 * ((3 * n + 3) // 2)
 
 
 def prepare(a: Tensor, kernels: Kernels, threads: int = _THREADS) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,14 +87,15 @@ def refine(
     torch.bmm(z[:, :, 0], a, out=z[:, :, 1])
     s, p, values = torch.empty_like(a), torch.empty_like(a), a.new_empty(batch, n)
     turned = torch.zeros(batch, dtype=torch.int32, device=a.device)
-    shared = shared_bytes(n, threads)
+    needed = shared_bytes(n, threads)
+    spare = min(2 * n * (n | 1), max(kernels.shared_limit - needed, 0) // 8)
     for step, limit in enumerate(LIMITS):
         last = step == len(LIMITS) - 1
         v = z[:, :, 0]
         g = torch.bmm(z.view(batch, 2 * n, n), v.mT)
         tensors = (g, p, s, z, a, scale, values, turned)
-        arguments = (*(x.data_ptr() for x in tensors), limit, int(last), n)
-        kernels.launch("refine_step", (batch,), threads, shared, arguments)
+        arguments = (*(x.data_ptr() for x in tensors), limit, int(last), n, spare)
+        kernels.launch("refine_step", (batch,), threads, needed + 8 * spare, arguments)
         if not last:
             z = torch.bmm(p, z.view(batch, n, 2 * n)).view(batch, n, 2, n)
     return values, torch.bmm(p, v), turned

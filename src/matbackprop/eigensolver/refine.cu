@@ -18,6 +18,7 @@
 #define MAX_SWEEPS 30
 #define TILE 32
 #define GROUP 2  // tiles that are transposed at once
+#define ROWS 4   // of a product that a thread computes at once
 #define MAX_THREADS 1024
 
 extern __shared__ double shared_memory[];
@@ -26,6 +27,7 @@ extern __shared__ double shared_memory[];
 struct Room {
     double *values, *norms, *noise, *sines, *halves, *partial, *tile;
     int *active, *list, *order;
+    double* spare;
     __device__ explicit Room(int n) {
         values = shared_memory;
         norms = values + n;
@@ -37,6 +39,7 @@ struct Room {
         active = (int*)(tile + 2 * GROUP * TILE * (TILE + 1));
         list = active + n;
         order = list + n + 1;
+        spare = (double*)(active + (3 * n + 3) / 2 * 2);
     }
 };
 
@@ -128,31 +131,28 @@ __device__ __forceinline__ void rotate(double sine, double half_tangent, double&
     y += sine * (old - half_tangent * y);
 }
 
-// Diagonalise the rows and columns of s named in room.list[0..count) by Jacobi rotations, which also turn the rows of p,
-// until no pair is above its tolerance: `floor`, or theta times the gap if that is more. Returns whether that was reached.
-__device__ bool diagonalise(double* s, double* p, int n, int count, double largest, double theta, double floor,
+// Diagonalise the symmetric `s` (count rows of ld entries) by rounds of Jacobi rotations of disjoint pairs, which turn the
+// rows of `q` (the same shape, the identity before), until no pair is above its tolerance: `floor`, or theta times the
+// gap if that is more. Returns whether that was reached.
+__device__ bool diagonalise(double* s, double* q, int count, int ld, double negligible, double theta, double floor,
                             const Room& room) {
     const int players = count + (count & 1), half = players / 2;
-    const double negligible = NEGLIGIBLE * largest;
     for (int sweep = 0; sweep < MAX_SWEEPS; ++sweep) {
         int unfinished = 0;
         for (int e = threadIdx.x; e < count * count; e += blockDim.x) {
-            const int i = room.list[e / count], j = room.list[e % count];
-            if (i >= j) continue;
-            const double reach = theta * fabs(s[i * n + i] - s[j * n + j]), size = fabs(s[i * n + j]);
-            if (size > floor && size > reach) unfinished = 1;
+            const int i = e / count, j = e % count;
+            const double reach = theta * fabs(s[i * ld + i] - s[j * ld + j]), size = fabs(s[i * ld + j]);
+            if (i < j && size > floor && size > reach) unfinished = 1;
         }
         if (!__syncthreads_or(unfinished)) return true;
         for (int round = 0; round < players - 1; ++round) {
             // pair k of a round: the last player meets `round`, the others meet in mirrored places around it
             for (int k = threadIdx.x; k < half; k += blockDim.x) {
-                int a = k == 0 ? players - 1 : (round + k) % (players - 1);
-                int b = k == 0 ? round : (round + players - 1 - k) % (players - 1);
-                a = a < count ? room.list[a] : -1;
-                b = b < count ? room.list[b] : -1;
+                const int a = k == 0 ? players - 1 : (round + k) % (players - 1);
+                const int b = k == 0 ? round : (round + players - 1 - k) % (players - 1);
                 double sine = 0, half_tangent = 0;
-                if (a >= 0 && b >= 0) {
-                    const double off = s[a * n + b], gap = s[b * n + b] - s[a * n + a];
+                if (a < count && b < count) {
+                    const double off = s[a * ld + b], gap = s[b * ld + b] - s[a * ld + a];
                     if (fabs(off) > negligible) {
                         const double t = 2 * off / (fabs(gap) + sqrt(gap * gap + 4 * off * off));
                         const double cosine = 1 / sqrt(1 + t * t);
@@ -168,29 +168,27 @@ __device__ bool diagonalise(double* s, double* p, int n, int count, double large
             __syncthreads();
             for (int e = threadIdx.x; e < half * half; e += blockDim.x) {
                 const int k = e / half, l = e % half;
+                if (k > l || (room.sines[k] == 0 && room.sines[l] == 0)) continue;
                 const int a = room.order[2 * k], b = room.order[2 * k + 1];
                 const int x = room.order[2 * l], y = room.order[2 * l + 1];
-                if (k > l || (room.sines[k] == 0 && room.sines[l] == 0)) continue;
-                double ax = a >= 0 && x >= 0 ? s[a * n + x] : 0, ay = a >= 0 && y >= 0 ? s[a * n + y] : 0;
-                double bx = b >= 0 && x >= 0 ? s[b * n + x] : 0, by = b >= 0 && y >= 0 ? s[b * n + y] : 0;
+                const bool has_a = a < count, has_x = x < count;  // only the first of a pair can be the missing player
+                double ax = has_a && has_x ? s[a * ld + x] : 0, ay = has_a ? s[a * ld + y] : 0;
+                double bx = has_x ? s[b * ld + x] : 0, by = s[b * ld + y];
                 rotate(room.sines[k], room.halves[k], ax, bx);
                 rotate(room.sines[k], room.halves[k], ay, by);
                 rotate(room.sines[l], room.halves[l], ax, ay);
                 rotate(room.sines[l], room.halves[l], bx, by);
                 if (k == l) ay = bx = 0;
-                if (a >= 0 && x >= 0) s[a * n + x] = s[x * n + a] = ax;
-                if (a >= 0 && y >= 0) s[a * n + y] = s[y * n + a] = ay;
-                if (b >= 0 && x >= 0) s[b * n + x] = s[x * n + b] = bx;
-                if (b >= 0 && y >= 0) s[b * n + y] = s[y * n + b] = by;
+                if (has_a && has_x) s[a * ld + x] = s[x * ld + a] = ax;
+                if (has_a) s[a * ld + y] = s[y * ld + a] = ay;
+                if (has_x) s[b * ld + x] = s[x * ld + b] = bx;
+                s[b * ld + y] = s[y * ld + b] = by;
             }
-            for (int e = threadIdx.x; e < half * n; e += blockDim.x) {
-                const int k = e / n, j = e % n;
+            for (int e = threadIdx.x; e < half * count; e += blockDim.x) {
+                const int k = e / count, j = e % count;
                 if (room.sines[k] == 0) continue;
-                const int a = room.order[2 * k] * n + j, b = room.order[2 * k + 1] * n + j;
-                double x = p[a], y = p[b];
-                rotate(room.sines[k], room.halves[k], x, y);
-                p[a] = x;
-                p[b] = y;
+                double *x = q + room.order[2 * k] * ld + j, *y = q + room.order[2 * k + 1] * ld + j;
+                rotate(room.sines[k], room.halves[k], *x, *y);
             }
             __syncthreads();
         }
@@ -198,14 +196,42 @@ __device__ bool diagonalise(double* s, double* p, int n, int count, double large
     return false;
 }
 
+// Diagonalise the rows and columns of s named in room.list[0..count), leave the eigenvalues in room.values, and turn the
+// rows of p with them. s is destroyed; `compact` has room for two matrices of order count whose rows have ld entries.
+__device__ bool turn_listed(double* s, double* p, double* compact, int n, int count, int ld, double largest, double theta,
+                            double floor, const Room& room) {
+    double* q = compact + count * ld;
+    for (int e = threadIdx.x; e < count * count; e += blockDim.x) {
+        const int i = e / count, j = e % count;
+        compact[i * ld + j] = s[room.list[i] * n + room.list[j]];
+        q[i * ld + j] = (double)(i == j);
+    }
+    __syncthreads();
+    const bool converged = diagonalise(compact, q, count, ld, NEGLIGIBLE * largest, theta, floor, room);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) room.values[room.list[i]] = compact[i * ld + i];
+    for (int e = threadIdx.x; e < (count + ROWS - 1) / ROWS * n; e += blockDim.x) {
+        const int top = e / n * ROWS, j = e % n;
+        double sum[ROWS] = {};
+        for (int k = 0; k < count; ++k) {
+            const double x = p[room.list[k] * n + j];
+            for (int r = 0; r < ROWS; ++r) sum[r] += (top + r < count ? q[(top + r) * ld + k] : 0) * x;
+        }
+        for (int r = 0; r < ROWS && top + r < count; ++r) s[(top + r) * n + j] = sum[r];
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < count * n; e += blockDim.x) p[room.list[e / n] * n + e % n] = s[e];
+    __syncthreads();
+    return converged;
+}
+
 // One step. g (batch, n, 2, n): rows of V V^T and U V^T in turn. p (batch, n, n): receives P. s (batch, n, n): room for
-// S. In the last step `v` (batch, n, 2, n; V in the even rows) and `a`, the matrices, serve the start from the identity,
+// S. g is destroyed. spare: numbers of shared memory behind the room, for small parts of S. In the last step `v` (batch, n, 2, n; V in the even rows) and `a`, the matrices, serve the start from the identity,
 // the rows of P are sorted by the eigenvalues, and `values` (batch, n) receives these times `scale`, NaN without success.
 // turned (batch): counts the indices that were diagonalised by rotations, over all steps, n more after a new start.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-    refine_step(const double* __restrict__ g, double* __restrict__ p, double* __restrict__ s, double* __restrict__ v,
+    refine_step(double* __restrict__ g, double* __restrict__ p, double* __restrict__ s, double* __restrict__ v,
                 const double* __restrict__ a, const double* __restrict__ scale, double* __restrict__ out,
-                int* __restrict__ turned, double theta, int last, int n) {
+                int* __restrict__ turned, double theta, int last, int n, int spare) {
     const Room room(n);
     const Columns mine(n);
     const long long start = (long long)blockIdx.x * n * n;
@@ -358,12 +384,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         __syncthreads();
     }
     bool converged = true;
-    if (count) converged = diagonalise(s, p, n, count, largest, last ? 0 : theta, tolerance, room);
+    if (count) {
+        const bool fits = 2 * count * (count | 1) <= spare;
+        converged = turn_listed(s, p, fits ? room.spare : g, n, count, fits ? count | 1 : count, largest, last ? 0 : theta,
+                                tolerance, room);
+    }
     if (!last) return;
 
     const double unit = converged ? scale[blockIdx.x] : nan("");
-    for (int i = threadIdx.x; i < n; i += blockDim.x) room.values[i] = s[i * n + i];
-    __syncthreads();
     int moved = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const double value = room.values[i];
