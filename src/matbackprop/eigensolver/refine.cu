@@ -81,8 +81,8 @@ __device__ double column_sum(double x, const Columns& mine, double* scratch) {
     return x;
 }
 
-// in (batch, n, n), of which the lower triangle is read -> scaled: symmetric, its largest entry in [1, 2), and the same in
-// single precision; scale: the power of two that was divided by, NaN where an entry is not finite.
+// in (batch, n, n), of which the lower triangle is read -> scaled: symmetric, its largest entry in [1, 2), and the same
+// in single precision; scale: the power of two that was divided by, NaN where an entry is not finite.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     refine_prepare(const double* __restrict__ in, double* __restrict__ scaled, float* __restrict__ single,
                    double* __restrict__ scale, int n) {
@@ -131,9 +131,9 @@ __device__ __forceinline__ void rotate(double sine, double half_tangent, double&
     y += sine * (old - half_tangent * y);
 }
 
-// Diagonalise the symmetric `s` (count rows of ld entries) by rounds of Jacobi rotations of disjoint pairs, which turn the
-// rows of `q` (the same shape, the identity before), until no pair is above its tolerance: `floor`, or theta times the
-// gap if that is more. Returns whether that was reached.
+// Diagonalise the symmetric `s` (count rows of ld entries) by rounds of Jacobi rotations of disjoint pairs, which turn
+// the rows of `q` (the same shape, the identity before), until no pair is above its tolerance: `floor`, or theta times
+// the gap if that is more. Returns whether that was reached.
 __device__ bool diagonalise(double* s, double* q, int count, int ld, double negligible, double theta, double floor,
                             const Room& room) {
     const int players = count + (count & 1), half = players / 2;
@@ -196,10 +196,11 @@ __device__ bool diagonalise(double* s, double* q, int count, int ld, double negl
     return false;
 }
 
-// Diagonalise the rows and columns of s named in room.list[0..count), leave the eigenvalues in room.values, and turn the
-// rows of p with them. s is destroyed; `compact` has room for two matrices of order count whose rows have ld entries.
-__device__ bool turn_listed(double* s, double* p, double* compact, int n, int count, int ld, double largest, double theta,
-                            double floor, const Room& room) {
+// Diagonalise the rows and columns of s named in room.list[0..count), leave the eigenvalues in room.values, and turn
+// the rows of p with them. s is destroyed; `compact` has room for two matrices of order count whose rows have ld
+// entries.
+__device__ bool turn_listed(double* s, double* p, double* compact, int n, int count, int ld, double largest,
+                            double theta, double floor, const Room& room) {
     double* q = compact + count * ld;
     for (int e = threadIdx.x; e < count * count; e += blockDim.x) {
         const int i = e / count, j = e % count;
@@ -225,9 +226,10 @@ __device__ bool turn_listed(double* s, double* p, double* compact, int n, int co
 }
 
 // One step. g (batch, n, 2, n): rows of V V^T and U V^T in turn. p (batch, n, n): receives P. s (batch, n, n): room for
-// S. g is destroyed. spare: numbers of shared memory behind the room, for small parts of S. In the last step `v` (batch, n, 2, n; V in the even rows) and `a`, the matrices, serve the start from the identity,
-// the rows of P are sorted by the eigenvalues, and `values` (batch, n) receives these times `scale`, NaN without success.
-// turned (batch): counts the indices that were diagonalised by rotations, over all steps, n more after a new start.
+// S. g is destroyed. spare: numbers of shared memory behind the room, for small parts of S. In the last step `v`
+// (batch, n, 2, n; V in the even rows) and `a`, the matrices, serve the start from the identity, the rows of P are
+// sorted by the eigenvalues, and `values` (batch, n) receives these times `scale`, NaN without success. turned (batch):
+// counts the indices that were diagonalised by rotations, over all steps, n more after a new start.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     refine_step(double* __restrict__ g, double* __restrict__ p, double* __restrict__ s, double* __restrict__ v,
                 const double* __restrict__ a, const double* __restrict__ scale, double* __restrict__ out,
@@ -386,8 +388,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     bool converged = true;
     if (count) {
         const bool fits = 2 * count * (count | 1) <= spare;
-        converged = turn_listed(s, p, fits ? room.spare : g, n, count, fits ? count | 1 : count, largest, last ? 0 : theta,
-                                tolerance, room);
+        converged = turn_listed(s, p, fits ? room.spare : g, n, count, fits ? count | 1 : count, largest,
+                                last ? 0 : theta, tolerance, room);
     }
     if (!last) return;
 
