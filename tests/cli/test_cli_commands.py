@@ -336,6 +336,7 @@ def test_verified_cache_says_so(tmp_path, capsys):
     assert "all checksums agree" in capsys.readouterr().out
 
 
-def test_sharding_on_the_cpu_names_what_works_there(tmp_path, capsys):
-    assert call("train", "o2p", "--strategy", "fsdp", "--accelerator", "cpu", "--run", str(tmp_path / "run")) == 2
-    assert "--strategy fsdp needs a GPU; use ddp on the CPU" in capsys.readouterr().err
+def test_sharding_names_what_does_not_go_with_it(tmp_path, capsys):
+    words = ["train", "o2p", "--preset", "smoke", "--strategy", "fsdp", "--precision", "64"]
+    assert call(*words, "--data.made", "8", "--run", str(tmp_path / "run")) == 2
+    assert "--strategy fsdp does not go with --precision 64; use --strategy ddp" in capsys.readouterr().err

@@ -83,6 +83,32 @@ class TinyModule(RecordingModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class GroupedModule(TinyModule):
+    """Groups by shape, in another order than the parameters and their names; a frozen layer; hooks that use the net."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        self.net[2].requires_grad_(False)
+        self.register_buffer("start", torch.tensor(torch.nan, dtype=torch.float64))
+
+    def on_fit_start(self):
+        assert self.net[0].weight.shape == (8, 6)
+        if self.start.isnan():
+            self.start.fill_(self.net(torch.ones(1, 6, dtype=torch.float64, device=self.device)).item())
+
+    def on_validation_epoch_end(self):
+        self.net(torch.ones(1, 6, dtype=torch.float64, device=self.device))
+
+    def configure_optimizers(self):
+        learning = [p for p in self.parameters() if p.requires_grad]
+        vectors = [p for p in reversed(learning) if p.ndim == 1]
+        matrices = [p for p in learning if p.ndim == 2]
+        assert len(vectors) == len(matrices) == 2
+        groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.3, "lr": 0.01}]
+        return torch.optim.AdamW(groups, lr=0.02)
+
+
 def tiny_config(run, *, seed=3, max_epochs=3, **options) -> TinyConfig:
     """Return a configuration; options name fields of the engine or of TinyConfig."""
     base = {
@@ -105,6 +131,17 @@ def train(config: TinyConfig):
     seed_all(config.engine.seed)
     module = TinyModule(config)
     run = fit(config, module, TinyData(config), name="tiny")
+    return run, module
+
+
+def train_groups(config):
+    """Train the module with groups and return (run folder, module)."""
+    from matbackprop.training.engine import seed_all
+
+    seed_all(config.engine.seed)
+    module = GroupedModule(config)
+    run = fit(config, module, TinyData(config), name="tiny")
+    assert "on_fit_start" not in vars(module)
     return run, module
 
 

@@ -1,14 +1,17 @@
-"""What only a GPU shows: no step waits for it, and a bad batch is found although the flag is read late."""
+"""What only a GPU shows: no step waits for it, a bad batch is found although the flag is read late, sharding."""
 
 import json
+import math
+import os
 
 import pytest
 import torch
 
-from helpers.tiny_run import TinyData, TinyModule, tiny_config
+from helpers.tiny_run import TinyData, TinyModule, tiny_config, train_groups
 from matbackprop.errors import NonFiniteError
 from matbackprop.training.checkpoint import load_checkpoint
-from matbackprop.training.engine import fit, seed_all
+from matbackprop.training.config import get_recipe, merge
+from matbackprop.training.engine import fit, run_recipe, seed_all
 from matbackprop.training.guard import GradientGuard
 from matbackprop.training.run_folder import RunFolder
 
@@ -75,3 +78,79 @@ def test_optimisers_are_fused_also_after_resuming_a_run_of_the_cpu(tmp_path):
     run, _ = train(Adam, tiny_config(tmp_path / "run", max_epochs=2, accelerator="gpu", resume=True))
     assert Adam.fused
     assert run.read_summary()["steps"] == 12
+    train(Adam, tiny_config(tmp_path / "run", max_epochs=3, accelerator="gpu", resume=True))
+    assert Adam.fused
+
+
+# ------------------------------------------------------------------------------------------------------------- sharding
+
+
+@pytest.fixture
+def environment():
+    """Lightning's launcher leaves its variables behind."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    if torch.distributed.is_initialized():  # left by a run that failed
+        torch.distributed.destroy_process_group()
+
+
+def curve(run, name="train/loss"):
+    return [m[name] for m in run.read_metrics() if name in m]
+
+
+def weights(run):
+    return load_checkpoint(run.checkpoints / "last.ckpt")["state_dict"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_sharding_changes_no_number_and_resumes(tmp_path, environment):
+    common = {"dropout": 0.0, "gradient_clip": 0.2, "accelerator": "gpu", "devices": "1"}
+    runs = {}
+    for name in ("auto", "ddp", "fsdp"):
+        runs[name], _ = train_groups(tiny_config(tmp_path / name, strategy=name, max_epochs=4, **common))
+    assert not torch.distributed.is_initialized()
+    parts = tmp_path / "parts"
+    train_groups(tiny_config(parts, strategy="fsdp", max_epochs=2, **common))
+    train_groups(tiny_config(parts, strategy="fsdp", max_epochs=3, resume=True, **common))
+    runs["parts"], _ = train_groups(tiny_config(parts, strategy="auto", max_epochs=4, resume=True, **common))
+    for name in ("ddp", "fsdp", "parts"):
+        for value in ("train/loss", "train/gradient_norm", "val/loss"):
+            assert curve(runs[name], value) == pytest.approx(curve(runs["auto"], value), rel=1e-8), (name, value)
+        assert runs[name].read_summary()["steps"] == 24
+        for key, value in weights(runs["auto"]).items():
+            torch.testing.assert_close(weights(runs[name])[key], value, rtol=1e-8, atol=1e-10)
+
+
+RECIPES = {
+    "o2p": {"data.made": 8, "data.batch_size": 4},
+    "ncuts": {"data.made": 8, "data.batch_size": 2, "data.workers": 1, "train.schedule": "constant"},
+}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_train_sharded_and_resume(tmp_path_factory, tmp_path, monkeypatch, environment, name, precision):
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    recipe = get_recipe(name)
+
+    def run(folder, strategy, epochs, resume=False):
+        engine = {"accelerator": "gpu", "devices": "1", "precision": precision, "log_every": 1, "tensorboard": False}
+        engine |= {"run": str(tmp_path / folder), "strategy": strategy, "max_epochs": epochs, "resume": resume}
+        engine |= {"progress": False, "report": resume}
+        config = merge(recipe.preset("smoke"), RECIPES[name] | {f"engine.{k}": v for k, v in engine.items()})
+        return run_recipe(recipe, config)
+
+    plain = run("plain", "auto", 1)
+    sharded = run("sharded", "fsdp", 1)
+    losses = curve(sharded)
+    assert len(losses) >= 2
+    assert losses == pytest.approx(curve(plain), rel=1e-3 if precision == "32" else 2e-2)
+    states = weights(sharded)
+    assert states.keys() == weights(plain).keys()
+    sharded = run("sharded", "fsdp", 2, resume=True)
+    assert len(curve(sharded)) == 2 * len(losses) and all(math.isfinite(v) for v in curve(sharded))
+    assert any(not torch.equal(value, states[key]) for key, value in weights(sharded).items())
+    assert (sharded.path / "report.html").exists()

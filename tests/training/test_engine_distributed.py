@@ -1,70 +1,29 @@
 """Two processes with gloo train as one does with the doubled batch; metrics are reduced over both."""
 
-import multiprocessing
 import os
 import signal
-import socket
 import sys
 
 import pytest
 import torch
 
 from helpers.tiny_run import TinyModule, tiny_config, train
+from helpers.two_processes import run_two
 from matbackprop.training.checkpoint import load_checkpoint
-from matbackprop.training.engine import RunInterrupted
 from matbackprop.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
-def _free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def run_two(config, prepare=None):
-    """Train in two forked processes that find themselves as torchrun would start them."""
-    port = _free_port()
-
-    def body(rank):
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "GROUP_RANK": "0",
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RUN_ID": "test",
-        }
-        if prepare is not None:
-            prepare(rank)
-        try:
-            train(config)
-        except RunInterrupted as stop:
-            os._exit(128 + stop.signum)
-
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=body, args=(rank,)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        if process.is_alive():
-            process.kill()
-            pytest.fail("a process hangs")
-    return [process.exitcode for process in processes]
-
-
 DISTRIBUTED = {"devices": "2", "strategy": "ddp"}
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("items", "held_out"), [(24, 7), (27, 3)])
-def test_loss_curve_equals_that_of_one_process_with_the_doubled_batch(tmp_path, items, held_out):
+def test_loss_curve_equals_that_of_one_process_with_the_doubled_batch(tmp_path, items, held_out, strategy):
     common = {"dropout": 0.0, "items": items, "held_out": held_out, "max_epochs": 2}
     one, module = train(tiny_config(tmp_path / "one", batch=8, **common))
-    assert run_two(tiny_config(tmp_path / "two", batch=4, **common, **DISTRIBUTED)) == [0, 0]
+    assert run_two(tiny_config(tmp_path / "two", batch=4, **common, devices="2", strategy=strategy)) == [0, 0]
     two = RunFolder(tmp_path / "two")
     for name in ("train/loss", "train/twice", "val/loss", "train/gradient_norm", "train/learning_rate"):
         curves = [[(m["step"], m[name]) for m in run.read_metrics() if name in m] for run in (one, two)]
@@ -93,6 +52,7 @@ def _at_step(number, act):
     return prepare
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     ("act", "codes", "saved"),
     [
@@ -102,8 +62,9 @@ def _at_step(number, act):
     ],
     ids=["crash", "signal"],
 )
-def test_two_processes_resume_exactly(tmp_path, act, codes, saved):
-    options = {"max_epochs": 2, "checkpoint_every_steps": 2, "guard_every": 2, "items": 64, **DISTRIBUTED}
+def test_two_processes_resume_exactly(tmp_path, act, codes, saved, strategy):
+    options = {"max_epochs": 2, "checkpoint_every_steps": 2, "guard_every": 2, "items": 64}
+    options |= {"devices": "2", "strategy": strategy}
     assert run_two(tiny_config(tmp_path / "whole", **options)) == [0, 0]
     assert run_two(tiny_config(tmp_path / "parts", **options), _at_step(5, act)) == codes
     assert load_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")["global_step"] == saved

@@ -80,7 +80,10 @@ def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFo
     module, data = recipe.build(config)
     run = fit(config, module, data, name=f"{recipe.name}-{preset}")
     if is_first_process() and engine.report:
-        if recipe.figures is not None:
+        sharded = engine.strategy == "fsdp"
+        if recipe.figures is not None and (engine.checkpoints or not sharded):
+            if sharded:
+                module, data = recipe.build(config)  # the one that was trained is left in pieces
             if engine.checkpoints:
                 load_weights(run, module)
             recipe.figures(run, module, data)
@@ -161,7 +164,7 @@ def _fit(
     finally:
         signals.restore()
         logger.finalize("finished")
-    if trainer.world_size > 1 and torch.distributed.is_initialized():
+    if isinstance(trainer.strategy, (DDPStrategy, FSDPStrategy)) and torch.distributed.is_initialized():
         # What follows, figures and the report, is the first process's alone: nothing may wait for the others.
         trainer.strategy.barrier()
         torch.distributed.destroy_process_group()
@@ -201,11 +204,15 @@ def _trainer(engine: EngineConfig, run: RunFolder, callbacks: list[pl.Callback],
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # --resume and our own signals do it
     cuda = torch.cuda.is_available() and engine.accelerator != "cpu"
-    if engine.strategy == "fsdp" and not cuda:
-        raise ConfigurationError("--strategy fsdp needs a GPU; use ddp on the CPU.")
+    precision: Any = _PRECISION[engine.precision]
     strategy: Any = engine.strategy
     if engine.strategy == "fsdp":
-        strategy = FSDPStrategy(state_dict_type="full")
+        if engine.precision == "64":
+            raise ConfigurationError("--strategy fsdp does not go with --precision 64; use --strategy ddp.")
+        from matbackprop.training.sharding import ShardedStrategy
+
+        strategy = ShardedStrategy(precision, "cuda" if cuda else "cpu")
+        precision = None  # the strategy has it
     elif engine.strategy == "ddp":
         strategy = DDPStrategy(gradient_as_bucket_view=True)
     return pl.Trainer(
@@ -214,7 +221,7 @@ def _trainer(engine: EngineConfig, run: RunFolder, callbacks: list[pl.Callback],
         devices=_devices(engine.devices, cuda),
         num_nodes=engine.nodes,
         strategy=strategy,
-        precision=_PRECISION[engine.precision],  # type: ignore[arg-type]
+        precision=precision,
         max_epochs=engine.max_epochs,
         accumulate_grad_batches=engine.accumulate,
         check_val_every_n_epoch=engine.validate_every,
@@ -364,6 +371,9 @@ def _quiet_lightning() -> Iterator[None]:
                 ".*isinstance\\(treespec, LeafSpec\\).*",
                 ".*srun.*",
                 ".*Total length of `list` across ranks is zero.*",
+                ".*It is recommended to use `self.log.*sync_dist=True.*",  # they are reduced, see ReduceLogs
+                ".*NO_SHARD.*",  # what one process does
+                ".*FSDP.state_dict_type.*being deprecated.*",
             ):
                 warnings.filterwarnings("ignore", message=message)
             yield

@@ -104,17 +104,17 @@ class GradientGuard(pl.Callback):
     ) -> None:
         assert self._norms is not None and self._good_steps is not None
         gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        if not gradients:
+        if not gradients and not self._sharded:
             return
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if self._sharded:
-            square = norm.square()
+        norm = torch.nn.utils.get_total_norm(gradients).to(pl_module.device)
+        if self._sharded:  # a process may hold no part of what has a gradient
+            square = norm.double().square()
             torch.distributed.all_reduce(square)
-            norm = square.sqrt()
+            norm = square.sqrt().to(norm.dtype)
         self.means.add("train/gradient_norm", norm)
-        if self.config.gradient_clip is not None:
+        if self.config.gradient_clip is not None and gradients:
             scale = (self.config.gradient_clip / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, scale.to(gradients[0].device))
+            torch._foreach_mul_(gradients, scale)
         if self._scaler is None:  # a scaler of float16 gradients meets Inf on purpose and handles it
             self._norms += norm
         bad = self._is_bad()
@@ -271,6 +271,9 @@ def _prefer_fused(optimizer: Optimizer) -> None:
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         return
     groups = optimizer.param_groups
+    if all(group.get("fused") for group in groups):  # by the user, or by a checkpoint, which does not set the mark
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        return
     parameters = [p for group in groups for p in group["params"]]
     if not all(p.is_cuda and p.is_floating_point() for p in parameters):
         return
