@@ -43,9 +43,9 @@ def test_jacobi_and_cusolver_agree(n, dtype):
     assert (values - _cusolver.solve(a)[0]).abs().amax() < tol
 
 
-@pytest.mark.parametrize("n", [129, 169, 256, 512])
+@pytest.mark.parametrize("n", [129, 169, 256])
 def test_refined_is_as_good_as_lapack(n):
-    for name, a in hard_spectra(n, batch=3 if n < 512 else 1).items():
+    for name, a in hard_spectra(n, batch=3).items():
         values, vectors = (x.cpu() for x in _refined.solve(a.cuda()))
         expected = torch.linalg.eigh(a)
         eps = torch.finfo(torch.float64).eps

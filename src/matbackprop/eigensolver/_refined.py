@@ -20,7 +20,7 @@ from matbackprop.eigensolver._recording import replayed
 
 FILES = ("eigensolver/refine.cu",)
 MIN_ORDER = 129  # below, cuSOLVER's float64 routine keeps a matrix in one thread block
-MAX_ORDER = 512
+MAX_ORDER = 256  # above, the rotations take longer than the float64 routine does
 LIMITS = (5e-3, 3e-5, 5e-9)
 """Largest rotation that a step does by products, in radians. Each step squares what the one before left undone."""
 
