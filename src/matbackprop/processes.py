@@ -37,7 +37,8 @@ def signals_held() -> Iterator[None]:
 def follow_parent() -> None:
     """Let this process, started under :func:`signals_held`, end when its parent ends or terminates it.
 
-    SIGINT and SIGTERM of anybody else are the parent's to act on: it stops giving out work and ends its workers.
+    SIGINT and SIGTERM of anybody else are the parent's to act on: it stops giving out work and ends its workers. Its
+    own SIGTERM may be lost in one of theirs that came just before, as signals are not counted; SIGKILL is not.
     """
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None and hasattr(signal, "sigtimedwait"):
