@@ -31,6 +31,7 @@ import torch
 from matbackprop.data.coco_regions import resident_store
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.metrics.bootstrap import paired_bootstrap
+from matbackprop.processes import follow_parent, signals_held
 from matbackprop.report import figures
 from matbackprop.report.tables import Measured, Table
 from matbackprop.training.config import merge, to_json
@@ -463,6 +464,7 @@ def _estimate(config: Table1Config, job: Job, seen: dict[str, list[float]]) -> f
 
 
 def _worker(config: Table1Config, tasks: Any, results: Any) -> None:
+    follow_parent()
     torch.set_num_threads(2)
     log.addHandler(logging.NullHandler())  # what a run says is in its folder; the parent reports
     log.propagate = False
@@ -514,8 +516,9 @@ def run_all(config: Table1Config) -> bool:
     tasks: Any = context.Queue()
     results: Any = context.Queue()
     workers = [context.Process(target=_worker, args=(config, tasks, results), daemon=True) for _ in range(config.jobs)]
-    for worker in workers:
-        worker.start()
+    with signals_held():  # they are the parent's to act on
+        for worker in workers:
+            worker.start()
     running: set[Job] = set()
     failures: dict[Job, str] = {}
     try:
@@ -540,6 +543,10 @@ def run_all(config: Table1Config) -> bool:
                 log.error("%s", failures[job])
             else:
                 note(job, found)
+    except BaseException:
+        for worker in workers:
+            worker.kill()  # finished runs are on the disk, half-written files are not
+        raise
     finally:
         for worker in workers:
             if worker.is_alive():

@@ -33,6 +33,7 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.deep_ncuts import DeepNCuts, merge_superpixels
+from matbackprop.processes import follow_parent, signals_held
 from matbackprop.spectral import MergeCost, region_means, slic_superpixels
 from matbackprop.training.engine import fit, load_weights, seed_all
 from matbackprop.training.ncuts import (
@@ -384,6 +385,7 @@ def _worker_count(config: Table2Config) -> int:
 
 
 def _work(config: Table2Config, tasks: Any, results: Any) -> None:
+    follow_parent()
     torch.set_num_threads(1)
     with Workers(_worker_count(config)) as workers:
         while (task := tasks.get()) is not None:
@@ -459,8 +461,9 @@ def run_all(config: Table2Config, function: Callable[..., Any], jobs: list[tuple
     ]
     failures = []
     running = 0
-    for process in processes:
-        process.start()
+    with signals_held():  # they are the parent's to act on
+        for process in processes:
+            process.start()
     try:
         while True:
             while running < len(processes) and (job := next_job()) is not None:
@@ -480,6 +483,10 @@ def run_all(config: Table2Config, function: Callable[..., Any], jobs: list[tuple
             else:
                 failures.append(f"{key} seed {seed}:\n{failure}")
                 log.error("%s", failures[-1])
+    except BaseException:
+        for process in processes:
+            process.kill()  # finished runs are on the disk, half-written files are not
+        raise
     finally:
         for _ in processes:
             tasks.put(None)
