@@ -160,7 +160,7 @@ def test_fused_pool_matches_the_cpu(m, d, name):
 def test_pooling_by_the_refined_route_matches_the_cpu(name):
     generator = torch.Generator().manual_seed(3)
     f = torch.randn(3, 169, 256, generator=generator).relu()
-    f[1, 80:] = f[1, :89]
+    f[1, 80:] = f[1, :89].clone()
     f[2] *= torch.logspace(0, -4, 256)
     g = torch.randn(3, 256, 256, generator=generator)
     x, y = f.cuda().requires_grad_(), f.double().requires_grad_()

@@ -123,9 +123,16 @@ def test_sharding_changes_no_number_and_resumes(tmp_path, environment):
             torch.testing.assert_close(weights(runs[name])[key], value, rtol=1e-8, atol=1e-10)
 
 
+# Without dropout in the convolutions: what it drops depends on the layout of the memory, which sharding changes.
 RECIPES = {
     "o2p": {"data.made": 8, "data.batch_size": 4},
-    "ncuts": {"data.made": 8, "data.batch_size": 2, "data.workers": 1, "train.schedule": "constant"},
+    "ncuts": {
+        "data.made": 8,
+        "data.batch_size": 2,
+        "data.workers": 1,
+        "train.schedule": "constant",
+        "model.dropout": 0.0,
+    },
 }
 
 
