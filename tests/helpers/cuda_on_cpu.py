@@ -49,7 +49,7 @@ class Kernels:
         self.launched: list[str] = []
 
     def launch(self, name, grid, threads, shared, arguments):
-        """Run one kernel. An integer goes as 64 bits, enough for an address; a function that takes an int reads half."""
+        """Run one kernel; an integer goes as 64 bits, enough for an address, of which an int reads the lower half."""
         self.launched.append(name)
         kinds = {int: ctypes.c_uint64, float: ctypes.c_double}
         getattr(self.library, f"launch_{name}")(grid[0], threads, *(kinds[type(x)](x) for x in arguments))
