@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import shutil
 import time
 import traceback
 from collections.abc import Callable
@@ -210,6 +211,11 @@ def result_path(config: Table2Config, row: str, seed: int) -> Path:
     return config.out / "rows" / row / f"seed{seed}.json"
 
 
+def run_summary(config: Table2Config, group: str, seed: int) -> Path:
+    """Where the summary of a training is kept: what is small and shows no picture of the run folder."""
+    return config.out / "runs" / group / f"seed{seed}"
+
+
 def device_of(config: Table2Config) -> torch.device:
     """The device that networks run on."""
     return torch.device("cuda" if torch.cuda.is_available() and config.accelerator != "cpu" else "cpu")
@@ -330,6 +336,7 @@ def run_job(config: Table2Config, key: str, seed: int, workers: Workers) -> dict
     if group.preset:
         model, run, seconds = _train(config, group, seed)
         run_settings = run.read_config()
+        _keep_summary(run, run_summary(config, key, seed))
     elif group.variant:
         model = untrained_model(group.variant, weights=config.weights or "imagenet")
     if model is not None:
@@ -360,6 +367,13 @@ def run_job(config: Table2Config, key: str, seed: int, workers: Workers) -> dict
         atomic_write(path, json.dumps(result, indent=1) + "\n")
         found[row.key] = summary
     return found
+
+
+def _keep_summary(run: RunFolder, folder: Path) -> None:
+    """Copy configuration, versions, metrics and final numbers of a run folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "versions.json", "metrics.jsonl", "summary.json"):
+        shutil.copyfile(run.path / name, folder / name)
 
 
 def _keep_pictures(config: Table2Config, row: str, scores: list[ImageScores], segmented: Segmented) -> None:
@@ -665,7 +679,12 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
 def _draw_curves(config: Table2Config) -> None:
     from matbackprop.report.figures import curves
 
-    for path in sorted((config.out / "curves").glob("*.jsonl")):
+    for group in chosen_groups(config):
+        path = config.out / "curves" / f"{group.key}.jsonl"
+        if not path.exists():  # without scores of held-out images
+            path = run_summary(config, group.key, config.seeds[0]) / "metrics.jsonl"
+        if not path.exists():
+            continue
         metrics = [json.loads(line) for line in path.read_text().splitlines()]
         wanted = {
             "objective": ["train/objective", "val/objective"],
@@ -674,7 +693,7 @@ def _draw_curves(config: Table2Config) -> None:
         }
         seen = {name for m in metrics for name in m}
         panels = {title: [n for n in names if n in seen] for title, names in wanted.items()}
-        curves(metrics, config.out / "figures" / f"{path.stem}.png", panels={t: n for t, n in panels.items() if n})
+        curves(metrics, config.out / "figures" / f"{group.key}.png", panels={t: n for t, n in panels.items() if n})
 
 
 def _draw_pictures(config: Table2Config) -> None:
