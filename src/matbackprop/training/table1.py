@@ -163,21 +163,6 @@ ROWS = [
         [*_rates((0.01, 0.1), **_HALF), *_rates((0.01, 0.1), (0.02, 0.05), (0.02, 0.1), **_MOST)],
         "fine",
     ),
-    # The region's own cells, on the grid of pool5 (the region alone in the picture, or with its surroundings, which are
-    # then pooled beside it), and the finer grid of ReLU-5.
-    Row(
-        "DeepO2P, other supports",
-        "o2p-support",
-        "fine",
-        None,
-        {**_O2P, **_MOST},
-        [
-            *_rates((1e-3, 1.0), **{"model.support": "mask"}),
-            *_rates((1e-3, 1.0), (1e-3, 0.3), **{"model.support": "mask+all", "data.background": "keep"}),
-            *_rates((1e-3, 1.0), **{"model.tap": "relu5"}),
-        ],
-        "fine",
-    ),
     Row(
         "DeepO2P, dropout (S)",
         "o2p-drop-s",
@@ -185,20 +170,6 @@ ROWS = [
         None,
         {**_O2P, **_SCRATCH},
         [*_rates((3e-4, 10.0), **_HALF), *_rates((3e-4, 10.0), (3e-4, 30.0), (1e-3, 3.0), **_MOST)],
-        "scratch",
-    ),
-    # Features of random filters are so small that ε dwarfs their eigenvalues and the logarithm is nearly linear.
-    Row(
-        "DeepO2P, other scales (S)",
-        "o2p-scale-s",
-        "scratch",
-        None,
-        {**_O2P, **_SCRATCH, **_MOST},
-        [
-            *_rates((3e-4, 10.0), (1e-4, 30.0), **_LOUD),
-            *_rates((3e-4, 30.0), **{"model.feature_scale": 0.03}),
-            *_rates((3e-4, 10.0), **{"model.function": "sqrt"}),
-        ],
         "scratch",
     ),
     Row(
