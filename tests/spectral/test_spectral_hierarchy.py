@@ -8,6 +8,7 @@ import pytest
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.spectral import (
     MergeCost,
+    RegionGraph,
     border_mean,
     merge_regions,
     region_graph,
@@ -61,6 +62,75 @@ def test_merging_equals_the_plain_search(cost):
         (labels,) = tree.levels([k])
         found = {frozenset(np.flatnonzero(labels == j).tolist()) for j in range(labels.max() + 1)}
         assert found == states[count - k]
+
+
+def random_graph(count, edges, seed, ties=False):
+    """A graph, features and boundaries; with ties, few different numbers, so that many prices are equal to the bit."""
+    rng = np.random.default_rng(seed)
+    pairs = np.array(list(itertools.combinations(range(count), 2)), dtype=np.int64).reshape(-1, 2)
+    pairs = pairs[np.sort(rng.permutation(len(pairs))[:edges])]
+    if ties:
+        areas, lengths = np.full(count, 4), np.ones(len(pairs), dtype=np.int64)
+        features, boundary = rng.integers(0, 3, (count, 1)).astype(float), np.full(len(pairs), 0.5)
+    else:
+        areas, lengths = rng.integers(1, 50, count), rng.integers(1, 9, len(pairs))
+        features, boundary = rng.normal(size=(count, 5)), rng.uniform(0, 1, len(pairs))
+    return RegionGraph(areas, pairs, lengths, np.empty(0, dtype=np.int64)), features, boundary
+
+
+def searched_merges(features, graph, boundary, cost):
+    """Merges and heights by pricing every edge anew in each step; equal prices go to the smaller pair of numbers."""
+    x, area = features.copy(), graph.areas / graph.areas.sum()
+    edges = {(i, j): (n, n * b) for (i, j), n, b in zip(graph.edges.tolist(), graph.lengths, boundary, strict=True)}
+    alive, merges, heights, top = list(range(len(area))), [], [], 0.0
+    while edges:
+        prices = []
+        for (i, j), (length, total) in edges.items():
+            square = max(float(np.sum((x[i] - x[j]) ** 2)), 1e-18)
+            size = float(area[i] * area[j] / (area[i] + area[j]))
+            strength = max(float(total / length), 1e-9)
+            prices.append((square ** (0.5 * cost.region) * strength**cost.boundary * size**cost.area, i, j))
+        price, i, j = min(prices)
+        top = max(top, price)
+        merges.append((i, j))
+        heights.append(top)
+        alive.remove(j)
+        x[i] = (area[i] * x[i] + area[j] * x[j]) / (area[i] + area[j])
+        area[i] += area[j]
+        united = {}
+        for pair, (length, total) in edges.items():
+            low, high = sorted(i if end == j else end for end in pair)
+            if low != high:
+                old = united.get((low, high), (0, 0.0))
+                united[low, high] = (old[0] + length, old[1] + total)
+        edges = united
+    for other in alive[1:]:
+        merges.append((alive[0], other))
+        heights.append(np.inf)
+    return np.array(merges, dtype=np.int64).reshape(-1, 2), np.array(heights)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("count", "edges"), [(1, 0), (2, 1), (9, 0), (12, 5), (20, 30), (20, 190), (40, 90)])
+@pytest.mark.parametrize("cost", [MergeCost(), MergeCost(1.0, 0.0, 0.0), MergeCost(0.0, 0.7, 0.3)])
+def test_merges_and_heights_equal_pricing_all_edges_anew(count, edges, ties, cost):
+    for seed in range(3):
+        graph, features, boundary = random_graph(count, edges, seed, ties)
+        tree = merge_regions(features, graph, boundary, cost=cost)
+        merges, heights = searched_merges(features, graph, boundary, cost)
+        assert tree.count == count
+        np.testing.assert_array_equal(tree.merges, merges)
+        np.testing.assert_allclose(tree.heights, heights, rtol=1e-12)
+
+
+def test_levels_follow_the_merges_one_by_one():
+    graph, features, boundary = random_graph(25, 60, 7)
+    tree = merge_regions(features, graph, boundary)
+    label = np.arange(25)
+    for step, (keep, gone) in enumerate(tree.merges):
+        label[label == gone] = keep
+        (found,) = tree.levels([24 - step])
+        assert np.array_equal(found, np.unique(label, return_inverse=True)[1])
 
 
 def test_levels_are_nested_and_heights_an_ultrametric():

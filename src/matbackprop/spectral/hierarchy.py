@@ -62,8 +62,8 @@ class Hierarchy:
         parent = np.arange(self.count)
         done = 0
         for index in np.argsort(steps, kind="stable"):
-            for keep, gone in self.merges[done : steps[index]]:
-                parent[gone] = keep
+            keep, gone = self.merges[done : steps[index]].T
+            parent[gone] = keep
             done = max(done, steps[index])
             root = parent
             while not np.array_equal(root, root[root]):
@@ -119,55 +119,65 @@ def merge_regions(
     strength = np.ones(len(graph.edges)) if boundary is None else np.asarray(boundary, dtype=np.float64)
     if strength.shape != (len(graph.edges),):
         raise ShapeError(f"boundary must be ({len(graph.edges)},), one number an edge, got {strength.shape}.")
-    area = (graph.areas / graph.areas.sum()).astype(np.float64)
-    # neighbours[i][j] = (length, length · boundary)
-    neighbours: list[dict[int, tuple[float, float]]] = [{} for _ in range(count)]
-    for (i, j), length, value in zip(graph.edges.tolist(), graph.lengths.tolist(), strength.tolist(), strict=True):
-        neighbours[i][j] = neighbours[j][i] = (length, length * value)
+    # A region has few neighbours, for which plain numbers are faster than arrays of them; only features stay arrays.
+    area: list[float] = (graph.areas / graph.areas.sum()).tolist()
+    rows = list(x)  # views: a new mean in one of them is in x
+    alpha, beta, gamma = 0.5 * cost.region, cost.boundary, cost.area
 
-    def price(i: NDArray[np.int64], j: NDArray[np.int64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-        difference = x[i] - x[j]
-        distance = np.maximum(np.einsum("ij,ij->i", difference, difference), 1e-18) ** (0.5 * cost.region)
-        size = (area[i] * area[j] / (area[i] + area[j])) ** cost.area
-        return distance * np.maximum(b, 1e-9) ** cost.boundary * size
+    def price(square: float, between: float, a: float, b: float) -> float:
+        return max(square, 1e-18) ** alpha * max(between, 1e-9) ** beta * (a * b / (a + b)) ** gamma
 
-    first, second = graph.edges[:, 0], graph.edges[:, 1]
-    heap = [
-        (p, i, j, 0, 0)
-        for p, i, j in zip(price(first, second, strength).tolist(), first.tolist(), second.tolist(), strict=True)
-    ]
+    difference = x[graph.edges[:, 0]] - x[graph.edges[:, 1]]
+    squares = np.einsum("ij,ij->i", difference, difference).tolist()
+    heap: list[tuple[float, int, int]] = []
+    # neighbours[i][j] = (price, length, length · boundary)
+    neighbours: list[dict[int, tuple[float, float, float]]] = [{} for _ in range(count)]
+    for (i, j), square, length, value in zip(
+        graph.edges.tolist(), squares, graph.lengths.tolist(), strength.tolist(), strict=True
+    ):
+        now = price(square, value, area[i], area[j])
+        neighbours[i][j] = neighbours[j][i] = (now, length, length * value)
+        heap.append((now, i, j))
     heapq.heapify(heap)
-    version = [0] * count
-    alive = [True] * count
+    absent = (np.inf, 0.0, 0.0)
     merges, heights, top = [], [], 0.0
     while heap:
-        p, i, j, vi, vj = heapq.heappop(heap)
-        if not (alive[i] and alive[j]) or version[i] != vi or version[j] != vj:
+        seen, i, j = heap[0]
+        mine = neighbours[i]
+        now = mine[j][0] if j in mine else -np.inf
+        if now > seen:  # it has become dearer since
+            heapq.heapreplace(heap, (now, i, j))
             continue
-        top = max(top, p)
+        heapq.heappop(heap)
+        if now < seen:  # it has become cheaper, and stands elsewhere in the heap, or is gone
+            continue
+        top = max(top, now)
         merges.append((i, j))
         heights.append(top)
-        x[i] = (area[i] * x[i] + area[j] * x[j]) / (area[i] + area[j])
-        area[i] += area[j]
-        alive[j] = False
-        version[i] += 1
-        mine = neighbours[i]
-        del mine[j]
-        for k, (length, total) in neighbours[j].items():
-            if k == i:
-                continue
-            old = mine.get(k, (0.0, 0.0))
-            mine[k] = neighbours[k][i] = (old[0] + length, old[1] + total)
+        theirs, neighbours[j] = neighbours[j], {}
+        del mine[j], theirs[i]
+        for k, (_, length, total) in theirs.items():
+            old = mine.get(k, absent)
+            mine[k] = (old[0], old[1] + length, old[2] + total)
             del neighbours[k][j]
-        neighbours[j] = {}
-        if mine:
-            others = np.fromiter(mine, dtype=np.int64, count=len(mine))
-            lengths = np.array(list(mine.values()))
-            prices = price(np.full_like(others, i), others, lengths[:, 1] / lengths[:, 0])
-            for k, value in zip(others.tolist(), prices.tolist(), strict=True):
-                low, high = (i, k) if i < k else (k, i)
-                heapq.heappush(heap, (value, low, high, version[low], version[high]))
-    survivors = [i for i in range(count) if alive[i]]
+        if not mine:
+            continue
+        mean, a = rows[i], area[i] + area[j]
+        mean *= area[i]
+        mean += area[j] * rows[j]
+        mean /= a
+        area[i] = a
+        difference = x.take(list(mine), 0)
+        difference -= mean
+        squares = np.einsum("ij,ij->i", difference, difference).tolist()
+        for (k, (before, length, total)), square in zip(mine.items(), squares, strict=True):
+            now = price(square, total / length, a, area[k])
+            mine[k] = neighbours[k][i] = (now, length, total)
+            # The heap may hold less than the price of an edge, never more: the rest is made up for at the top.
+            if now < before:
+                heapq.heappush(heap, (now, i, k) if i < k else (now, k, i))
+    gone = {j for _, j in merges}
+    survivors = [i for i in range(count) if i not in gone]
     for other in survivors[1:]:  # parts that do not touch are united last, at an infinite price
         merges.append((survivors[0], other))
         heights.append(np.inf)

@@ -56,9 +56,10 @@ def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float =
         # On noise SLIC's pieces are torn and united again: weigh space more until enough are left.
         weight = compactness * stronger
         out = slic(array, n_segments=count, compactness=weight, sigma=0.7, start_label=0, channel_axis=-1)
-        if 3 * len(np.unique(out)) >= count:
+        used = np.bincount(out.ravel()) > 0
+        if 3 * np.count_nonzero(used) >= count:
             break
-    return np.unique(out, return_inverse=True)[1].reshape(out.shape).astype(np.int32)
+    return (np.cumsum(used, dtype=np.int32) - 1)[out]
 
 
 def region_graph(regions: ArrayLike) -> RegionGraph:
@@ -71,16 +72,18 @@ def region_graph(regions: ArrayLike) -> RegionGraph:
     r = np.asarray(regions)
     if r.ndim != 2 or r.size == 0 or not np.issubdtype(r.dtype, np.integer):
         raise ShapeError(f"regions must be a non-empty integer map (h, w), got {r.dtype} {r.shape}.")
-    r = r.astype(np.int64)
     count = int(r.max()) + 1
-    a = np.concatenate([r[:, :-1].ravel(), r[:-1].ravel()])
-    b = np.concatenate([r[:, 1:].ravel(), r[1:].ravel()])
-    differ = a != b
-    a, b = a[differ], b[differ]
+    sides = []
+    for one, other in ((r[:, :-1].ravel(), r[:, 1:].ravel()), (r[:-1].ravel(), r[1:].ravel())):
+        # Few pixels lie at a border: all that follows looks only at those.
+        across = np.flatnonzero(one != other)
+        sides.append((one[across], other[across]))
+    a, b = (np.concatenate(side).astype(np.int64) for side in zip(*sides, strict=True))
     key = np.minimum(a, b) * count + np.maximum(a, b)
     unique, pairs, lengths = np.unique(key, return_inverse=True, return_counts=True)
     edges = np.stack([unique // count, unique % count], 1)
-    return RegionGraph(np.bincount(r.ravel(), minlength=count), edges, lengths.astype(np.int64), pairs.astype(np.int64))
+    areas = np.bincount(r.ravel().astype(np.int64, copy=False), minlength=count)
+    return RegionGraph(areas, edges, lengths.astype(np.int64), pairs.astype(np.int64))
 
 
 def border_mean(regions: ArrayLike, graph: RegionGraph, values: ArrayLike) -> NDArray[np.float64]:
