@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from matbackprop.data.prepared import PreparedImages, pad_stack
 from matbackprop.errors import ConfigurationError
-from matbackprop.models.deep_ncuts import DEFAULT_KS, DeepNCuts, merge_superpixels
+from matbackprop.models.deep_ncuts import DEFAULT_KS, DeepNCuts
 from matbackprop.processes import WorkerPool
-from matbackprop.spectral import MergeCost, region_graph, slic_superpixels
+from matbackprop.spectral import MergeCost, merge_regions, region_graph, slic_superpixels
+from matbackprop.spectral.superpixels import RegionGraph
 
 __all__ = ["Segmented", "Workers", "segment_images"]
 
@@ -54,6 +56,14 @@ class Workers:
             return [function(task) for task in tasks]
         return list(self._pool.map(function, tasks, chunksize=chunk))
 
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Begin a call of a picklable function; without processes it is made here and now."""
+        if self._pool is not None:
+            return self._pool.submit(function, *arguments)
+        done: Future[Any] = Future()
+        done.set_result(function(*arguments))
+        return done
+
     def __enter__(self) -> Workers:
         return self
 
@@ -68,15 +78,25 @@ def _rest(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _superpixels(task: tuple[NDArray[np.uint8], int]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    image, count = task
-    regions = slic_superpixels(image.transpose(1, 2, 0), count).astype(np.int16)
-    return regions, region_graph(regions).edges
+class _Regions(NamedTuple):
+    """What crosses from one process to another: superpixels (h, w) and their graph, without its pairs of pixels."""
+
+    superpixels: NDArray[np.int16]
+    graph: RegionGraph
 
 
-def _merge(task: tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None, Sequence[int], MergeCost]) -> NDArray[np.int32]:
-    superpixels, points, boundary, ks, cost = task
-    return merge_superpixels(superpixels, points, boundary, ks, cost=cost).labels.astype(np.int32)
+def _graph_of(superpixels: NDArray[np.int16]) -> _Regions:
+    return _Regions(superpixels, region_graph(superpixels)._replace(pairs=np.empty(0, np.int64)))
+
+
+def _superpixels(image: NDArray[np.uint8], count: int) -> _Regions:
+    return _graph_of(slic_superpixels(image.transpose(1, 2, 0), count).astype(np.int16))
+
+
+def _levels(
+    points: NDArray[Any], graph: RegionGraph, boundary: NDArray[Any] | None, ks: Sequence[int], cost: MergeCost
+) -> NDArray[np.int32]:
+    return merge_regions(points, graph, boundary, cost=cost).levels(ks).astype(np.int32)
 
 
 def _batches(images: PreparedImages, size: int) -> list[list[int]]:
@@ -134,27 +154,32 @@ def segment_images(
                 labels[images.ids[i]] = one
         return Segmented(labels, time.perf_counter() - started)
 
-    if prepared:
-        regions = iter([(images[i].superpixels, images[i].edges.astype(np.int64)) for batch in batches for i in batch])
-    else:
-        flat = [(part, model.superpixels) for parts in pixels for part in parts]
-        regions = iter(workers.map(_superpixels, flat, 2))
-    tasks, names = [], []
-    for batch, parts in zip(batches, pixels, strict=True):
-        here = [next(regions) for _ in parts]
-        ids = pad_stack([one for one, _ in here], -1).to(device)
-        edges = pad_stack([pairs for _, pairs in here], -1).to(device)
+    # Nothing waits for more than it needs: while the network sees one batch, processes find the superpixels of the next
+    # ones, and then merge those whose points have come.
+    regions = [
+        [
+            workers.submit(_graph_of, images[i].superpixels)
+            if prepared
+            else workers.submit(_superpixels, part, model.superpixels)
+            for i, part in zip(batch, parts, strict=True)
+        ]
+        for batch, parts in zip(batches, pixels, strict=True)
+    ]
+    merging: list[tuple[str, NDArray[np.int16], Future[NDArray[np.int32]]]] = []
+    for batch, parts, futures in zip(batches, pixels, regions, strict=True):
+        here: list[_Regions] = [future.result() for future in futures]
+        ids = pad_stack([one.superpixels for one in here], -1).to(device)
+        edges = pad_stack([one.graph.edges for one in here], -1).to(device)
         with half:
             points, strength = model.region_points(_to(parts, device), ids, edges)
         coordinates = points.float().cpu().numpy()
         boundary = None if strength is None else strength.cpu().numpy()
-        for j, (i, (one, pairs)) in enumerate(zip(batch, here, strict=True)):
-            count = int(one.max()) + 1
-            edge = None if boundary is None else boundary[j, : len(pairs)]
-            tasks.append((one, coordinates[j, :count], edge, list(ks), model.cost))
-            names.append(images.ids[i])
-    for name, one in zip(names, workers.map(_merge, tasks, 1), strict=True):
-        labels[name] = one
+        for j, (i, (superpixels, graph)) in enumerate(zip(batch, here, strict=True)):
+            edge = None if boundary is None else boundary[j, : len(graph.edges)]
+            levels = workers.submit(_levels, coordinates[j, : len(graph.areas)], graph, edge, list(ks), model.cost)
+            merging.append((images.ids[i], superpixels, levels))
+    # Label maps are made here: they are a hundred times as large as the levels.
+    labels = {name: np.take(levels.result(), superpixels, axis=1) for name, superpixels, levels in merging}
     return Segmented(labels, time.perf_counter() - started)
 
 
