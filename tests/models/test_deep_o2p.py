@@ -111,7 +111,7 @@ def test_calibration_standardises_what_it_saw_and_happens_once(standardize):
     batches = [(torch.randn(6, 3, 67, 67), None) for _ in range(2)]
     model.calibrate(batches)
     pooling = model.pooling
-    vectors = torch.cat([pooling(model.maps(image)[0]) for image, _ in batches]).detach()
+    vectors = torch.cat([pooling(model.maps(image)["relu5"]) for image, _ in batches]).detach()
     assert vectors.mean().item() == pytest.approx(0, abs=1e-4)
     assert vectors.square().mean().item() == pytest.approx(1, abs=1e-3)
     if standardize == "entry":
@@ -119,6 +119,39 @@ def test_calibration_standardises_what_it_saw_and_happens_once(standardize):
     before = pooling.mean.clone()
     model.calibrate([(torch.randn(6, 3, 67, 67) + 5, None)])
     assert torch.equal(before, pooling.mean)
+
+
+def test_a_projection_starts_on_the_principal_directions():
+    torch.manual_seed(0)
+    pooling = SecondOrderVector(5, reduce=2, standardize="none", feature_scale=1.0)
+    maps = torch.randn(40, 5, 3, 3) * torch.tensor([0.1, 3.0, 0.2, 2.0, 0.3]).view(1, 5, 1, 1)
+    assert not pooling.calibrated
+    pooling.calibrate([maps[:20], maps[20:]], [None, None])
+    weight = pooling.reduce.weight[..., 0, 0]
+    torch.testing.assert_close(weight @ weight.mT, torch.eye(2), atol=1e-5, rtol=0)
+    x = maps.movedim(1, -1).reshape(-1, 5)
+    values, vectors = np.linalg.eigh((x.T @ x).double().numpy())
+    for row, k in zip(weight.detach().numpy(), (4, 3), strict=True):  # the largest first
+        assert abs(row @ vectors[:, k]) == pytest.approx(1, abs=1e-5), values
+    assert pooling.calibrated and pooling.mean.item() == 0 and pooling.deviation.item() == 1
+
+
+def test_several_maps_are_pooled_side_by_side():
+    torch.manual_seed(0)
+    model = small("o2p", further_taps=("relu2", "relu3"), further_width=3)
+    image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
+    model.calibrate([(image, mask)])
+    assert all(pooling.calibrated for pooling in model.poolings().values())
+    assert model.classifier.in_features == 21 + 6 + 6
+    maps = model.maps(image)
+    assert list(maps) == ["relu5", "relu2", "relu3"]
+    parts = [
+        pooling(maps[tap], mask_to_grid(mask, maps[tap].shape[-2:], *grid_geometry(model.backbone, tap)))
+        for tap, pooling in model.poolings().items()
+    ]
+    torch.testing.assert_close(model(image, mask), model.classifier(torch.cat(parts, 1)))
+    narrow = RegionClassifier(2, head="o2p", canvas=67, reduce=4, further_taps=("relu1",), further_width=96)
+    assert narrow.further["relu1"].reduce is None  # 64 channels are fewer than 96
 
 
 HEADS = ["fc", "o2p", "o2p_fc", "both"]
@@ -129,10 +162,15 @@ def small(head, **more):
     return RegionClassifier(4, head=head, canvas=67, hidden=16, names=list("abcd"), **(pooling | more))
 
 
+@pytest.mark.parametrize("more", [{}, {"further_taps": ("relu2", "relu4"), "further_width": 4}])
 @pytest.mark.parametrize("head", HEADS)
-def test_every_parameter_of_every_head_learns(head):
+def test_every_parameter_of_every_head_learns(head, more):
     torch.manual_seed(0)
-    model = small(head)
+    if head == "fc" and more:
+        with pytest.raises(ConfigurationError, match="does not pool and takes no further_taps"):
+            small(head, **more)
+        return
+    model = small(head, **more)
     mask = torch.ones(2, 67, 67)
     model(torch.randn(2, 3, 67, 67), mask).square().sum().backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
@@ -158,7 +196,7 @@ def test_alexnets_head_has_alexnets_topology():
 @pytest.mark.parametrize("head", HEADS)
 def test_a_saved_model_gives_the_same_scores(head, tmp_path):
     torch.manual_seed(0)
-    model = small(head).eval()
+    model = small(head, **({} if head == "fc" else {"further_taps": ("relu3",), "further_width": 5})).eval()
     image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
     model.calibrate([(image, mask)])
     model.save_pretrained(tmp_path / "model")
@@ -180,6 +218,9 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
     [
         ({"head": "tail"}, "unknown head 'tail'"),
         ({"head": "o2p", "tap": "relu9"}, "alexnet has no map 'relu9'"),
+        ({"head": "o2p", "further_taps": ("relu3", "relu8")}, "alexnet has no map 'relu8'"),
+        ({"head": "o2p", "tap": "relu3", "further_taps": ("relu3",)}, "each map is pooled once, got relu3, relu3"),
+        ({"head": "o2p", "reduce": 257}, "a map of 256 channels can be reduced to 1 to 256, got 257"),
         ({"head": "o2p", "function": "sin"}, "unknown pooling function"),
         ({"head": "o2p", "support": "half"}, "unknown support"),
         ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),

@@ -201,6 +201,7 @@ def test_each_rows_command_says_what_its_runs_were(config):
         assert said.engine.max_epochs == meant.engine.max_epochs
         assert said.model.head == meant.model.head and said.model.tap == meant.model.tap
         assert said.model.function == meant.model.function and said.model.support == meant.model.support
+        assert said.model.further_taps == meant.model.further_taps
 
 
 def test_the_papers_rows_are_all_there():

@@ -6,16 +6,20 @@
 ``o2p_fc``  DeepO2P-FC: the same with AlexNet's two fully connected layers before the classifier
 ``both``    the triangle beside the output of the fully connected layers, one classifier on both
 ==========  ==================================================================================================
+
+Several maps may be pooled; their triangles are put side by side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbone import Backbone, build_backbone
 from matbackprop.models.pretrained import PretrainedMixin
@@ -93,7 +97,8 @@ class SecondOrderVector(nn.Module):
         eps: ε.
         learn_eps: let ε learn.
         feature_scale: s.
-        reduce: channels after a 1×1 convolution with ReLU before the pooling; None leaves the convolution out.
+        reduce: channels after a projection (a 1×1 convolution) before the pooling; None leaves it out. It starts on the
+            leading principal directions of the features, measured by :meth:`calibrate`.
         support: pool over ``"all"`` cells, inside the ``"mask"``, or give both descriptors one after the other.
         center: subtract the (weighted) mean feature: pool covariance instead of second moment.
         standardize: ``"scalar"`` one mean and one deviation for all entries, ``"entry"`` one mean for each entry and
@@ -133,11 +138,14 @@ class SecondOrderVector(nn.Module):
         self.unit_norm = unit_norm
         self.vector_scale = vector_scale
         self.feature_scale = feature_scale
-        self.reduce: nn.Module | None = None
+        self.reduce: nn.Conv2d | None = None
         if reduce is not None:
-            convolution = nn.Conv2d(channels, reduce, 1)
-            nn.init.orthogonal_(convolution.weight)
-            self.reduce = nn.Sequential(convolution, nn.ReLU())
+            if not 0 < reduce <= channels:
+                raise ConfigurationError(
+                    f"a map of {channels} channels can be reduced to 1 to {channels}, got {reduce}."
+                )
+            self.reduce = nn.Conv2d(channels, reduce, 1, bias=False)
+            nn.init.orthogonal_(self.reduce.weight)
         self.width = reduce or channels
         self.layer = SecondOrderPool(
             eps=eps,
@@ -158,7 +166,7 @@ class SecondOrderVector(nn.Module):
         self.calibrated: Tensor
         self.register_buffer("mean", torch.zeros(entries if standardize == "entry" else 1))
         self.register_buffer("deviation", torch.ones(1))
-        self.register_buffer("calibrated", torch.tensor(standardize == "none"))
+        self.register_buffer("calibrated", torch.tensor(standardize == "none" and reduce is None))
 
     @property
     def eps(self) -> float:
@@ -202,13 +210,22 @@ class SecondOrderVector(nn.Module):
         return (vector - self.mean) * (self.vector_scale / self.deviation)
 
     @torch.no_grad()
-    def calibrate(self, vectors: Tensor) -> None:
-        """Measure mean and deviation from raw descriptors (n, out_features)."""
-        vectors = vectors.double()
-        mean = vectors.mean(0) if self.standardize == "entry" else vectors.mean().view(1)
-        self.mean.copy_(mean)
-        self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
+    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
+        """Start the projection and measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
+        if self.reduce is not None:
+            moments = [torch.einsum("bchw,bdhw->cd", m.double(), m.double()) for m in maps]
+            _, directions = batched_eigh(torch.stack(moments).sum(0))
+            self.reduce.weight.copy_(directions.flip(-1)[:, : self.width].mT[..., None, None])
+        if self.standardize != "none":
+            vectors = torch.cat([self.raw(m, k) for m, k in zip(maps, masks, strict=True)]).double()
+            mean = vectors.mean(0) if self.standardize == "entry" else vectors.mean().view(1)
+            self.mean.copy_(mean)
+            self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
         self.calibrated.fill_(True)
+
+
+def _grid(maps: Tensor) -> tuple[int, int]:
+    return maps.shape[-2], maps.shape[-1]
 
 
 def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dropout: float = 0.0) -> nn.Sequential:
@@ -244,6 +261,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         backbone: ``"alexnet"`` or ``"vgg16"``.
         head: ``"fc"``, ``"o2p"``, ``"o2p_fc"`` or ``"both"``, see the module's table.
         tap: the map that the second-order layer pools: ``"pool5"`` (6×6 in AlexNet), ``"relu5"`` (13×13), …
+        further_taps: maps that are pooled besides; their descriptors are put beside the first.
+        further_width: channels that they are projected to, if they have more.
         canvas: side of the input image.
         hidden: width of the fully connected layers.
         dropout: share dropped after each fully connected layer.
@@ -267,6 +286,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         backbone: str = "alexnet",
         head: Head = "o2p",
         tap: str = "pool5",
+        further_taps: Sequence[str] = (),
+        further_width: int = 96,
         canvas: int = 227,
         hidden: int = 4096,
         dropout: float = 0.5,
@@ -286,6 +307,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             "backbone": backbone,
             "head": head,
             "tap": tap,
+            "further_taps": list(further_taps),
+            "further_width": further_width,
             "canvas": canvas,
             "hidden": hidden,
             "dropout": dropout,
@@ -301,20 +324,28 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         self.names = names
         self.background = background
         self.backbone = build_backbone(backbone)
-        if tap not in self.backbone.taps:
-            raise ConfigurationError(f"{backbone} has no map {tap!r}; it has {', '.join(self.backbone.taps)}.")
-        self.start, self.stride = grid_geometry(self.backbone, tap)
+        unknown = [t for t in (tap, *further_taps) if t not in self.backbone.taps]
+        if unknown:
+            raise ConfigurationError(f"{backbone} has no map {unknown[0]!r}; it has {', '.join(self.backbone.taps)}.")
+        if len({tap, *further_taps}) <= len(further_taps):
+            raise ConfigurationError(f"each map is pooled once, got {', '.join((tap, *further_taps))}.")
         with torch.device("meta"):
             probe = build_backbone(backbone)(torch.empty(1, 3, canvas, canvas), ["pool5"])[0]
         self.pooling: SecondOrderVector | None = None
+        self.further = nn.ModuleDict()
         self.first: nn.Module | None = None
         self.vector_dropout = nn.Dropout(vector_dropout)
         width = 0
         if head != "fc":
             self.pooling = SecondOrderVector(self.backbone.channels[tap], **pooling)
-            width = self.pooling.out_features
-        elif pooling:
-            raise ConfigurationError(f"head 'fc' does not pool and takes no {', '.join(pooling)}.")
+            for other in further_taps:
+                channels = self.backbone.channels[other]
+                reduced = further_width if further_width < channels else None
+                self.further[other] = SecondOrderVector(channels, **{**pooling, "reduce": reduced})
+            width = sum(one.out_features for one in self.poolings().values())
+        elif pooling or further_taps:
+            given = [*pooling, *(["further_taps"] if further_taps else [])]
+            raise ConfigurationError(f"head 'fc' does not pool and takes no {', '.join(given)}.")
         if head != "o2p":
             inputs = width if head == "o2p_fc" else probe[0].numel()
             self.first = fully_connected(inputs, hidden, dropout=dropout, input_dropout=input_dropout)
@@ -324,17 +355,22 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.01 if head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
 
-    def maps(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """The map that is pooled and the last one, pool5; the same one where the head needs no other."""
-        wanted = {"fc": ["pool5", "pool5"], "both": [self.tap, "pool5"]}.get(self.head, [self.tap, self.tap])
-        found = dict(zip(dict.fromkeys(wanted), self.backbone(image, list(dict.fromkeys(wanted))), strict=True))
-        return found[wanted[0]], found[wanted[1]]
+    def poolings(self) -> dict[str, SecondOrderVector]:
+        """The second-order layers, by the name of the map that each pools."""
+        found = {} if self.pooling is None else {self.tap: self.pooling}
+        return found | {tap: one for tap, one in self.further.items() if isinstance(one, SecondOrderVector)}
 
-    def grid_mask(self, mask: Tensor | None, features: Tensor) -> Tensor | None:
-        """The pixel mask (b, canvas, canvas) carried to the grid of the pooled map."""
+    def maps(self, image: Tensor) -> dict[str, Tensor]:
+        """The maps (b, c, h, w) that are pooled and, where fully connected layers see it, ``pool5``."""
+        wanted = [*self.poolings(), *(["pool5"] if self.head in ("fc", "both") else [])]
+        wanted = list(dict.fromkeys(wanted))
+        return dict(zip(wanted, self.backbone(image, wanted), strict=True))
+
+    def grid_mask(self, mask: Tensor | None, tap: str, grid: tuple[int, int]) -> Tensor | None:
+        """The pixel mask (b, canvas, canvas) carried to the grid of a map; None where pooling does not look at it."""
         if mask is None or self.pooling is None or self.pooling.support == "all":
             return None
-        return mask_to_grid(mask.float(), (features.shape[-2], features.shape[-1]), self.start, self.stride)
+        return mask_to_grid(mask.float(), grid, *grid_geometry(self.backbone, tap))
 
     def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores of the classes.
@@ -346,28 +382,34 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         Returns:
             (b, classes), before the softmax.
         """
-        features, last = self.maps(image)
+        maps = self.maps(image)
         parts = []
-        if self.pooling is not None:
-            vector = self.pooling(features, self.grid_mask(mask, features)).to(features.dtype)
-            parts.append(self.vector_dropout(vector))
+        for tap, pooling in self.poolings().items():
+            vector = pooling(maps[tap], self.grid_mask(mask, tap, _grid(maps[tap])))
+            parts.append(self.vector_dropout(vector.to(maps[tap].dtype)))
+        if self.head in ("fc", "both"):
+            assert self.first is not None
+            parts.append(self.first(maps["pool5"].flatten(1)))
+        joined = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         if self.head == "o2p_fc":
             assert self.first is not None
-            parts = [self.first(parts[0])]
-        elif self.first is not None:
-            parts.append(self.first(last.flatten(1)))
-        return self.classifier(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+            joined = self.first(joined)
+        return self.classifier(joined)
 
     @torch.no_grad()
     def calibrate(self, batches: list[tuple[Tensor, Tensor | None]]) -> None:
-        """Measure the descriptor's mean and deviation on the first batches (images, masks) of the training data."""
-        if self.pooling is None or bool(self.pooling.calibrated):
+        """Start what is measured, once, on the first batches (images, masks) of the training data.
+
+        These are the descriptors' means and deviations, and the projections of maps that are reduced.
+        """
+        waiting = {tap: one for tap, one in self.poolings().items() if not bool(one.calibrated)}
+        if not waiting:
             return
-        vectors = []
-        for image, mask in batches:
-            features, _ = self.maps(image)
-            vectors.append(self.pooling.raw(features, self.grid_mask(mask, features)))
-        self.pooling.calibrate(torch.cat(vectors))
+        seen = [self.maps(image) for image, _ in batches]
+        for tap, pooling in waiting.items():
+            maps = [found[tap] for found in seen]
+            masks = [self.grid_mask(mask, tap, _grid(m)) for (_, mask), m in zip(batches, maps, strict=True)]
+            pooling.calibrate(maps, masks)
 
     def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
         """Optimiser groups: the backbone at ``rate · backbone_factor``, the head at ``rate``, scalars without decay."""

@@ -101,6 +101,10 @@ class RegionModelConfig:
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     tap: str = "pool5"
     """Map that is pooled: pool5 (6×6) or relu5 (13×13) in AlexNet."""
+    further_taps: tuple[str, ...] = ()
+    """Maps that are pooled besides, such as relu2 relu3 relu4."""
+    further_width: int = 96
+    """Channels that those are projected to."""
     hidden: int = 4096
     """Width of the fully connected layers."""
     dropout: float = 0.5
@@ -122,7 +126,7 @@ class RegionModelConfig:
     feature_scale: float = 0.01
     """Factor on the features before pooling."""
     reduce: int | None = None
-    """Channels after a 1×1 convolution before pooling."""
+    """Channels that the map is projected to before pooling."""
     support: Support = "all"
     """Pool over all cells, inside the mask, or both."""
     center: bool = False
@@ -405,6 +409,8 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier | SiftO
         backbone=model.backbone,
         head=head,
         tap=model.tap,
+        further_taps=model.further_taps,
+        further_width=model.further_width,
         canvas=data.canvas,
         hidden=model.hidden,
         dropout=model.dropout,
@@ -452,13 +458,13 @@ class RegionModule(RecordingModule):
 
     @torch.no_grad()
     def calibrate(self, data: RegionData) -> None:
-        """Measure the pooled descriptor's mean and deviation on the first training batches, once."""
+        """Measure what the descriptors are standardised and projected by on the first training batches, once."""
         if isinstance(self.model, SiftO2P):
             if not bool(self.model.calibrated):
                 batches = data.first_batches(50, self.device)
                 self.model.calibrate(torch.cat([b["vector"] for b in batches]))
             return
-        if self.model.pooling is None or bool(self.model.pooling.calibrated):
+        if all(bool(pooling.calibrated) for pooling in self.model.poolings().values()):
             return
         batches = data.first_batches(self._calibration_batches, self.device)
         with self._autocast():
@@ -512,7 +518,7 @@ class RegionModule(RecordingModule):
         pooling = self._pooling()
         if pooling is None or not isinstance(self.model, RegionClassifier):
             return {"head": self.config.model.head, "structured_layer": None}
-        features, _ = self.model.maps(batch["image"])
+        features = self.model.maps(batch["image"])[self.model.tap]
         finite = torch.isfinite(features.flatten(1)).all(-1)
         spectrum = _spectrum(pooling, features[finite][:32]) if bool(finite.any()) else features.new_zeros(0, 1)
         return {

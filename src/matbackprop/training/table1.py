@@ -86,6 +86,7 @@ _FC = {"model.head": "fc"}
 _O2P = {"model.head": "o2p", "model.function": "log"}
 _O2P_FC = {"model.head": "o2p_fc", "model.function": "log"}
 _BOTH = {"model.head": "both", "model.function": "log", "model.vector_scale": 0.3}
+_MAPS = {"model.further_taps": ["relu2", "relu3", "relu4"]}
 _HALF = {"model.vector_dropout": 0.5}
 _MOST = {"model.vector_dropout": 0.8}
 _LOUD = {"model.feature_scale": 0.1}  # features of random filters are small
@@ -164,12 +165,33 @@ ROWS = [
         "fine",
     ),
     Row(
+        "DeepO2P on four maps",
+        "o2p-maps",
+        "fine",
+        None,
+        {**_O2P, **_MAPS},
+        [
+            *_rates((1e-3, 1.0), (1e-3, 0.3), (5e-4, 1.0), **_MOST),
+            *_rates((1e-3, 1.0), **_MOST, **{"model.further_taps": ["relu2", "relu3", "relu4", "relu5"]}),
+        ],
+        "fine",
+    ),
+    Row(
         "DeepO2P, dropout (S)",
         "o2p-drop-s",
         "scratch",
         None,
         {**_O2P, **_SCRATCH},
         [*_rates((3e-4, 10.0), **_HALF), *_rates((3e-4, 10.0), (3e-4, 30.0), (1e-3, 3.0), **_MOST)],
+        "scratch",
+    ),
+    Row(
+        "DeepO2P on four maps (S)",
+        "o2p-maps-s",
+        "scratch",
+        None,
+        {**_O2P, **_MAPS, **_SCRATCH},
+        [*_rates((3e-4, 10.0), **_HALF), *_rates((3e-4, 10.0), (3e-4, 30.0), (1e-4, 30.0), **_MOST)],
         "scratch",
     ),
     Row(
@@ -588,6 +610,8 @@ def _option(name: str, value: Any) -> str:
     path, _, field_name = name.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{path}.{'' if value else 'no-'}{field_name}"
+    if isinstance(value, list):
+        return f"--{path}.{field_name} {shlex.join(value)}"
     return f"--{path}.{field_name} {shlex.quote(str(value))}"
 
 
