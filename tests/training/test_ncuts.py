@@ -134,9 +134,10 @@ def test_batches_hold_images_of_one_shape():
 
 def test_batches_of_different_shapes_are_padded():
     images = collect([prepare_image(sample("a", 48, 64), 20), prepare_image(sample("b", 64, 40), 20)])
+    regions = ImageSource(images, None).fetch(torch.tensor([0, 1]), 0)["superpixels"]
+    assert regions.shape == (2, 64, 64) and (regions[0, 48:] == -1).all()
     batch = ImageSource(images, None, stride=16).fetch(torch.tensor([0, 1]), 0)
-    assert batch["image"].shape == (2, 3, 64, 64) and batch["superpixels"].shape == (2, 64, 64)
-    assert (batch["superpixels"][0, 48:] == -1).all() and (batch["grid"][1, :, :, 3:] == -1).all()
+    assert batch["image"].shape == (2, 3, 64, 64) and (batch["grid"][1, :, :, 3:] == -1).all()
     config = tiny("paper-alexnet-relu5")
     module = NCutsModule(config).eval()
     total, _, _ = module.losses(augment(batch))
@@ -146,19 +147,17 @@ def test_batches_of_different_shapes_are_padded():
     assert torch.isfinite(total) and abs(total - sum(alone) / 2) < 2.0
 
 
-def test_flip_moves_everything_along():
-    config = ImageDataConfig(flip=True)
-    images = prepared(8)
-    source = ImageSource(images, config, seed=0, stride=8)
+@pytest.mark.parametrize(("stride", "labelled"), [(8, "grid"), (None, "superpixels")])
+def test_flip_moves_everything_along(stride, labelled):
+    source = ImageSource(prepared(8), ImageDataConfig(flip=True), seed=0, stride=stride)
     batch = source.fetch(torch.arange(8), 0)
     assert batch["flip"].any() and not batch["flip"].all()
     flip = batch["flip"]
     by_hand = {k: v for k, v in batch.items() if k not in ("flip", "factors", "scale")}
-    for name in ("image", "superpixels", "grid"):
+    for name in ("image", labelled):
         by_hand[name] = torch.stack([x.flip(-1) if f else x for x, f in zip(batch[name], flip, strict=True)])
     out, expected = augment(batch), augment(by_hand)
-    for name in ("superpixels", "grid"):
-        assert torch.equal(out[name], expected[name])
+    assert torch.equal(out[labelled], expected[labelled])
     torch.testing.assert_close(out["image"], expected["image"])
 
 
@@ -224,9 +223,9 @@ def test_one_region_everywhere_is_finite():
     one = sample()
     flat = BSDSSample("flat", one.image, [torch.zeros_like(one.segmentations[0])])
     images = collect([prepare_image(flat, 20)])
-    for preset in ("smoke", "paper-alexnet-relu5", "hypercolumns"):
+    for preset, stride in (("smoke", None), ("paper-alexnet-relu5", 16), ("hypercolumns", None)):
         module = NCutsModule(tiny(preset))
-        batch = augment(ImageSource(images, None, stride=16).fetch(torch.tensor([0]), 0))
+        batch = augment(ImageSource(images, None, stride=stride).fetch(torch.tensor([0]), 0))
         total = module.losses(batch)[0]
         total.backward()
         assert torch.isfinite(total)

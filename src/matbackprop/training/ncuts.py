@@ -200,19 +200,20 @@ class ImageSource:
         return len(self.images)
 
     def fetch(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        """Padded arrays of the images ``indices``: labels −1 where there is none."""
+        """Padded arrays of the images ``indices``: labels −1 where there is none; of the grid, or of superpixels."""
         items: list[PreparedImage] = [self.images[int(i)] for i in indices]
-        same = len({i.image.shape for i in items}) == 1
+        multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
         batch: dict[str, Any] = {
             "index": indices,
-            "image": pad_stack([i.image for i in items], 0, 1 if same else 16),
-            "superpixels": pad_stack([i.superpixels for i in items], -1, 1 if same else 16),
-            "labels": pad_stack([i.labels for i in items], -1).long(),
-            "edges": pad_stack([i.edges for i in items], -1).long(),
+            "image": pad_stack([i.image for i in items], 0, multiple),
             "num_labels": self.num_labels,
         }
         if self.stride is not None:
             batch["grid"] = pad_stack([i.grids[self.stride] for i in items], -1).long()
+        else:
+            batch["superpixels"] = pad_stack([i.superpixels for i in items], -1, multiple)
+            batch["labels"] = pad_stack([i.labels for i in items], -1).long()
+            batch["edges"] = pad_stack([i.edges for i in items], -1).long()
         if self.config is not None:
             draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
             low, high = self.config.scale
@@ -220,7 +221,8 @@ class ImageSource:
             step = int(torch.randint(SCALES, (1,), generator=generator_for(self.seed, epoch, int(indices[0]), 1)))
             batch["scale"] = low + (high - low) * step / (SCALES - 1)
             batch["flip"] = draws[:, 0] < (0.5 if self.config.flip else 0.0)
-            batch["factors"] = 1 + self.config.jitter * (2 * draws[:, 1:] - 1)
+            if self.config.jitter:
+                batch["factors"] = 1 + self.config.jitter * (2 * draws[:, 1:] - 1)
         return batch
 
 
@@ -247,14 +249,14 @@ def augment(batch: dict[str, Any]) -> dict[str, Any]:
     Superpixels come out at half the resolution of the image; their labels and those of a flipped grid follow.
     """
     image = batch["image"].float() / 255
-    superpixels = batch["superpixels"].long()
-    grid = batch.get("grid")
+    out = {name: batch[name].long() if name == "superpixels" else batch[name] for name in batch}
     if "flip" in batch:
         flip = batch["flip"].view(-1, 1, 1)
+        for name in {"superpixels", "grid"} & batch.keys():
+            mirrored = flip.unsqueeze(1) if name == "grid" else flip
+            out[name] = torch.where(mirrored, out[name].flip(-1), out[name])
         image = torch.where(flip.unsqueeze(1), image.flip(-1), image)
-        superpixels = torch.where(flip, superpixels.flip(-1), superpixels)
-        if grid is not None:
-            grid = torch.where(flip.unsqueeze(1), grid.flip(-1), grid)
+    if "factors" in batch:
         brightness, contrast, saturation = (f.view(-1, 1, 1, 1).to(image) for f in batch["factors"].unbind(-1))
         mean = image.mean((1, 2, 3), keepdim=True)
         image = ((image - mean) * contrast + mean) * brightness
@@ -266,12 +268,11 @@ def augment(batch: dict[str, Any]) -> dict[str, Any]:
         size = max(1, round(height * scale)), max(1, round(width * scale))
         image = nnf.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=scale < 1)
         height, width = size
-    half = max(1, height // 2), max(1, width // 2)
-    superpixels = nnf.interpolate(superpixels.unsqueeze(1).float(), size=half, mode="nearest-exact").squeeze(1).long()
-    out = {**batch, "image": image, "superpixels": superpixels}
-    if grid is not None:
-        out["grid"] = grid
-    return out
+    if "superpixels" in batch:
+        half = max(1, height // 2), max(1, width // 2)
+        regions = out["superpixels"].unsqueeze(1).float()
+        out["superpixels"] = nnf.interpolate(regions, size=half, mode="nearest-exact").squeeze(1).long()
+    return out | {"image": image}
 
 
 class NCutsData(pl.LightningDataModule):
