@@ -6,8 +6,8 @@ import torch
 from scipy.linalg import logm, sqrtm
 
 from matbackprop.errors import ConfigurationError, ShapeError, WeightsError
-from matbackprop.models.backbone import build_backbone
-from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector, grid_geometry, mask_to_grid
+from matbackprop.models.backbone import build_backbone, grid_geometry
+from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector, mask_to_grid
 
 
 @pytest.mark.parametrize("name, tap", [("alexnet", "relu1"), ("alexnet", "relu5"), ("alexnet", "pool5")])

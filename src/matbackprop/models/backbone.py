@@ -115,3 +115,35 @@ def build_backbone(name: str) -> Backbone:
             if module.bias is not None:
                 torch.nn.init.zeros_(module.bias)
     return backbone
+
+
+def windows(backbone: Backbone, tap: str) -> list[tuple[int, int, int]]:
+    """Kernel, stride and padding of the convolutions and poolings before a map, in order; they are square."""
+    found = []
+    for layer in list(backbone.features)[: backbone.taps[tap] + 1]:
+        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
+            sizes = (layer.kernel_size, layer.stride, layer.padding)
+            kernel, stride, padding = (int(v[0]) if isinstance(v, tuple) else int(v) for v in sizes)
+            found.append((kernel, stride, padding))
+    return found
+
+
+def grid_geometry(backbone: Backbone, tap: str) -> tuple[float, int]:
+    """Where the cells of a feature map lie in the image.
+
+    Args:
+        backbone: the network.
+        tap: name of the map.
+
+    Returns:
+        The pixel coordinate of the centre of the first cell's receptive field, and the distance of neighbouring cells.
+
+    Example:
+        >>> grid_geometry(build_backbone("alexnet"), "relu5")
+        (15.0, 16)
+    """
+    start, jump = 0.0, 1
+    for kernel, stride, padding in windows(backbone, tap):
+        start += ((kernel - 1) / 2 - padding) * jump
+        jump *= stride
+    return start, jump

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.backbone import Backbone, build_backbone, normalize
+from matbackprop.models.backbone import Backbone, build_backbone, grid_geometry, normalize, windows
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.spectral import (
     Hierarchy,
@@ -115,19 +115,9 @@ class _Geometry:
     """Where the cells of a feature map lie, from the kernels, strides and paddings of the layers before it."""
 
     def __init__(self, backbone: Backbone, tap: str) -> None:
-        self.layers: list[tuple[int, int, int]] = []
-        jump, center = 1, 0.0
-        for layer in list(backbone.features)[: backbone.taps[tap] + 1]:
-            if not isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
-                continue
-            kernel, stride, padding = (
-                int(v[0]) if isinstance(v, tuple) else int(v) for v in (layer.kernel_size, layer.stride, layer.padding)
-            )
-            self.layers.append((kernel, stride, padding))
-            center += ((kernel - 1) / 2 - padding) * jump
-            jump *= stride
-        self.stride = jump
-        self.shift = center - (jump - 1) / 2
+        self.layers = windows(backbone, tap)
+        center, self.stride = grid_geometry(backbone, tap)
+        self.shift = center - (self.stride - 1) / 2
         """Pixels by which the first cell lies behind its block."""
 
     def cells(self, pixels: int) -> int:

@@ -21,7 +21,7 @@ from torch.nn import functional as nnf
 
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.backbone import Backbone, build_backbone
+from matbackprop.models.backbone import build_backbone, grid_geometry
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.nn import SecondOrderPool
 
@@ -29,33 +29,6 @@ Head = Literal["fc", "o2p", "o2p_fc", "both"]
 Function = Literal["log", "sqrt", "power"]
 Support = Literal["all", "mask", "mask+all"]
 Standardize = Literal["none", "scalar", "entry"]
-
-
-def grid_geometry(backbone: Backbone, tap: str) -> tuple[float, int]:
-    """Where the cells of a feature map lie in the image.
-
-    Args:
-        backbone: the network.
-        tap: name of the map.
-
-    Returns:
-        The pixel coordinate of the centre of the first cell's receptive field, and the distance of neighbouring cells.
-
-    Example:
-        >>> grid_geometry(build_backbone("alexnet"), "relu5")
-        (15.0, 16)
-    """
-    start, jump = 0.0, 1
-    for layer in list(backbone.features)[: backbone.taps[tap] + 1]:
-        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)):
-            kernel, stride, padding = (_first(v) for v in (layer.kernel_size, layer.stride, layer.padding))
-            start += ((kernel - 1) / 2 - padding) * jump
-            jump *= stride
-    return start, jump
-
-
-def _first(value: Any) -> int:
-    return int(value[0]) if isinstance(value, tuple) else int(value)
 
 
 def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int) -> Tensor:
