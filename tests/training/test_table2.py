@@ -57,6 +57,12 @@ def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(table2, "run_job", fail)
     main(config)
+    trained = [("deepncuts-alexnet-relu5", 0), ("deepncuts-alexnet-relu5", 1)]
+    assert open_jobs(small(tmp_path, epochs=2)) == trained  # what was trained for one epoch does not count
+    with monkeypatch.context() as changed:
+        changed.setattr(table2, "CLUSTER_KS", (2, 3))
+        assert sorted(open_jobs(config)) == sorted([*trained, ("ncuts-alexnet-relu5", 0), ("ncuts-alexnet-relu5", 1)])
+        assert table2.read_results(config, "ncuts-alexnet-relu5") == []
     result_path(config, "lab-merging", 1).unlink()
     assert open_jobs(config) == [("lab", 1)]
 

@@ -36,6 +36,7 @@ from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.deep_ncuts import DeepNCuts, merge_superpixels
 from matbackprop.processes import follow_parent, signals_held
 from matbackprop.spectral import MergeCost, region_means, slic_superpixels
+from matbackprop.training.config import to_json
 from matbackprop.training.engine import fit, load_weights, seed_all
 from matbackprop.training.ncuts import (
     RECIPE,
@@ -141,6 +142,7 @@ def _groups() -> dict[str, Group]:
 
 GROUPS = _groups()
 """All groups by name."""
+_GROUP_OF = {row.key: group for group in GROUPS.values() for row in group.rows}
 ROWS = {row.key: row for group in GROUPS.values() for row in group.rows}
 """All rows by name."""
 
@@ -209,6 +211,30 @@ def chosen_groups(config: Table2Config) -> list[Group]:
 def result_path(config: Table2Config, row: str, seed: int) -> Path:
     """Where the scores of a row and seed are kept."""
     return config.out / "rows" / row / f"seed{seed}.json"
+
+
+_PLACES = ("root", "cache", "workers", "threads")  # fields of the data that say where and how, not what
+
+
+def ks_of(row: Row) -> tuple[int, ...]:
+    """Numbers of clusters, or of regions, of a row's segmentations."""
+    return MERGE_KS if row.inference == "merge" else CLUSTER_KS
+
+
+def read_result(config: Table2Config, row: str, seed: int) -> dict[str, Any] | None:
+    """The stored result of a row and seed; None where there is none, or where it was made with other settings."""
+    path = result_path(config, row, seed)
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    group, then = _GROUP_OF[row], found["config"]
+    same = found["ks"] == list(ks_of(ROWS[row])) and found["images"] == config.images
+    if group.preset:
+        now = to_json(row_config(config, group, seed))
+        same = same and then["engine"]["max_epochs"] == now["engine"]["max_epochs"]
+        for part in ("data", "model", "train"):
+            same = same and all(now[part].get(k) == v for k, v in then[part].items() if k not in _PLACES)
+    return found if same else None
 
 
 def run_summary(config: Table2Config, group: str, seed: int) -> Path:
@@ -295,13 +321,12 @@ def _segment(
         started = time.perf_counter()
         maps = workers.map(_lab_merging, tasks, 1)
         return Segmented(dict(zip(images.ids, maps, strict=True)), time.perf_counter() - started)
-    ks = MERGE_KS if row.inference == "merge" else CLUSTER_KS
     half = torch.bfloat16 if device_of(config).type == "cuda" and row.objective == "soft" else torch.float32
     return segment_images(
         model,
         images,
         method=row.inference,
-        ks=ks,
+        ks=ks_of(row),
         seed=seed,
         precision=half,
         workers=workers,
@@ -353,6 +378,7 @@ def run_job(config: Table2Config, key: str, seed: int, workers: Workers) -> dict
             "row": row.key,
             "seed": seed,
             "images": config.images,
+            "ks": list(ks_of(row)),
             "scores": summary,
             "regions": float(np.mean([[m.max() + 1 for m in maps] for maps in segmented.labels.values()])),
             "per_image": {s.id: [s.paper_best, s.paper_average] for s in scores},
@@ -385,11 +411,11 @@ def _keep_pictures(config: Table2Config, row: str, scores: list[ImageScores], se
 
 
 def open_jobs(config: Table2Config) -> list[tuple[str, int]]:
-    """(group, seed) that are not done yet, the first seed of all groups first."""
+    """(group, seed) that are not done yet, or were done with other settings; the first seed of all groups first."""
     jobs = []
     for seed in config.seeds:
         for group in chosen_groups(config):
-            if not all(result_path(config, row.key, seed).exists() for row in group.rows):
+            if any(read_result(config, row.key, seed) is None for row in group.rows):
                 jobs.append((group.key, seed))
     return jobs
 
@@ -584,8 +610,8 @@ def baselines(config: Table2Config) -> None:
 
 def read_results(config: Table2Config, row: str) -> list[dict[str, Any]]:
     """The results of a row, by seed."""
-    paths = sorted((config.out / "rows" / row).glob("seed*.json"))
-    return [json.loads(p.read_text()) for p in paths]
+    seeds = sorted(int(p.stem.removeprefix("seed")) for p in (config.out / "rows" / row).glob("seed*.json"))
+    return [found for seed in seeds if (found := read_result(config, row, seed)) is not None]
 
 
 def read_baselines(config: Table2Config) -> list[dict[str, Any]]:
