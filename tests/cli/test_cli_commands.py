@@ -156,6 +156,20 @@ def test_a_later_signal_ends_a_command_at_once():
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.parametrize(
+    "words", [("train", "o2p"), ("train", "ncuts"), ("reproduce", "table1"), ("reproduce", "table2")]
+)
+def test_long_commands_explain_themselves_without_loading_what_they_run(words):
+    program = (
+        "import sys; from matbackprop import cli\n"
+        f"try: cli.main([*{words!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'pytorch_lightning', 'numpy') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert done.stderr == "[]\n" and "--data.root" in done.stdout
+
+
 def test_wrong_options_are_named(capsys):
     assert call("train", "o2p", "--engine.max-epohcs", "3") == 2
     assert "max-epohcs" in "".join(capsys.readouterr())

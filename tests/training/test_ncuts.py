@@ -14,11 +14,7 @@ from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.training.config import from_json, to_json
 from matbackprop.training.engine import run_recipe
 from matbackprop.training.ncuts import (
-    PRESETS,
-    RECIPE,
-    ImageDataConfig,
     ImageSource,
-    NCutsConfig,
     NCutsData,
     NCutsModule,
     ShapeLoader,
@@ -26,6 +22,7 @@ from matbackprop.training.ncuts import (
     boundary_loss,
     data_folder,
 )
+from matbackprop.training.ncuts_config import PRESETS, RECIPE, ImageDataConfig, NCutsConfig
 from matbackprop.training.segmenting import segment_images
 
 

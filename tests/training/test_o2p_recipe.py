@@ -11,7 +11,8 @@ from matbackprop.errors import ConfigurationError, DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.training.config import merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
-from matbackprop.training.o2p import RECIPE, O2PConfig, RegionDataConfig, RegionModule, build, data_folder, open_regions
+from matbackprop.training.o2p import RegionModule, build, data_folder, open_regions
+from matbackprop.training.o2p_config import RECIPE, O2PConfig, RegionDataConfig
 from matbackprop.training.run_folder import RunFolder
 
 

@@ -14,9 +14,10 @@ import pytest
 from matbackprop.cli.train import parse
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.training import table1
-from matbackprop.training.o2p import RegionDataConfig
+from matbackprop.training.o2p_config import RegionDataConfig
 from matbackprop.training.run_folder import atomic_write
-from matbackprop.training.table1 import ROWS, Job, Table1Config
+from matbackprop.training.table1 import ROWS, Job
+from matbackprop.training.table_config import Table1Config
 
 
 @pytest.fixture(scope="module")

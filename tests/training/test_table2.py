@@ -7,8 +7,9 @@ import pytest
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.training import table2
-from matbackprop.training.ncuts import PRESETS, ImageDataConfig
-from matbackprop.training.table2 import GROUPS, ROWS, Table2Config, main, open_jobs, result_path
+from matbackprop.training.ncuts_config import PRESETS, ImageDataConfig
+from matbackprop.training.table2 import GROUPS, ROWS, main, open_jobs, result_path
+from matbackprop.training.table_config import Table2Config
 
 
 def small(folder, **changes):

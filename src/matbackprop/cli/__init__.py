@@ -63,10 +63,18 @@ COMMANDS: dict[str, Command] = {
     "segment": Command("matbackprop.cli.segment", "Segment photographs."),
     "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
     "reproduce table1": Command(
-        "matbackprop.training.table1", "The paper's first table: region classification.", stopped=_GO_ON
+        "matbackprop.cli.reproduce",
+        "The paper's first table: region classification.",
+        "Table1Config",
+        "table1",
+        stopped=_GO_ON,
     ),
     "reproduce table2": Command(
-        "matbackprop.training.table2", "The paper's second table: full-image segmentation.", stopped=_GO_ON
+        "matbackprop.cli.reproduce",
+        "The paper's second table: full-image segmentation.",
+        "Table2Config",
+        "table2",
+        stopped=_GO_ON,
     ),
     "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is."),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),

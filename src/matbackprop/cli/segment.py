@@ -63,7 +63,8 @@ def load_segmenter(source: str) -> DeepNCuts:
     if (folder / "checkpoints").is_dir():
         from matbackprop.training.config import from_json
         from matbackprop.training.engine import load_weights
-        from matbackprop.training.ncuts import NCutsConfig, NCutsModule
+        from matbackprop.training.ncuts import NCutsModule
+        from matbackprop.training.ncuts_config import NCutsConfig
         from matbackprop.training.run_folder import RunFolder
 
         run = RunFolder(folder)

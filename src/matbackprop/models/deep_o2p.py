@@ -22,13 +22,9 @@ from torch.nn import functional as nnf
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbone import build_backbone, grid_geometry
+from matbackprop.models.choices import Function, Head, Standardize, Support
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.nn import SecondOrderPool
-
-Head = Literal["fc", "o2p", "o2p_fc", "both"]
-Function = Literal["log", "sqrt", "power"]
-Support = Literal["all", "mask", "mask+all"]
-Standardize = Literal["none", "scalar", "entry"]
 
 
 def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int) -> Tensor:

@@ -42,7 +42,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-RECIPES = {"o2p": "matbackprop.training.o2p", "ncuts": "matbackprop.training.ncuts"}
+RECIPES = {"o2p": "matbackprop.training.o2p_config", "ncuts": "matbackprop.training.ncuts_config"}
 """The recipes that ``matbackprop train`` knows: name → module with ``RECIPE``. Imported only when asked for."""
 
 

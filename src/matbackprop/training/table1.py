@@ -21,7 +21,7 @@ import shlex
 import statistics
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,17 +37,15 @@ from matbackprop.report.tables import Measured, Table
 from matbackprop.training.config import merge, to_json
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.o2p import (
-    PRESETS,
-    O2PConfig,
-    RegionData,
-    RegionDataConfig,
     build,
     confusion,
     open_regions,
     save_predictions,
     sift_vectors,
 )
+from matbackprop.training.o2p_config import PRESETS, O2PConfig
 from matbackprop.training.run_folder import RunFolder, atomic_write
+from matbackprop.training.table_config import Table1Config
 
 log = logging.getLogger("matbackprop")
 
@@ -211,45 +209,6 @@ ROWS = [
 
 REFERENCES = {"fine": "alexnet", "scratch": "alexnet-s", "sift": "alexnet"}
 """The row that each kind is compared with."""
-
-
-@dataclass
-class Table1Config:
-    """Train and score the rows of the paper's first table, region classification; finished runs are kept."""
-
-    out: Path = Path("results/table1")
-    """Folder of the results; finished runs in it are not done again."""
-    rows: tuple[str, ...] = ()
-    """Keys of the rows to do, all by default."""
-    stage: Literal["all", "prepare", "tune", "train", "timing", "summary"] = "all"
-    """Which step to do: prepare makes the caches only, all does one step after the other."""
-    data: RegionDataConfig = field(default_factory=RegionDataConfig)
-    """The regions, and how they are presented to every row alike."""
-    jobs: int = 1
-    """Runs at the same time on the one device, each in a process of its own."""
-    time_limit: float | None = None
-    """Seconds after which no run is started that would not end in time; start the command again to go on."""
-    trials: int = 4
-    """Settings that each row tries."""
-    fine_epochs: int = 12
-    """Epochs of the fine-tuned rows."""
-    scratch_epochs: int = 20
-    """Epochs of the rows from scratch."""
-    sift_epochs: int = 30
-    """Epochs of SIFT-O2P's classifier."""
-    fine_seeds: int = 5
-    """Seeds of the fine-tuned rows."""
-    other_seeds: int = 3
-    """Seeds of the other rows."""
-    precision: Literal["32", "bf16-mixed"] = "bf16-mixed"
-    """Precision of the network."""
-    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """Kind of device."""
-    override: tuple[str, ...] = ()
-    """Further fields for every run, by dotted name with the value in JSON, such as model.hidden=64."""
-
-
-Config = Table1Config
 
 
 def chosen_rows(config: Table1Config) -> list[Row]:
@@ -851,4 +810,4 @@ def main(config: Table1Config) -> None:
         summarize(config)
 
 
-__all__ = ["ROWS", "Config", "RegionData", "Row", "Table1Config", "main", "run_all", "run_job", "summarize"]
+__all__ = ["ROWS", "Row", "main", "run_all", "run_job", "summarize"]

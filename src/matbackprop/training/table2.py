@@ -18,9 +18,9 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,19 +39,18 @@ from matbackprop.spectral import MergeCost, region_means, slic_superpixels
 from matbackprop.training.config import to_json
 from matbackprop.training.engine import fit, load_weights, seed_all
 from matbackprop.training.ncuts import (
-    RECIPE,
-    ImageDataConfig,
-    NCutsConfig,
     build,
     data_folder,
     open_images,
     split_images,
     untrained_model,
 )
+from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, atomic_write, versions
 from matbackprop.training.segmenting import Segmented, Workers, segment_images
+from matbackprop.training.table_config import Table2Config
 
-__all__ = ["GROUPS", "ROWS", "Config", "Group", "Row", "Table2Config", "main", "run_job"]
+__all__ = ["GROUPS", "ROWS", "Group", "Row", "main", "run_job"]
 
 log = logging.getLogger("matbackprop")
 
@@ -157,45 +156,6 @@ BASELINE_TITLES = {
     HUMANS: ("Humans, leave one out", ""),
 }
 """Baseline → its name in the table and the paper's best (average) covering."""
-
-
-@dataclass
-class Table2Config:
-    """Train and score the rows of the paper's second table, segmentation; finished runs are kept."""
-
-    out: Path = Path("results/table2")
-    """Folder of the results; finished runs in it are not done again."""
-    runs: Path = Path("runs/table2")
-    """Folder of the run folders, models and pictures."""
-    rows: tuple[str, ...] = ()
-    """Rows to do, all by default."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of each row."""
-    images: Literal["test", "tuning"] = "test"
-    """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it."""
-    stage: Literal["all", "train", "timing", "curves", "baselines", "summary"] = "all"
-    """Which step to do; all does one after the other."""
-    jobs: int = 1
-    """Runs at the same time on the one device, each in a process of its own."""
-    workers: int = 0
-    """Processes of each run for superpixels, merging and scores; 0 divides the cores among the jobs."""
-    time_limit: float | None = None
-    """Seconds after which nothing is started that would not end in time; start the command again to go on."""
-    boundary: bool = False
-    """Also the boundary F-measure, which takes a few seconds a row."""
-    data: ImageDataConfig = field(default_factory=ImageDataConfig)
-    """Where images come from: root, made, cache, limit and superpixels; the rest is each row's own."""
-    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """Kind of device."""
-    epochs: int | None = None
-    """Epochs of every training, instead of each preset's."""
-    weights: str | None = None
-    """Starting weights instead of the presets': imagenet, none or a file."""
-    shown: int = 8
-    """Images in the qualitative figure."""
-
-
-Config = Table2Config
 
 
 def chosen_groups(config: Table2Config) -> list[Group]:

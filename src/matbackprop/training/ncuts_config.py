@@ -1,0 +1,181 @@
+"""Configuration of deep normalized cuts: its fields, its presets, and the recipe that ``matbackprop train ncuts`` runs.
+
+Nothing heavy is imported here, so that the command line can explain itself at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from matbackprop.training.config import EngineConfig, Recipe
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from matbackprop.training.run_folder import RunFolder
+
+
+@dataclass
+class ImageDataConfig:
+    """Where images come from and how they are presented."""
+
+    root: Path | None = None
+    """Folder in BSDS500's layout; by default BSDS500 under $MATBACKPROP_DATA."""
+    made: int = 0
+    """Number of training images to make on the fly, coloured and textured shapes, instead of reading ``root``."""
+    cache: Path | None = None
+    """Folder for prepared images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    split: Literal["tuning", "final"] = "tuning"
+    """tuning: hold out every fifth training image for validation. final: train on all of them, validate on none."""
+    limit: int | None = None
+    """Use at most so many images of each part."""
+    superpixels: int = 600
+    """About how many superpixels an image is divided into."""
+    batch_size: int = 1
+    """Images in a training batch, on each device."""
+    flip: bool = True
+    """Mirror half the images in training."""
+    scale: tuple[float, float] = (1.0, 1.0)
+    """Range of the random size of a training batch."""
+    jitter: float = 0.0
+    """Largest relative change of brightness, contrast and saturation in training."""
+    workers: int = 0
+    """Processes that prepare images; 0 for one a core, at most 16."""
+    threads: int = 2
+    """Threads that read batches."""
+
+
+@dataclass
+class NCutsModelConfig:
+    """The network (matbackprop.models.deep_ncuts.DeepNCuts)."""
+
+    variant: Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5", "hypercolumns"] = "vgg16-relu5"
+    """Which feature maps feed which head."""
+    weights: str = "imagenet"
+    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    hidden: int | None = None
+    """Filters of the hidden layer; by default the variant's (256 for AlexNet and hypercolumns, 1024 for VGG-16)."""
+    channels: int | None = None
+    """Output channels d, which bound the rank of W; by default the variant's (20, or 32 for hypercolumns)."""
+    kernel: int = 3
+    """Size of the first new convolution of the paper's head."""
+    dropout: float = 0.25
+    """Dropped before the last layer."""
+    affinity: Literal["identity", "lambda"] = "identity"
+    """W = FFᵀ, or FΛFᵀ with a learned Λ."""
+    space: Literal["ncut", "soft"] = "ncut"
+    """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
+    ridge: float = 0.3
+    """λ of the soft objective and of its space."""
+    cost: tuple[float, float, float] = (0.8, 0.4, 0.27)
+    """Exponents of spectral distance, boundary and area in the price of merging two regions."""
+
+
+@dataclass
+class ObjectiveConfig:
+    """What is minimised and how."""
+
+    objective: Literal["j1", "j2", "soft"] = "j2"
+    """The paper's J1 or J2, or the soft projector."""
+    rows: Literal["grid", "superpixels"] = "grid"
+    """Rows of F: the cells of the feature map, or its means on superpixels, weighted by area."""
+    boundary_weight: float = 1.0
+    """Weight of the edges' cross-entropy, where the model looks at edges."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum .9, or AdamW."""
+    rate: float = 1e-3
+    """Learning rate of the new layers."""
+    backbone_rate: float = 1e-4
+    """Learning rate of the backbone; 0 freezes it."""
+    decay: float = 5e-4
+    """Weight decay."""
+    schedule: Literal["constant", "one-cycle"] = "constant"
+    """Course of the learning rate."""
+    score_images: int = 0
+    """Validation images that are also segmented and scored (covering, best and average) after each validation."""
+
+
+@dataclass
+class NCutsConfig:
+    """Configuration of the recipe ``ncuts``."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    data: ImageDataConfig = field(default_factory=ImageDataConfig)
+    model: NCutsModelConfig = field(default_factory=NCutsModelConfig)
+    train: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+
+def paper_config(variant: str, *, epochs: int = 8) -> NCutsConfig:
+    """The paper's recipe: J2, 20 channels, one image a batch, 1e-4 and ten times that for new layers."""
+    return NCutsConfig(
+        engine=EngineConfig(max_epochs=epochs, log_every=20),
+        model=NCutsModelConfig(variant=variant),  # type: ignore[arg-type]
+    )
+
+
+def soft_config(
+    variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5, boundary_weight: float = 1.0
+) -> NCutsConfig:
+    """The extended recipe: the soft objective on superpixels, AdamW, one cycle, batches of eight, augmentation."""
+    return NCutsConfig(
+        engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
+        data=ImageDataConfig(batch_size=8, scale=(0.7, 1.2), jitter=0.2),
+        model=NCutsModelConfig(variant=variant, space="soft"),  # type: ignore[arg-type]
+        train=ObjectiveConfig(
+            objective="soft",
+            rows="superpixels",
+            optimizer="adamw",
+            rate=1e-3,
+            backbone_rate=backbone_rate,
+            boundary_weight=boundary_weight,
+            decay=1e-2,
+            schedule="one-cycle",
+        ),
+    )
+
+
+def _smoke() -> NCutsConfig:
+    config = soft_config("alexnet-relu5", epochs=2)
+    config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
+    config.data = dataclasses.replace(config.data, made=10, batch_size=4, superpixels=80)
+    config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
+    return config
+
+
+PRESETS: dict[str, NCutsConfig] = {
+    "smoke": _smoke(),
+    "small": soft_config("alexnet-relu5", epochs=4),
+    "paper": paper_config("vgg16-relu5"),
+    **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
+    # Rates and weights that differ from the others' were better on the tuning images.
+    "soft-alexnet-relu5": soft_config("alexnet-relu5"),
+    "soft-vgg16-relu4": soft_config("vgg16-relu4"),
+    "soft-vgg16-relu5": soft_config("vgg16-relu5", backbone_rate=5e-5),
+    "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
+    "hypercolumns-tuned": soft_config("hypercolumns", epochs=15, boundary_weight=4.0),
+}
+
+
+def _build(config: NCutsConfig) -> tuple[pl.LightningModule, pl.LightningDataModule]:
+    from matbackprop.training.ncuts import build
+
+    return build(config)
+
+
+def _figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    from matbackprop.training.ncuts import figures
+
+    figures(run, module, data)
+
+
+RECIPE: Recipe[NCutsConfig] = Recipe(
+    name="ncuts",
+    config_class=NCutsConfig,
+    presets=PRESETS,
+    build=_build,
+    figures=_figures,
+    summary="Train DeepNCuts: features whose normalized cuts are the human segmentations.",
+)

@@ -1,0 +1,188 @@
+"""Configuration of region classification: its fields, its presets, and the recipe that ``matbackprop train o2p`` runs.
+
+Nothing heavy is imported here, so that the command line can explain itself at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from matbackprop.models.choices import Function, Head, Standardize, Support
+from matbackprop.training.config import EngineConfig, Recipe
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from matbackprop.training.run_folder import RunFolder
+
+
+@dataclass
+class RegionDataConfig:
+    """Where regions come from and how they are presented."""
+
+    root: Path | None = None
+    """Folder in COCO's layout; by default coco under $MATBACKPROP_DATA."""
+    made: int = 0
+    """Number of training images to make on the fly, coloured and textured shapes, instead of reading ``root``."""
+    cache: Path | None = None
+    """Folder for cached regions; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    split: Literal["final", "tuning"] = "final"
+    """final: train on all training images, validate on the validation images. tuning: hold out training images."""
+    hold_out: int = 5
+    """One in how many training images the tuning split holds out."""
+    minimum_area: float = 0.0
+    """Smallest area of a region in the original image, in pixels."""
+    missing_images: Literal["raise", "skip"] = "raise"
+    """What happens when image files are missing or damaged."""
+    side: int = 200
+    """Longest side of a region."""
+    canvas: int = 227
+    """Side of the network's input."""
+    jitter: int = 13
+    """Largest shift of a region from the centre in training, in pixels."""
+    flip: bool = True
+    """Mirror half the regions in training."""
+    background: Literal["keep", "mask"] = "mask"
+    """Keep the pixels around the object, or put the mean colour there."""
+    sampling: Literal["natural", "balanced"] = "natural"
+    """Take each region once an epoch, or draw all classes equally often."""
+    batch_size: int = 100
+    """Regions in a training batch, on each device."""
+    validation_batch_size: int = 500
+    """Regions in a validation batch."""
+    resident: Literal["auto", "yes", "no"] = "auto"
+    """Keep all regions in the GPU's memory; auto does so when they take at most a quarter of it."""
+    threads: int = 4
+    """Threads that read batches when they are not resident."""
+
+
+@dataclass
+class RegionModelConfig:
+    """The network (matbackprop.models.deep_o2p.RegionClassifier)."""
+
+    head: Head | Literal["sift"] = "o2p_fc"
+    """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P."""
+    backbone: Literal["alexnet", "vgg16"] = "alexnet"
+    """Convolutional layers."""
+    weights: str = "imagenet"
+    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    tap: str = "pool5"
+    """Map that is pooled: pool5 (6×6) or relu5 (13×13) in AlexNet."""
+    further_taps: tuple[str, ...] = ()
+    """Maps that are pooled besides, such as relu2 relu3 relu4."""
+    further_width: int = 96
+    """Channels that those are projected to."""
+    hidden: int = 4096
+    """Width of the fully connected layers."""
+    dropout: float = 0.5
+    """Dropped after each fully connected layer."""
+    input_dropout: float = 0.0
+    """Dropped before the first fully connected layer."""
+    vector_dropout: float = 0.0
+    """Dropped of the pooled descriptor."""
+    function: Function = "log"
+    """Matrix function of the pooling."""
+    power: float = 0.5
+    """Exponent of the matrix power."""
+    learn_power: bool = False
+    """Let the exponent learn."""
+    eps: float = 1e-3
+    """Regulariser ε of the pooling."""
+    learn_eps: bool = False
+    """Let ε learn."""
+    feature_scale: float = 0.01
+    """Factor on the features before pooling."""
+    reduce: int | None = None
+    """Channels that the map is projected to before pooling."""
+    support: Support = "all"
+    """Pool over all cells, inside the mask, or both."""
+    center: bool = False
+    """Subtract the mean feature before pooling."""
+    standardize: Standardize = "entry"
+    """How the pooled vector is standardised by numbers measured at the start."""
+    unit_norm: bool = False
+    """Divide the pooled vector by its own norm first."""
+    vector_scale: float = 1.0
+    """Factor on the standardised vector."""
+    precision: Literal["float64", "float32"] = "float64"
+    """Precision inside the structured layer."""
+
+
+@dataclass
+class OptimizerConfig:
+    """SGD with momentum and a cosine schedule."""
+
+    rate: float = 0.01
+    """Learning rate of the head."""
+    backbone_factor: float = 0.1
+    """Learning rate of the backbone as a share of the head's."""
+    momentum: float = 0.9
+    """Momentum."""
+    decay: float = 5e-4
+    """Weight decay."""
+    warmup: float = 0.5
+    """Epochs of linear warm-up."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes."""
+
+
+@dataclass
+class O2PConfig:
+    """Configuration of the recipe ``o2p``."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    data: RegionDataConfig = field(default_factory=RegionDataConfig)
+    model: RegionModelConfig = field(default_factory=RegionModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+# ------------------------------------------------------------------------------------------------------------- presets
+
+_ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error", gradient_clip=100.0)
+
+PRESETS = {
+    # Made on the fly, a small network: seconds on a CPU.
+    "smoke": O2PConfig(
+        engine=EngineConfig(max_epochs=4, monitor="val/error", log_every=4, accelerator="cpu", devices="1"),
+        data=RegionDataConfig(made=48, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
+        model=RegionModelConfig(head="o2p_fc", weights="none", tap="relu5", reduce=32, hidden=64, feature_scale=1.0),
+        optimizer=OptimizerConfig(rate=0.02, backbone_factor=1.0),
+    ),
+    # A few epochs on COCO's regions: minutes on one GPU.
+    "small": O2PConfig(
+        engine=dataclasses.replace(_ENGINE, max_epochs=4),
+        model=RegionModelConfig(head="o2p"),
+        optimizer=OptimizerConfig(rate=0.001, backbone_factor=0.3),
+    ),
+    # DeepO2P-FC from ImageNet, the best row of the paper's table.
+    "paper": O2PConfig(
+        engine=_ENGINE,
+        model=RegionModelConfig(head="o2p_fc"),
+        optimizer=OptimizerConfig(rate=0.01),
+    ),
+}
+
+
+def _build(config: O2PConfig) -> tuple[pl.LightningModule, pl.LightningDataModule]:
+    from matbackprop.training.o2p import build
+
+    return build(config)
+
+
+def _figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    from matbackprop.training.o2p import write_figures
+
+    write_figures(run, module, data)
+
+
+RECIPE: Recipe[O2PConfig] = Recipe(
+    name="o2p",
+    config_class=O2PConfig,
+    presets=PRESETS,
+    build=_build,
+    figures=_figures,
+    summary="classify COCO's regions with second-order pooling (DeepO2P)",
+)
