@@ -93,11 +93,12 @@ def test_nothing_waits_for_the_device(n):
     for _ in range(3):
         batched_eigh(a)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # whatever waits, raises
     try:
-        batched_eigh(a)
+        values, vectors = batched_eigh(a)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    check(a, values, vectors)
 
 
 @pytest.mark.parametrize("n", [36, 100, 140])
@@ -215,43 +216,6 @@ def test_fused_cuts_twice(objective):
     labels = torch.randint(-1, 3, (2, 10), device="cuda")
     assert torch.autograd.gradcheck(lambda x: objective(x, labels, num_labels=3), f)
     assert torch.autograd.gradgradcheck(lambda x: objective(x, labels, num_labels=3), f)
-
-
-def _training_step(layer):
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.ReLU()).cuda()
-    head = torch.nn.Linear(40 * 40, 5).cuda()
-    x = torch.randn(8, 16, 24, device="cuda")
-    target = torch.randint(0, 5, (8,), device="cuda")
-    parameters = [*net.parameters(), *head.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.01)
-
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(head(layer(net(x)).flatten(1)), target)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
-
-
-def test_training_step_in_a_cuda_graph():
-    expected = _training_step(mb.second_order_pool)
-    losses = [float(expected().detach()) for _ in range(8)]
-    step = _training_step(mb.second_order_pool)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step()
-    for _ in range(5):
-        graph.replay()
-    assert float(loss.detach()) == pytest.approx(losses[-1], rel=1e-4)
 
 
 def test_compiled_layer_in_one_graph():
