@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from matbackprop.data import coco_regions
 from matbackprop.errors import ConfigurationError, DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.training.config import merge
@@ -180,3 +181,7 @@ def test_presets_build_on_any_data(config, preset, monkeypatch):
     with torch.device("meta"):
         module, _ = build(merge(dataclasses.replace(big, data=data), {"model.weights": "none"}))
     assert module.model.pooling.width == 256
+
+
+def test_the_configuration_presents_regions_as_they_are_cropped_by_default():
+    assert (RegionDataConfig().side, RegionDataConfig().canvas) == (coco_regions.SIDE, coco_regions.CANVAS)

@@ -149,6 +149,20 @@ class Recipe(Generic[T]):
         return from_json(self.config_class, to_json(self.presets[name]))
 
 
+def later(module: str, name: str) -> Callable[..., Any]:
+    """A function that is imported when it is called, so that a recipe can be described without what it runs.
+
+    Example:
+        >>> later("math", "hypot")(3.0, 4.0)
+        5.0
+    """
+
+    def call(*arguments: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*arguments)
+
+    return call
+
+
 def get_recipe(name: str) -> Recipe[Any]:
     """Import and return a recipe by name."""
     if name not in RECIPES:

@@ -41,11 +41,6 @@ SCALES = 6
 # ------------------------------------------------------------------------------------------------------------- images
 
 
-def cache_folder(config: ImageDataConfig) -> Path:
-    """Where prepared images live."""
-    return default_cache_folder() if config.cache is None else config.cache
-
-
 def data_folder(config: ImageDataConfig) -> Path:
     """The folder to read, in BSDS500's layout; shapes are made there first when they are asked for."""
     return dataset_folder(
@@ -54,7 +49,7 @@ def data_folder(config: ImageDataConfig) -> Path:
         made=config.made,
         val=max(config.made // 2, 1),
         write=write_shapes_bsds,
-        cache=cache_folder(config),
+        cache=config.cache or default_cache_folder(),
     )
 
 
@@ -62,7 +57,10 @@ def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> Prep
     """All images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), prepared on first use."""
     workers = config.workers or min(16, os.cpu_count() or 1)
     return prepare_images(
-        BSDS(data_folder(config), split), cache_folder(config), superpixels=config.superpixels, workers=workers
+        BSDS(data_folder(config), split),
+        config.cache or default_cache_folder(),
+        superpixels=config.superpixels,
+        workers=workers,
     )
 
 

@@ -8,14 +8,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from matbackprop.training.config import EngineConfig, Recipe
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
-
-    from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.config import EngineConfig, Recipe, later
 
 
 @dataclass
@@ -159,23 +154,11 @@ PRESETS: dict[str, NCutsConfig] = {
 }
 
 
-def _build(config: NCutsConfig) -> tuple[pl.LightningModule, pl.LightningDataModule]:
-    from matbackprop.training.ncuts import build
-
-    return build(config)
-
-
-def _figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    from matbackprop.training.ncuts import figures
-
-    figures(run, module, data)
-
-
 RECIPE: Recipe[NCutsConfig] = Recipe(
     name="ncuts",
     config_class=NCutsConfig,
     presets=PRESETS,
-    build=_build,
-    figures=_figures,
+    build=later("matbackprop.training.ncuts", "build"),
+    figures=later("matbackprop.training.ncuts", "figures"),
     summary="Train DeepNCuts: features whose normalized cuts are the human segmentations.",
 )

@@ -49,11 +49,6 @@ LARGE = 400
 # ------------------------------------------------------------------------------------------------------------- regions
 
 
-def cache_folder(config: RegionDataConfig) -> Path:
-    """Where cached regions live."""
-    return config.cache if config.cache is not None else default_cache_folder()
-
-
 def data_folder(config: RegionDataConfig) -> Path:
     """The COCO-format folder to read; shapes are made there first when they are asked for."""
     return dataset_folder(
@@ -62,7 +57,7 @@ def data_folder(config: RegionDataConfig) -> Path:
         made=config.made,
         val=max(config.made // 4, 1),
         write=write_shapes_coco,
-        cache=cache_folder(config),
+        cache=config.cache or default_cache_folder(),
     )
 
 
@@ -72,7 +67,7 @@ def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
     found = [
         cache_regions(
             *coco_files(root, split),
-            cache_folder(config),
+            config.cache or default_cache_folder(),
             side=config.side,
             minimum_area=config.minimum_area,
             missing_images=config.missing_images,
@@ -222,7 +217,7 @@ def sift_vectors(regions: Regions, model: RegionModelConfig, data: RegionDataCon
     """Descriptors of all regions, float16 (n, 8256): computed once, on the GPU if there is one, and cached."""
     network = SiftO2P(len(regions.categories), **sift_arguments(model, data))
     key = cache_key({"regions": regions.path.name, "sift": network.hparams_dict, "canvas": data.canvas})
-    path = cache_folder(data) / f"sift-{key}"
+    path = (data.cache or default_cache_folder()) / f"sift-{key}"
     if not path.exists():
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         network.to(device)

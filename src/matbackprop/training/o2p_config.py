@@ -8,15 +8,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from matbackprop.models.choices import Function, Head, Standardize, Support
-from matbackprop.training.config import EngineConfig, Recipe
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
-
-    from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.config import EngineConfig, Recipe, later
 
 
 @dataclass
@@ -166,23 +161,11 @@ PRESETS = {
 }
 
 
-def _build(config: O2PConfig) -> tuple[pl.LightningModule, pl.LightningDataModule]:
-    from matbackprop.training.o2p import build
-
-    return build(config)
-
-
-def _figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    from matbackprop.training.o2p import write_figures
-
-    write_figures(run, module, data)
-
-
 RECIPE: Recipe[O2PConfig] = Recipe(
     name="o2p",
     config_class=O2PConfig,
     presets=PRESETS,
-    build=_build,
-    figures=_figures,
+    build=later("matbackprop.training.o2p", "build"),
+    figures=later("matbackprop.training.o2p", "write_figures"),
     summary="classify COCO's regions with second-order pooling (DeepO2P)",
 )
