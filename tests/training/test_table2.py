@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.spectral import MERGE_KS
 from matbackprop.training import table2
 from matbackprop.training.ncuts_config import PRESETS, ImageDataConfig
 from matbackprop.training.table2 import GROUPS, ROWS, main, open_jobs, result_path
@@ -61,7 +62,7 @@ def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
     trained = [("deepncuts-alexnet-relu5", 0), ("deepncuts-alexnet-relu5", 1)]
     assert open_jobs(small(tmp_path, epochs=2)) == trained  # what was trained for one epoch does not count
     with monkeypatch.context() as changed:
-        changed.setattr(table2, "CLUSTER_KS", (2, 3))
+        changed.setattr(table2, "default_ks", lambda method: (2, 3) if method == "cluster" else MERGE_KS)
         assert sorted(open_jobs(config)) == sorted([*trained, ("ncuts-alexnet-relu5", 0), ("ncuts-alexnet-relu5", 1)])
         assert table2.read_results(config, "ncuts-alexnet-relu5") == []
     result_path(config, "lab-merging", 1).unlink()

@@ -33,8 +33,9 @@ class Config:
     model: str | None = None
     """Folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging Face hub.
     Without one, superpixels are merged by colour alone."""
-    ks: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 20)
-    """Numbers of regions (merge) or of clusters (cluster)."""
+    ks: tuple[int, ...] | None = None
+    """Numbers of regions (merge) or of clusters (cluster); by default the eight that were best on BSDS300's training
+    images with the method."""
     method: Literal["merge", "cluster"] = "merge"
     """merge: a nested hierarchy. cluster: K-means in the spectral space, then connected components, as in the paper."""
     k: int | None = None
@@ -85,12 +86,14 @@ def main(config: Config) -> int:
     """Segment, write and print."""
     import torch
 
+    from matbackprop.models.deep_ncuts import default_ks
     from matbackprop.models.photograph import segment_photograph
 
     if not config.images:
         raise DataError("no picture was given; name one or more files.")
-    if config.k is not None and config.k not in config.ks:
-        raise ConfigurationError(f"--k {config.k} is none of --ks {' '.join(map(str, config.ks))}; give it there too.")
+    ks = default_ks(config.method) if config.ks is None else config.ks
+    if config.k is not None and config.k not in ks:
+        raise ConfigurationError(f"--k {config.k} is none of --ks {' '.join(map(str, ks))}; give it there too.")
     for path in config.images:  # before anything is loaded, written or said
         with _opened(path):
             pass
@@ -109,7 +112,7 @@ def main(config: Config) -> int:
     found = []
     for path, stem in zip(config.images, _stems(config.images), strict=True):
         pixels = _read(path)
-        result = segment_photograph(pixels, model, config.ks, method=config.method, side=config.side, seed=config.seed)
+        result = segment_photograph(pixels, model, ks, method=config.method, side=config.side, seed=config.seed)
         shown = result.chosen if config.k is None else int(np.abs(np.asarray(result.ks) - config.k).argmin())
         entry: dict[str, Any] = {
             "image": path.as_posix(),

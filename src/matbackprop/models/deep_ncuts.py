@@ -19,6 +19,8 @@ from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbone import Backbone, build_backbone, grid_geometry, normalize, windows
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.spectral import (
+    CLUSTER_KS,
+    MERGE_KS,
     Hierarchy,
     MergeCost,
     Segmentation,
@@ -28,9 +30,6 @@ from matbackprop.spectral import (
     slic_superpixels,
     soft_embedding,
 )
-
-DEFAULT_KS = (2, 3, 4, 6, 8, 12, 16, 20)
-"""Numbers of clusters, or of regions of a hierarchy, of the eight segmentations."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "alexnet-relu5": {"backbone": "alexnet", "taps": ("relu5",), "head": "paper", "hidden": 256},
@@ -282,11 +281,16 @@ def _sum_rows(rows: Tensor, target: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return sums, rows.new_zeros(size).index_add(0, target, rows.new_ones(len(target)))
 
 
+def default_ks(method: str) -> tuple[int, ...]:
+    """The numbers of regions (``"merge"``) or of clusters (``"cluster"``) of eight segmentations."""
+    return MERGE_KS if method == "merge" else CLUSTER_KS
+
+
 def merge_superpixels(
     superpixels: ArrayLike,
     points: ArrayLike,
     boundary: ArrayLike | None = None,
-    ks: Sequence[int] = DEFAULT_KS,
+    ks: Sequence[int] = MERGE_KS,
     *,
     cost: MergeCost | None = None,
 ) -> Merging:
@@ -500,7 +504,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
     def cluster(
         self,
         image: Tensor,
-        ks: Sequence[int] = DEFAULT_KS,
+        ks: Sequence[int] = CLUSTER_KS,
         *,
         method: str = "kmeans",
         seed: int = 0,
@@ -547,7 +551,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         points = soft_embedding(rows.features.float(), ridge=self.ridge, weights=share).points
         return points, None if rows.edges is None else torch.sigmoid(rows.edges.float())
 
-    def merge(self, image: Tensor, ks: Sequence[int] = DEFAULT_KS, *, superpixels: ArrayLike | None = None) -> Merging:
+    def merge(self, image: Tensor, ks: Sequence[int] = MERGE_KS, *, superpixels: ArrayLike | None = None) -> Merging:
         """Segment one image (3, h, w) by merging superpixels into a hierarchy.
 
         Args:

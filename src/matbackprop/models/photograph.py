@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.deep_ncuts import DEFAULT_KS, DeepNCuts, Merging, merge_superpixels, rgb_to_lab
+from matbackprop.models.deep_ncuts import DeepNCuts, Merging, default_ks, merge_superpixels, rgb_to_lab
 from matbackprop.spectral import MergeCost, choose_k, region_means, slic_superpixels
 
 __all__ = ["Photograph", "segment_photograph"]
@@ -72,7 +72,7 @@ def _shrink(image: Tensor, side: int) -> Tensor:
 def segment_photograph(
     image: ArrayLike,
     model: DeepNCuts | None = None,
-    ks: Sequence[int] = DEFAULT_KS,
+    ks: Sequence[int] | None = None,
     *,
     method: str = "merge",
     side: int = 480,
@@ -83,7 +83,7 @@ def segment_photograph(
     Args:
         image: (h, w, 3) uint8 or floating point in [0, 1]; grey and RGBA are accepted too.
         model: a trained network; None merges superpixels by their Lab colour, without a network.
-        ks: numbers of regions (``"merge"``) or of clusters (``"cluster"``).
+        ks: numbers of regions (``"merge"``) or of clusters (``"cluster"``); None for the eight of the method's default.
         method: ``"merge"`` for a nested hierarchy, ``"cluster"`` for K-means and connected components.
         side: larger photographs are segmented at this length of their longer side; borders are then as fine as that.
         seed: of K-means.
@@ -107,6 +107,7 @@ def segment_photograph(
         raise ConfigurationError(f"unknown method {method!r}; choose merge or cluster.")
     if method == "cluster" and model is None:
         raise ConfigurationError("clustering needs the features of a network; give a model, or choose merge.")
+    ks = default_ks(method) if ks is None else ks
     pixels = _pixels(image)
     full = (pixels.shape[0], pixels.shape[1])
     small = _shrink(torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))), side)

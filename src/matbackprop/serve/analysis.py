@@ -13,8 +13,8 @@ from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.models.photograph import segment_photograph
 from matbackprop.models.predict_regions import predict_regions
 from matbackprop.models.sift_o2p import SiftO2P
-from matbackprop.serve.views import LEVELS, MAX_REGIONS, Analysis, Picture
-from matbackprop.spectral import Embedding, ncut_embedding, soft_embedding
+from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture
+from matbackprop.spectral import CLUSTER_KS, Embedding, ncut_embedding, soft_embedding
 
 __all__ = ["Namer", "Segmenter", "colour_features"]
 
@@ -88,7 +88,7 @@ class Segmenter:
 
     def __call__(self, photograph: Picture, method: str) -> Analysis:
         """Segment a photograph (h, w, 3) and look at the space that its cells lie in."""
-        ks = tuple(range(2, MAX_REGIONS + 1)) if method == "merge" else LEVELS
+        ks = tuple(range(2, MAX_REGIONS + 1)) if method == "merge" else CLUSTER_KS
         found = segment_photograph(
             photograph, self.model, ks, method=method, side=max(photograph.shape), seed=self.seed
         )

@@ -12,11 +12,10 @@ from PIL import Image
 
 from matbackprop.errors import DataError
 from matbackprop.report.figures import draw_boundaries, paint_labels, spectrum
+from matbackprop.spectral import MERGE_KS
 
-__all__ = ["LEVELS", "MAX_REGIONS", "Analysis", "fit_photograph", "sample_photographs"]
+__all__ = ["MAX_REGIONS", "Analysis", "fit_photograph", "sample_photographs"]
 
-LEVELS = (2, 3, 4, 6, 8, 12, 16, 20)
-"""Numbers of regions of the overview."""
 MAX_REGIONS = 40
 MAX_SIDE = 640
 
@@ -98,7 +97,7 @@ class Analysis:
     def levels(self) -> list[tuple[Picture, str]]:
         """Overview from coarse to fine: mean colours with borders, and the number of regions."""
         out = []
-        for k in (level for level in LEVELS if level in self.maps):
+        for k in [k for k in self.maps if k in MERGE_KS] if len(self.maps) > len(MERGE_KS) else self.maps:
             labels = self.maps[k]
             picture = draw_boundaries(paint_labels(labels, self.photograph), labels, colour=(1.0, 1.0, 1.0))
             out.append((_bytes(picture), f"{len(np.unique(labels))} regions"))

@@ -2,13 +2,15 @@
 
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.embedding import Embedding, KChoice, choose_k, ncut_embedding, soft_embedding
-from matbackprop.spectral.hierarchy import Hierarchy, MergeCost, merge_regions
+from matbackprop.spectral.hierarchy import MERGE_KS, Hierarchy, MergeCost, merge_regions
 from matbackprop.spectral.kmeans import KMeans, weighted_kmeans
 from matbackprop.spectral.rounding import pivoted_qr_rotation, yu_shi_rotation
-from matbackprop.spectral.segment import Segmentation, segment_features
+from matbackprop.spectral.segment import CLUSTER_KS, Segmentation, segment_features
 from matbackprop.spectral.superpixels import RegionGraph, border_mean, region_graph, region_means, slic_superpixels
 
 __all__ = [
+    "CLUSTER_KS",
+    "MERGE_KS",
     "Embedding",
     "Hierarchy",
     "KChoice",

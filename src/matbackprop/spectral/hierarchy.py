@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.spectral.superpixels import RegionGraph
 
+MERGE_KS = (2, 3, 4, 6, 8, 11, 16, 25)
+"""Numbers of regions of the eight levels that are read off a hierarchy; chosen on training images of BSDS300."""
+
 
 @dataclass(frozen=True)
 class MergeCost:

@@ -17,7 +17,8 @@ from matbackprop.spectral.kmeans import center_scores, check_ks, weighted_kmeans
 from matbackprop.spectral.rounding import pivoted_qr_rotation, yu_shi_rotation
 
 METHODS = ("kmeans", "discretize", "pivoted_qr")
-DEFAULT_KS = (2, 3, 4, 6, 8, 12, 16, 20)
+CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)
+"""Numbers of clusters of the eight segmentations; chosen on training images of BSDS300."""
 
 
 class Segmentation(NamedTuple):
@@ -75,7 +76,7 @@ def working_grid(grid: tuple[int, int], size: tuple[int, int], points: int) -> t
 
 def segment_features(
     f: Tensor,
-    ks: Sequence[int] = DEFAULT_KS,
+    ks: Sequence[int] = CLUSTER_KS,
     *,
     size: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,

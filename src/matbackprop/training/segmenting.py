@@ -14,7 +14,7 @@ from torch import Tensor
 
 from matbackprop.data.prepared import PreparedImages, pad_stack
 from matbackprop.errors import ConfigurationError
-from matbackprop.models.deep_ncuts import DEFAULT_KS, DeepNCuts
+from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import WorkerPool
 from matbackprop.spectral import MergeCost, merge_regions, region_graph, slic_superpixels
 from matbackprop.spectral.superpixels import RegionGraph
@@ -112,7 +112,7 @@ def segment_images(
     images: PreparedImages,
     *,
     method: str = "cluster",
-    ks: Sequence[int] = DEFAULT_KS,
+    ks: Sequence[int] | None = None,
     batch_size: int = 8,
     seed: int = 0,
     precision: torch.dtype = torch.float32,
@@ -125,7 +125,7 @@ def segment_images(
         model: on the device to use; it is put into evaluation mode.
         images: decoded images.
         method: ``"cluster"`` (K-means and connected components, all on the device) or ``"merge"`` (hierarchy).
-        ks: numbers of clusters, or of regions.
+        ks: numbers of clusters, or of regions; None for the method's default.
         batch_size: images of one size that go through the network together.
         seed: of K-means.
         precision: bfloat16 runs the network under autocast.
@@ -138,6 +138,7 @@ def segment_images(
     """
     if method not in ("cluster", "merge"):
         raise ConfigurationError(f"unknown method {method!r}; choose cluster or merge.")
+    ks = default_ks(method) if ks is None else ks
     model.eval()
     device = next(model.parameters()).device
     workers = workers or Workers()

@@ -175,6 +175,18 @@ ROWS = [
         "fine",
     ),
     Row(
+        "first and second order on four maps",
+        "both-maps",
+        "fine",
+        None,
+        {**_BOTH, **_MAPS},
+        [
+            *_rates((0.01, 0.1), (0.02, 0.05), (0.02, 0.1), **_MOST),
+            *_rates((0.01, 0.1), **_MOST, **{"model.vector_scale": 0.6}),
+        ],
+        "fine",
+    ),
+    Row(
         "DeepO2P, dropout (S)",
         "o2p-drop-s",
         "scratch",
@@ -190,6 +202,15 @@ ROWS = [
         None,
         {**_O2P, **_MAPS, **_SCRATCH},
         [*_rates((3e-4, 10.0), **_HALF), *_rates((3e-4, 10.0), (3e-4, 30.0), (1e-4, 30.0), **_MOST)],
+        "scratch",
+    ),
+    Row(
+        "first and second order on four maps (S)",
+        "both-maps-s",
+        "scratch",
+        None,
+        {**_BOTH, **_MAPS, **_SCRATCH},
+        _rates((0.01, 1.0), (0.02, 0.5), (0.01, 0.5), (0.02, 1.0), **_MOST),
         "scratch",
     ),
     Row(

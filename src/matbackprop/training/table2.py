@@ -33,9 +33,9 @@ from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.models.deep_ncuts import DeepNCuts, merge_superpixels
+from matbackprop.models.deep_ncuts import DeepNCuts, default_ks, merge_superpixels
 from matbackprop.processes import follow_parent, signals_held
-from matbackprop.spectral import MergeCost, region_means, slic_superpixels
+from matbackprop.spectral import MERGE_KS, MergeCost, region_means, slic_superpixels
 from matbackprop.training.config import to_json
 from matbackprop.training.engine import fit, load_weights, seed_all
 from matbackprop.training.ncuts import (
@@ -53,9 +53,6 @@ from matbackprop.training.table_config import Table2Config
 __all__ = ["GROUPS", "ROWS", "Group", "Row", "main", "run_job"]
 
 log = logging.getLogger("matbackprop")
-
-CLUSTER_KS = (2, 3, 4, 6, 8, 12, 16, 20)
-MERGE_KS = (2, 3, 4, 6, 8, 12, 16, 20)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -176,11 +173,6 @@ def result_path(config: Table2Config, row: str, seed: int) -> Path:
 _PLACES = ("root", "cache", "workers", "threads")  # fields of the data that say where and how, not what
 
 
-def ks_of(row: Row) -> tuple[int, ...]:
-    """Numbers of clusters, or of regions, of a row's segmentations."""
-    return MERGE_KS if row.inference == "merge" else CLUSTER_KS
-
-
 def read_result(config: Table2Config, row: str, seed: int) -> dict[str, Any] | None:
     """The stored result of a row and seed; None where there is none, or where it was made with other settings."""
     path = result_path(config, row, seed)
@@ -188,7 +180,7 @@ def read_result(config: Table2Config, row: str, seed: int) -> dict[str, Any] | N
         return None
     found: dict[str, Any] = json.loads(path.read_text())
     group, then = _GROUP_OF[row], found["config"]
-    same = found["ks"] == list(ks_of(ROWS[row])) and found["images"] == config.images
+    same = found["ks"] == list(default_ks(ROWS[row].inference)) and found["images"] == config.images
     if group.preset:
         now = to_json(row_config(config, group, seed))
         same = same and then["engine"]["max_epochs"] == now["engine"]["max_epochs"]
@@ -286,7 +278,7 @@ def _segment(
         model,
         images,
         method=row.inference,
-        ks=ks_of(row),
+        ks=default_ks(row.inference),
         seed=seed,
         precision=half,
         workers=workers,
@@ -338,7 +330,7 @@ def run_job(config: Table2Config, key: str, seed: int, workers: Workers) -> dict
             "row": row.key,
             "seed": seed,
             "images": config.images,
-            "ks": list(ks_of(row)),
+            "ks": list(default_ks(row.inference)),
             "scores": summary,
             "regions": float(np.mean([[m.max() + 1 for m in maps] for maps in segmented.labels.values()])),
             "per_image": {s.id: [s.paper_best, s.paper_average] for s in scores},
