@@ -115,8 +115,16 @@ def test_what_else_can_end_a_command(monkeypatch, capsys):
     assert "SIGTERM at step 7" in capsys.readouterr().err
 
 
+@pytest.fixture
+def heeded():
+    """Signals that are not ignored, as they are in a program that a shell started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_a_command_with_one_line(monkeypatch, capsys, signum, code):
+def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum, code):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     cleaned = []
 
@@ -147,6 +155,7 @@ def test_signals_end_a_command_with_one_line(monkeypatch, capsys, signum, code):
 def test_a_later_signal_ends_a_command_at_once():
     program = (
         "import os, signal, time; from matbackprop import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also where a shell ignores it
         "def work(*_):\n"
         "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally: time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); time.sleep(30)\n"

@@ -8,7 +8,8 @@ from PIL import Image
 from matbackprop.errors import DataError
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.serve.analysis import Namer, Segmenter, colour_features
-from matbackprop.serve.views import LEVELS, Analysis, fit_photograph, sample_photographs
+from matbackprop.serve.views import Analysis, fit_photograph, sample_photographs
+from matbackprop.spectral import CLUSTER_KS
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_a_network_is_used_where_there_is_one(picture):
     segmenter = Segmenter(DeepNCuts.variant("alexnet-relu5").eval())
     assert segmenter.methods == ("merge", "cluster") and "DeepNCuts" in segmenter.about
     found = segmenter(picture, "cluster")
-    assert set(found.maps) == set(LEVELS) and found.labels(2).shape == (48, 64)
+    assert set(found.maps) == set(CLUSTER_KS) and found.labels(2).shape == (48, 64)
     assert found.coordinates.shape[1:] == segmenter.model.grid((48, 64))
     assert Segmenter().methods == ("merge",) and "colour" in Segmenter().about
 

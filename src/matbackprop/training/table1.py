@@ -84,7 +84,8 @@ _FC = {"model.head": "fc"}
 _O2P = {"model.head": "o2p", "model.function": "log"}
 _O2P_FC = {"model.head": "o2p_fc", "model.function": "log"}
 _BOTH = {"model.head": "both", "model.function": "log", "model.vector_scale": 0.3}
-_MAPS = {"model.further_taps": ["relu2", "relu3", "relu4"]}
+_NARROW = {"model.reduce": 96}
+_MAPS = {**_NARROW, "model.further_taps": ["relu2", "relu3", "relu4"]}
 _HALF = {"model.vector_dropout": 0.5}
 _MOST = {"model.vector_dropout": 0.8}
 _LOUD = {"model.feature_scale": 0.1}  # features of random filters are small
@@ -163,15 +164,21 @@ ROWS = [
         "fine",
     ),
     Row(
+        "DeepO2P on 96 channels",
+        "o2p-narrow",
+        "fine",
+        None,
+        {**_O2P, **_NARROW},
+        [*_rates((1e-3, 1.0), (3e-3, 0.3), **_MOST), *_rates((1e-3, 1.0), (3e-3, 0.3), **_HALF)],
+        "fine",
+    ),
+    Row(
         "DeepO2P on four maps",
         "o2p-maps",
         "fine",
         None,
         {**_O2P, **_MAPS},
-        [
-            *_rates((1e-3, 1.0), (1e-3, 0.3), (5e-4, 1.0), **_MOST),
-            *_rates((1e-3, 1.0), **_MOST, **{"model.further_taps": ["relu2", "relu3", "relu4", "relu5"]}),
-        ],
+        [*_rates((1e-3, 1.0), (1e-3, 0.3), (3e-3, 0.3), **_MOST), *_rates((1e-3, 1.0), **_HALF)],
         "fine",
     ),
     Row(
