@@ -203,15 +203,6 @@ ROWS = [
         "scratch",
     ),
     Row(
-        "DeepO2P on four maps (S)",
-        "o2p-maps-s",
-        "scratch",
-        None,
-        {**_O2P, **_MAPS, **_SCRATCH},
-        [*_rates((3e-4, 10.0), **_HALF), *_rates((3e-4, 10.0), (3e-4, 30.0), (1e-4, 30.0), **_MOST)],
-        "scratch",
-    ),
-    Row(
         "first and second order on four maps (S)",
         "both-maps-s",
         "scratch",
