@@ -207,8 +207,11 @@ ROWS = [
         "both-maps-s",
         "scratch",
         None,
-        {**_BOTH, **_MAPS, **_SCRATCH},
-        _rates((0.01, 1.0), (0.02, 0.5), (0.01, 0.5), (0.02, 1.0), **_MOST),
+        {**_BOTH, **_MAPS, **_SCRATCH, "model.vector_scale": 0.1},
+        [
+            *_rates((0.02, 1.0), (0.01, 1.0), (0.02, 0.5), **_MOST),
+            *_rates((0.01, 1.0), **_MOST, **{"model.vector_scale": 0.2}),
+        ],
         "scratch",
     ),
     Row(
