@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.data.bsds import BSDS, tuning_split
@@ -29,7 +29,6 @@ from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_
 from matbackprop.metrics.evaluation import evaluate_segmentations
 from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
-from matbackprop.training.graphs import GraphedNetwork
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig, NCutsModelConfig
 from matbackprop.training.recording import RecordingModule
@@ -270,22 +269,10 @@ def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
     return (entropy * counted).sum() / counted.sum().clamp(min=1)
 
 
-class _Features(nn.Module):
-    """The features alone of what a network says."""
-
-    def __init__(self, model: DeepNCuts) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.model(image).features
-
-
 class NCutsModule(RecordingModule):
     """The Lightning module: the objective averaged over annotators and images, two rates, curves of the spectrum."""
 
     structured_methods = ("objective",)
-    graphs: GraphedNetwork | None = None
 
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()
@@ -299,20 +286,6 @@ class NCutsModule(RecordingModule):
             low, high = self.config.data.scale
             torch.backends.cudnn.benchmark = low == high and not self.config.engine.deterministic
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.graphs = self._capture()
-
-    def _capture(self) -> GraphedNetwork | None:
-        """The network as CUDA graphs, one for each size of image; None where it would not help or not fit."""
-        config = self.config
-        single = self.trainer.world_size == 1 and isinstance(self.trainer.strategy, pl.strategies.SingleDeviceStrategy)
-        small = config.train.rows == "grid" and config.data.batch_size == 1 and config.engine.precision == "32"
-        images = self.trainer.datamodule.training  # type: ignore[attr-defined]
-        sizes = sorted({images.size(i) for i in range(len(images))})
-        if not (config.train.graphs and single and small and len(sizes) <= 4):
-            return None
-        samples = [torch.rand(1, 3, *size, device=self.device) for size in sizes]
-        self.model.train()
-        return GraphedNetwork(_Features(self.model), [s.contiguous(memory_format=torch.channels_last) for s in samples])
 
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and edge logits or None."""
@@ -325,10 +298,7 @@ class NCutsModule(RecordingModule):
             found = self.model.on_superpixels(image, batch["superpixels"], labels.shape[-1], edges)
             weight = found.mass / found.mass.sum(-1, keepdim=True).clamp(min=1)
             return found.features.float(), labels, weight, found.edges
-        if self.training and self.graphs is not None and image in self.graphs:
-            features = self.graphs(image).float()
-        else:
-            features = self.model(image).features.float()
+        features = self.model(image).features.float()
         height, width = features.shape[1:3]
         grid = batch["grid"][..., :height, :width]
         grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)

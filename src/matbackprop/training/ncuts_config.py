@@ -89,8 +89,6 @@ class ObjectiveConfig:
     """Weight decay."""
     schedule: Literal["constant", "one-cycle"] = "constant"
     """Course of the learning rate."""
-    graphs: bool = True
-    """Replay the network as CUDA graphs, where one GPU takes one image a step in full precision (rows = grid)."""
     score_images: int = 0
     """Validation images that are also segmented and scored (covering, best and average) after each validation."""
 

@@ -184,8 +184,9 @@ def read_result(config: Table2Config, row: str, seed: int) -> dict[str, Any] | N
     if group.preset:
         now = to_json(row_config(config, group, seed))
         same = same and then["engine"]["max_epochs"] == now["engine"]["max_epochs"]
-        for part in ("data", "model", "train"):
-            same = same and all(now[part].get(k) == v for k, v in then[part].items() if k not in _PLACES)
+        for part in ("data", "model", "train"):  # what was a field then and is none now had no choice
+            known = then[part].keys() & now[part].keys() - {*_PLACES}
+            same = same and all(now[part][name] == then[part][name] for name in known)
     return found if same else None
 
 
