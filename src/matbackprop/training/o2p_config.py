@@ -158,6 +158,18 @@ PRESETS = {
         model=RegionModelConfig(head="o2p_fc"),
         optimizer=OptimizerConfig(rate=0.01),
     ),
+    # First and second order on four maps, the best of all that were tried beyond the paper.
+    "maps": O2PConfig(
+        engine=_ENGINE,
+        model=RegionModelConfig(
+            head="both",
+            reduce=96,
+            further_taps=("relu2", "relu3", "relu4"),
+            vector_scale=0.3,
+            vector_dropout=0.8,
+        ),
+        optimizer=OptimizerConfig(rate=0.01),
+    ),
 }
 
 
