@@ -24,7 +24,7 @@ def picture(tmp_path):
 def test_without_a_model(picture, tmp_path, capsys):
     assert main(Config((picture,), out=tmp_path / "out", ks=(2, 4))) == 0
     said = capsys.readouterr().out
-    assert "colour alone" in said and "2 regions shown" in said
+    assert "colour and contrast" in said and "2 regions shown" in said
     labels = np.asarray(Image.open(tmp_path / "out" / "photo.png"))
     assert (labels[:, :33] == 0).all() and (labels[:, 37:] == 1).all()
     levels = np.load(tmp_path / "out" / "photo.npz")

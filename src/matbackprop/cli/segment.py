@@ -32,7 +32,7 @@ class Config:
     """Folder for the results."""
     model: str | None = None
     """Folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging Face hub.
-    Without one, superpixels are merged by colour alone."""
+    Without one, superpixels are merged by colour and contrast alone."""
     ks: tuple[int, ...] | None = None
     """Numbers of regions (merge) or of clusters (cluster); by default the eight that were best on BSDS300's training
     images with the method."""
@@ -105,7 +105,7 @@ def main(config: Config) -> int:
         model = load_segmenter(config.model).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     elif not config.json:
         print(
-            "No model was given: merging superpixels by colour alone. For learned segmentations train one with "
+            "No model was given: merging superpixels by colour and contrast. For learned segmentations train one with "
             "'matbackprop train ncuts' and pass its run folder with --model."
         )
     config.out.mkdir(parents=True, exist_ok=True)

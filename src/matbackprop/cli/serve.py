@@ -12,7 +12,7 @@ class Config:
 
     model: str | None = None
     """Segmenter: folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging
-    Face hub. Without one, superpixels are merged by colour alone."""
+    Face hub. Without one, superpixels are merged by colour and contrast alone."""
     classifier: str | None = None
     """Classifier: folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub. Without
     one, regions are not named."""

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.deep_ncuts import DeepNCuts, Merging, default_ks, merge_superpixels, rgb_to_lab
-from matbackprop.spectral import MergeCost, choose_k, region_means, slic_superpixels
+from matbackprop.models.colour_merging import merge_by_colour
+from matbackprop.models.deep_ncuts import DeepNCuts, Merging, default_ks
+from matbackprop.spectral import choose_k
 
 __all__ = ["Photograph", "segment_photograph"]
 
@@ -30,7 +31,7 @@ class Photograph:
         k: the suggested number.
         confidence: in [0, 1], how much the spectrum supports it.
         method: ``"cluster"`` or ``"merge"``.
-        network: whether a network was used, or colour alone.
+        network: whether a network was used, or colour and contrast alone.
         seconds: wall time.
     """
 
@@ -82,7 +83,7 @@ def segment_photograph(
 
     Args:
         image: (h, w, 3) uint8 or floating point in [0, 1]; grey and RGBA are accepted too.
-        model: a trained network; None merges superpixels by their Lab colour, without a network.
+        model: a trained network; None merges superpixels by colour and contrast, without a network.
         ks: numbers of regions (``"merge"``) or of clusters (``"cluster"``); None for the eight of the method's default.
         method: ``"merge"`` for a nested hierarchy, ``"cluster"`` for K-means and connected components.
         side: larger photographs are segmented at this length of their longer side; borders are then as fine as that.
@@ -128,9 +129,7 @@ def segment_photograph(
 def _merge(image: Tensor, model: DeepNCuts | None, ks: Sequence[int]) -> Merging:
     if model is not None:
         return model.merge(image.to(next(model.parameters()).device), ks)
-    superpixels = slic_superpixels(image.permute(1, 2, 0).numpy(), 600)
-    lab = rgb_to_lab(image.float() / 255).permute(1, 2, 0).numpy()
-    return merge_superpixels(superpixels, region_means(superpixels, lab), None, ks, cost=MergeCost(1.0, 0.0, 0.3))
+    return merge_by_colour(image.permute(1, 2, 0).numpy(), ks)
 
 
 def _suggest(merging: Merging, most: int) -> tuple[int, float]:

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from skimage.color import rgb2lab
 
 from matbackprop.baselines import BASELINES, HUMANS, run_baselines
 from matbackprop.data.bsds import BSDS, tuning_split
@@ -33,9 +32,9 @@ from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.models.deep_ncuts import DeepNCuts, default_ks, merge_superpixels
+from matbackprop.models.colour_merging import merge_by_colour
+from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import follow_parent, signals_held
-from matbackprop.spectral import MERGE_KS, MergeCost, region_means, slic_superpixels
 from matbackprop.training.config import to_json
 from matbackprop.training.engine import fit, load_weights, seed_all
 from matbackprop.training.ncuts import (
@@ -109,7 +108,7 @@ _PAPER = {
 
 
 def _groups() -> dict[str, Group]:
-    groups = [Group("lab", (Row("lab-merging", "Lab merging", "none", "none", "merge"),))]
+    groups = [Group("lab", (Row("lab-merging", "Merging by Lab colour and contrast", "none", "none", "merge"),))]
     for name, network in _NETWORKS.items():
         before, after = _PAPER[name]
         plain = Row(f"ncuts-{name}", "NCuts", network, "none", "cluster", paper=before)
@@ -252,11 +251,8 @@ def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:
 
 
 def _lab_merging(task: tuple[NDArray[np.uint8], int | NDArray[np.int16]]) -> NDArray[np.int32]:
-    """Merging without a network: superpixels, or so many of SLIC's, by their mean colour."""
-    image = task[0].transpose(1, 2, 0)
-    superpixels = slic_superpixels(image, task[1]) if isinstance(task[1], int) else task[1]
-    points = region_means(superpixels, rgb2lab(image))
-    return merge_superpixels(superpixels, points, None, MERGE_KS, cost=MergeCost(1.0, 0.0, 0.3)).labels.astype(np.int32)
+    """Merging without a network, of given superpixels or so many of SLIC's."""
+    return merge_by_colour(task[0].transpose(1, 2, 0), superpixels=task[1]).labels.astype(np.int32)
 
 
 def _segment(
