@@ -283,6 +283,7 @@ def epochs_of(config: Table1Config, row: Row, part: str) -> int:
 def run_config(config: Table1Config, row: Row, job: Job, setting: dict[str, Any]) -> O2PConfig:
     """The complete configuration of a run."""
     epochs = epochs_of(config, row, job.part)
+    cuda = torch.cuda.is_available() and config.accelerator != "cpu"
     base = dataclasses.replace(PRESETS["paper"], data=config.data)
     return merge(
         base,
@@ -296,7 +297,7 @@ def run_config(config: Table1Config, row: Row, job: Job, setting: dict[str, Any]
             "engine.overwrite": True,
             "engine.devices": "1",
             "engine.accelerator": config.accelerator,
-            "engine.precision": "32" if row.kind == "sift" else config.precision,
+            "engine.precision": config.precision if cuda and row.kind != "sift" else "32",
             "engine.log_every": 50,
             "engine.checkpoints": False,
             "engine.profile": job.part == "timing" and row.kind != "sift",

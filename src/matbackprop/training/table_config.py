@@ -39,7 +39,7 @@ class Table1Config:
     other_seeds: int = 3
     """Seeds of the other rows."""
     precision: Literal["32", "bf16-mixed"] = "bf16-mixed"
-    """Precision of the network."""
+    """Precision of the network on a GPU; on the CPU it is 32."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Kind of device."""
     override: tuple[str, ...] = ()
