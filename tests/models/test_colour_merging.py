@@ -1,4 +1,4 @@
-"""Merging without a network: colour, texture and contrast each divide, levels are nested, nothing breaks on odd images."""
+"""Merging without a network: colour, texture and contrast each divide; levels are nested; odd images are no trouble."""
 
 import numpy as np
 import pytest

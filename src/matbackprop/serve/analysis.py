@@ -80,8 +80,8 @@ class Segmenter:
         """A line for the page."""
         if self.model is None:
             return (
-                "No model was given: superpixels are merged by colour and contrast alone. Train one with `matbackprop train ncuts` "
-                "and pass its run folder with `--model`."
+                "No model was given: superpixels are merged by colour and contrast alone. Train one with "
+                "`matbackprop train ncuts` and pass its run folder with `--model`."
             )
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         return f"A trained DeepNCuts model with {size:.1f} million parameters."
