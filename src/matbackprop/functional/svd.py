@@ -63,17 +63,17 @@ class _SVD(Function):
             return None, None, None
         u, s, vh = ctx.saved_tensors
         k, policy = s.shape[-1], ctx.policy
-        u1, v = _head(u, k), vh.mT
-        v1 = _head(v, k)
-        inner = torch.zeros_like(u1.mT @ u1) if g_s is None else torch.diag_embed(g_s)
+        u1, vh1 = _head(u, k), vh if vh.shape[-2] == k else vh.narrow(-2, 0, k)
+        inner = torch.zeros_like(s.unsqueeze(-1) * s.unsqueeze(-2)) if g_s is None else torch.diag_embed(g_s)
         outer = None
         if g_u is not None or g_vh is not None:
             raise_deferred()
             g_u = torch.zeros_like(u) if g_u is None else g_u
-            g_v = torch.zeros_like(v) if g_vh is None else g_vh.mT
+            g_v = (torch.zeros_like(vh) if g_vh is None else g_vh).mT
             scale, gaps = _scale(s), _gaps(s)
             sums = s.unsqueeze(-1) + s.unsqueeze(-2)
-            ju, jv = _skew(u1.mT @ _head(g_u, k)), _skew(v1.mT @ _head(g_v, k))
+            within_u, within_v = u1.mT @ _head(g_u, k), vh1 @ _head(g_v, k)
+            ju, jv = _skew(within_u), _skew(within_v)
             size = torch.maximum(_largest(g_u), _largest(g_v))
             parts: list[tuple[Tensor, Tensor, Tensor | float]] = [
                 (policy.tied(gaps, scale) & _off_diagonal(gaps), ju + jv, size),
@@ -81,8 +81,8 @@ class _SVD(Function):
             ]
             inner = inner + (ju + jv) * policy.invert(gaps, scale) + (ju - jv) * policy.invert(sums, scale)
             if ctx.tall or ctx.wide:  # the longer side has vectors outside the span of the factors
-                long, g_long = (u, g_u) if ctx.tall else (v, g_v)
-                outside = _outside(long, g_long, k)
+                long, g_long, within = (u, g_u, within_u) if ctx.tall else (vh.mT, g_v, within_v)
+                outside = _outside(long, g_long, within)
                 zero = policy.tied(s, scale.squeeze(-1)).unsqueeze(-2)
                 parts.append((zero, outside, size))
                 if long.shape[-1] > k:
@@ -93,17 +93,21 @@ class _SVD(Function):
         total = u1 @ inner
         if outer is not None and ctx.tall:
             total = total + outer
-        total = total @ v1.mT
+        total = total @ vh1
         if outer is not None and ctx.wide:
             total = total + u1 @ outer.mT
         return total, None, None
 
 
-def _outside(long: Tensor, g: Tensor, k: int) -> Tensor:
-    """The part of a gradient that turns the first k vectors out of their span, with U₂ᵀdU₂ = 0 for the others."""
+def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:
+    """The part of a gradient that turns the first k vectors out of their span, with U₂ᵀdU₂ = 0 for the others.
+
+    ``within`` (k, k) is the product of the first vectors with their gradient.
+    """
+    k = within.shape[-1]
     first, g_first = _head(long, k), _head(g, k)
     if long.shape[-1] == k:
-        return g_first - first @ (first.mT @ g_first)
+        return g_first - first @ within
     rest, g_rest = long[..., k:], g[..., k:]
     return rest @ (rest.mT @ g_first - g_rest.mT @ first)
 
