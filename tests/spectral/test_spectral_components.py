@@ -1,12 +1,16 @@
 """Connected components: both implementations agree, and against flood fill."""
 
+import sys
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.spectral import connected_components
+from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
+from matbackprop.models.colour_merging import merge_by_colour
+from matbackprop.spectral import connected_components, slic_superpixels
 
 
 def flood(labels, connectivity):
@@ -66,3 +70,18 @@ def test_bad_input():
     with pytest.raises(ConfigurationError, match="method"):
         connected_components(torch.zeros(3, 3, dtype=torch.long), method="fast")
     assert connected_components(torch.zeros(0, 3, 3, dtype=torch.long)).shape == (0, 3, 3)
+
+
+def test_without_scikit_image_torch_does_it_and_superpixels_say_what_to_install(monkeypatch):
+    maps = torch.randint(0, 3, (2, 9, 11), generator=torch.Generator().manual_seed(0))
+    expected = connected_components(maps)
+    for name in ("skimage", "skimage.color", "skimage.segmentation"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert torch.equal(connected_components(maps), expected)
+    with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
+        connected_components(maps, method="skimage")
+    image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
+        slic_superpixels(image, 20)
+    with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
+        merge_by_colour(image, superpixels=np.zeros((64, 64), np.int32))

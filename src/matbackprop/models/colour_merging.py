@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from matbackprop.errors import MissingExtraError
 from matbackprop.models.deep_ncuts import Merging, merge_superpixels
 from matbackprop.spectral import (
     MERGE_KS,
@@ -45,9 +46,11 @@ def merge_by_colour(
         >>> merge_by_colour(picture, [2]).labels[0, 0, [0, 29, 30, 59]].tolist()
         [0, 0, 1, 1]
     """
-    from scipy.ndimage import gaussian_filter
-    from skimage.color import rgb2lab
-
+    try:
+        from scipy.ndimage import gaussian_filter
+        from skimage.color import rgb2lab
+    except ImportError as error:
+        raise MissingExtraError("merging by colour needs scikit-image: pip install 'matbackprop[train]'") from error
     regions = slic_superpixels(image, superpixels) if isinstance(superpixels, int) else np.asarray(superpixels)
     lab = rgb2lab(image)
     means = region_means(regions, lab)

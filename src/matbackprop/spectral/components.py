@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from matbackprop.eigensolver import _kernels
-from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
 
 _THREADS = 256
 
@@ -69,8 +71,8 @@ def connected_components(labels: Tensor, *, connectivity: int = 4, method: str =
     Args:
         labels: integer maps (*b, h, w); any integer is a label.
         connectivity: 4 or 8 neighbours.
-        method: ``"torch"``, ``"skimage"``, or ``"auto"``: kernels of the package on CUDA, torch on other
-            accelerators, scikit-image on the CPU.
+        method: ``"torch"``, ``"skimage"``, or ``"auto"``: kernels of the package on CUDA, scikit-image on the CPU where
+            it is installed, torch elsewhere.
 
     Returns:
         int64 maps (*b, h, w), numbered from 0 in each map in the raster order of the components' first pixels.
@@ -91,8 +93,11 @@ def connected_components(labels: Tensor, *, connectivity: int = 4, method: str =
     flat = labels.reshape(-1, *labels.shape[-2:])
     if method == "auto" and labels.device.type == "cuda" and _kernels.available() and labels.numel() < 2**31:
         return _components_cuda(flat, connectivity).view(labels.shape)
-    if method == "torch" or (method == "auto" and labels.device.type != "cpu"):
+    installed = find_spec("skimage") is not None
+    if method == "torch" or (method == "auto" and (labels.device.type != "cpu" or not installed)):
         return _components_torch(flat, connectivity).view(labels.shape)
+    if not installed:
+        raise MissingExtraError("method='skimage' needs scikit-image: pip install 'matbackprop[train]'")
     from skimage.measure import label
 
     shifted = flat.cpu().numpy()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
 
 
 class RegionGraph(NamedTuple):
@@ -37,6 +37,9 @@ def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float =
     Returns:
         int32 map (h, w), numbered from 0 without gaps.
 
+    Raises:
+        MissingExtraError: scikit-image is not installed.
+
     References:
         R. Achanta et al., SLIC superpixels compared to state-of-the-art superpixel methods, PAMI 2012.
     """
@@ -50,8 +53,10 @@ def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float =
         side = max(1, round(float(np.sqrt(height * width / count))))
         rows, columns = np.arange(height) // side, np.arange(width) // side
         return (rows[:, None] * (columns[-1] + 1) + columns).astype(np.int32)
-    from skimage.segmentation import slic
-
+    try:
+        from skimage.segmentation import slic
+    except ImportError as error:
+        raise MissingExtraError("superpixels need scikit-image: pip install 'matbackprop[train]'") from error
     for stronger in (1, 4, 16):
         # On noise SLIC's pieces are torn and united again: weigh space more until enough are left.
         weight = compactness * stronger
