@@ -587,7 +587,7 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
         title, paper = BASELINE_TITLES.get(key, (key.replace("_", " "), ""))
         table["rows"][key] = {"title": title, "network": "none", "paper": paper, "scores": scores}
         measures = [scores.get(n) for n in ("paper_best", "paper_average", "covering_ods", "pri_ois", "vi_ois")]
-        lines.append([title, "none", "", *measures, "", None, 1 / seconds if seconds else None, paper])
+        lines.append([title, "none", "", *measures, "", "", None, 1 / seconds if seconds else None, paper])
     for key, row in ROWS.items():
         results = read_results(config, key)
         if not results:
@@ -612,7 +612,7 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
                 interval = paired_bootstrap(_image_scores(results, which), _image_scores(other, which))
                 entry["difference"][name] = dataclasses.asdict(interval)
         table["rows"][key] = entry
-        gain = entry.get("difference", {}).get("best")
+        gains = entry.get("difference", {})
         lines.append(
             [
                 f"{row.title} ({row.network})" if row.network != "none" else row.title,
@@ -623,14 +623,17 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
                 float(np.mean(values["covering_ods"])),
                 float(np.mean(values["pri_ois"])),
                 float(np.mean(values["vi_ois"])),
-                "" if gain is None else f"{gain['difference']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]",
+                *(
+                    f"{gains[n]['difference']:+.3f} [{gains[n]['low']:+.3f}, {gains[n]['high']:+.3f}]" if gains else ""
+                    for n in ("best", "average")
+                ),
                 (speed.get(key) or {}).get("training"),
                 (speed.get(key) or {}).get("testing"),
                 row.paper,
             ]
         )
     columns = ["method", "trained with", "segments by", "best", "average", "covering ODS", "PRI OIS", "VI OIS",
-               "best, gain", "training images/s", "testing images/s", "paper"]  # fmt: skip
+               "best, gain", "average, gain", "training images/s", "testing images/s", "paper"]  # fmt: skip
     number = max((len(row["seeds"]) for row in table["rows"].values() if "seeds" in row), default=0)
     out = Table(
         columns,
