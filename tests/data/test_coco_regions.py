@@ -10,7 +10,7 @@ from pycocotools import mask as coco_mask
 
 from matbackprop.data import coco_regions as cr
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.models.backbone import Normalize
+from matbackprop.models.backbone import normalize
 
 HEIGHT, WIDTH = 40, 60
 
@@ -216,7 +216,7 @@ def reference_placement(region, canvas, placement, background):
             if 0 <= to[0] < canvas and 0 <= to[1] < canvas:
                 image[to] = source[y, x, :3] / 255
                 mask[to] = source[y, x, 3] / 255
-    seen = Normalize()(torch.from_numpy(image).permute(2, 0, 1)).nan_to_num(0.0)
+    seen = normalize(torch.from_numpy(image).permute(2, 0, 1)).nan_to_num(0.0)
     return (seen * torch.from_numpy(mask) if background == "mask" else seen), mask
 
 

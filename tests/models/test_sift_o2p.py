@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.models.backbone import Normalize
+from matbackprop.models.backbone import normalize
 from matbackprop.models.sift_o2p import SiftO2P
-
-normalize = Normalize()
 
 pytest.importorskip("kornia")
 

@@ -17,18 +17,11 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-class Normalize(nn.Module):
-    """Normalises RGB images (*b, 3, h, w) in [0, 1] as the ImageNet networks expect."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean: Tensor
-        self.deviation: Tensor
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("deviation", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return (image - self.mean.to(image.dtype)) / self.deviation.to(image.dtype)
+def normalize(image: Tensor) -> Tensor:
+    """Normalise RGB images (*b, 3, h, w) in [0, 1] as the ImageNet networks expect."""
+    mean = image.new_tensor(IMAGENET_MEAN).view(3, 1, 1)
+    std = image.new_tensor(IMAGENET_STD).view(3, 1, 1)
+    return (image - mean) / std
 
 
 class Backbone(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.backbone import Backbone, Normalize, build_backbone, grid_geometry, windows
+from matbackprop.models.backbone import Backbone, build_backbone, grid_geometry, normalize, windows
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.spectral import (
     CLUSTER_KS,
@@ -389,7 +389,6 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             "superpixels": superpixels,
         }
         self.backbone = build_backbone(backbone) if isinstance(backbone, str) else backbone
-        self.normalize = Normalize()
         self.taps = list(taps)
         unknown = [t for t in self.taps if t not in self.backbone.taps]
         if unknown:
@@ -445,7 +444,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         before = max(0, *(int(np.ceil(g.shift)) for g in self.geometry))
         below = max(g.after(height, before) for g in self.geometry)
         right = max(g.after(width, before) for g in self.geometry)
-        padded = self.normalize(image)
+        padded = normalize(image)
         if before or below or right:
             padded = nnf.pad(padded, (before, right, before, below), mode="replicate")
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
