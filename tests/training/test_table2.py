@@ -47,8 +47,12 @@ def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
     other = [json.loads(result_path(config, "ncuts-alexnet-relu5", s).read_text()) for s in (0, 1)]
     means = [np.mean([r["scores"]["paper_best"] for r in rows]) for rows in (one, other)]
     assert deep["difference"]["best"]["difference"] == pytest.approx(means[0] - means[1])
+    means = [np.mean([r["scores"]["paper_average"] for r in rows]) for rows in (one, other)]
+    gain = deep["difference"]["average"]
+    assert gain["difference"] == pytest.approx(means[0] - means[1])
     assert set(one[0]["per_image"]) == {"000000", "000001", "000002"} or len(one[0]["per_image"]) == 3
     text = (tmp_path / "out" / "table.md").read_text()
+    assert f"| {gain['difference']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] |" in text
     assert "DeepNCuts (AlexNet ReLU-5)" in text and text.strip() in capsys.readouterr().out
     assert (tmp_path / "runs" / "pictures" / "segmentations.png").exists()
     assert not list((tmp_path / "out").rglob("*.npz"))  # nothing that shows the data set's pictures
@@ -65,6 +69,17 @@ def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
         changed.setattr(table2, "default_ks", lambda method: (2, 3) if method == "cluster" else MERGE_KS)
         assert sorted(open_jobs(config)) == sorted([*trained, ("ncuts-alexnet-relu5", 0), ("ncuts-alexnet-relu5", 1)])
         assert table2.read_results(config, "ncuts-alexnet-relu5") == []
+    with monkeypatch.context() as changed:
+        changed.setattr(table2, "_LAB_SETTINGS", {"cost": 1, "width": 2})
+        assert open_jobs(config) == [("lab", 0), ("lab", 1)]
+    path = result_path(config, "deepncuts-alexnet-relu5", 0)
+    stored = path.read_text()
+    for name, value, counts in (("a field of once", 7, True), ("rate", 7.0, False)):
+        changed_result = json.loads(stored)
+        changed_result["config"]["train"][name] = value
+        path.write_text(json.dumps(changed_result))
+        assert open_jobs(config) == ([] if counts else trained[:1])
+    path.write_text(stored)
     result_path(config, "lab-merging", 1).unlink()
     assert open_jobs(config) == [("lab", 1)]
 

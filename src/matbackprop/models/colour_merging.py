@@ -19,7 +19,7 @@ from matbackprop.spectral import (
 )
 
 COST = MergeCost(region=1.0, boundary=1.0, area=0.8)
-"""Exponents of the price; they and the width of the gradient were best on 40 training images of BSDS300."""
+"""Exponents of the price. They and the width were best of a few on 40 training images of BSDS300."""
 WIDTH = 3.0
 """Standard deviation, in pixels, of the Gaussian whose derivatives measure contrast."""
 

@@ -32,7 +32,7 @@ from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.models.colour_merging import merge_by_colour
+from matbackprop.models.colour_merging import COST, WIDTH, merge_by_colour
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import follow_parent, signals_held
 from matbackprop.training.config import to_json
@@ -169,6 +169,8 @@ def result_path(config: Table2Config, row: str, seed: int) -> Path:
     return config.out / "rows" / row / f"seed{seed}.json"
 
 
+_LAB_SETTINGS = {"cost": dataclasses.asdict(COST), "width": WIDTH}
+"""What merging without a network depends on."""
 _PLACES = ("root", "cache", "workers", "threads")  # fields of the data that say where and how, not what
 
 
@@ -183,9 +185,11 @@ def read_result(config: Table2Config, row: str, seed: int) -> dict[str, Any] | N
     if group.preset:
         now = to_json(row_config(config, group, seed))
         same = same and then["engine"]["max_epochs"] == now["engine"]["max_epochs"]
-        for part in ("data", "model", "train"):  # what was a field then and is none now had no choice
-            known = then[part].keys() & now[part].keys() - {*_PLACES}
+        for part in ("data", "model", "train"):  # a field that is no more cannot be compared
+            known = (then[part].keys() & now[part].keys()) - {*_PLACES}
             same = same and all(now[part][name] == then[part][name] for name in known)
+    elif not group.variant:
+        same = same and then == _LAB_SETTINGS
     return found if same else None
 
 
@@ -313,6 +317,8 @@ def run_job(config: Table2Config, key: str, seed: int, workers: Workers) -> dict
         _keep_summary(run, run_summary(config, key, seed))
     elif group.variant:
         model = untrained_model(group.variant, weights=config.weights or "imagenet")
+    else:
+        run_settings = _LAB_SETTINGS
     if model is not None:
         model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = test_images(config)
