@@ -97,7 +97,8 @@ class Analysis:
     def levels(self) -> list[tuple[Picture, str]]:
         """Overview from coarse to fine: mean colours with borders, and the number of regions."""
         out = []
-        for k in [k for k in self.maps if k in MERGE_KS] if len(self.maps) > len(MERGE_KS) else self.maps:
+        hierarchy = set(MERGE_KS) <= self.maps.keys()  # it holds every number; clusterings are few
+        for k in MERGE_KS if hierarchy else self.maps:
             labels = self.maps[k]
             picture = draw_boundaries(paint_labels(labels, self.photograph), labels, colour=(1.0, 1.0, 1.0))
             out.append((_bytes(picture), f"{len(np.unique(labels))} regions"))
