@@ -19,6 +19,16 @@ def agreement(labels, truth):
     return max(same, 1 - same)
 
 
+def halved_slopes(*ends, turned):
+    """Three slopes of grey side by side, each 40 columns wide and one superpixel, merged into two regions."""
+    row = np.concatenate([np.linspace(*pair, 40) for pair in ends])
+    image = np.repeat(np.repeat(row[None, :, None], 50, 0), 3, 2).astype(np.uint8)
+    thirds = np.repeat(np.arange(120)[None] // 40, 50, 0)
+    if turned:
+        return merge_by_colour(image.transpose(1, 0, 2), [2], superpixels=thirds.T).labels[0].T
+    return merge_by_colour(image, [2], superpixels=thirds).labels[0]
+
+
 @pytest.mark.parametrize("right", [(40, 40, 160), (90, 90, 90)])
 def test_colours_divide(right):
     noise = np.random.default_rng(0).integers(-8, 9, (60, 80, 3))
@@ -27,21 +37,26 @@ def test_colours_divide(right):
     assert agreement(merge_by_colour(image, [2], superpixels=60).labels[0], truth) > 0.97
 
 
-def test_texture_divides_where_mean_colours_are_equal():
-    image = halves((128, 128, 128), (128, 128, 128))
-    image[:, 40:] = 128 + 60 * (2 * ((np.arange(60)[:, None] + np.arange(40)) % 2) - 1)[..., None]
-    truth = np.arange(80) >= 40
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_far_mean_divides_before_a_step_between_near_ones(turned):
+    assert agreement(halved_slopes((60, 100), (110, 150), (110, 170), turned=turned), np.arange(120) >= 40) == 1
+
+
+def test_texture_divides_before_faint_differences_of_the_mean():
+    # Left plain, right a chessboard of the same mean; the lower half of both is a little lighter.
+    board = 60 * (2 * ((np.arange(60)[:, None] + np.arange(40)) % 2) - 1)
+    grey = np.concatenate([np.full((60, 40), 124), 128 + board], 1) + 3 * (np.arange(60)[:, None] >= 30)
+    image = np.repeat(grey[..., None], 3, 2).astype(np.uint8)
     blocks = np.arange(60)[:, None] // 10 * 8 + np.arange(80) // 10
-    assert agreement(merge_by_colour(image, [2], superpixels=blocks).labels[0], truth) == 1
+    labels = merge_by_colour(image, [2], superpixels=blocks).labels[0]
+    assert agreement(labels, np.arange(80) >= 40) == 1
 
 
-def test_contrast_divides_what_a_slope_does_not():
-    # Left: a slow slope over 60 columns. Right: a step of the same height.
-    row = np.concatenate([np.linspace(60, 140, 60), np.full(10, 140), np.full(40, 60)])
-    image = np.repeat(np.repeat(row[None, :, None], 50, 0), 3, 2).astype(np.uint8)
-    labels = merge_by_colour(image, [2], superpixels=np.arange(50)[:, None] // 10 * 11 + np.arange(110) // 10).labels[0]
-    assert (labels[:, :70] == labels[0, 0]).all() and (labels[:, 70:] == labels[0, -1]).all()
-    assert labels[0, 0] != labels[0, -1]
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_step_divides_and_a_slope_does_not(turned):
+    # Three slopes in a row: the first goes over into the second, whose mean is further away than that of the third,
+    # which a step parts from it.
+    assert agreement(halved_slopes((60, 100), (100, 140), (65, 105), turned=turned), np.arange(120) >= 80) == 1
 
 
 def test_levels_are_nested_and_counted():

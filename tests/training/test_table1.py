@@ -1,5 +1,6 @@
 """The driver of the first table: tuning, seeds, resuming, and what the summary says."""
 
+import dataclasses
 import hashlib
 import json
 import queue
@@ -10,11 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from matbackprop.cli.train import parse
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.training import table1
-from matbackprop.training.o2p_config import RegionDataConfig
+from matbackprop.training.o2p_config import PRESETS, RegionDataConfig
 from matbackprop.training.run_folder import atomic_write
 from matbackprop.training.table1 import ROWS, Job
 from matbackprop.training.table_config import Table1Config
@@ -197,12 +199,10 @@ def test_each_rows_command_says_what_its_runs_were(config):
         words = shlex.split(table1.command(config, row))
         assert words[:3] == ["matbackprop", "train", "o2p"]
         said = parse("o2p", words[3:], "test").config
-        meant = table1.run_config(config, row, Job(row.key, "seed", 0), row.trials[0])
-        assert said.optimizer == meant.optimizer
+        plain = dataclasses.replace(config, override=())
+        meant = table1.run_config(plain, row, Job(row.key, "seed", 0), row.trials[0])
+        assert said.optimizer == meant.optimizer and said.model == meant.model
         assert said.engine.max_epochs == meant.engine.max_epochs
-        assert said.model.head == meant.model.head and said.model.tap == meant.model.tap
-        assert said.model.function == meant.model.function and said.model.support == meant.model.support
-        assert said.model.further_taps == meant.model.further_taps
 
 
 def test_the_papers_rows_are_all_there():
@@ -210,6 +210,23 @@ def test_the_papers_rows_are_all_there():
     assert paper == [36.4, 25.3, 27.2, 28.6, 32.4, 25.2, 28.9]
     assert len({row.key for row in ROWS}) == len(ROWS)
     assert len({len(row.trials) for row in ROWS}) == 1  # the same budget for every row
+
+
+def test_the_preset_of_four_maps_is_the_row_with_its_winning_setting():
+    row = table1._row("both-maps")
+    made = table1.run_config(Table1Config(), row, Job(row.key, "seed", 0), row.trials[0])
+    assert (made.model, made.optimizer) == (PRESETS["maps"].model, PRESETS["maps"].optimizer)
+    assert made.engine.max_epochs == PRESETS["maps"].engine.max_epochs
+
+
+@pytest.mark.parametrize(("cuda", "accelerator", "precision"), [
+    (True, "auto", "bf16-mixed"), (True, "cpu", "32"), (False, "auto", "32"),
+])  # fmt: skip
+def test_half_precision_is_for_gpus(monkeypatch, cuda, accelerator, precision):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    config, row = Table1Config(accelerator=accelerator), table1._row("o2p")
+    job = Job("o2p", "seed", 0)
+    assert table1.run_config(config, row, job, row.trials[0]).engine.precision == precision
 
 
 def test_bad_options_are_named(config, tmp_path):
