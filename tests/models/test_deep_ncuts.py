@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from skimage.color import rgb2lab
 from torch import nn
 
 from matbackprop.errors import ConfigurationError, ShapeError
@@ -14,7 +13,6 @@ from matbackprop.models.deep_ncuts import (
     merge_superpixels,
     pool_borders,
     pool_superpixels,
-    rgb_to_lab,
 )
 
 
@@ -146,12 +144,6 @@ def test_contradictory_arguments(changes):
         DeepNCuts(**changes)
     with pytest.raises(ConfigurationError, match="unknown model"):
         DeepNCuts.variant("resnet")
-
-
-def test_lab_against_scikit_image():
-    x = torch.rand(3, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    expected = rgb2lab(x.permute(1, 2, 0).numpy())
-    np.testing.assert_allclose(rgb_to_lab(x).permute(1, 2, 0).numpy(), expected, atol=2e-3)
 
 
 def test_pooling_on_superpixels():

@@ -13,6 +13,7 @@ from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.config import get_recipe, merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
 from matbackprop.training.guard import GradientGuard
+from matbackprop.training.ncuts import build
 from matbackprop.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.cuda
@@ -161,3 +162,20 @@ def test_recipes_train_sharded_and_resume(tmp_path_factory, tmp_path, monkeypatc
     assert len(curve(sharded)) == 2 * len(losses) and all(math.isfinite(v) for v in curve(sharded))
     assert any(not torch.equal(value, states[key]) for key, value in weights(sharded).items())
     assert (sharded.path / "report.html").exists()
+
+
+def test_graphs_of_steps_change_no_number(tmp_path):
+    found = []
+    for graphs in (True, False):
+        changes = {"data.made": 8, "data.cache": str(tmp_path / "cache"), "data.superpixels": 60}
+        changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
+        changes |= {"engine.run": str(tmp_path / f"run-{graphs}"), "engine.max_epochs": 3, "engine.accelerator": "gpu"}
+        changes |= {"engine.log_every": 3, "engine.report": False, "train.graphs": graphs}
+        config = merge(get_recipe("ncuts").preset("paper-alexnet-relu5"), changes)
+        seed_all(3)
+        module, data = build(config)
+        run = fit(config, module, data, name="graphs")
+        assert (module.graphs is not None) is graphs
+        found.append([m["train/loss"] for m in run.read_metrics() if "train/loss" in m])
+    assert len(found[0]) >= 6 and found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[0][-1] != found[0][0]

@@ -19,9 +19,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 def normalize(image: Tensor) -> Tensor:
     """Normalise RGB images (*b, 3, h, w) in [0, 1] as the ImageNet networks expect."""
-    mean = image.new_tensor(IMAGENET_MEAN).view(3, 1, 1)
-    std = image.new_tensor(IMAGENET_STD).view(3, 1, 1)
-    return (image - mean) / std
+    # With plain numbers: a tensor of them would have to be copied to the device, which a CUDA graph cannot.
+    parts = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
+    return torch.cat([(channel - mean) / std for channel, mean, std in parts], -3)
 
 
 class Backbone(nn.Module):

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.models.deep_ncuts import DeepNCuts, rgb_to_lab
+from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.models.photograph import segment_photograph
 from matbackprop.models.predict_regions import predict_regions
 from matbackprop.models.sift_o2p import SiftO2P
 from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture
-from matbackprop.spectral import CLUSTER_KS, Embedding, ncut_embedding, soft_embedding
+from matbackprop.spectral import CLUSTER_KS, Embedding, ncut_embedding, rgb_to_lab, soft_embedding
 
 __all__ = ["Namer", "Segmenter", "colour_features"]
 

@@ -1,5 +1,6 @@
 """Features → spectral embedding → clusterings for every K → label maps; and merging of regions into a hierarchy."""
 
+from matbackprop.spectral.colour import rgb_to_lab
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.embedding import Embedding, KChoice, choose_k, ncut_embedding, soft_embedding
 from matbackprop.spectral.hierarchy import MERGE_KS, Hierarchy, MergeCost, merge_regions
@@ -26,6 +27,7 @@ __all__ = [
     "pivoted_qr_rotation",
     "region_graph",
     "region_means",
+    "rgb_to_lab",
     "segment_features",
     "slic_superpixels",
     "soft_embedding",

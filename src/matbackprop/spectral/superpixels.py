@@ -26,7 +26,27 @@ class RegionGraph(NamedTuple):
     pairs: NDArray[np.int64]
 
 
-def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float = 8.0) -> NDArray[np.int32]:
+COMPACTNESS = 8.0
+SMOOTHING = 0.7  # deviation, in pixels, of the Gaussian before SLIC
+
+
+def is_tiny(height: int, width: int, count: int) -> bool:
+    """Whether an image is too small for SLIC, so that squares are its superpixels."""
+    return height * width <= 4 * count or min(height, width) < 4
+
+
+def torn(regions: NDArray[np.integer], count: int) -> bool:
+    """Whether SLIC left less than a third of the superpixels wanted: on noise its pieces are torn and united again."""
+    return bool(3 * np.count_nonzero(np.bincount(regions.ravel())) < count)
+
+
+def number_regions(regions: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Number regions from 0 without gaps, in the order of their numbers."""
+    used = np.bincount(regions.ravel()) > 0
+    return (np.cumsum(used, dtype=np.int32) - 1)[regions]
+
+
+def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float = COMPACTNESS) -> NDArray[np.int32]:
     """Divide an RGB image into about ``count`` connected superpixels (SLIC).
 
     Args:
@@ -49,7 +69,7 @@ def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float =
     if count < 1:
         raise ConfigurationError(f"count must be positive, got {count}.")
     height, width = array.shape[:2]
-    if height * width <= 4 * count or min(height, width) < 4:
+    if is_tiny(height, width, count):
         side = max(1, round(float(np.sqrt(height * width / count))))
         rows, columns = np.arange(height) // side, np.arange(width) // side
         return (rows[:, None] * (columns[-1] + 1) + columns).astype(np.int32)
@@ -57,14 +77,12 @@ def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float =
         from skimage.segmentation import slic
     except ImportError as error:
         raise MissingExtraError("superpixels need scikit-image: pip install 'matbackprop[train]'") from error
-    for stronger in (1, 4, 16):
-        # On noise SLIC's pieces are torn and united again: weigh space more until enough are left.
+    for stronger in (1, 4, 16):  # weigh space more until enough are left
         weight = compactness * stronger
-        out = slic(array, n_segments=count, compactness=weight, sigma=0.7, start_label=0, channel_axis=-1)
-        used = np.bincount(out.ravel()) > 0
-        if 3 * np.count_nonzero(used) >= count:
+        out = slic(array, n_segments=count, compactness=weight, sigma=SMOOTHING, start_label=0, channel_axis=-1)
+        if not torn(out, count):
             break
-    return (np.cumsum(used, dtype=np.int32) - 1)[out]
+    return number_regions(out)
 
 
 def region_graph(regions: ArrayLike) -> RegionGraph:

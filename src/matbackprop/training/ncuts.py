@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.data.bsds import BSDS, tuning_split
@@ -29,6 +29,7 @@ from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_
 from matbackprop.metrics.evaluation import evaluate_segmentations
 from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
+from matbackprop.training.graphs import GraphedModule
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig, NCutsModelConfig
 from matbackprop.training.recording import RecordingModule
@@ -37,6 +38,8 @@ from matbackprop.training.segmenting import segment_images
 
 SCALES = 6
 """Number of sizes that random scaling chooses from."""
+MAX_GRAPHS = 4
+"""Most sizes of images that steps are captured for."""
 
 # ------------------------------------------------------------------------------------------------------------- images
 
@@ -89,13 +92,14 @@ class ImageSource:
         self, images: PreparedImages, config: ImageDataConfig | None, seed: int = 0, stride: int | None = None
     ) -> None:
         self.images, self.config, self.seed, self.stride = images, config, seed, stride
-        self.num_labels = 1
+        self.num_labels, self.annotators = 1, 1
         for image in images:
             if len(image.labels) == 0:
                 raise DataError(
                     f"image {image.id!r} has no ground truth; leave it out of training and validation (segmenting "
                     "needs none)."
                 )
+            self.annotators = max(self.annotators, len(image.labels))
             self.num_labels = max(self.num_labels, int(image.labels.max()) + 1)
             for grid in image.grids.values():
                 self.num_labels = max(self.num_labels, int(grid.max()) + 1)
@@ -269,10 +273,23 @@ def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
     return (entropy * counted).sum() / counted.sum().clamp(min=1)
 
 
+class _GridObjective(nn.Module):
+    """The objective of a batch as a function of its tensors alone."""
+
+    def __init__(self, module: NCutsModule, num_labels: int) -> None:
+        super().__init__()
+        self.model = module.model
+        self.compute = lambda image, grid: module.losses({"image": image, "grid": grid, "num_labels": num_labels})[0]
+
+    def forward(self, image: Tensor, grid: Tensor) -> Tensor:
+        return self.compute(image, grid)
+
+
 class NCutsModule(RecordingModule):
     """The Lightning module: the objective averaged over annotators and images, two rates, curves of the spectrum."""
 
     structured_methods = ("objective",)
+    graphs: GraphedModule | None = None
 
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()
@@ -286,6 +303,27 @@ class NCutsModule(RecordingModule):
             low, high = self.config.data.scale
             torch.backends.cudnn.benchmark = low == high and not self.config.engine.deterministic
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.graphs = self._capture()
+
+    def _capture(self) -> GraphedModule | None:
+        """Steps as CUDA graphs, one for each size of image; None where they do not fit."""
+        config = self.config
+        alone = isinstance(self.trainer.strategy, pl.strategies.SingleDeviceStrategy) and config.engine.accumulate == 1
+        plain = config.train.rows == "grid" and config.data.batch_size == 1 and config.engine.precision == "32"
+        if not (config.train.graphs and alone and plain):
+            return None
+        source: ImageSource = self.trainer.datamodule.train_dataloader().source  # type: ignore[attr-defined]
+        sizes = sorted({source.images.size(i) for i in range(len(source))})
+        if len(sizes) > MAX_GRAPHS:
+            return None
+        samples = []
+        for size in sizes:
+            image = torch.rand(1, 3, *size, device=self.device)
+            grid = torch.randint(2, (1, source.annotators, *self.model.grid(size)), device=self.device)
+            samples.append((image, grid))
+        self.model.train()
+        self.annotators = source.annotators
+        return GraphedModule(_GridObjective(self, source.num_labels), samples)
 
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and edge logits or None."""
@@ -327,10 +365,17 @@ class NCutsModule(RecordingModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Mean objective of a batch; rank, spectrum and gradient are looked at every ``log_every`` steps."""
+        looked_at = self.global_step % self.config.engine.log_every == 0
+        if self.graphs is not None and not looked_at:
+            image, grid = batch["image"], batch["grid"]
+            grid = nnf.pad(grid, (0, 0, 0, 0, 0, self.annotators - grid.shape[1]), value=-1)
+            total = self.graphs(image, grid)
+            self.record("train/objective", total)
+            return total
         total, parts, f = self.losses(batch)
         for name, value in parts.items():
             self.record(f"train/{name}", value)
-        if self.global_step % self.config.engine.log_every == 0:
+        if looked_at:
             for name, value in self.spectrum(f.detach()).items():
                 self.record(f"layer/{name}", value)
             if f.requires_grad:

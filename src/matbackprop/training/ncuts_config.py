@@ -89,6 +89,8 @@ class ObjectiveConfig:
     """Weight decay."""
     schedule: Literal["constant", "one-cycle"] = "constant"
     """Course of the learning rate."""
+    graphs: bool = True
+    """Replay steps as CUDA graphs, where one GPU takes one image a step in full precision and rows are grid."""
     score_images: int = 0
     """Validation images that are also segmented and scored (covering, best and average) after each validation."""
 

@@ -17,6 +17,7 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import WorkerPool
 from matbackprop.spectral import MergeCost, merge_regions, region_graph, slic_superpixels
+from matbackprop.spectral.slic_cuda import assign_superpixels, connect_superpixels, works_on
 from matbackprop.spectral.superpixels import RegionGraph
 
 __all__ = ["Segmented", "Workers", "segment_images"]
@@ -93,6 +94,10 @@ def _superpixels(image: NDArray[np.uint8], count: int) -> _Regions:
     return _graph_of(slic_superpixels(image.transpose(1, 2, 0), count).astype(np.int16))
 
 
+def _connected(assigned: NDArray[np.int16], image: NDArray[np.uint8], count: int) -> _Regions:
+    return _graph_of(connect_superpixels(assigned, image.transpose(1, 2, 0), count).astype(np.int16))
+
+
 def _levels(
     points: NDArray[Any], graph: RegionGraph, boundary: NDArray[Any] | None, ks: Sequence[int], cost: MergeCost
 ) -> NDArray[np.int32]:
@@ -157,15 +162,12 @@ def segment_images(
 
     # Nothing waits for more than it needs: while the network sees one batch, processes find the superpixels of the next
     # ones, and then merge those whose points have come.
-    regions = [
-        [
-            workers.submit(_graph_of, images[i].superpixels)
-            if prepared
-            else workers.submit(_superpixels, part, model.superpixels)
-            for i, part in zip(batch, parts, strict=True)
-        ]
-        for batch, parts in zip(batches, pixels, strict=True)
-    ]
+    regions = []
+    for batch, parts in zip(batches, pixels, strict=True):
+        if prepared:
+            regions.append([workers.submit(_graph_of, images[i].superpixels) for i in batch])
+        else:
+            regions.append(_find_superpixels(parts, model.superpixels, device, workers))
     merging: list[tuple[str, NDArray[np.int16], Future[NDArray[np.int32]]]] = []
     for batch, parts, futures in zip(batches, pixels, regions, strict=True):
         here: list[_Regions] = [future.result() for future in futures]
@@ -182,6 +184,17 @@ def segment_images(
     # Label maps are made here: they are a hundred times as large as the levels.
     labels = {name: np.take(levels.result(), superpixels, axis=1) for name, superpixels, levels in merging}
     return Segmented(labels, time.perf_counter() - started)
+
+
+def _find_superpixels(
+    parts: Sequence[NDArray[np.uint8]], count: int, device: torch.device, workers: Workers
+) -> list[Future[Any]]:
+    """Begin to find the superpixels of images of one size, on the device as far as that can be."""
+    batch = _to(parts, device)
+    if not works_on(batch, count):
+        return [workers.submit(_superpixels, part, count) for part in parts]
+    assigned = assign_superpixels(batch, count).to(torch.int16).cpu().numpy()
+    return [workers.submit(_connected, one, part, count) for one, part in zip(assigned, parts, strict=True)]
 
 
 def _to(parts: Sequence[NDArray[np.uint8]], device: torch.device) -> Tensor:
