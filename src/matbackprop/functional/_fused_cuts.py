@@ -18,7 +18,7 @@ from matbackprop.functional._fused_pool import PRODUCT_FILES, PRODUCT_THREADS, T
 
 _FILES = (*PRODUCT_FILES, "functional/_fused_cuts.cu")
 _REAL_BYTES = 8
-_MAX_FEATURES = TILE - 1  # one column of a tile counts
+MAX_FEATURES = TILE - 1  # one column of a tile counts
 _MIN_PIECE, _MAX_PIECES = 128, 256  # rows a block sums up; blocks an image is spread over
 _GRID_LIMIT = 65535
 
@@ -28,7 +28,7 @@ def applies(f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Any) -> b
     return (
         weight is None
         and offsets is None
-        and 0 < f.shape[-1] <= _MAX_FEATURES
+        and 0 < f.shape[-1] <= MAX_FEATURES
         and f.shape[-2] <= TILE * _GRID_LIMIT
         and kernels_apply(f)
     )

@@ -7,45 +7,71 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-__all__ = ["GraphedModule"]
+__all__ = ["GraphedLoss"]
 
-
-class _Call(nn.Module):
-    """The module once more, because what is captured takes the place of a module's ``forward``."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.module(*inputs)
+_WARM_UP = 3
 
 
-class GraphedModule:
-    """Forward and backward of a module in training, captured once for all shapes of its input and then replayed.
+class _Graph:
+    """Value and gradient of a loss for one kind of shapes, captured into memory of their own."""
 
-    Parameters may change but must stay where they are, as optimisers and checkpoints leave them. What comes out is
-    overwritten by the next call with these shapes, and so are the gradients: they cannot be summed over several calls.
+    def __init__(self, module: nn.Module, names: Sequence[str], owned: Sequence[Tensor], sample: Sequence[Tensor]):
+        self.inputs = [x.clone() for x in sample]
+        # The same memory as other leaves: those of the module belong to the stream that training runs on.
+        leaves = {name: p.detach().requires_grad_() for name, p in zip(names, owned, strict=True)}
+        here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self._compute(module, leaves)
+        here.wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.value, self.gradients = self._compute(module, leaves)
+
+    def _compute(self, module: nn.Module, leaves: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        value = functional_call(module, leaves, tuple(self.inputs))
+        gradients = torch.autograd.grad(value, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
+        return value.detach(), gradients
+
+
+class _Replay(torch.autograd.Function):
+    """One replay computes the value and the gradient, which the backward pass only scales."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: _Graph, *parameters: Tensor) -> Tensor:
+        ctx.graph = graph
+        graph.graph.replay()
+        return graph.value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *torch._foreach_mul(ctx.graph.gradients, g)
+
+
+class GraphedLoss:
+    """A loss of a module in training, captured with its gradient once for each shape of its first input.
+
+    Parameters may change but must stay where they are, as optimisers and checkpoints leave them. The backward pass of a
+    value must come before the next call.
 
     Args:
-        module: of tensors that returns a tensor, on a CUDA device and in training mode.
-        samples: inputs of each kind of shapes. They are run a few times, which draws from the device's random numbers.
+        module: of tensors that returns a scalar, on a CUDA device and in training mode.
+        samples: inputs of each kind. They are run a few times, which draws from the device's random numbers.
     """
 
     def __init__(self, module: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> None:
-        # Capturing happens on a stream of its own; gradients belong to the one that training runs on.
-        self._owners = [p.expand_as(p).grad_fn for p in module.parameters() if p.requires_grad]
-        self._graphs: dict[tuple[torch.Size, ...], Any] = {
-            _shapes(sample): torch.cuda.make_graphed_callables(_Call(module), sample, allow_unused_input=True)
-            for sample in samples
-        }
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._parameters = [p for _, p in named]
+        names = [name for name, _ in named]
+        self._graphs = {sample[0].shape: _Graph(module, names, self._parameters, sample) for sample in samples}
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The output for inputs of captured shapes."""
-        out: Tensor = self._graphs[_shapes(inputs)](*inputs)
+        """The loss of inputs like one of the samples."""
+        graph = self._graphs[inputs[0].shape]
+        for static, x in zip(graph.inputs, inputs, strict=True):
+            static.copy_(x, non_blocking=True)
+        out: Tensor = _Replay.apply(graph, *self._parameters)
         return out
-
-
-def _shapes(inputs: Sequence[Tensor]) -> tuple[torch.Size, ...]:
-    return tuple(x.shape for x in inputs)

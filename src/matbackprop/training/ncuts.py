@@ -24,12 +24,14 @@ from matbackprop.data.locate import dataset_folder
 from matbackprop.data.prepared import PreparedImage, PreparedImages, pad_stack, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.eigensolver import batched_eigh
+from matbackprop.eigensolver._kernels import available
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.functional._fused_cuts import MAX_FEATURES
 from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.metrics.evaluation import evaluate_segmentations
 from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
-from matbackprop.training.graphs import GraphedModule
+from matbackprop.training.graphs import GraphedLoss
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig, NCutsModelConfig
 from matbackprop.training.recording import RecordingModule
@@ -289,7 +291,7 @@ class NCutsModule(RecordingModule):
     """The Lightning module: the objective averaged over annotators and images, two rates, curves of the spectrum."""
 
     structured_methods = ("objective",)
-    graphs: GraphedModule | None = None
+    graphs: GraphedLoss | None = None
 
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()
@@ -305,12 +307,13 @@ class NCutsModule(RecordingModule):
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.graphs = self._capture()
 
-    def _capture(self) -> GraphedModule | None:
+    def _capture(self) -> GraphedLoss | None:
         """Steps as CUDA graphs, one for each size of image; None where they do not fit."""
         config = self.config
         alone = isinstance(self.trainer.strategy, pl.strategies.SingleDeviceStrategy) and config.engine.accumulate == 1
         plain = config.train.rows == "grid" and config.data.batch_size == 1 and config.engine.precision == "32"
-        if not (config.train.graphs and alone and plain):
+        kernels = config.train.objective != "j1" and self.model.channels <= MAX_FEATURES and available()
+        if not (config.train.graphs and alone and plain and kernels) or config.engine.profile:
             return None
         source: ImageSource = self.trainer.datamodule.train_dataloader().source  # type: ignore[attr-defined]
         sizes = sorted({source.images.size(i) for i in range(len(source))})
@@ -323,7 +326,7 @@ class NCutsModule(RecordingModule):
             samples.append((image, grid))
         self.model.train()
         self.annotators = source.annotators
-        return GraphedModule(_GridObjective(self, source.num_labels), samples)
+        return GraphedLoss(_GridObjective(self, source.num_labels), samples)
 
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and edge logits or None."""
