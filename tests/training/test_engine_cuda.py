@@ -164,14 +164,15 @@ def test_recipes_train_sharded_and_resume(tmp_path_factory, tmp_path, monkeypatc
     assert (sharded.path / "report.html").exists()
 
 
-def test_graphs_of_steps_change_no_number(tmp_path):
+@pytest.mark.parametrize("preset", ["paper-alexnet-relu5", "paper-vgg16-relu4"])  # the latter has layers without use
+def test_graphs_of_steps_change_no_number(tmp_path, preset):
     found = []
     for graphs in (True, False):
         changes = {"data.made": 8, "data.cache": str(tmp_path / "cache"), "data.superpixels": 60}
         changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
         changes |= {"engine.run": str(tmp_path / f"run-{graphs}"), "engine.max_epochs": 3, "engine.accelerator": "gpu"}
         changes |= {"engine.log_every": 3, "engine.report": False, "train.graphs": graphs}
-        config = merge(get_recipe("ncuts").preset("paper-alexnet-relu5"), changes)
+        config = merge(get_recipe("ncuts").preset(preset), changes)
         seed_all(3)
         module, data = build(config)
         run = fit(config, module, data, name="graphs")

@@ -17,10 +17,10 @@ _WARM_UP = 3
 class _Graph:
     """Value and gradient of a loss for one kind of shapes, captured into memory of their own."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str], owned: Sequence[Tensor], sample: Sequence[Tensor]):
+    def __init__(self, module: nn.Module, parameters: dict[str, nn.Parameter], sample: Sequence[Tensor]) -> None:
         self.inputs = [x.clone() for x in sample]
         # The same memory as other leaves: those of the module belong to the stream that training runs on.
-        leaves = {name: p.detach().requires_grad_() for name, p in zip(names, owned, strict=True)}
+        leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         stream.wait_stream(here)
         with torch.cuda.stream(stream):
@@ -29,12 +29,14 @@ class _Graph:
         here.wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=stream):
-            self.value, self.gradients = self._compute(module, leaves)
+            self.value, gradients = self._compute(module, leaves)
+        # A parameter that the loss does not depend on gets no gradient, as in any other step.
+        self.parameters = [p for p, g in zip(parameters.values(), gradients, strict=True) if g is not None]
+        self.gradients = [g for g in gradients if g is not None]
 
-    def _compute(self, module: nn.Module, leaves: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _compute(self, module: nn.Module, leaves: dict[str, Tensor]) -> tuple[Tensor, Sequence[Tensor | None]]:
         value = functional_call(module, leaves, tuple(self.inputs))
-        gradients = torch.autograd.grad(value, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
-        return value.detach(), gradients
+        return value.detach(), torch.autograd.grad(value, tuple(leaves.values()), allow_unused=True)
 
 
 class _Replay(torch.autograd.Function):
@@ -63,15 +65,13 @@ class GraphedLoss:
     """
 
     def __init__(self, module: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> None:
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self._parameters = [p for _, p in named]
-        names = [name for name, _ in named]
-        self._graphs = {sample[0].shape: _Graph(module, names, self._parameters, sample) for sample in samples}
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._graphs = {sample[0].shape: _Graph(module, parameters, sample) for sample in samples}
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss of inputs like one of the samples."""
         graph = self._graphs[inputs[0].shape]
         for static, x in zip(graph.inputs, inputs, strict=True):
             static.copy_(x, non_blocking=True)
-        out: Tensor = _Replay.apply(graph, *self._parameters)
+        out: Tensor = _Replay.apply(graph, *graph.parameters)
         return out
