@@ -14,6 +14,7 @@ from matbackprop.models.deep_ncuts import (
     pool_borders,
     pool_superpixels,
 )
+from matbackprop.spectral import rgb_to_lab
 
 
 def small(name, **changes):
@@ -144,6 +145,26 @@ def test_contradictory_arguments(changes):
         DeepNCuts(**changes)
     with pytest.raises(ConfigurationError, match="unknown model"):
         DeepNCuts.variant("resnet")
+
+
+def test_merging_sees_the_mean_colour_of_each_superpixel():
+    model = small("hypercolumns")
+    assert (model.ridge, model.merge_ridge, model.cost.colour) == (0.3, 1.0, 0.1)
+    assert small("hypercolumns", cost=(0.8, 0.4, 0.27)).cost.colour == 0  # as models were saved before
+    x = nn.functional.interpolate(image(6, 8), size=(48, 64), mode="nearest")
+    blocks = torch.arange(48).view(6, 8).repeat_interleave(8, 0).repeat_interleave(8, 1)
+    expected = rgb_to_lab(x[0])[:, ::8, ::8].flatten(1).mT
+    for picture in (x, (255 * x).round().to(torch.uint8)):
+        found = model.region_points(picture, blocks.unsqueeze(0))
+        torch.testing.assert_close(found.colours[0], expected, atol=0.5, rtol=0)
+
+
+def test_clusters_in_another_space_than_the_models_own():
+    model, other = small("alexnet-relu5", channels=6), small("alexnet-relu5", channels=6, space="soft")
+    x = image(96, 128)
+    found = {space: model.cluster(x, (3, 5), space=space).labels for space in (None, "ncut", "soft")}
+    assert torch.equal(found[None], found["ncut"]) and not torch.equal(found["ncut"], found["soft"])
+    assert torch.equal(found["soft"], other.cluster(x, (3, 5)).labels)
 
 
 def test_pooling_on_superpixels():

@@ -25,7 +25,7 @@ def voronoi(h=24, w=30, count=14, seed=0):
     return np.unique(nearest, return_inverse=True)[1].reshape(h, w)
 
 
-def plain_merging(features, graph, boundary, cost):
+def plain_merging(features, graph, boundary, cost, colours=None):
     """Sets of regions after every merge, by looking at all pairs again each time."""
     share = graph.areas / graph.areas.sum()
     parts = [frozenset([i]) for i in range(len(share))]
@@ -41,6 +41,9 @@ def plain_merging(features, graph, boundary, cost):
             x, y = (sum(share[i] * features[i] for i in s) / sum(share[i] for i in s) for s in (p, q))
             strength = sum(n * v for n, v in across) / sum(n for n, _ in across)
             price = np.linalg.norm(x - y) ** cost.region * strength**cost.boundary * (a * b / (a + b)) ** cost.area
+            if colours is not None:
+                c, d = (sum(share[i] * colours[i] for i in s) / sum(share[i] for i in s) for s in (p, q))
+                price *= np.sqrt(np.sum((c - d) ** 2) + 2.5) ** cost.colour
             if best is None or price < best[0]:
                 best = (price, p, q)
         _, p, q = best
@@ -49,19 +52,30 @@ def plain_merging(features, graph, boundary, cost):
     return states
 
 
-@pytest.mark.parametrize("cost", [MergeCost(), MergeCost(1.0, 0.0, 0.5), MergeCost(0.3, 0.7, 0.0)])
-def test_merging_equals_the_plain_search(cost):
+@pytest.mark.parametrize("coloured", [False, True])
+@pytest.mark.parametrize("cost", [MergeCost(), MergeCost(1.0, 0.0, 0.5), MergeCost(0.3, 0.7, 0.0, 0.6)])
+def test_merging_equals_the_plain_search(cost, coloured):
     regions = voronoi()
     graph = region_graph(regions)
     rng = np.random.default_rng(1)
     features, boundary = rng.normal(size=(len(graph.areas), 3)), rng.uniform(0.05, 1, len(graph.edges))
-    tree = merge_regions(features, graph, boundary, cost=cost)
-    states = plain_merging(features, graph, boundary, cost)
     count = len(graph.areas)
+    colours = 40 * rng.normal(size=(count, 3)) if coloured else None
+    tree = merge_regions(features, graph, boundary, colours=colours, cost=cost)
+    states = plain_merging(features, graph, boundary, cost, colours)
     for k in range(1, count + 1):
         (labels,) = tree.levels([k])
         found = {frozenset(np.flatnonzero(labels == j).tolist()) for j in range(labels.max() + 1)}
         assert found == states[count - k]
+
+
+def test_colours_decide_between_regions_that_are_alike_otherwise():
+    graph = region_graph([[0, 0, 1, 1, 2, 2, 3, 3]])
+    colours = [[50, 0, 0], [50, 60, 0], [50, 61, 0], [50, -60, 0]]
+    levels = merge_regions(np.arange(4.0)[:, None], graph, colours=colours, cost=MergeCost(1, 1, 0.0, 0.1)).levels([3])
+    assert levels.tolist() == [[0, 1, 1, 2]]
+    with pytest.raises(ShapeError, match="colours must be"):
+        merge_regions(np.zeros((4, 1)), graph, colours=colours[:3])
 
 
 def random_graph(count, edges, seed, ties=False):

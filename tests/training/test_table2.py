@@ -22,8 +22,9 @@ def small(folder, **changes):
 
 def test_every_row_of_the_paper_is_there():
     for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5"):
-        assert {f"ncuts-{name}", f"deepncuts-{name}", f"soft-{name}"} <= set(ROWS)
-        assert ROWS[f"deepncuts-{name}"].against == f"ncuts-{name}"
+        assert {f"ncuts-{name}", f"deepncuts-{name}", f"span-{name}", f"soft-{name}"} <= set(ROWS)
+        assert ROWS[f"deepncuts-{name}"].against == ROWS[f"span-{name}"].against == f"ncuts-{name}"
+        assert (ROWS[f"deepncuts-{name}"].space, ROWS[f"span-{name}"].space) == (None, "soft")
         assert PRESETS[GROUPS[f"deepncuts-{name}"].preset].train.objective == "j2"
     assert all(g.preset in PRESETS for g in GROUPS.values() if g.preset)
     assert all(r.against in ROWS for r in ROWS.values() if r.against)
@@ -40,7 +41,8 @@ def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
     main(config)
     assert open_jobs(config) == []
     table = json.loads((tmp_path / "out" / "table.json").read_text())
-    assert list(table["rows"]) == ["lab-merging", "ncuts-alexnet-relu5", "deepncuts-alexnet-relu5"]
+    rows = ["lab-merging", "ncuts-alexnet-relu5", "deepncuts-alexnet-relu5", "span-alexnet-relu5"]
+    assert list(table["rows"]) == rows
     deep = table["rows"]["deepncuts-alexnet-relu5"]
     assert deep["seeds"] == [0, 1] and 0 < deep["scores"]["paper_best"]["mean"] <= 1
     one = [json.loads(result_path(config, "deepncuts-alexnet-relu5", s).read_text()) for s in (0, 1)]

@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "stride": 4,
         "boundary": True,
         "space": "soft",
+        "merge_ridge": 1.0,
     },
 }
 """The models of the paper's second table and the extended one, as arguments of :class:`DeepNCuts`."""
@@ -74,6 +75,20 @@ class SuperpixelRows(NamedTuple):
     features: Tensor
     mass: Tensor
     edges: Tensor | None
+
+
+class RegionPoints(NamedTuple):
+    """What merging compares the superpixels of a batch of images by.
+
+    Attributes:
+        points: (b, S, d) of :func:`~matbackprop.spectral.soft_embedding`, weighted by area.
+        colours: (b, S, 3) mean Lab colours.
+        strength: (b, E) probabilities that humans separate the two sides of an edge, or None.
+    """
+
+    points: Tensor
+    colours: Tensor
+    strength: Tensor | None
 
 
 class Merging(NamedTuple):
@@ -272,6 +287,7 @@ def merge_superpixels(
     boundary: ArrayLike | None = None,
     ks: Sequence[int] = MERGE_KS,
     *,
+    colours: ArrayLike | None = None,
     cost: MergeCost | None = None,
 ) -> Merging:
     """Merge the superpixels of one image into a hierarchy and read off its levels (CPU; safe in worker processes).
@@ -281,10 +297,11 @@ def merge_superpixels(
         points: (S, e) spectral coordinates of the superpixels.
         boundary: (E,) strength of each edge of ``region_graph(superpixels)``; None for ones.
         ks: numbers of regions of the levels.
+        colours: (S, 3) mean Lab colours of the superpixels; None leaves colour out.
         cost: exponents of the price.
     """
     regions = np.asarray(superpixels, dtype=np.int32)
-    tree = merge_regions(points, region_graph(regions), boundary, cost=cost)
+    tree = merge_regions(points, region_graph(regions), boundary, colours=colours, cost=cost)
     return Merging(tree.levels(ks)[:, regions], tree, regions)
 
 
@@ -306,7 +323,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         affinity: ``"identity"`` for W = FFᵀ, ``"lambda"`` for FΛFᵀ with a learned Λ = LLᵀ.
         space: where segmentations are clustered, ``"ncut"`` or ``"soft"`` (see :func:`segment_features`).
         ridge: λ of the soft space.
-        cost: exponents (region, boundary, area) of the price of merging.
+        cost: exponents (region, boundary, area, colour) of the price of merging; of three, colour is left out.
+        merge_ridge: λ of the soft space in which merging compares regions; None for ``ridge``.
         superpixels: about how many superpixels merging starts from.
 
     Example:
@@ -334,7 +352,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         affinity: str = "identity",
         space: str = "ncut",
         ridge: float = 0.3,
-        cost: Sequence[float] = (0.8, 0.4, 0.27),
+        cost: Sequence[float] = (0.8, 0.4, 0.27, 0.1),
+        merge_ridge: float | None = None,
         superpixels: int = 600,
     ) -> None:
         super().__init__()
@@ -366,6 +385,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             "space": space,
             "ridge": ridge,
             "cost": list(cost),
+            "merge_ridge": merge_ridge,
             "superpixels": superpixels,
         }
         self.backbone = build_backbone(backbone) if isinstance(backbone, str) else backbone
@@ -380,6 +400,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         self.stride = stride or min(self.backbone.strides[t] for t in self.taps)
         self.boundary, self.space, self.ridge = boundary, space, ridge
         self.cost, self.superpixels = MergeCost(*cost), superpixels
+        self.merge_ridge = ridge if merge_ridge is None else merge_ridge
         self.head: nn.Module | None
         if head == "paper":
             self.head = _PaperHead(widths[0], hidden, channels, dropout, kernel)
@@ -489,6 +510,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         method: str = "kmeans",
         seed: int = 0,
         size: tuple[int, int] | None = None,
+        space: str | None = None,
     ) -> Segmentation:
         """Segment images (b, 3, h, w) by clustering and splitting components, as the paper does.
 
@@ -498,38 +520,39 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             method: ``"kmeans"``, ``"discretize"`` or ``"pivoted_qr"``.
             seed: of K-means.
             size: of the label maps; None for the images' own.
+            space: where to cluster, ``"ncut"`` or ``"soft"``; None for the model's own.
 
         Returns:
             :class:`~matbackprop.spectral.Segmentation` with labels (b, n, H, W).
         """
         size = (image.shape[-2], image.shape[-1]) if size is None else size
         features = self(image).features.float()
+        space = self.space if space is None else space
         return segment_features(
-            features, ks, size=size, space=self.space, method=method, ridge=self.ridge, lam=self.lam, seed=seed
+            features, ks, size=size, space=space, method=method, ridge=self.ridge, lam=self.lam, seed=seed
         )
 
     @torch.no_grad()
-    def region_points(
-        self, image: Tensor, superpixels: Tensor, edges: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Spectral coordinates of superpixels and the strength of the edges between them, for merging.
+    def region_points(self, image: Tensor, superpixels: Tensor, edges: Tensor | None = None) -> RegionPoints:
+        """Spectral coordinates and colours of superpixels and the strength of the edges between them, for merging.
 
         Args:
-            image: (b, 3, h, w).
+            image: (b, 3, h, w), uint8 or floating point in [0, 1].
             superpixels: (b, h, w) integer maps, negative outside of an image.
             edges: (b, E, 2) neighbouring superpixels, negative for padding.
 
         Returns:
-            Points (b, S, d) of :func:`~matbackprop.spectral.soft_embedding` weighted by area, and the probabilities
-            (b, E) that humans separate the two sides, or None. S is the largest number of superpixels in the batch.
+            :class:`RegionPoints`; S is the largest number of superpixels in the batch.
         """
         count = int(superpixels.max()) + 1
         # Every other pixel is enough: no map is finer than stride 2.
         halved = superpixels[:, ::2, ::2] if min(superpixels.shape[-2:]) > 32 else superpixels
         rows = self.on_superpixels(image, halved, count, edges)
         share = rows.mass / rows.mass.sum(-1, keepdim=True).clamp(min=1)
-        points = soft_embedding(rows.features.float(), ridge=self.ridge, weights=share).points
-        return points, None if rows.edges is None else torch.sigmoid(rows.edges.float())
+        points = soft_embedding(rows.features.float(), ridge=self.merge_ridge, weights=share).points
+        scaled = image.float() / 255 if image.dtype == torch.uint8 else image.float()
+        colours, _ = pool_superpixels(rgb_to_lab(scaled), halved, count)
+        return RegionPoints(points, colours, None if rows.edges is None else torch.sigmoid(rows.edges.float()))
 
     def merge(self, image: Tensor, ks: Sequence[int] = MERGE_KS, *, superpixels: ArrayLike | None = None) -> Merging:
         """Segment one image (3, h, w) by merging superpixels into a hierarchy.
@@ -544,6 +567,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         regions = np.asarray(superpixels, dtype=np.int32)
         ids = torch.from_numpy(regions).to(image.device)
         edges = torch.from_numpy(region_graph(regions).edges).to(image.device)
-        points, strength = self.region_points(image.unsqueeze(0), ids.unsqueeze(0), edges.unsqueeze(0))
-        boundary = None if strength is None else strength[0].cpu().numpy()
-        return merge_superpixels(regions, points[0].cpu().numpy(), boundary, ks, cost=self.cost)
+        found = self.region_points(image.unsqueeze(0), ids.unsqueeze(0), edges.unsqueeze(0))
+        points, colours = found.points[0].cpu().numpy(), found.colours[0].cpu().numpy()
+        boundary = None if found.strength is None else found.strength[0].cpu().numpy()
+        return merge_superpixels(regions, points, boundary, ks, colours=colours, cost=self.cost)

@@ -18,15 +18,16 @@ MERGE_KS = (2, 3, 4, 6, 8, 11, 16, 25)
 
 @dataclass(frozen=True)
 class MergeCost:
-    """Exponents of the price d^region · b^boundary · (ab/(a+b))^area of uniting two regions.
+    """Exponents of the price d^region · s^boundary · (ab/(a+b))^area · c^colour of uniting two regions.
 
-    d is the distance of their means in the spectral space, b the mean boundary strength between them, a and b in the
-    last factor their shares of the image.
+    d is the distance of their means in the spectral space, s the mean boundary strength between them, a and b are their
+    shares of the image, and c, where colours are given, is the distance of their mean colours, √(‖ΔLab‖² + 2.5).
     """
 
     region: float = 0.8
     boundary: float = 0.4
     area: float = 0.27
+    colour: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,28 @@ class Hierarchy:
         return out
 
 
+_UNSEEN = 2.5  # ‖ΔLab‖² that hardly anybody sees
+
+
 def merge_regions(
-    features: ArrayLike, graph: RegionGraph, boundary: ArrayLike | None = None, *, cost: MergeCost | None = None
+    features: ArrayLike,
+    graph: RegionGraph,
+    boundary: ArrayLike | None = None,
+    *,
+    colours: ArrayLike | None = None,
+    cost: MergeCost | None = None,
 ) -> Hierarchy:
     """Greedily unite the cheapest pair of neighbouring regions until one is left.
 
-    The price is d^α · b^β · (ab/(a+b))^γ (:class:`MergeCost`). A union has the area-weighted mean of the features and
-    the length-weighted mean of the boundaries towards each neighbour. Prices are made monotone, so that the levels are
-    nested and the heights an ultrametric.
+    The price is d^α · s^β · (ab/(a+b))^γ · c^δ (:class:`MergeCost`). A union has the area-weighted means of features
+    and colours and the length-weighted mean of the boundaries towards each neighbour. Prices are made monotone, so that
+    the levels are nested and the heights an ultrametric.
 
     Args:
         features: (S, e) one row a region, for example means of :func:`soft_embedding`'s points.
         graph: neighbours, areas and border lengths, from :func:`region_graph`.
         boundary: (E,) strengths in [0, 1] of the edges; None for ones.
+        colours: (S, 3) mean Lab colours; None leaves the factor of colour out.
         cost: exponents.
 
     Returns:
@@ -119,26 +129,40 @@ def merge_regions(
     count = len(graph.areas)
     if x.ndim != 2 or len(x) != count:
         raise ShapeError(f"features must be ({count}, e) for a graph of {count} regions, got {x.shape}.")
+    size = x.shape[1]
+    if colours is not None:
+        lab = np.asarray(colours, dtype=np.float64)
+        if lab.shape != (count, 3):
+            raise ShapeError(f"colours must be ({count}, 3), one Lab colour a region, got {lab.shape}.")
+        x = np.concatenate([x, lab], 1)
     strength = np.ones(len(graph.edges)) if boundary is None else np.asarray(boundary, dtype=np.float64)
     if strength.shape != (len(graph.edges),):
         raise ShapeError(f"boundary must be ({len(graph.edges)},), one number an edge, got {strength.shape}.")
     # A region has few neighbours, for which plain numbers are faster than arrays of them; only features stay arrays.
     area: list[float] = (graph.areas / graph.areas.sum()).tolist()
     rows = list(x)  # views: a new mean in one of them is in x
-    alpha, beta, gamma = 0.5 * cost.region, cost.boundary, cost.area
+    alpha, beta, gamma, delta = 0.5 * cost.region, cost.boundary, cost.area, 0.5 * cost.colour
 
-    def price(square: float, between: float, a: float, b: float) -> float:
-        return max(square, 1e-18) ** alpha * max(between, 1e-9) ** beta * (a * b / (a + b)) ** gamma
+    def apart(difference: NDArray[np.float64]) -> list[float]:
+        """d^α · c^δ of rows of differences."""
+        squares = np.einsum("ij,ij->i", difference[:, :size], difference[:, :size])
+        powers = np.maximum(squares, 1e-18) ** alpha
+        if colours is not None and delta:
+            tints = difference[:, size:]
+            powers *= (np.einsum("ij,ij->i", tints, tints) + _UNSEEN) ** delta
+        return powers.tolist()
 
-    difference = x[graph.edges[:, 0]] - x[graph.edges[:, 1]]
-    squares = np.einsum("ij,ij->i", difference, difference).tolist()
+    def price(distance: float, between: float, a: float, b: float) -> float:
+        return distance * max(between, 1e-9) ** beta * (a * b / (a + b)) ** gamma
+
+    distances = apart(x[graph.edges[:, 0]] - x[graph.edges[:, 1]])
     heap: list[tuple[float, int, int]] = []
     # neighbours[i][j] = (price, length, length · boundary)
     neighbours: list[dict[int, tuple[float, float, float]]] = [{} for _ in range(count)]
-    for (i, j), square, length, value in zip(
-        graph.edges.tolist(), squares, graph.lengths.tolist(), strength.tolist(), strict=True
+    for (i, j), distance, length, value in zip(
+        graph.edges.tolist(), distances, graph.lengths.tolist(), strength.tolist(), strict=True
     ):
-        now = price(square, value, area[i], area[j])
+        now = price(distance, value, area[i], area[j])
         neighbours[i][j] = neighbours[j][i] = (now, length, length * value)
         heap.append((now, i, j))
     heapq.heapify(heap)
@@ -172,9 +196,8 @@ def merge_regions(
         area[i] = a
         difference = x.take(list(mine), 0)
         difference -= mean
-        squares = np.einsum("ij,ij->i", difference, difference).tolist()
-        for (k, (before, length, total)), square in zip(mine.items(), squares, strict=True):
-            now = price(square, total / length, a, area[k])
+        for (k, (before, length, total)), distance in zip(mine.items(), apart(difference), strict=True):
+            now = price(distance, total / length, a, area[k])
             mine[k] = neighbours[k][i] = (now, length, total)
             # The heap may hold less than the price of an edge, never more: the rest is made up for at the top.
             if now < before:

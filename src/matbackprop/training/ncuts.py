@@ -234,7 +234,8 @@ class NCutsData(pl.LightningDataModule):
 def build_model(config: NCutsModelConfig, *, superpixels: int = 600) -> DeepNCuts:
     """Build the network of a configuration, with its starting weights."""
     changes: dict[str, Any] = {"dropout": config.dropout, "affinity": config.affinity, "space": config.space}
-    changes |= {"ridge": config.ridge, "cost": config.cost, "superpixels": superpixels}
+    changes |= {"ridge": config.ridge, "cost": config.cost, "merge_ridge": config.merge_ridge}
+    changes |= {"superpixels": superpixels}
     changes |= {name: getattr(config, name) for name in ("hidden", "channels") if getattr(config, name) is not None}
     if VARIANTS[config.variant]["head"] == "paper":
         changes["kernel"] = config.kernel

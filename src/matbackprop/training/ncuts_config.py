@@ -65,8 +65,10 @@ class NCutsModelConfig:
     """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
     ridge: float = 0.3
     """λ of the soft objective and of its space."""
-    cost: tuple[float, float, float] = (0.8, 0.4, 0.27)
-    """Exponents of spectral distance, boundary and area in the price of merging two regions."""
+    cost: tuple[float, float, float, float] = (0.8, 0.4, 0.27, 0.1)
+    """Exponents of spectral distance, boundary, area and colour in the price of merging two regions."""
+    merge_ridge: float = 1.0
+    """λ of the space in which merging compares regions."""
 
 
 @dataclass

@@ -99,9 +99,14 @@ def _connected(assigned: NDArray[np.int16], image: NDArray[np.uint8], count: int
 
 
 def _levels(
-    points: NDArray[Any], graph: RegionGraph, boundary: NDArray[Any] | None, ks: Sequence[int], cost: MergeCost
+    points: NDArray[Any],
+    graph: RegionGraph,
+    boundary: NDArray[Any] | None,
+    colours: NDArray[Any],
+    ks: Sequence[int],
+    cost: MergeCost,
 ) -> NDArray[np.int32]:
-    return merge_regions(points, graph, boundary, cost=cost).levels(ks).astype(np.int32)
+    return merge_regions(points, graph, boundary, colours=colours, cost=cost).levels(ks).astype(np.int32)
 
 
 def _batches(images: PreparedImages, size: int) -> list[list[int]]:
@@ -118,6 +123,7 @@ def segment_images(
     *,
     method: str = "cluster",
     ks: Sequence[int] | None = None,
+    space: str | None = None,
     batch_size: int = 8,
     seed: int = 0,
     precision: torch.dtype = torch.float32,
@@ -131,6 +137,7 @@ def segment_images(
         images: decoded images.
         method: ``"cluster"`` (K-means and connected components, all on the device) or ``"merge"`` (hierarchy).
         ks: numbers of clusters, or of regions; None for the method's default.
+        space: where to cluster, ``"ncut"`` or ``"soft"``; None for the model's own.
         batch_size: images of one size that go through the network together.
         seed: of K-means.
         precision: bfloat16 runs the network under autocast.
@@ -155,7 +162,7 @@ def segment_images(
     if method == "cluster":
         for batch, parts in zip(batches, pixels, strict=True):
             with half:
-                maps = model.cluster(_to(parts, device), ks, seed=seed).labels
+                maps = model.cluster(_to(parts, device), ks, seed=seed, space=space).labels
             for i, one in zip(batch, maps.to(torch.int32).cpu().numpy(), strict=True):
                 labels[images.ids[i]] = one
         return Segmented(labels, time.perf_counter() - started)
@@ -174,12 +181,14 @@ def segment_images(
         ids = pad_stack([one.superpixels for one in here], -1).to(device)
         edges = pad_stack([one.graph.edges for one in here], -1).to(device)
         with half:
-            points, strength = model.region_points(_to(parts, device), ids, edges)
-        coordinates = points.float().cpu().numpy()
-        boundary = None if strength is None else strength.cpu().numpy()
+            found = model.region_points(_to(parts, device), ids, edges)
+        points, colours = found.points.float().cpu().numpy(), found.colours.cpu().numpy()
+        boundary = None if found.strength is None else found.strength.cpu().numpy()
         for j, (i, (superpixels, graph)) in enumerate(zip(batch, here, strict=True)):
+            count = len(graph.areas)
             edge = None if boundary is None else boundary[j, : len(graph.edges)]
-            levels = workers.submit(_levels, coordinates[j, : len(graph.areas)], graph, edge, list(ks), model.cost)
+            rows = (points[j, :count], graph, edge, colours[j, :count])
+            levels = workers.submit(_levels, *rows, list(ks), model.cost)
             merging.append((images.ids[i], superpixels, levels))
     # Label maps are made here: they are a hundred times as large as the levels.
     labels = {name: np.take(levels.result(), superpixels, axis=1) for name, superpixels, levels in merging}

@@ -69,6 +69,7 @@ class Row:
         inference: how segmentations are made, ``"cluster"`` or ``"merge"``.
         against: the row that a paired interval compares it with, or "".
         paper: the paper's best (average) covering, or "".
+        space: where clusters are sought, if not in the space that the model's configuration names.
     """
 
     key: str
@@ -78,6 +79,7 @@ class Row:
     inference: str
     against: str = ""
     paper: str = ""
+    space: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,11 @@ def _groups() -> dict[str, Group]:
         before, after = _PAPER[name]
         plain = Row(f"ncuts-{name}", "NCuts", network, "none", "cluster", paper=before)
         deep = Row(f"deepncuts-{name}", "DeepNCuts", network, "J2", "cluster", plain.key, after)
+        span = Row(f"span-{name}", "DeepNCuts, J2's own space", network, "J2", "cluster", plain.key, space="soft")
         soft = Row(f"soft-{name}", "DeepNCuts, soft", network, "soft", "cluster", plain.key)
         groups += [
             Group(plain.key, (plain,), variant=name),
-            Group(deep.key, (deep,), preset=f"paper-{name}", seconds=20),
+            Group(deep.key, (deep, span), preset=f"paper-{name}", seconds=20),
             Group(soft.key, (soft,), preset=f"soft-{name}", seconds=10),
         ]
     for suffix, body in (("", "frozen"), ("-tuned", "tuned")):
@@ -280,6 +283,7 @@ def _segment(
         images,
         method=row.inference,
         ks=default_ks(row.inference),
+        space=row.space,
         seed=seed,
         precision=half,
         workers=workers,
