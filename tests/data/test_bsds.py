@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from matbackprop.data.bsds import BSDS, BSDSSample, Jitter, augment, labels_to_grid, read_image, tuning_split
 from matbackprop.data.label_files import write_seg
-from matbackprop.errors import DataError, LabelError, ShapeError
+from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
 
 SIZE = (12, 16)
 
@@ -270,3 +270,8 @@ def test_scale_must_be_positive():
 def test_tuning_split():
     rest, held = tuning_split([str(i) for i in range(20)])
     assert held == ["0", "13", "18", "5"] and len(rest) == 16 and not set(rest) & set(held)
+    folds = [tuning_split([str(i) for i in range(20)], fold)[1] for fold in range(5)]
+    assert folds[0] == held and sorted(name for fold in folds for name in fold) == sorted(rest + held)
+    for fold in (-1, 5):
+        with pytest.raises(ConfigurationError, match="fold"):
+            tuning_split(["a"], fold)

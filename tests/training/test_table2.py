@@ -1,5 +1,6 @@
 """The second table's command: rows, resuming, the table, its intervals, and the qualitative figure."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -126,3 +127,25 @@ def test_baselines_stand_in_the_same_table(tmp_path, monkeypatch):
     assert set(table["rows"]) == {"one_region", "fixed_grids", "humans"}
     assert table["rows"]["one_region"]["scores"]["paper_best"] < table["rows"]["humans"]["scores"]["paper_best"]
     assert "Fixed grids" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_cross_validation_scores_every_training_image_once(tmp_path):
+    rows = ("ncuts-alexnet-relu5", "deepncuts-alexnet-relu5")
+    config = small(tmp_path, rows=rows, images="folds", seeds=(0, 1, 2, 3, 4))
+    config.data.limit = None
+    main(config)
+    results = [json.loads(result_path(config, "deepncuts-alexnet-relu5", fold).read_text()) for fold in range(5)]
+    scored = [name for result in results for name in result["per_image"]]
+    assert len(scored) == len(set(scored)) == 6
+    assert [r["config"]["data"]["fold"] for r in results] == [0, 1, 2, 3, 4]
+    deep = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]["deepncuts-alexnet-relu5"]
+    others = [json.loads(result_path(config, "ncuts-alexnet-relu5", fold).read_text()) for fold in range(5)]
+    gains = [
+        r["per_image"][n][0] - o["per_image"][n][0]
+        for r, o in zip(results, others, strict=True)
+        for n in r["per_image"]
+    ]
+    assert deep["difference"]["best"]["difference"] == pytest.approx(np.mean(gains))
+    assert "each scored by a network that was trained without it" in (tmp_path / "out" / "table.md").read_text()
+    with pytest.raises(ConfigurationError, match="one a fold"):
+        main(dataclasses.replace(config, seeds=(5,)))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from matbackprop.data.label_files import index_label_files, read_label_maps
-from matbackprop.errors import DataError, LabelError, ShapeError
+from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
 from matbackprop.metrics.regions import compact_labels
 
 __all__ = ["BSDS", "BSDSSample", "Jitter", "augment", "labels_to_grid", "read_image", "tuning_split"]
@@ -185,21 +185,27 @@ def read_image(path: str | Path) -> Tensor:
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 
-def tuning_split(ids: Sequence[str]) -> tuple[list[str], list[str]]:
+FOLDS = 5
+
+
+def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:
     """Hold every fifth image out for choosing settings, so that the test images are never looked at.
 
     Args:
         ids: names of training images in any order.
+        fold: which fifth, 0 to 4.
 
     Returns:
-        Names to train on and names held out: of the sorted names, the first, sixth, eleventh … are held out.
+        Names to train on and names held out: of the sorted names, in fold 0 the first, sixth, eleventh … are held out.
 
     Example:
         >>> tuning_split(["c", "a", "b", "f", "e", "d"])
         (['b', 'c', 'd', 'e'], ['a', 'f'])
     """
+    if not 0 <= fold < FOLDS:
+        raise ConfigurationError(f"fold is {fold}; it must be one of 0 to {FOLDS - 1}.")
     ordered = sorted(ids)
-    held = ordered[::5]
+    held = ordered[fold::FOLDS]
     return [name for name in ordered if name not in set(held)], held
 
 

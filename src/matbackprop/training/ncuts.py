@@ -74,7 +74,7 @@ def split_images(images: PreparedImages, config: ImageDataConfig) -> tuple[Prepa
     training: Sequence[int] = range(len(images))
     validation: Sequence[int] = []
     if config.split == "tuning":
-        held_out = set(tuning_split(images.ids)[1])
+        held_out = set(tuning_split(images.ids, config.fold)[1])
         training = [i for i, name in enumerate(images.ids) if name not in held_out]
         validation = [i for i, name in enumerate(images.ids) if name in held_out]
     return images.subset(list(training)[: config.limit]), images.subset(list(validation)[: config.limit])

@@ -25,6 +25,8 @@ class ImageDataConfig:
     """Folder for prepared images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
     split: Literal["tuning", "final"] = "tuning"
     """tuning: hold out every fifth training image for validation. final: train on all of them, validate on none."""
+    fold: int = 0
+    """Which fifth of the training images is held out, 0 to 4."""
     limit: int | None = None
     """Use at most so many images of each part."""
     superpixels: int = 600

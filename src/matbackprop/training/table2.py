@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from matbackprop.baselines import BASELINES, HUMANS, run_baselines
-from matbackprop.data.bsds import BSDS, tuning_split
+from matbackprop.data.bsds import BSDS, FOLDS, tuning_split
 from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics.bootstrap import paired_bootstrap
@@ -230,19 +230,26 @@ def row_config(config: Table2Config, group: Group, seed: int) -> NCutsConfig:
         cache=config.data.cache,
         limit=config.data.limit,
         superpixels=config.data.superpixels,
-        split="tuning" if config.images == "tuning" else "final",
+        split="final" if config.images == "test" else "tuning",
+        fold=seed if config.images == "folds" else 0,
     )
     if config.weights is not None:
         recipe.model.weights = config.weights
     return recipe
 
 
-def test_images(config: Table2Config) -> PreparedImages:
-    """The images to score."""
-    if config.images == "tuning":
-        return split_images(open_images(config.data, "train"), dataclasses.replace(config.data, split="tuning"))[1]
+def test_images(config: Table2Config, seed: int = 0) -> PreparedImages:
+    """The images to score, which depend on the seed in cross-validation only."""
+    if config.images != "test":
+        data = dataclasses.replace(config.data, split="tuning", fold=seed if config.images == "folds" else 0)
+        return split_images(open_images(config.data, "train"), data)[1]
     images = open_images(config.data, "val")
     return images.subset(range(len(images))[: config.data.limit])
+
+
+def scored_split(config: Table2Config) -> str:
+    """The split of BSDS500 that the scored images are of."""
+    return "val" if config.images == "test" else "train"
 
 
 # ----------------------------------------------------------------------------------------------------------------- job
@@ -325,8 +332,8 @@ def run_job(config: Table2Config, key: str, seed: int, workers: Workers) -> dict
         run_settings = _LAB_SETTINGS
     if model is not None:
         model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = test_images(config)
-    root, split = data_folder(config.data), "train" if config.images == "tuning" else "val"
+    images = test_images(config, seed)
+    root, split = data_folder(config.data), scored_split(config)
     found = {}
     for row in group.rows:
         segmented = _segment(config, row, model, images, seed, workers)
@@ -555,10 +562,8 @@ def baselines(config: Table2Config) -> None:
     if not methods:
         return
     root = data_folder(config.data)
-    if config.images == "tuning":
-        data = BSDS(root, "train", ids=tuning_split(BSDS(root, "train").ids)[1])
-    else:
-        data = BSDS(root, "val")
+    ids = BSDS(root, scored_split(config)).ids
+    data = BSDS(root, scored_split(config), ids=tuning_split(ids)[1] if config.images == "tuning" else ids)
     workers = _worker_count(dataclasses.replace(config, jobs=1))
     command = f"matbackprop reproduce table2 --stage baselines --images {config.images}"
     run_baselines(data, folder, methods, config.data.limit, boundary=config.boundary, workers=workers, command=command)
@@ -579,9 +584,20 @@ def read_baselines(config: Table2Config) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: (one["method"] == HUMANS, one["scores"]["paper_best"]))
 
 
-def _image_scores(results: list[dict[str, Any]], which: int) -> NDArray[np.float64]:
-    """Scores of each image, in the order of names, averaged over seeds."""
-    return np.mean([[r["per_image"][name][which] for name in sorted(r["per_image"])] for r in results], 0)
+def _image_scores(results: list[dict[str, Any]], which: int) -> dict[str, float]:
+    """Scores of each image, averaged over the seeds that segmented it."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        for name, scores in result["per_image"].items():
+            found.setdefault(name, []).append(scores[which])
+    return {name: float(np.mean(found[name])) for name in sorted(found)}
+
+
+_IMAGES = {
+    "test": "test images",
+    "tuning": "tuning images",
+    "folds": "training images, each scored by a network that was trained without it",
+}
 
 
 def summarize_table(config: Table2Config) -> dict[str, Any]:
@@ -614,13 +630,12 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
             "speed": speed.get(key),
         }
         other = read_results(config, row.against) if row.against else []
-        same = bool(other) and sorted(other[0]["per_image"]) == sorted(results[0]["per_image"])
-        if same and len(results[0]["per_image"]) > 1:
-            entry["against"] = row.against
-            entry["difference"] = {}
-            for which, name in enumerate(("best", "average")):
-                interval = paired_bootstrap(_image_scores(results, which), _image_scores(other, which))
-                entry["difference"][name] = dataclasses.asdict(interval)
+        for which, name in enumerate(("best", "average")):
+            mine, theirs = _image_scores(results, which), _image_scores(other, which)
+            if mine.keys() == theirs.keys() and len(mine) > 1:
+                interval = paired_bootstrap(list(mine.values()), list(theirs.values()))
+                entry["against"] = row.against
+                entry.setdefault("difference", {})[name] = dataclasses.asdict(interval)
         table["rows"][key] = entry
         gains = entry.get("difference", {})
         lines.append(
@@ -648,9 +663,10 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
     out = Table(
         columns,
         lines,
-        title=f"BSDS300, {'test' if config.images == 'test' else 'tuning'} images, 8 segmentations an image",
-        note=f"best and average covering in the paper's convention, mean ± deviation over {number} seeds; gain: paired "
-        "bootstrap over images against the untrained counterpart, 95 %.",
+        title=f"BSDS300, {_IMAGES[config.images]}, 8 segmentations an image",
+        note=f"best and average covering in the paper's convention, mean ± deviation over {number} "
+        f"{'fifths of the images' if config.images == 'folds' else 'seeds'}; gain: paired bootstrap over images "
+        "against the untrained counterpart, 95 %.",
         formats=dict.fromkeys(("best", "average", "covering ODS", "PRI OIS", "VI OIS"), ".3f")
         | {"training images/s": ".0f", "testing images/s": ".0f"},
         best={"best": "max", "average": "max", "covering ODS": "max", "PRI OIS": "max", "VI OIS": "min"},
@@ -703,7 +719,7 @@ def _draw_pictures(config: Table2Config) -> None:
     if not keys:
         return
     stored = [np.load(folder / f"{key}.npz") for key in keys]
-    root, split = data_folder(config.data), "train" if config.images == "tuning" else "val"
+    root, split = data_folder(config.data), scored_split(config)
     rows = []
     for name in stored[0].files:
         data = BSDS(root, split, ids=[name])
@@ -719,6 +735,8 @@ def _draw_pictures(config: Table2Config) -> None:
 def main(config: Table2Config) -> None:
     """Do what the configuration asks for; the same command again goes on where it stopped."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
+    if config.images == "folds" and not {*config.seeds} <= {*range(FOLDS)}:
+        raise ConfigurationError(f"--images folds takes seeds of 0 to {FOLDS - 1}, one a fold; got {config.seeds}.")
     config.out.mkdir(parents=True, exist_ok=True)
     if config.stage not in ("summary", "baselines"):
         for split in ("train", "val") if config.images == "test" else ("train",):

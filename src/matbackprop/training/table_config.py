@@ -58,8 +58,9 @@ class Table2Config:
     """Rows to do, all by default."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of each row."""
-    images: Literal["test", "tuning"] = "test"
-    """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it."""
+    images: Literal["test", "tuning", "folds"] = "test"
+    """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it.
+    folds: cross-validation, where each seed of 0 to 4 also names the fifth that is held out."""
     stage: Literal["all", "train", "timing", "curves", "baselines", "summary"] = "all"
     """Which step to do; all does one after the other."""
     jobs: int = 1
