@@ -32,7 +32,7 @@ from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.models.colour_merging import COST, WIDTH, merge_by_colour
+from matbackprop.models.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import follow_parent, signals_held
 from matbackprop.training.config import to_json
@@ -172,7 +172,7 @@ def result_path(config: Table2Config, row: str, seed: int) -> Path:
     return config.out / "rows" / row / f"seed{seed}.json"
 
 
-_LAB_SETTINGS = {"cost": dataclasses.asdict(COST), "width": WIDTH}
+_LAB_SETTINGS = {"cost": dataclasses.asdict(COST), "texture": TEXTURE, "width": WIDTH}
 """What merging without a network depends on."""
 _PLACES = ("root", "cache", "workers", "threads")  # fields of the data that say where and how, not what
 
