@@ -280,7 +280,7 @@ def test_tuning_and_final_splits(tmp_path):
 
 
 def test_groups_of_parameters():
-    module = NCutsModule(tiny("paper-alexnet-relu5"))
+    module = NCutsModule(tiny("paper-alexnet-relu5", schedule="constant"))
     optimizer = module.configure_optimizers()
     assert [g["lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
     held = sum(p.numel() for g in optimizer.param_groups for p in g["params"])
@@ -307,5 +307,5 @@ def test_presets_survive_json(name):
 
 def test_the_papers_recipe():
     config = PRESETS["paper"]
-    assert (config.train.objective, config.train.optimizer, config.data.batch_size) == ("j2", "sgd", 1)
+    assert (config.train.objective, config.data.batch_size, config.model.dropout) == ("j2", 1, 0.25)
     assert (config.train.backbone_rate, config.train.rate) == (1e-4, 1e-3)
