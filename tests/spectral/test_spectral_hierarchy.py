@@ -41,6 +41,8 @@ def plain_merging(features, graph, boundary, cost, colours=None):
             x, y = (sum(share[i] * features[i] for i in s) / sum(share[i] for i in s) for s in (p, q))
             strength = sum(n * v for n, v in across) / sum(n for n, _ in across)
             price = np.linalg.norm(x - y) ** cost.region * strength**cost.boundary * (a * b / (a + b)) ** cost.area
+            outlines = [sum(n for e, (n, _) in edges.items() if (e[0] in s) != (e[1] in s)) for s in (p, q)]
+            price /= (sum(n for n, _ in across) / min(outlines) + 0.05) ** cost.contact
             if colours is not None:
                 c, d = (sum(share[i] * colours[i] for i in s) / sum(share[i] for i in s) for s in (p, q))
                 price *= np.sqrt(np.sum((c - d) ** 2) + 2.5) ** cost.colour
@@ -53,7 +55,7 @@ def plain_merging(features, graph, boundary, cost, colours=None):
 
 
 @pytest.mark.parametrize("coloured", [False, True])
-@pytest.mark.parametrize("cost", [MergeCost(), MergeCost(1.0, 0.0, 0.5), MergeCost(0.3, 0.7, 0.0, 0.6)])
+@pytest.mark.parametrize("cost", [MergeCost(), MergeCost(1.0, 0.0, 0.5), MergeCost(0.3, 0.7, 0.0, 0.6, 0.9)])
 def test_merging_equals_the_plain_search(cost, coloured):
     regions = voronoi()
     graph = region_graph(regions)

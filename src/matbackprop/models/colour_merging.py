@@ -18,7 +18,7 @@ from matbackprop.spectral import (
     slic_superpixels,
 )
 
-COST = MergeCost(region=1.0, boundary=2.0, area=0.8)
+COST = MergeCost(region=1.0, boundary=2.0, area=0.8, contact=0.5)
 """Exponents of the price. They, the weight and the width were best of a few on the training images of BSDS300."""
 TEXTURE = 2.0
 """Weight of the deviations of colours in a region against their means."""
