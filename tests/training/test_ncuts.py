@@ -93,6 +93,11 @@ def test_a_label_map_of_another_size_is_named():
         prepare_image(bad, 20)
 
 
+def test_more_superpixels_than_their_numbers_can_tell_apart_are_refused():
+    with pytest.raises(ConfigurationError, match="36864 superpixels"):
+        prepare_image(sample("large", 192, 192), 40000)
+
+
 def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
     images = collect([prepare_image(sample(annotators=0), 20)])
     with pytest.raises(DataError, match="image 'a'"):
@@ -308,4 +313,5 @@ def test_presets_survive_json(name):
 def test_the_papers_recipe():
     config = PRESETS["paper"]
     assert (config.train.objective, config.data.batch_size, config.model.dropout) == ("j2", 1, 0.25)
+    assert (config.train.optimizer, config.train.schedule, config.engine.max_epochs) == ("adamw", "one-cycle", 4)
     assert (config.train.backbone_rate, config.train.rate) == (1e-4, 1e-3)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from matbackprop.data.bsds import labels_to_grid
 from matbackprop.data.cache import cache_key, open_cache, write_cache
-from matbackprop.errors import DataError, ShapeError
+from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.processes import WorkerPool
 from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
@@ -73,6 +73,13 @@ def majority_labels(superpixels: NDArray[Any], labels: NDArray[Any]) -> NDArray[
     return np.bincount(codes, minlength=count * high).reshape(count, high).argmax(1).astype(np.int16)
 
 
+def in_16_bits(superpixels: NDArray[Any]) -> NDArray[np.int16]:
+    """Superpixels as int16; raises ConfigurationError where there are too many of them."""
+    if superpixels.max() > np.iinfo(np.int16).max:
+        raise ConfigurationError(f"{superpixels.max() + 1} superpixels are more than 32768; ask for fewer.")
+    return superpixels.astype(np.int16)
+
+
 def prepare_image(sample: Any, superpixels: int = 600, strides: Sequence[int] = STRIDES) -> PreparedImage:
     """Compute superpixels and labels of one sample.
 
@@ -94,7 +101,7 @@ def prepare_image(sample: Any, superpixels: int = 600, strides: Sequence[int] = 
                 f"image {sample.id!r} has {size[0]}×{size[1]} pixels, but its label map {number + 1} has shape "
                 f"{one.shape}; check that both belong together."
             )
-    regions = slic_superpixels(image.transpose(1, 2, 0), superpixels).astype(np.int16)
+    regions = in_16_bits(slic_superpixels(image.transpose(1, 2, 0), superpixels))
     graph = region_graph(regions)
     areas = graph.areas.astype(np.int32)
     labels = np.empty((len(maps), len(areas)), np.int16)

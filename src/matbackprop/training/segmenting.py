@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matbackprop.data.prepared import PreparedImages, pad_stack
+from matbackprop.data.prepared import PreparedImages, in_16_bits, pad_stack
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import WorkerPool
@@ -91,11 +91,11 @@ def _graph_of(superpixels: NDArray[np.int16]) -> _Regions:
 
 
 def _superpixels(image: NDArray[np.uint8], count: int) -> _Regions:
-    return _graph_of(slic_superpixels(image.transpose(1, 2, 0), count).astype(np.int16))
+    return _graph_of(in_16_bits(slic_superpixels(image.transpose(1, 2, 0), count)))
 
 
-def _connected(assigned: NDArray[np.int16], image: NDArray[np.uint8], count: int) -> _Regions:
-    return _graph_of(connect_superpixels(assigned, image.transpose(1, 2, 0), count).astype(np.int16))
+def _connected(assigned: NDArray[np.int32], image: NDArray[np.uint8], count: int) -> _Regions:
+    return _graph_of(in_16_bits(connect_superpixels(assigned, image.transpose(1, 2, 0), count)))
 
 
 def _levels(
@@ -202,7 +202,7 @@ def _find_superpixels(
     batch = _to(parts, device)
     if not works_on(batch, count):
         return [workers.submit(_superpixels, part, count) for part in parts]
-    assigned = assign_superpixels(batch, count).to(torch.int16).cpu().numpy()
+    assigned = assign_superpixels(batch, count).to(torch.int32).cpu().numpy()
     return [workers.submit(_connected, one, part, count) for one, part in zip(assigned, parts, strict=True)]
 
 
