@@ -173,6 +173,8 @@ def test_graphs_of_steps_change_no_number(tmp_path, preset, monkeypatch):
         changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
         changes |= {"engine.run": str(tmp_path / f"run-{graphs}"), "engine.max_epochs": 3, "engine.accelerator": "gpu"}
         changes |= {"engine.log_every": 3, "engine.report": False, "train.graphs": graphs}
+        # AdamW's first steps have the size of the rate however small a gradient is, and make its rounding large.
+        changes |= {"train.optimizer": "sgd", "train.schedule": "constant"}
         config = merge(get_recipe("ncuts").preset(preset), changes)
         seed_all(3)
         module, data = build(config)
