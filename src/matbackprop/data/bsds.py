@@ -186,6 +186,7 @@ def read_image(path: str | Path) -> Tensor:
 
 
 FOLDS = 5
+"""Parts that the training images can be divided into, each held out in its turn."""
 
 
 def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:

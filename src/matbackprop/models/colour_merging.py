@@ -34,8 +34,8 @@ def merge_by_colour(
 ) -> Merging:
     """Segment an image (h, w, 3) by uniting neighbouring superpixels that look alike.
 
-    Two regions are compared by the means and deviations of their Lab colours and by the contrast along their border,
-    the length of the colour's gradient.
+    Two regions are compared by the means and deviations of their Lab colours, by the contrast along their border, which
+    is the length of the colour's gradient, by their size, and by how much of their outline they share.
 
     Args:
         image: RGB bytes.

@@ -61,23 +61,20 @@ def _smooth(maps: Tensor, sigma: float) -> Tensor:
     return maps
 
 
-def colours(images: Tensor, compactness: float = COMPACTNESS) -> Tensor:
+def _colours(images: Tensor) -> Tensor:
     """What pixels are compared by besides their place: smoothed Lab colours (b, 3, h, w) of the stretched image."""
     x = images.double() / 255 if images.dtype == torch.uint8 else images.double()
     low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
     x = (x - low) / torch.where(high > low, high - low, 1.0)
-    return _smooth(rgb_to_lab(x), SMOOTHING) / compactness
+    return _smooth(rgb_to_lab(x), SMOOTHING) / COMPACTNESS
 
 
-def assign_superpixels(
-    images: Tensor, count: int = 600, *, compactness: float = COMPACTNESS, kernels: _kernels.Module | None = None
-) -> Tensor:
+def assign_superpixels(images: Tensor, count: int = 600, *, kernels: _kernels.Module | None = None) -> Tensor:
     """Find which of SLIC's centres each pixel of some images belongs to; regions need not be connected yet.
 
     Args:
         images: (b, 3, h, w) uint8, or floating point in [0, 1], for which :func:`works_on` holds.
         count: wanted number of superpixels.
-        compactness: weight of the distance in space against that in colour.
         kernels: compiled elsewhere.
 
     Returns:
@@ -89,7 +86,7 @@ def assign_superpixels(
     start, steps = _centres(height, width, count)
     k = len(start)
     reach = _centres(height, width, k)[1]
-    colour = colours(images, compactness).contiguous()
+    colour = _colours(images).contiguous()
     rows = torch.arange(height, device=device).view(-1, 1).expand(height, width)
     columns = torch.arange(width, device=device).expand(height, width)
     places = torch.stack([rows, columns]).flatten(1).expand(b, -1, -1)
@@ -116,16 +113,13 @@ def assign_superpixels(
     return labels
 
 
-def connect_superpixels(
-    assigned: NDArray[np.integer], image: ArrayLike, count: int = 600, *, compactness: float = COMPACTNESS
-) -> NDArray[np.int32]:
+def connect_superpixels(assigned: NDArray[np.integer], image: ArrayLike, count: int = 600) -> NDArray[np.int32]:
     """Make the regions of one image connected, as SLIC ends: small pieces go to a neighbour (CPU).
 
     Args:
         assigned: (h, w), of :func:`assign_superpixels`.
         image: (h, w, 3), of which they are.
         count: as for :func:`assign_superpixels`.
-        compactness: as for :func:`assign_superpixels`.
 
     Returns:
         What :func:`slic_superpixels` finds.
@@ -137,7 +131,7 @@ def connect_superpixels(
     labels = np.ascontiguousarray(assigned[None], dtype=np.intp)
     out = _enforce_label_connectivity_cython(labels, int(0.5 * size), int(3 * size), start_label=0)[0]
     if torn(out, count):
-        return slic_superpixels(image, count, compactness=compactness)
+        return slic_superpixels(image, count)
     return number_regions(out)
 
 

@@ -94,7 +94,8 @@ class ObjectiveConfig:
     schedule: Literal["constant", "one-cycle"] = "constant"
     """Course of the learning rate."""
     graphs: bool = True
-    """Replay steps as CUDA graphs, where one GPU takes one image a step in full precision and rows are grid."""
+    """Replay steps as CUDA graphs, where one GPU takes one image a step in full precision, rows are grid and the
+    objective is j2 or soft."""
     score_images: int = 0
     """Validation images that are also segmented and scored (covering, best and average) after each validation."""
 
