@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from skimage.segmentation import slic
 
 from matbackprop.data.bsds import BSDSSample
 from matbackprop.data.prepared import collect, prepare_image
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DeepNCuts
+from matbackprop.training import segmenting
 from matbackprop.training.segmenting import Workers, segment_images
 
 KS = (2, 5, 9)
@@ -49,6 +51,21 @@ def test_processes_give_the_maps_of_one_process(model, images):
         there = segment_images(model, images, method="merge", ks=KS, batch_size=2, workers=workers).labels
     assert list(here) == list(there)
     assert all(np.array_equal(here[name], there[name]) for name in here)
+
+
+def test_superpixels_assigned_on_a_device_give_the_same_maps(model, images, monkeypatch):
+    def assign(batch, count):
+        options = {"n_segments": count, "compactness": 8.0, "sigma": 0.7, "start_label": 0, "channel_axis": -1}
+        found = [slic(one.movedim(0, -1).numpy(), enforce_connectivity=False, **options) for one in batch]
+        return torch.from_numpy(np.stack(found))
+
+    expected = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
+    monkeypatch.setattr(segmenting, "works_on", lambda batch, count: True)
+    monkeypatch.setattr(segmenting, "assign_superpixels", assign)
+    monkeypatch.setattr(segmenting, "slic_superpixels", None)  # not from the beginning
+    found = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
+    assert list(found) == list(expected)
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
 
 
 def test_nothing_waits_for_more_than_it_needs(model, images, monkeypatch):
