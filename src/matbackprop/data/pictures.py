@@ -1,0 +1,181 @@
+"""The one reader of pictures: upright RGB bytes of any ordinary file, and a clear line for every other one.
+
+Pillow decodes; this module decides what may be decoded. Only kinds that Pillow reads itself are accepted: some others
+(PostScript, for example) would be handed to programs that run what is in the file.
+"""
+
+from __future__ import annotations
+
+import glob
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matbackprop.errors import DataError, MissingExtraError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["MAX_PIXELS", "PICTURE_SUFFIXES", "Picture", "find_pictures", "picture_of", "read_picture"]
+
+MAX_PIXELS = 89_478_485
+"""Pixels of the largest picture that is decoded: Pillow's own limit, a quarter of a gigabyte of RGB."""
+
+_KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000")
+_DARK = 64  # 12 bits in 16 leave bytes below 16
+
+PICTURE_SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".bmp",
+    ".gif",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".jp2",
+)
+"""Endings of the files that a folder of pictures is searched for."""
+
+
+class Picture(NamedTuple):
+    """A picture as the rest of the library wants it.
+
+    Attributes:
+        pixels: (h, w, 3) RGB bytes, the right way up.
+        rescaled: smallest and largest value of a picture of more than 8 bits, which became 0 and 255; None for others.
+    """
+
+    pixels: NDArray[np.uint8]
+    rescaled: tuple[float, float] | None = None
+
+    @property
+    def note(self) -> str:
+        """What was done to the values, for people to read; empty where they were taken as they are."""
+        if self.rescaled is None:
+            return ""
+        low, high = self.rescaled
+        return f"values from {low:g} to {high:g} rescaled to 0–255"
+
+
+def read_picture(path: str | Path) -> Picture:
+    """Read a picture file as upright RGB bytes.
+
+    The orientation that a camera wrote into the file (EXIF) is applied. Grey, palette, CMYK and YCbCr pictures become
+    RGB; transparent ones are laid over white. Grey pictures of 16 or 32 bits and of floating point are rescaled by
+    their own range, smallest value to 0 and largest to 255, because 12 bits in 16, heights in metres and counts of
+    photons look alike in a file; :attr:`Picture.note` says so. Colours of 16 bits lose their low byte, so that pictures
+    which use only that one are refused. Of several frames the first is read.
+
+    Args:
+        path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM or JPEG 2000 file.
+
+    Raises:
+        DataError: there is no such file, it is no regular file (a folder, a named pipe), no picture, cut short,
+            otherwise damaged, or has more than :data:`MAX_PIXELS` pixels; those are never decoded.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise MissingExtraError("reading pictures needs Pillow: pip install 'matbackprop[metrics]'.") from None
+
+    path = Path(path)
+    if not path.is_file():  # opening a named pipe would wait for ever
+        kind = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
+        raise DataError(f"{path} {kind}; name a picture.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            file = Image.open(path, formats=_KINDS)
+        with file:
+            if file.width * file.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            deep = any(";16" in str(tile.args) for tile in file.tile)
+            picture = picture_of(file)
+        if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
+            raise DataError("has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits.")
+        return picture
+    except DataError as error:
+        raise DataError(f"{path} {error}") from error.__cause__
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(
+            f"{path} has more than {MAX_PIXELS / 1e6:.0f} million pixels, the most that is decoded; shrink it first."
+        ) from None
+    except UnidentifiedImageError:
+        raise DataError(f"{path} is no picture that can be read; the kinds are {', '.join(_KINDS)}.") from None
+    except PermissionError as error:
+        raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
+    except Exception as error:  # a damaged file makes Pillow fail in a dozen ways, all of which mean the same
+        raise DataError(f"{path} is damaged or cut short: {error}.") from error
+
+
+def picture_of(image: Image) -> Picture:
+    """Bring an open Pillow image to upright RGB bytes, as :func:`read_picture` does.
+
+    Raises:
+        DataError: no value is finite.
+
+    Example:
+        >>> from PIL import Image
+        >>> sixteen = Image.fromarray(np.array([[0, 2048, 4096]], np.uint16))
+        >>> picture_of(sixteen).pixels[..., 0].tolist(), picture_of(sixteen).note
+        ([[0, 128, 255]], 'values from 0 to 4096 rescaled to 0–255')
+    """
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode[0] in "IF":  # I, I;16, I;16B, F
+        return _rescale(np.asarray(image))
+    if image.has_transparency_data:
+        clear = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
+    return Picture(np.array(image.convert("RGB")))
+
+
+def _rescale(values: NDArray[np.generic]) -> Picture:
+    finite = np.isfinite(values)
+    if not finite.any():
+        raise DataError("has no finite value.")
+    low, high = (float(f(values[finite])) for f in (np.min, np.max))
+    unit = (np.where(finite, values, low).astype(np.float32) - low) / (high - low or 1.0)
+    return Picture(np.repeat((255 * unit).round().astype(np.uint8)[..., None], 3, -1), (low, high))
+
+
+def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
+    """Spell out which pictures are meant by files, folders and patterns.
+
+    Args:
+        sources: a file stands for itself, a folder for the pictures directly in it (see :data:`PICTURE_SUFFIXES`), a
+            pattern such as ``holiday/*.jpg`` or ``**/*.png`` for what it matches.
+
+    Returns:
+        Paths in the order of the sources, sorted within each. A file is not looked into, and need not exist.
+
+    Raises:
+        DataError: a folder holds no picture, a pattern matches nothing, or there is no source.
+    """
+    paths: list[Path] = []
+    for source in map(Path, sources):
+        if source.is_dir():
+            inside = sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURE_SUFFIXES and p.name[0] != ".")
+            if not inside:
+                raise DataError(f"the folder {source} holds no picture ({', '.join(PICTURE_SUFFIXES)}).")
+            paths += inside
+        elif glob.has_magic(str(source)) and not source.exists():
+            matches = sorted(Path(p) for p in glob.glob(str(source), recursive=True))
+            if not matches:
+                raise DataError(f"nothing matches {source}.")
+            paths += [p for p in matches if not p.is_dir()]
+        else:
+            paths.append(source)
+    if not paths:
+        raise DataError("no picture was given; name files, folders or patterns such as 'holiday/*.jpg'.")
+    return paths
