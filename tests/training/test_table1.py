@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from matbackprop.cli.train import parse
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.training import table1
 from matbackprop.training.o2p_config import PRESETS, RegionDataConfig
 from matbackprop.training.run_folder import atomic_write
@@ -152,6 +152,36 @@ def test_a_run_that_diverges_is_a_result(config):
     found = table1.run_job(config, Job("alexnet", "trial", 0), ROWS[1].trials[0])
     assert found["error"] == 100.0 and "not finite" in found["diverged"]
     assert table1.result(config, Job("alexnet", "trial", 0)) == found
+
+
+def test_a_diverged_seed_does_not_stop_the_summary(config):
+    for row in config.rows:
+        for part in ("trial", "seed"):
+            for number in (0, 1):
+                pretend(config, Job(row, part, number), 50.0)
+    for job in (Job("alexnet", "seed", 0), Job("o2p", "seed", 0), Job("o2p", "seed", 1)):
+        path = table1.run_path(config, job)
+        (path / "predictions" / "validation.npz").unlink()
+        stored = json.loads((path / "result.json").read_text())
+        atomic_write(path / "result.json", json.dumps(stored | {"error": 100.0, "error_large": 100.0, "diverged": "!"}))
+    table = table1.summarize(config)
+    assert [row["error"]["values"] for row in table["rows"]] == [[100.0, 50.0], [100.0, 100.0]]
+    assert table["regions"] == 4 and "difference" not in table["rows"][1]
+    assert set(json.loads((config.out / "per_class.json").read_text())) == {"AlexNet", "regions"}
+
+
+def test_an_overridden_number_of_epochs_is_run_once(config, monkeypatch):
+    config.rows, config.trials, config.fine_seeds = ("alexnet",), 1, 1
+    config.override += ("engine.max_epochs=1",)
+    runs = []
+
+    def fit(recipe, module, data, name):
+        runs.append(recipe.engine.max_epochs)
+        assert len(runs) < 3, "a finished run was done again"
+        raise NonFiniteError("the loss was not finite")
+
+    monkeypatch.setattr(table1, "fit", fit)
+    assert table1.run_all(config) and runs == [1, 1]
 
 
 def test_results_of_another_setting_or_length_do_not_count(config):

@@ -87,6 +87,13 @@ def test_the_whole_command_on_made_images(tmp_path, monkeypatch, capsys):
     assert open_jobs(config) == [("lab", 1)]
 
 
+def test_seeds_with_and_without_boundaries_stand_in_one_table(tmp_path):
+    for seed, boundary in ((0, True), (1, False)):
+        main(small(tmp_path, rows=("lab-merging",), seeds=(seed,), boundary=boundary))
+    scores = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]["lab-merging"]["scores"]
+    assert len(scores["paper_best"]["each"]) == 2 and "boundary_ods" not in scores
+
+
 def test_nothing_is_started_that_would_not_end_in_time(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(table2.time, "monotonic", lambda: now[0])

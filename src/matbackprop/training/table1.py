@@ -270,7 +270,8 @@ def result(config: Table1Config, job: Job) -> dict[str, Any] | None:
     if number is None:
         return None
     found: dict[str, Any] = json.loads(path.read_text())
-    wanted = {"model": row.model, "setting": row.trials[number], "epochs": epochs_of(config, row, job.part)}
+    epochs = run_config(config, row, job, row.trials[number]).engine.max_epochs  # an override may have changed it
+    wanted = {"model": row.model, "setting": row.trials[number], "epochs": epochs}
     return found if all(found[name] == value for name, value in wanted.items()) else None
 
 
@@ -556,12 +557,8 @@ def predictions(config: Table1Config, job: Job) -> dict[str, np.ndarray]:
 
 def wrong(config: Table1Config, row: Row) -> np.ndarray:
     """Errors of a row: 0 or 1, one line for each finished seed, one column for each validation region."""
-    lines = []
-    for job in finished_seeds(config, row):
-        if (result(config, job) or {}).get("diverged"):
-            continue
-        stored = predictions(config, job)
-        lines.append((stored["target"] != stored["predicted"]).astype(np.float64))
+    stored = [predictions(config, job) for job in predicting_seeds(config, row)]
+    lines = [(one["target"] != one["predicted"]).astype(np.float64) for one in stored]
     return np.stack(lines) if lines else np.zeros((0, 0))
 
 
@@ -570,6 +567,11 @@ def finished_seeds(config: Table1Config, row: Row) -> list[Job]:
     seeds = config.fine_seeds if row.kind == "fine" else config.other_seeds
     jobs = [Job(row.key, "seed", i) for i in range(seeds)]
     return [j for j in jobs if result(config, j) is not None]
+
+
+def predicting_seeds(config: Table1Config, row: Row) -> list[Job]:
+    """The row's final runs that have predictions: those that did not diverge."""
+    return [job for job in finished_seeds(config, row) if "diverged" not in (result(config, job) or {})]
 
 
 def command(config: Table1Config, row: Row) -> str | None:
@@ -603,7 +605,10 @@ def summarize(config: Table1Config) -> dict[str, Any]:
     if not rows:
         raise DataError(f"no finished run was found in {config.out / 'runs'}; train first.")
     errors = {row.key: wrong(config, row) for row in rows}
-    first = predictions(config, finished_seeds(config, rows[0])[0])
+    predicting = [job for row in rows for job in predicting_seeds(config, row)]
+    if not predicting:
+        raise DataError(f"every finished run in {config.out / 'runs'} diverged; there is nothing to compare.")
+    first = predictions(config, predicting[0])
     large, images = first["large"], first["image"]
     table: dict[str, Any] = {"rows": [], "regions": len(large), "large_regions": int(large.sum())}
     for row in rows:
@@ -783,11 +788,11 @@ def _draw(config: Table1Config, rows: list[Row], table: dict[str, Any], errors: 
     names = open_regions(config.data)[0].classes
     per_class: dict[str, Any] = {}
     for row in rows:
-        stored = predictions(config, finished_seeds(config, row)[0])
-        target = stored["target"].astype(np.int64)
+        if not errors[row.key].size:
+            continue
+        target = predictions(config, predicting_seeds(config, row)[0])["target"].astype(np.int64)
         count = np.bincount(target, minlength=len(names))
-        mean = errors[row.key].mean(0) if errors[row.key].size else np.ones(len(target))
-        sums = np.bincount(target, weights=mean, minlength=len(names))
+        sums = np.bincount(target, weights=errors[row.key].mean(0), minlength=len(names))
         per_class[row.name] = {
             name: round(100 * float(s / c), 2) for name, s, c in zip(names, sums, count, strict=True) if c
         }
@@ -797,7 +802,7 @@ def _draw(config: Table1Config, rows: list[Row], table: dict[str, Any], errors: 
     for row in {best.key: best, **{r.key: r for r in rows if r.key == "alexnet"}}.values():
         total = sum(
             confusion(p["target"], p["predicted"], len(names))
-            for p in (predictions(config, job) for job in finished_seeds(config, row))
+            for p in (predictions(config, job) for job in predicting_seeds(config, row))
         )
         figures.confusion_matrix(total, names, folder / f"confusion-{row.key}.png", title=row.name)
 

@@ -618,7 +618,8 @@ def summarize_table(config: Table2Config) -> dict[str, Any]:
         results = read_results(config, key)
         if not results:
             continue
-        values = {name: [r["scores"][name] for r in results] for name in results[0]["scores"]}
+        names = [name for name in results[0]["scores"] if all(name in r["scores"] for r in results)]
+        values = {name: [r["scores"][name] for r in results] for name in names}
         entry: dict[str, Any] = {
             "title": row.title,
             "network": row.network,
