@@ -7,7 +7,7 @@ import torch
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.training.config import EngineConfig
-from matbackprop.training.run_folder import RunFolder, atomic_write
+from matbackprop.training.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -79,14 +79,41 @@ def test_how_a_run_is_carried_out_may_change_but_not_what(run):
         run.create(EngineConfig(seed=4, gradient_clip=1.0), resume=True)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    atomic_write(path, "old")
+def test_overwriting_removes_only_what_a_run_wrote(run):
+    run.figure_path("curves").write_bytes(b"")
+    run.predictions_path("validation.npz").write_bytes(b"")
+    (run.checkpoints / "last.ckpt").write_bytes(b"")
+    run.append_metrics({"step": 1})
+    run.create(EngineConfig(seed=5), overwrite=True)
+    assert run.read_config()["seed"] == 5
+    assert run.read_metrics() == [] and len(run.read_versions()) == 1
+    assert not list(run.checkpoints.iterdir()) and not list(run.figures.iterdir())
 
-    def fail(*_):
-        raise OSError("disk full")
 
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        atomic_write(path, "new")
-    assert path.read_text() == "old"
+@pytest.mark.parametrize("foreign", ["thesis.tex", "figures/mine.png", "checkpoints/notes/last.ckpt", "model/mine.txt"])
+def test_overwriting_touches_nothing_in_a_folder_that_holds_something_else(run, foreign):
+    run.figure_path("curves").write_bytes(b"drawn")
+    (run.path / foreign).parent.mkdir(parents=True, exist_ok=True)
+    (run.path / foreign).write_text("years of work")
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=f"did not write {foreign}"):
+        run.create(EngineConfig(seed=5), overwrite=True)
+    assert sorted(run.path.rglob("*")) == before
+    assert run.read_config()["seed"] == 4
+
+
+def test_a_foreign_folder_with_a_config_is_not_overwritten(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigurationError, match="did not write it"):
+        RunFolder(tmp_path).create(EngineConfig(), overwrite=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_temporary_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in (".theirs.1.tmp", "sub/.theirs.2.tmp", ".config.json.77.tmp"):
+        (tmp_path / name).write_text("")
+    RunFolder(tmp_path).create(EngineConfig())
+    assert (tmp_path / ".theirs.1.tmp").exists() and (tmp_path / "sub" / ".theirs.2.tmp").exists()
+    assert not (tmp_path / ".config.json.77.tmp").exists()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from helpers.tiny_run import tiny_config, train
-from matbackprop.errors import NonFiniteError
+from matbackprop.errors import ConfigurationError, NonFiniteError
 from matbackprop.training import checkpoint as checkpoint_module
 from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
 from matbackprop.training.engine import RunInterrupted
@@ -137,6 +137,17 @@ def test_kill_during_a_checkpoint(tmp_path, whole, owner, name, number):
     done = max((m["step"] for m in run.read_metrics()), default=0)
     assert done - step <= 3  # a checkpoint every two steps, killed while writing the next
     assert finish(start(tiny_config(run.path, **OPTIONS, resume=True))) == 0
+    assert_same_end(run, whole)
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path, whole):
+    run = RunFolder(tmp_path / "run")
+    first = start(tiny_config(run.path, **OPTIONS, pause=0.1))
+    wait_for_lines(run, 3, first)
+    for options in ({"resume": True}, {"overwrite": True}, {}):
+        with pytest.raises(ConfigurationError, match="another process is training in"):
+            train(tiny_config(run.path, **OPTIONS, **options))
+    assert finish(first) == 0
     assert_same_end(run, whole)
 
 

@@ -15,9 +15,9 @@ import torch
 
 from matbackprop.cli.train import parse
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
+from matbackprop.files import atomic_write
 from matbackprop.training import table1
 from matbackprop.training.o2p_config import PRESETS, RegionDataConfig
-from matbackprop.training.run_folder import atomic_write
 from matbackprop.training.table1 import ROWS, Job
 from matbackprop.training.table_config import Table1Config
 

@@ -25,8 +25,8 @@ from lightning_fabric.plugins import CheckpointIO
 from torch import Tensor
 
 from matbackprop.errors import CheckpointError, ConfigurationError
+from matbackprop.files import fsync_folder
 from matbackprop.training.loading import EpochLoader
-from matbackprop.training.run_folder import fsync_folder
 
 if TYPE_CHECKING:
     from matbackprop.training.config import EngineConfig

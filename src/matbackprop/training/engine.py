@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,9 +114,10 @@ def fit(config: Any, module: pl.LightningModule, data: pl.LightningDataModule, *
     """
     engine: EngineConfig = getattr(config, "engine", config)
     run = RunFolder(engine.run or Path("runs") / f"{name}-seed{engine.seed}")
-    if is_first_process():
-        run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
-    with _logging_to(run), _quiet_lightning():
+    with run.locked() if is_first_process() else nullcontext(), _quiet_lightning(), ExitStack() as logging_here:
+        if is_first_process():
+            run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
+        logging_here.enter_context(_logging_to(run))
         checkpoint = latest_checkpoint(run.checkpoints) if engine.resume else None
         if checkpoint is not None:
             log.info("Going on from %s.", checkpoint)

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from matbackprop.errors import CheckpointError, NonFiniteError, NumericalError, SolverError
+from matbackprop.files import atomic_write
 from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
-from matbackprop.training.run_folder import _number, atomic_write
+from matbackprop.training.run_folder import _number
 
 if TYPE_CHECKING:
     from matbackprop.training.config import EngineConfig

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from matbackprop.training.run_folder import atomic_write
+from matbackprop.files import atomic_write
 
 __all__ = ["StepProfile", "structured_layers"]
 

@@ -21,21 +21,21 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.files import atomic_write, locked, remove_written
 from matbackprop.training.config import differences, to_json
 
-__all__ = ["RunFolder", "atomic_write", "versions"]
+__all__ = ["RunFolder", "versions"]
 
 log = logging.getLogger("matbackprop")
 
@@ -63,27 +63,21 @@ _FREE_FIELDS = {
 """Fields of the engine that may change when a run goes on."""
 
 
-def atomic_write(path: Path, content: str | bytes) -> None:
-    """Write a file so that at every moment either the old or the new content is there, also after a crash."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_folder(path.parent)
-
-
-def fsync_folder(path: Path) -> None:
-    """Make renames within a folder durable."""
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+_MARK = ".matbackprop-run"
+_LOCK = ".lock"
+_FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "profile.json", "summary.json", "report.html")
+_WRITTEN = (
+    *_FILES,
+    _LOCK,
+    "result.json",
+    "model/config.json",
+    "model/model.safetensors",
+    "checkpoints/*.ckpt",
+    "tensorboard/events.out.tfevents.*",
+    "nonfinite/step-*/report.json",
+    "nonfinite/step-*/batch.safetensors",
+)
+"""Files that every run may write; figures and predictions are named in the mark as they are written."""
 
 
 def versions() -> dict[str, Any]:
@@ -163,17 +157,19 @@ class RunFolder:
             config: a configuration dataclass or its JSON form; saved as ``config.json``.
             resume: go on in a folder that is there; its configuration must be the same but for how the run is
                 carried out.
-            overwrite: remove a folder that is there.
+            overwrite: remove what a run wrote to a folder that is there.
             seed: noted in ``versions.json``.
 
         Raises:
-            ConfigurationError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, or the
-                configuration differs from that of the run that is to go on.
+            ConfigurationError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set; or the
+                configuration differs from that of the run to resume; or the folder is to be overwritten and holds
+                something that no run wrote, in which case nothing is removed.
         """
         data = to_json(config)
-        if self.config_path.exists():
+        marked = (self.path / _MARK).is_file()
+        if any((self.path / name).exists() for name in (_MARK, *_FILES)):
             if overwrite:
-                shutil.rmtree(self.path)
+                remove_written(self.path, _MARK, self._written(), keep=[_LOCK])
             elif resume:
                 self._check_same(data)
             else:
@@ -183,13 +179,38 @@ class RunFolder:
                 )
         for folder in (self.path, self.checkpoints, self.figures, self.predictions):
             folder.mkdir(parents=True, exist_ok=True)
-        for left_over in self.path.rglob(".*.tmp"):  # half-written by a process that was killed
-            left_over.unlink(missing_ok=True)
+        for path in self._temporaries():
+            path.unlink(missing_ok=True)
+        if overwrite or not marked:
+            (self.path / _MARK).write_text("A folder of matbackprop: --overwrite removes what a run wrote.\n")
         atomic_write(self.config_path, json.dumps(data, indent=2) + "\n")
         starts = self._read_json(self.versions_path, default=[])
         entry = versions() | ({} if seed is None else {"seed": seed})
         atomic_write(self.versions_path, json.dumps([*starts, entry], indent=2) + "\n")
         return self
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Let no other process write to the folder; it is made if need be.
+
+        Raises:
+            ConfigurationError: another process is writing to it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        return locked(
+            self.path / _LOCK,
+            f"another process is training in {self.path}. Wait until it has ended, or name another folder with --run.",
+        )
+
+    def _written(self) -> list[str]:
+        """Return patterns of all files that the run in this folder wrote."""
+        noted = (self.path / _MARK).read_text().splitlines()[1:] if (self.path / _MARK).is_file() else []
+        temporary = [(Path(name).parent / f".{Path(name).name}.*.tmp").as_posix() for name in _WRITTEN]
+        return [*_WRITTEN, *temporary, *(line.replace("[", "[[]") for line in noted)]
+
+    def _temporaries(self) -> list[Path]:
+        """Return the files that a process that was killed left half-written."""
+        names = [f".{name}.*.tmp" for name in _FILES] + ["checkpoints/.*.ckpt.*.tmp"]
+        return [path for name in names for path in self.path.glob(name)]
 
     def _check_same(self, data: Any) -> None:
         prefix = "engine." if "engine" in data else ""
@@ -258,11 +279,19 @@ class RunFolder:
 
     def figure_path(self, name: str) -> Path:
         """Return where the figure ``name`` (with or without .png) belongs, its folder made."""
-        return _place(self.figures, name, ".png")
+        return self._place(self.figures / (name if Path(name).suffix else name + ".png"))
 
     def predictions_path(self, name: str) -> Path:
         """Return where the predictions ``name`` belong, their folder made."""
-        return _place(self.predictions, name, "")
+        return self._place(self.predictions / name)
+
+    def _place(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mark, line = self.path / _MARK, path.relative_to(self.path).as_posix()
+        if mark.is_file() and line not in mark.read_text().splitlines():
+            with mark.open("a") as file:
+                file.write(line + "\n")
+        return path
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -318,12 +347,6 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the final numbers."""
         atomic_write(self.summary_path, json.dumps({k: _number(v) for k, v in summary.items()}, indent=2) + "\n")
-
-
-def _place(folder: Path, name: str, suffix: str) -> Path:
-    path = folder / (name if Path(name).suffix else name + suffix)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _number(value: Any) -> Any:

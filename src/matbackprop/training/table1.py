@@ -30,6 +30,7 @@ import torch
 
 from matbackprop.data.coco_regions import resident_store
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
+from matbackprop.files import atomic_write
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.processes import follow_parent, signals_held
 from matbackprop.report import figures
@@ -44,7 +45,7 @@ from matbackprop.training.o2p import (
     sift_vectors,
 )
 from matbackprop.training.o2p_config import PRESETS, O2PConfig
-from matbackprop.training.run_folder import RunFolder, atomic_write
+from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.table_config import Table1Config
 
 log = logging.getLogger("matbackprop")

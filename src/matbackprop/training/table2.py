@@ -30,6 +30,7 @@ from matbackprop.baselines import BASELINES, HUMANS, run_baselines
 from matbackprop.data.bsds import BSDS, FOLDS, tuning_split
 from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
+from matbackprop.files import atomic_write
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
@@ -45,7 +46,7 @@ from matbackprop.training.ncuts import (
     untrained_model,
 )
 from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
-from matbackprop.training.run_folder import RunFolder, atomic_write, versions
+from matbackprop.training.run_folder import RunFolder, versions
 from matbackprop.training.segmenting import Segmented, Workers, segment_images
 from matbackprop.training.table_config import Table2Config
 
