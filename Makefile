@@ -1,12 +1,22 @@
 # Two commands set everything up on a machine with Python 3.11+ and make:
 #   make demo   trains and shows both systems on data made on the fly
-#   make test   lints, type-checks, tests, runs the doctests and builds the documentation
+#   make test   lints, type-checks, tests (the numbers as on several processors), runs the doctests and builds the documentation
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test lint types unit doctest docs bench clean
+# What make test does; one that fails does not keep the others from being done.
+STEPS  := lint types unit portable doctest docs
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+NUMERICAL := $(wildcard $(addprefix tests/,functional paper nn spectral solvers eigensolver))
+
+# Settings, joined by commas, with which torch and MKL take the code that they have for other processors.
+PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
+  MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
+PORTABLE   := ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
+
+.PHONY: demo test $(STEPS) processors bench clean
 
 $(VENV)/.user: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,7 +32,11 @@ $(VENV)/.dev: $(VENV)/.user
 demo: $(VENV)/.user
 	$(BIN)/matbackprop demo
 
-test: lint types unit doctest docs
+test: $(VENV)/.dev
+	@failed=""; for step in $(STEPS); do \
+	  echo "== make $$step"; $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; echo "== passed: $(STEPS)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -32,7 +46,18 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(PYTEST)
+
+# The numerical tests as on other processors: the most different two in make test, all of them here.
+portable:
+	@$(MAKE) --no-print-directory processors PROCESSORS="$(PORTABLE)"
+
+processors: $(VENV)/.dev
+	@failed=0; for settings in $(PROCESSORS); do \
+	  echo "== $$settings"; \
+	  env OMP_NUM_THREADS=1 $$(echo $$settings | tr , ' ') $(PYTEST) -q -r fE --durations=0 --durations-min=30 \
+	    -m "not slow and not cuda" -k "not compil" $(NUMERICAL) || failed=1; \
+	done; exit $$failed
 
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules --doctest-continue-on-failure -q src/matbackprop
