@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from matbackprop.processes import WorkerPool, signals_held
+from matbackprop.errors import WorkerError
+from matbackprop.processes import Workers, parallel_map, signals_held
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="needs sigtimedwait")
 
@@ -22,7 +22,7 @@ def send(signum, pid):
 
 def test_signals_of_others_change_nothing_and_the_parents_end_a_worker():
     others = set(multiprocessing.active_children())
-    with WorkerPool(1) as pool:
+    with pytest.raises(WorkerError, match="ended from outside"), Workers(2) as pool:
         first = pool.submit(os.getpid)
         (worker,) = set(multiprocessing.active_children()) - others
         for _ in range(2):  # while it starts, and when it is up
@@ -32,22 +32,48 @@ def test_signals_of_others_change_nothing_and_the_parents_end_a_worker():
             assert pool.submit(os.getpid).result() == worker.pid
         second = pool.submit(time.sleep, 60)
         worker.terminate()
-        with pytest.raises(BrokenProcessPool):
-            second.result(timeout=30)
+        second.result(timeout=30)
+
+
+def end_by(signum):
+    os.kill(os.getpid(), signum)
+
+
+def test_a_worker_that_dies_ends_the_work_with_its_reason():
+    with pytest.raises(WorkerError, match=r"SIGKILL .*memory runs out"), Workers(2) as pool:
+        pool.submit(end_by, signal.SIGKILL).result(timeout=60)
+    with pytest.raises(WorkerError, match=r"SIGSEGV .*data check"):
+        list(parallel_map(end_by, [signal.SIGSEGV] * 3, workers=2))
 
 
 def test_an_exception_drops_what_has_not_begun():
-    with pytest.raises(ZeroDivisionError), WorkerPool(1) as pool:
+    with pytest.raises(ZeroDivisionError), Workers(2) as pool:
         waiting = [pool.submit(time.sleep, 0.1) for _ in range(50)]
         raise ZeroDivisionError
     assert sum(future.cancelled() for future in waiting) > 40
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_map_keeps_the_order_and_begins_only_a_few_items_ahead(count):
+    taken = []
+
+    def items():
+        for i in range(100):
+            taken.append(i)
+            yield -i
+
+    with Workers(count) as pool:
+        results = pool.map(abs, items(), chunk=3)
+        assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert len(taken) < 50
+        assert list(results) == list(range(5, 100))
+
+
 def test_workers_do_not_outlive_a_killed_parent():
     program = (
-        "import os, time; from matbackprop.processes import WorkerPool\n"
+        "import os, time; from matbackprop.processes import Workers\n"
         "if __name__ == '__main__':\n"
-        "    pool = WorkerPool(1); print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 600)\n"
+        "    pool = Workers(2); print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 600)\n"
         "    time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

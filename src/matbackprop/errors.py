@@ -21,6 +21,7 @@ __all__ = [
     "SymmetryError",
     "TieError",
     "WeightsError",
+    "WorkerError",
 ]
 
 
@@ -78,6 +79,10 @@ class CheckpointError(ValueError):
 
 class ConfigurationError(ValueError):
     """A configuration has an unknown or contradictory field."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process died before its work was done."""
 
 
 class MissingExtraError(ImportError):

@@ -6,15 +6,23 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from itertools import islice
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["WorkerPool", "follow_parent", "signals_held"]
+from matbackprop.errors import WorkerError
+
+__all__ = ["Workers", "follow_parent", "parallel_map", "signals_held"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -60,23 +68,126 @@ def _begin() -> None:
     torch.set_num_threads(1)
 
 
-class WorkerPool(ProcessPoolExecutor):
-    """Fresh processes of one torch thread each; a signal to the whole group does not break them.
+class _Recording(SpawnContext):
+    """Starts fresh processes and remembers them, so that one that dies can be asked how.
 
-    Leaving its context by an exception drops the work that has not begun and waits for the rest.
-
-    Args:
-        count: number of processes.
+    Not forked: a fork of a process in which torch has started threads may hang.
     """
 
-    def __init__(self, count: int) -> None:
-        # Not forked: a fork of a process in which torch has started threads may hang.
-        super().__init__(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[BaseProcess] = []
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Schedule a call; processes are started here."""
-        with signals_held():
-            return super().submit(fn, *args, **kwargs)
+    def Process(self, *args: Any, **kwargs: Any) -> BaseProcess:  # type: ignore[override]
+        process = SpawnProcess(*args, **kwargs)
+        self.started.append(process)
+        return process
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.shutdown(cancel_futures=kind is not None)
+
+class Workers:
+    """Fresh processes of one torch thread each, for calls that can be made anywhere; the one pool of the library.
+
+    A signal to the whole group does not break them. Leaving the context by an exception drops the calls that have not
+    begun and waits for the rest. A process that dies ends the work at once: results that it owed raise, and leaving
+    the context raises :class:`~matbackprop.errors.WorkerError`, which says how it died.
+
+    Args:
+        count: number of processes; with 0 and 1 every call is made here, in this process.
+
+    Example:
+        >>> with Workers(0) as workers:
+        ...     list(workers.map(abs, [-2, 1]))
+        [2, 1]
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self._context = _Recording()
+        self._pool: ProcessPoolExecutor | None = None
+        if count > 1:
+            self._pool = ProcessPoolExecutor(count, mp_context=self._context, initializer=_begin)
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Begin a call of a picklable function; without processes it is made here and now."""
+        if self._pool is not None:
+            with signals_held():  # processes are started here
+                return self._pool.submit(function, *args, **kwargs)
+        done: Future[T] = Future()
+        done.set_result(function(*args, **kwargs))
+        return done
+
+    def map(self, function: Callable[[Item], T], items: Iterable[Item], chunk: int = 1) -> Iterator[T]:
+        """Apply a picklable function to every item.
+
+        Args:
+            function: picklable.
+            items: picklable.
+            chunk: how many items travel together.
+
+        Yields:
+            Results in the order of the items. Only a few chunks per process are begun ahead of what has been taken,
+            so that neither items nor results pile up; closing the iterator drops what has not begun.
+        """
+        if self._pool is None:
+            yield from map(function, items)
+            return
+        source = iter(items)
+        pending: deque[Future[list[T]]] = deque()
+        try:
+            while part := list(islice(source, chunk)):
+                pending.append(self.submit(_apply, function, part))
+                if len(pending) >= 4 * self.count:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._pool is None:
+            return
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if isinstance(error, BrokenProcessPool):
+            raise WorkerError(self._reason()) from error
+
+    def _reason(self) -> str:
+        for process in self._context.started:
+            process.join()
+        # The pool ends the others by SIGTERM as soon as one is dead.
+        codes = [p.exitcode for p in self._context.started if p.exitcode]
+        code = next((c for c in codes if c not in (-signal.SIGTERM, 128 + signal.SIGTERM)), None)
+        if code is None:
+            return "a worker process was ended from outside; start the command again."
+        if code > 0:
+            return f"a worker process ended with exit code {code} before its work was done."
+        name = signal.Signals(-code).name
+        hint = {
+            signal.SIGKILL: "the system does so when memory runs out: try fewer workers",
+            signal.SIGBUS: "a full disk or a file that shrank under it does so",
+        }.get(signal.Signals(-code), "a damaged input can do so: `matbackprop data check` names bad files")
+        return f"a worker process was killed by {name} ({hint})."
+
+
+def _apply(function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
+    return [function(item) for item in items]
+
+
+def parallel_map(function: Callable[[Item], T], items: Sequence[Item], workers: int = 0, chunk: int = 1) -> Iterator[T]:
+    """Apply a function to every item in order, here or in processes started for it; see :meth:`Workers.map`.
+
+    Args:
+        function: picklable where ``workers`` > 1.
+        items: picklable likewise.
+        workers: number of processes; 0 and 1 stay in this one.
+        chunk: how many items travel together.
+
+    Example:
+        >>> list(parallel_map(abs, [-2, 1]))
+        [2, 1]
+    """
+    with Workers(min(workers, len(items))) as pool:
+        yield from pool.map(function, items, chunk)

@@ -9,8 +9,9 @@ from matbackprop.data.bsds import BSDSSample
 from matbackprop.data.prepared import collect, prepare_image
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DeepNCuts
+from matbackprop.processes import Workers
 from matbackprop.training import segmenting
-from matbackprop.training.segmenting import Workers, segment_images
+from matbackprop.training.segmenting import segment_images
 
 KS = (2, 5, 9)
 

@@ -19,7 +19,7 @@ from matbackprop.baselines.simple import fixed_grids, one_region
 from matbackprop.data.bsds import BSDS
 from matbackprop.errors import ConfigurationError
 from matbackprop.metrics import ImageScores, score_image, summarize
-from matbackprop.metrics.parallel import parallel_map
+from matbackprop.processes import parallel_map
 
 __all__ = ["BASELINES", "HUMANS", "run_baselines"]
 

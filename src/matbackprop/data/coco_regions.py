@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from torch import Tensor
 from matbackprop.data.cache import Cache, cache_key, open_cache, write_cache
 from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
 from matbackprop.models.backbone import IMAGENET_MEAN, IMAGENET_STD
+from matbackprop.processes import parallel_map
 
 SIDE = 200
 CANVAS = 227
@@ -460,12 +460,7 @@ def cache_regions(
 def _crop_all(images: list[ImageRegions], side: int, workers: int | None) -> Iterator[_CroppedImage]:
     tasks = [(entry, side) for entry in images]
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
-    if workers <= 1 or len(tasks) < 32:
-        yield from map(_crop_image, tasks)
-        return
-    # forkserver: the parent may hold CUDA and threads, which do not survive a plain fork
-    with multiprocessing.get_context("forkserver").Pool(workers) as pool:
-        yield from pool.imap(_crop_image, tasks, chunksize=8)
+    return parallel_map(_crop_image, tasks, workers if len(tasks) >= 32 else 0, chunk=8)
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:

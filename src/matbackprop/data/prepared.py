@@ -18,7 +18,7 @@ from torch import Tensor
 from matbackprop.data.bsds import labels_to_grid
 from matbackprop.data.cache import cache_key, open_cache, write_cache
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
-from matbackprop.processes import WorkerPool
+from matbackprop.processes import parallel_map
 from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
 __all__ = ["LabelledImages", "PreparedImage", "PreparedImages", "prepare_image", "prepare_images"]
@@ -220,11 +220,7 @@ def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600
         cache = open_cache(path)
     except DataError:
         tasks = [(data, i, superpixels) for i in range(len(data))]
-        if workers > 1 and len(tasks) >= _FEW:
-            with WorkerPool(workers) as pool:
-                images = list(pool.map(_prepare, tasks, chunksize=max(1, len(tasks) // (4 * workers))))
-        else:
-            images = [_prepare(task) for task in tasks]
+        images = list(parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0, chunk=8))
         write_cache(path, _flatten(images), {"table": [_row(one) for one in images]})
         cache = open_cache(path)
     return PreparedImages(cache.arrays, cache.meta["table"])

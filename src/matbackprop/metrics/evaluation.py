@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import DataError
 from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
-from matbackprop.metrics.parallel import parallel_map
 from matbackprop.metrics.regions import region_scores
+from matbackprop.processes import parallel_map
 
 __all__ = ["ImageScores", "evaluate_segmentations", "score_image", "score_images", "summarize"]
 

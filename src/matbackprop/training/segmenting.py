@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from matbackprop.data.prepared import PreparedImages, in_16_bits, pad_stack
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
-from matbackprop.processes import WorkerPool
+from matbackprop.processes import Workers
 from matbackprop.spectral import MergeCost, merge_regions, region_graph, slic_superpixels
 from matbackprop.spectral.slic_cuda import assign_superpixels, connect_superpixels, works_on
 from matbackprop.spectral.superpixels import RegionGraph
@@ -35,42 +35,10 @@ class Segmented(NamedTuple):
     seconds: float
 
 
-class Workers:
-    """Processes for the parts that run on the CPU; without processes the calls run here.
-
-    Args:
-        count: number of processes; below 2 none is started.
-    """
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-        self._pool = WorkerPool(count) if count > 1 else None
-
-    def warm(self) -> None:
-        """Wait until every process is up, so that starting them is in nobody's measured time."""
-        if self._pool is not None:
-            list(self._pool.map(_rest, [0.5] * self.count, chunksize=1))
-
-    def map(self, function: Any, tasks: Sequence[Any], chunk: int = 1) -> list[Any]:
-        """Apply a picklable function to every task, in order."""
-        if self._pool is None:
-            return [function(task) for task in tasks]
-        return list(self._pool.map(function, tasks, chunksize=chunk))
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Begin a call of a picklable function; without processes it is made here and now."""
-        if self._pool is not None:
-            return self._pool.submit(function, *arguments)
-        done: Future[Any] = Future()
-        done.set_result(function(*arguments))
-        return done
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._pool is not None:
-            self._pool.__exit__(*error)
+def warm(workers: Workers) -> None:
+    """Wait until every process is up, so that starting them is in nobody's measured time."""
+    if workers.count > 1:
+        list(workers.map(_rest, [0.5] * workers.count))
 
 
 def _rest(seconds: float) -> None:

@@ -35,7 +35,7 @@ from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
-from matbackprop.processes import follow_parent, signals_held
+from matbackprop.processes import Workers, follow_parent, signals_held
 from matbackprop.training.config import to_json
 from matbackprop.training.engine import fit, load_weights, seed_all
 from matbackprop.training.ncuts import (
@@ -47,7 +47,7 @@ from matbackprop.training.ncuts import (
 )
 from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
-from matbackprop.training.segmenting import Segmented, Workers, segment_images
+from matbackprop.training.segmenting import Segmented, segment_images, warm
 from matbackprop.training.table_config import Table2Config
 
 __all__ = ["GROUPS", "ROWS", "Group", "Row", "main", "run_job"]
@@ -283,7 +283,7 @@ def _segment(
     if model is None:
         tasks = [(image.image, image.superpixels if prepared else config.data.superpixels) for image in images]
         started = time.perf_counter()
-        maps = workers.map(_lab_merging, tasks, 1)
+        maps = list(workers.map(_lab_merging, tasks))
         return Segmented(dict(zip(images.ids, maps, strict=True)), time.perf_counter() - started)
     half = torch.bfloat16 if device_of(config).type == "cuda" and row.objective == "soft" else torch.float32
     return segment_images(
@@ -513,7 +513,7 @@ def run_timing(config: Table2Config, clock: Clock) -> None:
     path = config.out / "speed.json"
     speed: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     with Workers(_worker_count(dataclasses.replace(config, jobs=1))) as workers:
-        workers.warm()
+        warm(workers)
         for group in chosen_groups(config):
             if all(row.key in speed for row in group.rows) or not clock.allows("timing"):
                 continue
