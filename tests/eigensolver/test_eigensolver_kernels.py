@@ -134,7 +134,7 @@ def test_jacobi_takes_any_scale(jacobi):
 
 @pytest.mark.parametrize("name", ["log", "inv_sqrt"])
 def test_pool_kernels_agree_with_the_operator(name, tmp_path):
-    m, d, batch = 5, 70, 2  # an odd number of rows, more than one tile of columns
+    m, d, batch = 5, 70, 3  # an odd number of rows, more than one tile of columns
     number = _fused_pool._FUNCTIONS[name]
     program = cuda_on_cpu.build(tmp_path, _fused_pool._FILES, POOL, REAL_IS_DOUBLE=1, IN="float", FUNCTION=number)
     generator = torch.Generator().manual_seed(0)
@@ -142,6 +142,7 @@ def test_pool_kernels_agree_with_the_operator(name, tmp_path):
     f[1, 3] = f[1, 2]
     f[1, 4] = 0  # a repeated and a zero singular value
     f[1] *= 0.01  # eigenvalues near ε, where the second differences come from the series
+    f[2, :, 0] = 1e7 * torch.rand(m, generator=generator)  # a channel that hides the others in the Gram matrix
     g = torch.randn(batch, d, d, generator=generator)
     threads = _jacobi.Sizes(m).threads
     out = cuda_on_cpu.run(program, (m, d, batch, threads, 1e-3), f.numpy(), g.numpy(), dtype=np.float32)

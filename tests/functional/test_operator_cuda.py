@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.matrices import relu_features, symmetric
+from helpers.matrices import generator, relu_features, symmetric
 from helpers.operators import CASES, case_id, loss, outputs
 from matbackprop import matrix_log, nn, second_order_pool
 
@@ -20,6 +20,21 @@ def test_equals_the_cpu(case, device):
     grads = torch.autograd.grad(loss(case, *there), there), torch.autograd.grad(loss(case, *here), here)
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "d"), [(8, 8), (90, 70), (36, 64), (80, 96)])
+@pytest.mark.parametrize("outlier", ["row", "column"])
+def test_outliers_do_not_hide_the_rest(m, d, outlier, dtype, device):
+    f = torch.randn(3, m, d, generator=generator(1), dtype=dtype)
+    (f[:2] if outlier == "row" else f[:2].mT)[:, 0] *= 1e7
+    g = torch.randn(3, d, d, generator=generator(2), dtype=dtype)
+    here, there = f.clone().requires_grad_(), f.to(device).requires_grad_()
+    for x in (here, there):
+        second_order_pool(x).backward(g.to(x.device))
+    for one, other in ((second_order_pool(there), second_order_pool(here)), (there.grad, here.grad)):
+        error = (one.cpu() - other).norm(dim=(-2, -1)) / other.norm(dim=(-2, -1))
+        assert error.max() < (1e-11 if dtype == torch.float64 else 2e-7)
 
 
 STEPS = {

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from helpers.matrices import FEATURES, dead_and_duplicate, generator, relu_features, with_singular_values
-from helpers.reference import longdouble_eigh, pool_gradient_mpmath, pool_hessian_vector_mpmath, pool_longdouble
+from helpers.reference import (
+    longdouble_eigh,
+    pool_gradient_mpmath,
+    pool_hessian_vector_mpmath,
+    pool_longdouble,
+    pool_value_mpmath,
+)
 from matbackprop import second_order_pool
 
 LIMIT = {torch.float64: 5e-12, torch.float32: 2e-7}
@@ -86,6 +92,24 @@ def test_wide_spectra_against_mpmath(m, d, low, high):
     assert _relative(x.grad, expected) <= 5e-12
     mapped = torch.func.vmap(torch.func.grad(lambda y: (second_order_pool(y, eps=EPS) * g).sum()))(f[None])
     assert _relative(mapped[0], expected) <= 5e-12
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float64, 1e7), (torch.float64, 1e9), (torch.float32, 1e7)])
+@pytest.mark.parametrize("outlier", ["row", "column"])
+@pytest.mark.parametrize(("m", "d"), [(8, 8), (12, 5), (5, 8)])
+def test_outliers_against_mpmath(m, d, outlier, dtype, scale):
+    """One row or channel hides all others in the Gram matrix; the features still have them."""
+    f = torch.randn(m, d, generator=generator(7), dtype=dtype)
+    (f if outlier == "row" else f.mT)[0] *= scale
+    g = torch.randn(d, d, generator=generator(8), dtype=dtype)
+    x = f.clone().requires_grad_()
+    value = second_order_pool(x, eps=EPS)
+    value.backward(g)
+    assert _relative(value, pool_value_mpmath(f.numpy(), EPS, mpmath.log)) <= LIMIT[dtype]
+    expected = pool_gradient_mpmath(f.numpy(), g.numpy(), EPS, mpmath.log, digits=60)
+    assert _relative(x.grad, expected) <= LIMIT[dtype]
+    mapped = torch.func.vmap(torch.func.grad(lambda y: (second_order_pool(y, eps=EPS) * g).sum()))(f[None])
+    assert _relative(mapped[0], expected) <= LIMIT[dtype]
 
 
 @pytest.mark.parametrize("high", [0.0, 1.49])

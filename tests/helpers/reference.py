@@ -123,6 +123,14 @@ def pool_gradient_mpmath(f, g, eps, function, digits=50):
         return np.array(_pool_gradient(_mp(f), _mp(g), eps, function, digits).tolist(), dtype=float)
 
 
+def pool_value_mpmath(f, eps, function, digits=60):
+    """g(FᵀF + εI) through the d×d matrix, with many digits."""
+    with mpmath.workdps(digits):
+        f = _mp(f)
+        lam, u = mpmath.eigsy(f.T * f + mpmath.mpf(eps) * mpmath.eye(f.cols))
+        return np.array((u * mpmath.diag([function(x) for x in lam]) * u.T).tolist(), dtype=float)
+
+
 def pool_hessian_vector_mpmath(f, g, v, eps, function, digits=80):
     """The derivative of that gradient in the direction V, by a central difference with many digits."""
     with mpmath.workdps(digits):

@@ -1,4 +1,4 @@
-// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu and _fused_product.cu; IN is the type
+// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu, separate.cu and _fused_product.cu; IN is the type
 // of F, C and G (float or double), FUNCTION one of the numbers below. eps is one number, or one of each matrix.
 //
 //   K = F F^T = U diag(s) U^T,  Y = U^T F,  lambda = s + eps
@@ -11,6 +11,8 @@
 #define INVERSE 3
 
 #define CHUNK 64   // columns of F that a block keeps in shared memory
+#define WIDE 1e8   // lambda_max / lambda_min above which the rows of Y are looked at, as in gram.py
+#define MIXED 1e-9 // |y_i . y_j| / sqrt(lambda_i lambda_j) above which they are separated, as in gram.py
 #define SERIES 26  // terms for the second difference of log where 0.2^SERIES is below eps
 
 __device__ __forceinline__ REAL function_value(REAL x) {
@@ -120,12 +122,31 @@ __device__ void gram(const IN* __restrict__ f, REAL* tile, REAL* out, int m, int
     __syncthreads();
 }
 
+// Squared norms of the rows of y (m, d), which are known to rounding of themselves, not of the largest. scratch:
+// blockDim.x numbers of shared memory.
+__device__ void squared_norms(const REAL* y, REAL* values, int m, int d, REAL* scratch) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int first = 0; first < m; first += warps) {
+        const int r = first + warp;
+        REAL part = 0;
+        __syncthreads();
+        for (int k = lane; r < m && k < d; k += 32) part += y[(long long)r * d + k] * y[(long long)r * d + k];
+        scratch[threadIdx.x] = part;
+        __syncthreads();
+        if (lane == 0 && r < m) {
+            for (int k = 1; k < 32; ++k) part += scratch[threadIdx.x + k];
+            values[r] = part;
+        }
+    }
+    __syncthreads();
+}
+
 // F (batch, m, d) -> s (batch, m), slope g[s + eps, eps] (batch, m), U (batch, m, m) in columns, Y = U^T F (batch, m, d).
 // One block a matrix.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_spectrum(const IN* __restrict__ f, const REAL* __restrict__ all_eps, double one_eps,
                   REAL* __restrict__ out_values,
-                  REAL* __restrict__ out_slopes, REAL* __restrict__ out_vectors, REAL* __restrict__ out_y, int m, int d) {
+                  REAL* __restrict__ out_slopes, REAL* out_vectors, REAL* out_y, int m, int d) {
     const Sizes z(m);
     const int ldt = z.players + 2, square = z.players * z.ld;
     const int front = z.front + square > CHUNK * ldt ? z.front + square : CHUNK * ldt;
@@ -178,23 +199,20 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             }
         }
     }
-    // s again as the squared norms of the rows of Y: they are known to rounding of themselves, not of the largest.
-    for (int first = 0; first < m; first += warps) {
-        const int r = first + warp;
-        REAL part = 0;
-        __syncthreads();
-        for (int k = lane; r < m && k < d; k += 32) part += out_y[(long long)r * d + k] * out_y[(long long)r * d + k];
-        v[threadIdx.x] = part;
-        __syncthreads();
-        if (lane == 0 && r < m) {
-            for (int k = 1; k < 32; ++k) part += v[threadIdx.x + k];
-            values[r] = part;
-        }
+    squared_norms(out_y, values, m, d, v);
+    // With an outlier in F the Gram matrix has lost the small eigenvalues and their eigenvectors are mixed; Y has them.
+    REAL largest = 0, smallest = (REAL)REAL_MAX;
+    for (int r = 0; r < m; ++r) {
+        largest = values[r] > largest ? values[r] : largest;
+        smallest = values[r] < smallest ? values[r] : smallest;
     }
-    __syncthreads();
+    if (largest > (REAL)WIDE * (smallest + eps)) {
+        separate({out_y, d, d, 1}, {out_vectors, m, 1, m}, eps, (REAL)MIXED, m, v);
+        squared_norms(out_y, values, m, d, v);
+        largest = 0;
+        for (int r = 0; r < m; ++r) largest = values[r] > largest ? values[r] : largest;
+    }
     // A direction at rounding level, sigma <= max(m, d) eps sigma_max, is noise that 1/eps would lift: it is left out.
-    REAL largest = 0;
-    for (int r = 0; r < m; ++r) largest = values[r] > largest ? values[r] : largest;
     const REAL level = (REAL)REAL_EPS * (m > d ? m : d), floor_value = level * level * largest;
     for (int r = warp; r < m; r += warps) {
         const bool noise = values[r] <= floor_value;

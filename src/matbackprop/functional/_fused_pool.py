@@ -22,7 +22,7 @@ PRODUCT_FILES = (*_jacobi.FILES, "functional/_fused_product.cu")
 PRODUCT_THREADS, TILE = 256, 64  # as in the source
 TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "float", torch.bfloat16: "float"}
 
-_FILES = (*PRODUCT_FILES, "functional/_fused_pool.cu")
+_FILES = (*_jacobi.FILES, "eigensolver/separate.cu", "functional/_fused_product.cu", "functional/_fused_pool.cu")
 _FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}
 _CHUNK = 64  # as in the source
 _REAL_BYTES = 8

@@ -8,8 +8,8 @@ F is m×d with rows scaled by √w. For m < d the thin dual form works on K = FF
 where L is the derivative of g at A = FᵀF + εI in the direction G, so that ∂L/∂F = 2 F·L. Otherwise the primal form
 works on FᵀF = V diag(s) Vᵀ with Z = FV: C = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the
 squared norms of the rows of Y (columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the
-largest, its squared norm far better. float64 features of a wide spectrum have their vectors refined by one Newton step;
-on the CPU the primal form of a narrow spectrum does with the solver's eigenvalues, and with F and V for Z.
+largest, its squared norm far better. Where the spectrum is wide the vectors are refined too (`gram_eigh`); on the CPU
+the primal form of a narrow spectrum does with the solver's eigenvalues, and with F and V for Z.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.autograd import Function
 
 from matbackprop.divided_differences import SpectralFunction, resolve_function
 from matbackprop.eigensolver import batched_eigh
+from matbackprop.eigensolver.gram import gram_eigh
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, ShapeError
 from matbackprop.functional import _fused_pool
 from matbackprop.functional.eigh import eigh
@@ -58,57 +59,8 @@ def _scaled_identity(value: Tensor, d: int) -> Tensor:
     return torch.diag_embed(value.unsqueeze(-1).expand(*value.shape, d))
 
 
-def _drop_noise(s: Tensor, m: int, d: int) -> Tensor:
-    """Squared singular values, zero where they are rounding: σ ≤ max(m, d) u σ_max, the rule of numerical rank.
-
-    What is left of a direction that F does not have is noise, which 1/ε would lift to 1e-11 of the gradient. A zero in
-    s tells the backward to leave the direction out.
-    """
-    if s.shape[-1] == 0:
-        return s
-    return s * (s > (max(m, d) * torch.finfo(s.dtype).eps) ** 2 * s.amax(-1, keepdim=True))
-
-
-def _refine(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn Q and Y = QᵀX so that the rows of Y are orthogonal to rounding of their own norms, not of the largest.
-
-    The solver leaves E = YYᵀ − diag(s) of the size u s_max, which mixes small eigenvectors. One Newton step turns by
-    e^Ω, Ωᵢⱼ = Eᵢⱼ/(sⱼ − sᵢ), here to second order; pairs too close to be told apart are left alone.
-    """
-    rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
-    overlap, gap = y @ y.mT, columns - rows
-    omega = torch.where(overlap.abs() < 1e-3 * gap.abs(), overlap / torch.where(gap == 0, 1, gap), 0)
-    half = 0.5 * omega @ omega
-    return q + q @ (half + omega), y + (half - omega) @ y
-
-
-def _factor(x: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """s, Q, Y with XXᵀ = Q diag(s) Qᵀ and Y = QᵀX for X ``(*batch, n, k)``.
-
-    ``fine`` asks for the digits of float64 features. The refinement they need where s_max is far above s_min + ε is
-    skipped on the CPU where it is not; elsewhere looking would wait for the device.
-    """
-    _, q = batched_eigh(x @ x.mT)
-    return _settle(x, q, eps, fine)
-
-
-def _settle(x: Tensor, q: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """s, Q, Y of `_factor` from the solver's Q."""
-    y = (x.mT @ q).mT
-    s = _drop_noise((y * y).sum(-1), *x.shape[-2:])
-    if fine and s.shape[-1] and not _well_conditioned(s, eps):
-        q, y = _refine(s, q, y)
-        s = _drop_noise((y * y).sum(-1), *x.shape[-2:])
-    return s, q, y
-
-
 def _free_to_look(*tensors: Tensor) -> bool:
     return all(t.is_cpu and values_checkable(t) for t in tensors)
-
-
-def _well_conditioned(s: Tensor, eps: Tensor) -> bool:
-    """Whether λ_max/λ_min ≤ 1e5 everywhere and may be looked at; unrefined, the error is 1e-17 of that ratio."""
-    return _free_to_look(s, eps) and not bool((s.amax(-1) > 1e5 * (s.amin(-1) + eps)).any())
 
 
 def _narrow(s: Tensor) -> bool:
@@ -124,7 +76,7 @@ def _thin_forward(
     f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """C, s, U, Y of the thin dual form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
-    s, u, y = _factor(f, eps, fine)
+    s, u, y = gram_eigh(f, eps, fine)
     shift = eps.unsqueeze(-1)
     slope = torch.where(s > 0, function.first(s + shift, shift, _column(p, 1)), 0)
     c = (y * slope.unsqueeze(-1)).mT @ y
@@ -159,7 +111,7 @@ def _primal_forward(
     if _narrow(s):
         z = f.new_empty(0)
     else:
-        s, v, y = _settle(f.mT, v, eps, fine)
+        s, v, y = gram_eigh(f.mT, eps, fine, v)
         z = y.mT
     values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
     return (v * values.unsqueeze(-2)) @ v.mT, s, v, z
@@ -255,9 +207,9 @@ def _decompose(
     if w is not None:
         f = f * w.detach().sqrt().unsqueeze(-1)
     if f.shape[-2] >= f.shape[-1]:
-        s, v, _ = _factor(f.mT, eps, fine)
+        s, v, _ = gram_eigh(f.mT, eps, fine)
         return a, (s + eps.unsqueeze(-1), v, None)
-    s, _, y = _factor(f, eps, fine)
+    s, _, y = gram_eigh(f, eps, fine)
     return a, (s + eps.unsqueeze(-1), _orthonormal_rows(s, y).mT, eps)
 
 

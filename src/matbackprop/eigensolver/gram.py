@@ -1,0 +1,166 @@
+"""Eigenvectors of a Gram matrix XXᵀ to the digits of X.
+
+An eigensolver knows eigenvalues and eigenvectors of XXᵀ to rounding of the largest eigenvalue. With one outlier in X
+the small ones are lost in it: their eigenvectors come out mixed. Y = QᵀX, computed from X itself, still has them: its
+rows only have to be turned until they are orthogonal to rounding of their own norms. A Newton step does it for what the
+solver left nearly right; for the rest, a decomposition level by level, or Jacobi rotations in a CUDA kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from matbackprop.eigensolver import _jacobi, _kernels
+from matbackprop.eigensolver.batched import batched_eigh
+from matbackprop.numerics import values_checkable
+
+__all__ = ["gram_eigh", "separate_rows"]
+
+FILES = (*_jacobi.FILES, "eigensolver/separate.cu")
+_LEVEL = 1e-4  # rows whose squared norms are within this of the largest one are right after one decomposition
+_RATIO = {True: 1e5, False: 1e8}  # λ_max/λ_min up to which nothing needs to be done; an error is 1e-17 of that ratio
+_OVERLAP = {True: 1e-11, False: 1e-9}  # largest |yᵢ·yⱼ|/√(λᵢλⱼ) that is left
+
+
+def squared_norms(y: Tensor) -> Tensor:
+    return (y * y).sum(-1)
+
+
+def drop_noise(s: Tensor, shape: torch.Size) -> Tensor:
+    """Squared singular values of X, zero where they are rounding: σ ≤ max(m, d) u σ_max, the rule of numerical rank.
+
+    What is left of a direction that X does not have is noise, which 1/ε would lift to 1e-11 of a gradient. A zero in s
+    tells to leave the direction out.
+    """
+    if s.shape[-1] == 0:
+        return s
+    return s * (s > (max(shape[-2:]) * torch.finfo(s.dtype).eps) ** 2 * s.amax(-1, keepdim=True))
+
+
+def gram_eigh(x: Tensor, eps: Tensor, fine: bool, q: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """s, Q, Y with XXᵀ = Q diag(s) Qᵀ and Y = QᵀX, s not sorted.
+
+    Args:
+        x: X ``(*batch, n, k)``, float32 or float64.
+        eps: ε ≥ 0 ``(*batch,)``; errors of s far below it do not matter.
+        fine: whether X carries float64 digits; otherwise those of float32 are wanted.
+        q: eigenvectors of XXᵀ from the solver, where they are known already.
+    """
+    if q is None:
+        _, q = batched_eigh(x @ x.mT)
+    y = (x.mT @ q).mT
+    s = squared_norms(y)
+    if x.dtype == torch.float64 and y.numel():
+        plain = all(values_checkable(t) and type(t) in (Tensor, torch.nn.Parameter) for t in (q, y, eps))
+        if not (plain and y.is_cpu and _narrow(s, eps, fine)):
+            q, y = (separate_rows if plain else _operator)(q, y, eps, fine)
+            s = squared_norms(y)
+    return drop_noise(s, x.shape), q, y
+
+
+def _narrow(s: Tensor, eps: Tensor, fine: bool) -> bool:
+    return not bool((s.amax(-1) > _RATIO[fine] * (s.amin(-1) + eps)).any())
+
+
+def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+    """Turn Q and Y = QᵀX so that the rows of Y are orthogonal to rounding of their own norms, not of the largest.
+
+    Q and Y are written to. On CUDA nothing waits for the device: a Newton step is always taken for ``fine``, and a
+    kernel looks at the rows.
+    """
+    s = squared_norms(y)
+    if y.is_cpu and _narrow(s, eps, fine):
+        return q, y
+    if fine:
+        q, y = _newton_step(s, q, y)
+    if y.is_cuda and _kernels.available():
+        return _separate_by_kernel(q, y, eps, fine)
+    mixed = _largest_overlap(y, eps) > _OVERLAP[fine]
+    if bool(mixed.any()):
+        for index in mixed.nonzero().tolist():
+            one = tuple(index)
+            q[one], y[one] = _separate_by_levels(q[one], y[one])
+        if fine:
+            q, y = _newton_step(squared_norms(y), q, y)
+    return q, y
+
+
+def _separate_by_kernel(
+    q: Tensor, y: Tensor, eps: Tensor, fine: bool, kernels: _kernels.Module | None = None, threads: int = 256
+) -> tuple[Tensor, Tensor]:
+    """Turn the rows of matrices that need it by one-sided Jacobi rotations (``separate.cu``)."""
+    n, k = y.shape[-2:]
+    rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
+    overlap = rows @ rows.mT
+    shift = eps.expand(y.shape[:-2]).contiguous()
+    kernels = kernels or _kernels.module(FILES, (("REAL_IS_DOUBLE", 1),), y.get_device())
+    addresses = (rows.data_ptr(), vectors.data_ptr(), overlap.data_ptr(), shift.data_ptr())
+    sizes = (n, k, *rows.stride()[1:], *vectors.stride()[1:])
+    kernels.launch("separate_rows", (len(rows),), threads, 24 * threads, (*addresses, _OVERLAP[fine], *sizes))
+    return vectors.mT.reshape(q.shape), rows.reshape(y.shape)
+
+
+def _dense(a: Tensor) -> Tensor:
+    """Matrices (batch, n, k) that follow each other in memory, each by rows or by columns."""
+    return a if a.is_contiguous() or a.mT.is_contiguous() else a.contiguous()
+
+
+def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
+    """The largest |yᵢ·yⱼ|/√(λᵢλⱼ), i ≠ j, of each matrix: the relative error that it would leave in g(XXᵀ + εI)."""
+    overlap = y @ y.mT
+    scale = (overlap.diagonal(dim1=-2, dim2=-1) + eps.unsqueeze(-1)).clamp_min(torch.finfo(y.dtype).tiny).rsqrt()
+    cosines = overlap * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    cosines.diagonal(dim1=-2, dim2=-1).zero_()
+    return cosines.abs().amax((-2, -1))
+
+
+def _newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn by e^Ω, Ωᵢⱼ = Eᵢⱼ/(sⱼ − sᵢ) with E = YYᵀ − diag(s), to second order; pairs too close are left alone."""
+    rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
+    overlap, gap = y @ y.mT, columns - rows
+    omega = torch.where(overlap.abs() < 1e-4 * gap.abs(), overlap / torch.where(gap == 0, 1, gap), 0)
+    half = 0.5 * omega @ omega
+    return q + q @ (half + omega), y + (half - omega) @ y
+
+
+def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Separate the rows of one matrix Y ``(n, k)`` and the columns of Q with them, the largest rows first.
+
+    The rows at the top are right. The others are cleared of them and decomposed by themselves, where nothing larger
+    hides them; and so on down to the level of rounding.
+    """
+    rest = torch.arange(len(y), device=y.device)
+    s = squared_norms(y)
+    floor = (max(y.shape) * torch.finfo(y.dtype).eps) ** 2 * s.max()
+    while True:
+        top = s >= _LEVEL * s.max()
+        done, rest = rest[top], rest[~top]
+        if len(rest) == 0 or s[~top].max() <= floor:
+            return q, y
+        kept = y[done]
+        small = y[rest] - (y[rest] @ (kept / s[top].unsqueeze(-1)).mT) @ kept
+        _, turn = torch.linalg.eigh(small @ small.mT)
+        y[rest], q[:, rest] = turn.mT @ small, q[:, rest] @ turn
+        s = squared_norms(y[rest])
+
+
+@torch.library.custom_op("matbackprop::separate_rows", mutates_args=())
+def _operator(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+    """The form that torch.compile and vmap see, where no value may be looked at."""
+    new_q, new_y = separate_rows(q.clone(), y.clone(), eps, fine)
+    return new_q.contiguous(), new_y.contiguous()
+
+
+@_operator.register_fake
+def _(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), y.new_empty(y.shape)
+
+
+@_operator.register_vmap
+def _(info, in_dims, q, y, eps, fine):  # type: ignore[no-untyped-def]
+    q, y, eps = (
+        t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip((q, y, eps), in_dims[:3], strict=True)
+    )
+    return _operator(q, y, eps, fine), (0, 0)

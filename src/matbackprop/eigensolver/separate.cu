@@ -1,0 +1,92 @@
+// One-sided Jacobi: turns the rows of Y = Q^T X, and the eigenvectors Q with them, until the rows are orthogonal to
+// rounding of their own norms. Appended to jacobi.cu, with REAL double. A matrix whose rows are nearly so already is
+// left as it is.
+
+#define SEPARATED 1e-14  // |y_i . y_j| / sqrt(lambda_i lambda_j) that is not turned any further
+#define SEPARATION_SWEEPS 30
+
+// Vectors of some length: entry j of vector i is x[i * next + j * step].
+struct Vectors {
+    REAL* x;
+    int length, next, step;
+    __device__ REAL& operator()(int i, int j) const { return x[(long long)i * next + (long long)j * step]; }
+};
+
+__device__ __forceinline__ void turn(const Vectors& v, int a, int b, REAL c, REAL s, int lane) {
+    for (int j = lane; j < v.length; j += 32) {
+        const REAL x = v(a, j), z = v(b, j);
+        v(a, j) = c * x - s * z;
+        v(b, j) = s * x + c * z;
+    }
+}
+
+// The n rows of y and the eigenvectors q. Nothing is done where no pair is above `limit`. scratch: 3 blockDim.x numbers
+// of shared memory; blockDim.x is a multiple of 32.
+__device__ void separate(const Vectors& y, const Vectors& q, REAL eps, REAL limit, int n, REAL* scratch) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const int players = n + (n & 1);
+    REAL* mine = scratch + 96 * warp;
+    for (int sweep = 0; sweep < SEPARATION_SWEEPS; ++sweep) {
+        const REAL tolerance = sweep ? (REAL)SEPARATED : limit;
+        int turned = 0;
+        for (int round = 0; round < players - 1; ++round) {
+            for (int pair = warp; pair < players / 2; pair += warps) {
+                // a tournament: the last player stays, the others move on by one in each round
+                int a = pair == 0 ? players - 1 : (pair + round) % (players - 1);
+                int b = (players - 1 - pair + round) % (players - 1);
+                if (a > b) {
+                    const int swap = a;
+                    a = b;
+                    b = swap;
+                }
+                if (b >= n) continue;
+                REAL aa = 0, bb = 0, ab = 0;
+                for (int j = lane; j < y.length; j += 32) {
+                    const REAL x = y(a, j), z = y(b, j);
+                    aa += x * x;
+                    bb += z * z;
+                    ab += x * z;
+                }
+                mine[lane] = aa;
+                mine[32 + lane] = bb;
+                mine[64 + lane] = ab;
+                __syncwarp();
+                aa = bb = ab = 0;
+                for (int j = 0; j < 32; ++j) {
+                    aa += mine[j];
+                    bb += mine[32 + j];
+                    ab += mine[64 + j];
+                }
+                __syncwarp();
+                if (!(fabs(ab) > tolerance * sqrt(aa + eps) * sqrt(bb + eps))) continue;
+                turned = 1;
+                const REAL zeta = (bb - aa) / (2 * ab);
+                const REAL t = (zeta < 0 ? (REAL)-1 : (REAL)1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
+                const REAL c = 1 / sqrt(1 + t * t), s = c * t;
+                turn(y, a, b, c, s, lane);
+                turn(q, a, b, c, s, lane);
+            }
+            __syncthreads();
+        }
+        if (!__syncthreads_or(turned)) return;
+    }
+}
+
+// y (batch, n, k) and q (batch, n, n), eigenvectors in rows, each matrix in the layout that the steps say; overlap (batch,
+// n, n) is Y Y^T. Grid (batch); shared memory for 3 numbers of each thread.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    separate_rows(REAL* y, REAL* q, const REAL* __restrict__ overlap, const REAL* __restrict__ all_eps, double limit,
+                  int n, int k, int y_next, int y_step, int q_next, int q_step) {
+    const REAL eps = all_eps[blockIdx.x];
+    overlap += (long long)blockIdx.x * n * n;
+    int mixed = 0;
+    for (int e = threadIdx.x; e < n * n; e += blockDim.x) {
+        const int i = e / n, j = e % n;
+        const REAL ratio = overlap[e] / (REAL)limit;
+        if (i < j && ratio * ratio > (overlap[i * n + i] + eps) * (overlap[j * n + j] + eps)) mixed = 1;
+    }
+    if (!__syncthreads_or(mixed)) return;
+    const Vectors rows = {y + (long long)blockIdx.x * n * k, k, y_next, y_step};
+    const Vectors vectors = {q + (long long)blockIdx.x * n * n, n, q_next, q_step};
+    separate(rows, vectors, eps, (REAL)limit, n, (REAL*)shared_memory);
+}

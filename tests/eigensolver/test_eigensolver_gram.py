@@ -1,0 +1,79 @@
+"""Eigenvectors of Gram matrices whose small eigenvalues are lost in the largest one."""
+
+import pytest
+import torch
+
+from helpers import cuda_on_cpu
+from helpers.matrices import generator, relu_features, with_singular_values
+from matbackprop.eigensolver import gram
+from matbackprop.eigensolver.gram import gram_eigh
+
+EPS = torch.tensor([1e-3, 1e-3], dtype=torch.float64)
+LAUNCHER = """
+extern "C" void launch_separate_rows(int batch, int threads, REAL* y, REAL* q, REAL* overlap, REAL* eps, double limit,
+                                     int n, int k, int y_next, int y_step, int q_next, int q_step) {
+    launch({batch, 1, 1}, threads, 0,
+           [=] { separate_rows(y, q, overlap, eps, limit, n, k, y_next, y_step, q_next, q_step); });
+}
+"""
+
+
+def with_outliers(n, k):
+    """Two matrices with one column and two columns far larger than the others."""
+    x = torch.randn(2, n, k, generator=generator(1), dtype=torch.float64)
+    x[0, :, 0] *= 1e7
+    x[1, :, :2] *= torch.tensor([1e9, 1e5], dtype=torch.float64)
+    return x
+
+
+def check(x, s, q, y):
+    """Y = QᵀX to rounding of X, Q orthogonal, and rows of Y orthogonal to rounding of their own norms."""
+    n = x.shape[-2]
+    assert (q.mT @ q - torch.eye(n, dtype=torch.float64)).abs().amax() < 1e-13
+    assert ((q.mT @ x - y).norm(dim=(-2, -1)) < 1e-13 * x.norm(dim=(-2, -1))).all()
+    unit = y / y.norm(dim=-1, keepdim=True)
+    assert (unit @ unit.mT - torch.eye(n, dtype=torch.float64)).abs().amax() < 5e-12
+    expected = torch.linalg.svdvals(x.flip(-1)).square()  # small ones to 1e-16 σ_max/σ
+    torch.testing.assert_close(s.sort(-1, descending=True).values, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 3), (5, 9), (8, 8)])
+def test_an_outlier_does_not_hide_the_rest(n, k):
+    x = with_outliers(n, k)
+    check(x, *gram_eigh(x, EPS, True))
+    mapped = torch.func.vmap(lambda one, eps: gram_eigh(one, eps, True))(x, EPS)
+    check(x, *mapped)
+
+
+def test_of_a_batch_only_what_needs_it_is_turned():
+    x = torch.stack([with_outliers(6, 6)[0], relu_features(6, 6)])
+    together = gram_eigh(x, EPS, False)
+    alone = gram_eigh(x[1:], EPS[1:], False)
+    for a, b in zip(together, alone, strict=True):
+        assert torch.equal(a[1:], b)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gram")
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, gram.FILES, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
+
+
+@pytest.mark.parametrize(("n", "k"), [(3, 40), (7, 9)])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_the_kernel_separates_rows_too(kernels, n, k, layout):
+    x = with_outliers(n, k)
+    _, q = torch.linalg.eigh(x @ x.mT)
+    y = q.mT @ x
+    if layout == "columns":
+        q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
+    q, y = gram._separate_by_kernel(q, y, EPS, False, kernels, 64)
+    check(x, gram.squared_norms(y), q, y)
+
+
+def test_the_kernel_leaves_ordinary_rows_alone(kernels):
+    x = with_singular_values(5, 7, torch.logspace(0, 2, 5, dtype=torch.float64), seed=1)[None]
+    _, q = torch.linalg.eigh(x @ x.mT)
+    y = q.mT @ x
+    new_q, new_y = gram._separate_by_kernel(q.clone(), y.clone(), EPS[:1], True, kernels, 64)
+    assert torch.equal(new_q, q) and torch.equal(new_y, y)
