@@ -1,4 +1,4 @@
-"""Options and fixtures that all tests share: ``--device`` and the data sets."""
+"""Options and fixtures that all tests share: ``--device``, ``--compile-backend`` and the data sets."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="run the operator tests on this device (cpu or cuda)")
+    parser.addoption("--compile-backend", default="aot_eager", help="compile every operator with this backend")
 
 
 def pytest_configure(config):
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def device(request):
     return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def compile_backend(request):
+    return request.config.getoption("--compile-backend")
 
 
 @pytest.fixture

@@ -104,9 +104,18 @@ def _inverse_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) ->
 # --- exp -------------------------------------------------------------------------------------------------------------
 
 
+def _exp_quotient(x: Tensor) -> Tensor:
+    """(eˣ − 1)/x by Kahan's way, over log(eˣ) near zero, where the rounding of eˣ cancels.
+
+    Not by expm1: a compiled graph computes that as eˣ − 1, which has no digits near zero.
+    """
+    u = x.exp()
+    u = u.masked_fill(u == 1, 1 + torch.finfo(u.dtype).eps)
+    return (u - 1) / torch.where(x.abs() < 1, u.log(), x)
+
+
 def _exp_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
-    gap = (a - b).abs().clamp_min(_SMALLEST_GAP)
-    return torch.maximum(a, b).exp() * (torch.expm1(-gap) / -gap)
+    return torch.maximum(a, b).exp() * _exp_quotient(-(a - b).abs())
 
 
 def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
@@ -131,7 +140,8 @@ def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Ten
 def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     low = torch.minimum(a, b)
     x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
-    return low ** (p - 1) * (torch.expm1(p * x.log1p()) / x)
+    t = x.log1p()
+    return low ** (p - 1) * (p * _exp_quotient(p * t) * (t / x))
 
 
 def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
@@ -158,7 +168,7 @@ def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     low = torch.minimum(a, b)
     x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
     t = x.log1p()
-    return low ** (p - 1) * ((low.log() * torch.expm1(p * t) + t * torch.exp(p * t)) / x)
+    return low ** (p - 1) * ((low.log() * p * _exp_quotient(p * t) + torch.exp(p * t)) * (t / x))
 
 
 def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
@@ -370,7 +380,6 @@ def named_function(name: str) -> SpectralFunction:
         ) from None
 
 
-@functools.cache
 def _integer_function(n: int) -> SpectralFunction:
     value, first, second = _integer_powers(n)
     return SpectralFunction(f"power {n}", value, first, second, "real" if n >= 0 else "nonzero")
