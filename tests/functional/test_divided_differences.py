@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.reference import divided_difference
+from matbackprop import divided_differences
 from matbackprop.divided_differences import SpectralFunction, power_function, resolve_function
 from matbackprop.errors import DomainError, DtypeError
 
@@ -103,7 +104,28 @@ def test_own_functions_at_zero_and_between_signs():
     function = SpectralFunction.from_derivative(torch.sin, torch.cos)
     assert function.first(_tensor(0.0), _tensor(0.0)).item() == pytest.approx(1)
     assert function.first(_tensor(-0.5), _tensor(0.5)).item() == pytest.approx(float(mpmath.sin(0.5)) * 2)
-    assert function.second(_tensor(0.0), _tensor(0.0), _tensor(0.0)).item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("point", [0.0, 1e-3, -0.7, 0.5, 3.0, -40.0])
+@pytest.mark.parametrize("spread", [0.0, 1e-14, 1e-7, 1e-4])
+def test_second_differences_of_own_functions_keep_their_promise_at_ties(point, spread):
+    """64 u (max|g'| + |λ| max|g''|) / radius: eight values, each with the rounding of itself and of its argument."""
+    function = SpectralFunction.from_derivative(torch.sin, torch.cos)
+    scale = abs(point) or 1.0
+    points = (point, point - spread * scale, point + 0.3 * spread * scale)
+    expected = float(divided_difference(mpmath.sin, points))
+    largest = max(map(abs, points))
+    promise = 64 * 2.0**-53 * (1 + largest) / (2.0**-9 * (largest or 1))
+    assert abs(function.second(*map(_tensor, points)).item() - expected) <= promise
+
+
+def test_the_stencil_is_the_exact_inverse_of_its_vandermonde_matrix():
+    points, rows = divided_differences._STENCIL
+    for i, row in enumerate(rows):
+        size = sum(map(abs, row))
+        for j in range(len(points)):
+            product = sum(mpmath.mpf(w) * mpmath.mpf(z) ** j for w, z in zip(row, points, strict=True))
+            assert abs(product - (i == j)) <= 16 * 2.0**-53 * size
 
 
 def test_what_is_not_a_function():
