@@ -266,6 +266,20 @@ def test_data_cache(tmp_path, capsys):
     assert not (tmp_path / "two").exists()
 
 
+def test_removing_caches_leaves_what_is_not_ours(tmp_path, capsys):
+    import numpy as np
+
+    from matbackprop.data.cache import write_cache
+
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "meta.json").write_text('{"title": "mine"}')
+    write_cache(tmp_path / "one", {"x": np.zeros(3)}, {})
+    (tmp_path / "one" / "notes.txt").write_text("mine")
+    assert call("data", "cache", str(tmp_path), "--remove", "all") == 1
+    assert "KEPT" in capsys.readouterr().out
+    assert (tmp_path / "thesis" / "meta.json").exists() and (tmp_path / "one" / "x.bin").exists()
+
+
 def test_data_download(tmp_path, capsys, monkeypatch):
     from matbackprop.data import download as downloads
 

@@ -1,4 +1,4 @@
-"""The BSDS data set: layouts, splits, grids by area, augmentation, bad data."""
+"""The BSDS data set: layouts, splits, grids by area, bad data."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from PIL import Image
 from scipy.io import savemat
 from torch.utils.data import DataLoader
 
-from matbackprop.data.bsds import BSDS, BSDSSample, Jitter, augment, labels_to_grid, read_image, tuning_split
+from matbackprop.data.bsds import BSDS, labels_to_grid, tuning_split
 from matbackprop.data.label_files import write_seg
 from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
 
@@ -56,7 +56,7 @@ def test_bsds500_layout_and_splits(bsds500):
 
 def test_ids_choose_and_order(bsds500):
     assert [sample.id for sample in BSDS(bsds500, "train", ids=["3", "100"])] == ["3", "100"]
-    with pytest.raises(DataError, match="999 not in the split 'train'"):
+    with pytest.raises(DataError, match=r"\(999\) are not in the split 'train'"):
         BSDS(bsds500, "train", ids=["999"])
 
 
@@ -95,24 +95,24 @@ def test_loader_with_workers_is_possible(bsds500):
 
 def test_missing_ground_truth_is_named(bsds500):
     (bsds500 / "data/groundTruth/train/20.mat").unlink()
-    with pytest.raises(DataError, match=r"no human map under .* for 20"):
+    with pytest.raises(DataError, match=r"20\.png: there is no human map of it under"):
         BSDS(bsds500, "train")
     assert BSDS(bsds500, "train", ids=["3"]).ids == ["3"]
 
 
 def test_another_size_is_named(bsds500):
     write_mat(bsds500 / "data/groundTruth/train/20.mat", [quarters(), quarters().T])
-    with pytest.raises(DataError, match=r"20: human map 2 has size 16×12 \(transposed\), but the image 12×16"):
+    with pytest.raises(DataError, match=r"20\.mat: human map 2 has size 16×12 \(transposed\), but the image 12×16"):
         BSDS(bsds500, "train")[1]
 
 
 def test_damaged_files_are_named(bsds500):
     path = bsds500 / "data/images/train/20.png"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"20\.png cannot be read as a picture"):
+    with pytest.raises(DataError, match=r"20\.png: is damaged or cut short"):
         BSDS(bsds500, "train")[1]
     (bsds500 / "data/groundTruth/train/3.mat").write_bytes(b"nonsense" * 40)
-    with pytest.raises(DataError, match=r"3\.mat cannot be read"):
+    with pytest.raises(DataError, match=r"3\.mat: cannot be read"):
         BSDS(bsds500, "train")[2]
 
 
@@ -129,15 +129,8 @@ def test_missing_folders(tmp_path, bsds500):
 
 def test_two_images_of_one_name(bsds500):
     Image.fromarray(picture()).save(bsds500 / "data/images/train/20.jpg")
-    with pytest.raises(DataError, match="have the same name"):
+    with pytest.raises(DataError, match="has the same name as"):
         BSDS(bsds500, "train")
-
-
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "CMYK"])
-def test_any_picture_becomes_rgb(tmp_path, mode):
-    suffix = "jpg" if mode == "CMYK" else "png"
-    Image.new(mode, (5, 4)).save(tmp_path / f"a.{suffix}")
-    assert read_image(tmp_path / f"a.{suffix}").shape == (3, 4, 5)
 
 
 @pytest.mark.data
@@ -191,80 +184,6 @@ def test_grid_refuses():
         labels_to_grid(torch.zeros(4, 4, dtype=torch.int64), (0, 3))
     with pytest.raises(LabelError, match="float32"):
         labels_to_grid(torch.zeros(4, 4), (2, 2))
-
-
-def sample(height=24, width=36):
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    halves = (x >= 12).long()
-    image = torch.stack([halves * 200 + 20, (y * 9) % 256, (x * 5) % 256]).byte()
-    return BSDSSample("a", image, [halves, halves * 3])
-
-
-STILL = Jitter(flip=0, scale=(1, 1), brightness=0, contrast=0, saturation=0, hue=0)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def test_no_jitter_changes_nothing():
-    new = augment(sample(), generator(), STILL)
-    assert (new.image.int() - sample().image.int()).abs().max() <= 1
-    torch.testing.assert_close(new.segmentations, sample().segmentations)
-
-
-def test_flip_moves_labels_along():
-    new = augment(sample(), generator(), Jitter(flip=1, scale=(1, 1), brightness=0, contrast=0, saturation=0, hue=0))
-    torch.testing.assert_close(new.segmentations[0], (new.image[0] > 100).long())
-    assert new.segmentations[0][0, 0] == 1
-
-
-@pytest.mark.parametrize("scale", [0.5, 0.7, 1.3])
-def test_scale_moves_labels_along(scale):
-    new = augment(
-        sample(), generator(), Jitter(flip=0, scale=(scale, scale), brightness=0, contrast=0, saturation=0, hue=0)
-    )
-    height, width = round(24 * scale), round(36 * scale)
-    assert new.image.shape == (3, height, width)
-    for labels in new.segmentations:
-        assert labels.shape == (height, width)
-        disagreement = (labels > 0) != (new.image[0] > 120)
-        assert disagreement.float().mean() <= 1.5 / width  # at most the column that the border cuts
-
-
-def test_colours_change_as_asked():
-    grey = augment(sample(), generator(), Jitter(flip=0, scale=(1, 1), brightness=0, contrast=0, saturation=1, hue=0))
-    spread, before = ((image.float().amax(0) - image.float().amin(0)).mean() for image in (grey.image, sample().image))
-    assert spread != pytest.approx(before.item(), rel=0.02)
-    flat = BSDSSample("a", torch.full((3, 8, 8), 100, dtype=torch.uint8), [torch.zeros(8, 8, dtype=torch.int64)])
-    light = augment(
-        flat, generator(3), Jitter(flip=0, scale=(1, 1), brightness=0.5, contrast=0.5, saturation=0, hue=0.5)
-    )
-    assert light.image.unique().numel() == 1 and light.image[0, 0, 0] != 100  # grey stays grey, contrast keeps the mean
-
-
-def test_augmentation_is_seeded():
-    one, two, three = (augment(sample(), generator(seed)) for seed in (5, 5, 6))
-    torch.testing.assert_close(one.image, two.image)
-    torch.testing.assert_close(one.segmentations, two.segmentations)
-    assert one.image.shape != three.image.shape or not torch.equal(one.image, three.image)
-
-
-def test_lost_regions_leave_no_gap():
-    labels = torch.zeros(10, 10, dtype=torch.int64)
-    labels[3, 3], labels[:, 8:] = 1, 2
-    new = augment(
-        BSDSSample("a", torch.zeros(3, 10, 10, dtype=torch.uint8), [labels]),
-        generator(),
-        Jitter(flip=0, scale=(0.3, 0.3)),
-    )
-    found = new.segmentations[0].unique()
-    assert found.tolist() == list(range(len(found)))
-
-
-def test_scale_must_be_positive():
-    with pytest.raises(ShapeError, match="positive"):
-        augment(sample(), generator(), Jitter(scale=(0, 1)))
 
 
 def test_tuning_split():

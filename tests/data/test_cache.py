@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from matbackprop.data.cache import cache_folders, cache_key, open_cache, write_cache
-from matbackprop.errors import DataError
+from matbackprop.data.cache import cache_folders, cache_key, open_cache, remove_cache, write_cache
+from matbackprop.errors import ConfigurationError, DataError
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_who_comes_second_keeps_the_first(path):
         ([np.zeros((1, 2)), np.zeros((1, 3))], "do not fit together"),
         ([np.zeros((1, 2)), np.zeros((1, 2), np.float32)], "do not fit together"),
         ([], "has no chunk"),
-        ([np.array([object()])], "Python objects"),
+        ([np.array([object()])], "holds object; a cache holds numbers"),
     ],
 )
 def test_bad_chunks(tmp_path, chunks, message):
@@ -113,3 +113,70 @@ def test_keys_do_not_depend_on_the_order_and_do_on_every_value():
     base = {"side": 200, "crop": True, "path": "x"}
     assert cache_key(base) == cache_key(dict(reversed(base.items())))
     assert len({cache_key(base | {k: 1}) for k in base} | {cache_key(base)}) == 4
+
+
+def meta_of(path, **changes):
+    content = json.loads((path / "meta.json").read_text())
+    content["arrays"]["labels"] |= changes
+    (path / "meta.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "O"}, {"dtype": "<U10"}, {"dtype": [["a", "O"]]}, {"dtype": None}, {"shape": [-10]}, {"shape": 10},
+     {"shape": [1 << 60, 1 << 60]}, {"checksums": []}],
+)  # fmt: skip
+def test_what_no_cache_holds_is_never_mapped(path, changes):
+    meta_of(path, **changes)
+    with pytest.raises(DataError, match=r"the array 'labels' (is none of|has no)"):
+        open_cache(path)
+
+
+def test_an_array_is_never_read_from_elsewhere(path):
+    content = json.loads((path / "meta.json").read_text())
+    content["arrays"]["../secret"] = content["arrays"].pop("labels")
+    (path / "meta.json").write_text(json.dumps(content))
+    (path / "labels.bin").rename(path.parent / "secret.bin")
+    with pytest.raises(DataError, match="has a name that no cache gives"):
+        open_cache(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "7", "null", "\udcff", "[" * 100_000, '{"format": 1}', '{"format": 1, "arrays": {}}']
+)
+def test_descriptions_of_other_kinds_are_refused(path, text):
+    (path / "meta.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=r"is damaged|does not describe"):
+        open_cache(path)
+
+
+def test_only_what_a_cache_wrote_is_removed(path):
+    foreign = path.parent / "thesis"
+    foreign.mkdir()
+    for text in ("{", '{"format": 1}', '{"title": "mine"}'):
+        (foreign / "meta.json").write_text(text)
+        assert cache_folders(path.parent) == [path]
+        with pytest.raises(DataError, match="did not write it"):
+            remove_cache(foreign)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"did not write notes\.txt"):
+        remove_cache(path)
+    assert sorted(p.name for p in path.iterdir()) == [
+        "CACHEDIR.TAG",
+        "labels.bin",
+        "meta.json",
+        "notes.txt",
+        "rows.bin",
+    ]
+    (path / "notes.txt").unlink()
+    (path / "meta.json").write_text("{")  # damaged, but still known by its tag
+    assert cache_folders(path.parent) == [path]
+    remove_cache(path)
+    assert not path.exists() and foreign.exists()
+
+
+def test_caches_from_before_there_were_tags_are_known_by_their_description(path):
+    (path / "CACHEDIR.TAG").unlink()
+    assert cache_folders(path.parent) == [path]
+    remove_cache(path)
+    assert not path.exists()

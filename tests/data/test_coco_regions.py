@@ -9,6 +9,8 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from matbackprop.data import coco_regions as cr
+from matbackprop.data.cache import open_cache, write_cache
+from matbackprop.data.coco import coco_files, decode_mask, read_regions, region_window
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.models.backbone import normalize
 
@@ -65,7 +67,7 @@ def coco(tmp_path):
             "annotations": annotations,
         }
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-        return cr.coco_files(root, split)
+        return coco_files(root, split)
 
     write.root = root
     return write
@@ -75,25 +77,25 @@ def test_files_are_found_in_the_official_layout_too(tmp_path):
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "instances_val2017.json").write_text("{}")
     (tmp_path / "val2017").mkdir()
-    assert cr.coco_files(tmp_path, "val") == (
+    assert coco_files(tmp_path, "val") == (
         tmp_path / "annotations" / "instances_val2017.json",
         tmp_path / "val2017",
     )
     with pytest.raises(DataError, match=r"instances_train\.json"):
-        cr.coco_files(tmp_path, "train")
+        coco_files(tmp_path, "train")
 
 
 def test_all_three_kinds_of_masks_decode_alike():
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
     mask[5:15, 10:30] = 1
     for code in (rectangle(10, 5, 20, 10), run_lengths(mask), uncompressed(mask)):
-        np.testing.assert_array_equal(cr.decode_mask(code, HEIGHT, WIDTH), mask)
-    assert not cr.decode_mask([[1, 1, 2, 2]], HEIGHT, WIDTH).any()  # two points enclose nothing
+        np.testing.assert_array_equal(decode_mask(code, HEIGHT, WIDTH), mask)
+    assert not decode_mask([[1, 1, 2, 2]], HEIGHT, WIDTH).any()  # two points enclose nothing
 
 
 def test_a_mask_of_another_size_than_its_image_is_refused():
-    with pytest.raises(DataError, match="20×20"):
-        cr.decode_mask(run_lengths(np.ones((20, 20), np.uint8)), HEIGHT, WIDTH)
+    with pytest.raises(DataError, match="20×20 for an image of 40×60"):
+        decode_mask(run_lengths(np.ones((20, 20), np.uint8)), HEIGHT, WIDTH)
 
 
 def test_what_cannot_be_used_is_left_out_and_counted(coco, tmp_path):
@@ -139,10 +141,22 @@ def test_missing_and_damaged_images_raise_or_are_counted(coco, tmp_path):
     assert regions.skipped == {"missing image": 1, "unreadable image": 1}
 
 
+def test_a_cache_that_left_images_out_is_not_taken_where_none_may_be_missing(coco, tmp_path):
+    files = coco([annotation(i, i, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20)) for i in (1, 2, 3)])
+    away = (files[1] / "2.png").rename(tmp_path / "2.png")
+    partial = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0, missing_images="skip")
+    assert len(partial) == 2
+    with pytest.raises(DataError, match=r"2\.png"):
+        cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    assert len(cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0, missing_images="skip")) == 2
+    away.rename(files[1] / "2.png")
+    assert len(cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)) == 3
+
+
 def test_an_image_of_another_size_than_the_annotations_say_is_named(coco, tmp_path):
     files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
     Image.fromarray(pixels_of(1)[:30]).save(files[1] / "1.png")
-    with pytest.raises(DataError, match=r"1\.png: 30×60 pixels, the annotations say 40×60"):
+    with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, the annotations say 40×60"):
         cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
     assert not list((tmp_path / "cache").glob("regions-*"))  # nothing half-written is left
 
@@ -151,11 +165,11 @@ def test_files_that_are_not_coco_are_refused(coco, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text('{"images": []}')
     with pytest.raises(DataError, match="not a COCO instances file"):
-        cr.read_regions(bad, tmp_path)
+        read_regions(bad, tmp_path)
     with pytest.raises(DataError, match="no region at all"):
-        cr.read_regions(*coco([]))
+        read_regions(*coco([]))
     with pytest.raises(DataError, match="category id 3 more than once"):
-        cr.read_regions(*coco([], categories=[(3, "cat"), (3, "dog")]))
+        read_regions(*coco([], categories=[(3, "cat"), (3, "dog")]))
 
 
 def test_category_lists_that_differ_are_named(coco, tmp_path):
@@ -178,9 +192,29 @@ def test_the_cache_is_used_again_and_made_anew_for_other_settings(coco, tmp_path
         cr.cache_regions(*files, tmp_path / "cache", side=24, workers=0)
 
 
+def test_a_cache_whose_arrays_do_not_fit_together_is_refused(tmp_path):
+    fine = {
+        "pixels": np.zeros((2, 8, 8, 4), np.uint8),
+        "sizes": np.full((2, 2), 8),
+        "labels": np.array([0, 1]),
+        **{name: np.arange(2) for name in ("areas", "image_ids", "annotation_ids")},
+    }
+    meta = {"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}], "skipped": {}, "unused": []}
+    wrong = {"sizes": np.full((2, 2), 9), "labels": np.array([0, 2]), "pixels": np.zeros((2, 8, 8, 3), np.uint8)}
+    write_cache(tmp_path / "fine", fine, meta)
+    assert len(cr.Regions(open_cache(tmp_path / "fine"))) == 2
+    for name, array in wrong.items():
+        write_cache(tmp_path / name, fine | {name: array}, meta)
+        with pytest.raises(DataError, match="do not fit together"):
+            cr.Regions(open_cache(tmp_path / name))
+    write_cache(tmp_path / "other", {"x": np.zeros(3)}, {})
+    with pytest.raises(DataError, match="holds no regions"):
+        cr.Regions(open_cache(tmp_path / "other"))
+
+
 def test_processes_crop_what_one_process_crops(coco):
     found = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
-    images = cr.read_regions(*coco(found)).images * 12
+    images = read_regions(*coco(found)).images * 12
     one, several = (list(cr._crop_all(images, 20, workers)) for workers in (0, 2))
     assert len(one) == len(several) == 36
     for a, b in zip(one, several, strict=True):
@@ -193,14 +227,14 @@ def test_a_crop_keeps_colours_proportions_and_the_mask_by_area():
     image[10:20, 20:40] = (10, 200, 30)
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
     mask[10:20, 20:30] = 1
-    crop = cr.crop_region(image, mask, (20, 10, 20, 10), side=40)
+    crop = cr.crop_region(image, mask, region_window(mask, (20, 10, 20, 10)), side=40)
     assert crop.shape == (20, 40, 4)
     assert (crop[..., :3] == (10, 200, 30)).all()
     assert (crop[:, :18, 3] == 255).all() and (crop[:, 22:, 3] == 0).all()
     assert crop[..., 3].mean() == pytest.approx(255 / 2, rel=0.02)
-    own_box = cr.crop_region(image, mask, None, side=40)
+    own_box = cr.crop_region(image, mask, region_window(mask, None), side=40)
     assert own_box.shape == (40, 40, 4) and (own_box[..., 3] == 255).all()
-    assert cr.crop_region(image, mask * 0, None) == "empty mask"
+    assert region_window(mask * 0, None) is None and region_window(mask, (-30, 10, 20, 10)) is None
 
 
 def reference_placement(region, canvas, placement, background):
@@ -299,7 +333,7 @@ def test_without_jitter_and_flip_every_epoch_is_the_same(regions):
 @pytest.mark.data
 def test_the_development_set_has_the_regions_that_it_should(data_root):
     for split, count, images in (("train", 18951, 2712), ("val", 4535, 659)):
-        index = cr.read_regions(*cr.coco_files(data_root / "coco", split))
+        index = read_regions(*coco_files(data_root / "coco", split))
         assert sum(len(i.regions) for i in index.images) == count
         assert len(index.images) == images
         assert len(index.categories) == 80 and not index.unused and not index.skipped

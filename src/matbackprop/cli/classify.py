@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,7 +45,7 @@ def main(config: Config) -> int:
     from matbackprop.models.predict_regions import load_classifier, predict_regions
 
     image = _read(config.image)
-    boxes, masks, truth = _regions(config, image.shape[:2])
+    boxes, masks, truth = _regions(config)
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     model = load_classifier(config.model).to(device)
     probabilities = predict_regions(model, image, boxes, masks)
@@ -80,10 +81,10 @@ def _read(path: Path) -> np.ndarray:
 
 
 def _regions(
-    config: Config, size: tuple[int, int]
+    config: Config,
 ) -> tuple[list[tuple[float, float, float, float]] | None, list[np.ndarray] | None, list[str]]:
     """Boxes, masks and, from a COCO file, the annotated classes."""
-    from matbackprop.data.coco_regions import decode_mask, read_regions
+    from matbackprop.data.coco import open_regions, read_regions
 
     if config.regions is not None:
         if config.boxes or config.masks:
@@ -92,17 +93,14 @@ def _regions(
         entry = next((e for e in index.images if e.path.name == config.image.name), None)
         if entry is None:
             raise DataError(f"{config.regions} has no regions of {config.image.name}.")
-        if (entry.height, entry.width) != size:
-            raise DataError(
-                f"{config.regions} says that {config.image.name} has {entry.width}×{entry.height} pixels, but it has "
-                f"{size[1]}×{size[0]}."
-            )
-        masks = [decode_mask(r.segmentation, *size) for r in entry.regions]
-        if any(r.box is None for r in entry.regions):
-            boxes = None
-        else:
-            boxes = [r.box for r in entry.regions if r.box is not None]
-        return boxes, masks, [index.categories[r.label]["name"] for r in entry.regions]
+        pixels, usable, problems = open_regions(entry)
+        if pixels is None:
+            raise DataError(str(problems[0]))
+        for problem in problems:
+            print(f"left out: {problem}", file=sys.stderr)
+        regions = [entry.regions[i] for i, _, _ in usable]
+        boxes = None if any(r.box is None for r in regions) else [r.box for r in regions if r.box is not None]
+        return boxes, [mask for _, mask, _ in usable], [index.categories[r.label]["name"] for r in regions]
     pictures = [_read(path).max(-1) for path in config.masks] or None
     return [_box(text) for text in config.boxes] or None, pictures, []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from matbackprop.errors import DataError
+from matbackprop.errors import ConfigurationError, DataError
 
 __all__ = ["CacheConfig", "Check", "Download", "cache", "check", "download"]
 
@@ -129,12 +128,12 @@ class CacheConfig:
 
 def cache(config: CacheConfig) -> int:
     """List, verify or remove caches."""
-    from matbackprop.data.cache import cache_folders, default_cache_folder, open_cache
+    from matbackprop.data.cache import cache_folders, default_cache_folder, open_cache, remove_cache
 
     if config.make != "none":
         _make(config)
     folder = config.folder or default_cache_folder()
-    total = damaged = 0
+    total = damaged = kept = 0
     for path in cache_folders(folder):
         state = ""
         try:
@@ -143,16 +142,20 @@ def cache(config: CacheConfig) -> int:
             arrays = ", ".join(f"{n} {tuple(a.shape)} {a.dtype}" for n, a in opened.arrays.items())
         except DataError as error:
             damaged += 1
-            size = sum(f.stat().st_size for f in path.iterdir())
+            size = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
             state, arrays = "DAMAGED ", str(error)
         removed = config.remove == "all" or (config.remove == "damaged" and bool(state))
         if removed:
-            shutil.rmtree(path)
+            try:
+                remove_cache(path)
+            except ConfigurationError as error:  # there is something else in it
+                removed, kept, state = False, kept + 1, f"{state}KEPT "
+                arrays = str(error)
         print(f"{state}{'removed ' if removed else ''}{path} ({size / 1e6:.1f} MB): {arrays}")
         total += 0 if removed else size
     verified = ", all checksums agree" if config.verify and not damaged else ""
     print(f"{folder}: {total / 1e6:.1f} MB{verified}")
-    return 1 if damaged and config.remove == "none" else 0
+    return 1 if kept or (damaged and config.remove == "none") else 0
 
 
 def _make(config: CacheConfig) -> None:

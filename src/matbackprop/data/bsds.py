@@ -1,22 +1,21 @@
-"""Berkeley segmentation data: images with the maps of several annotators, their splits, grids and augmentation."""
+"""Berkeley segmentation data: images with the maps of several annotators, their splits and grids."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from matbackprop.data.label_files import index_label_files, read_label_maps
+from matbackprop.data.pictures import PICTURE_SUFFIXES, read_picture
+from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
 from matbackprop.metrics.regions import compact_labels
 
-__all__ = ["BSDS", "BSDSSample", "Jitter", "augment", "labels_to_grid", "read_image", "tuning_split"]
-
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".tif", ".tiff", ".webp")
+__all__ = ["BSDS", "BSDSSample", "SplitFiles", "find_split", "labels_to_grid", "read_sample", "tuning_split"]
 
 # BSDS300's parts by name, where only BSDS500's folders are there.
 _PARTS = {"bsds300-train": "train", "bsds300-test": "val"}
@@ -76,30 +75,21 @@ class BSDS(Dataset[BSDSSample]):
     """
 
     def __init__(self, root: str | Path, split: str = "train", *, ids: Sequence[str] | None = None) -> None:
-        self.root = _find_root(Path(root))
+        self.root = find_root(root)
         self.split = split
-        bsds300 = (self.root / "human").is_dir() and not (self.root / "groundTruth").is_dir()
-        if bsds300:
-            folder = {"bsds300-train": "train", "bsds300-test": "test"}.get(split, split)
-        else:
-            folder = _PARTS.get(split, split)
-        self._images = _index_images(self.root / "images" / folder, split)
-        if bsds300:
-            colour = self.root / "human" / "color"
-            truth = colour if colour.is_dir() else self.root / "human"
-        else:
-            truth = self.root / "groundTruth" / folder
-        self._truth = index_label_files(truth, names=self._images)
+        files = find_split(self.root, split)
+        self._images, self._truth = files.images, files.truth
         if ids is not None:
             absent = [name for name in ids if name not in self._images]
             if absent:
                 raise DataError(
-                    f"{_listed(absent)} not in the split {split!r} of {self.root}; it has {len(self._images)} images"
+                    f"{len(absent)} images ({', '.join(absent[:5])}) are not in the split {split!r} of {self.root}; it "
+                    f"has {len(self._images)} images"
                 )
             self._images = {name: self._images[name] for name in ids}
-        without = [name for name in self._images if name not in self._truth]
-        if without:
-            raise DataError(f"no human map under {truth} for {_listed(without)}; add it or remove the image")
+        wrong = [p for p in files.problems if p.path in self._images.values()]
+        if wrong:
+            raise DataError(f"{first_problems(wrong)}; add what is missing, or remove the image")
         self.ids: Sequence[str] = list(self._images)
 
     def __len__(self) -> int:
@@ -110,29 +100,43 @@ class BSDS(Dataset[BSDSSample]):
 
     def __getitem__(self, index: int) -> BSDSSample:
         name = self.ids[index]
-        image = self.image(name)
-        segmentations = self.segmentations(name)
-        for number, labels in enumerate(segmentations, 1):
-            if labels.shape != image.shape[1:]:
-                height, width = image.shape[1:]
-                turned = " (transposed)" if labels.shape == (width, height) else ""
-                raise DataError(
-                    f"{name}: human map {number} has size {labels.shape[0]}×{labels.shape[1]}{turned}, "
-                    f"but the image {height}×{width}; they must agree"
-                )
-        return BSDSSample(name, image, segmentations)
+        sample, problems = read_sample(name, self._images[name], self._truth[name])
+        if sample is None or problems:
+            raise DataError(first_problems(problems))
+        return sample
 
     def image(self, name: str) -> Tensor:
         """The image of a name, uint8 ``(3, h, w)``."""
-        return read_image(self._images[name])
+        return _read_image(self._images[name])
 
     def segmentations(self, name: str) -> list[Tensor]:
         """The human maps of a name, int64 ``(h, w)`` each, labels from 0 without gaps."""
-        maps = [labels for path in self._truth[name] for labels in read_label_maps(path)]
-        return [torch.from_numpy(compact_labels(labels)[0]) for labels in maps]
+        return [labels for path in self._truth[name] for labels in _read_maps(path)]
 
 
-def _find_root(root: Path) -> Path:
+def _read_image(path: Path) -> Tensor:
+    return torch.from_numpy(read_picture(path).pixels).permute(2, 0, 1).contiguous()
+
+
+def _read_maps(path: Path) -> list[Tensor]:
+    return [torch.from_numpy(compact_labels(labels)[0]) for labels in read_label_maps(path)]
+
+
+class SplitFiles(NamedTuple):
+    """The files of a split by the names of its images, and those that do not fit together."""
+
+    images: dict[str, Path]
+    truth: dict[str, list[Path]]
+    problems: list[Problem]
+
+
+def find_root(root: str | Path) -> Path:
+    """The folder that holds ``images``: this one, or ``data`` or ``BSDS500`` inside it.
+
+    Raises:
+        DataError: there is none.
+    """
+    root = Path(root)
     for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500", root / "BSDS300"):
         if (candidate / "images").is_dir():
             return candidate
@@ -141,48 +145,86 @@ def _find_root(root: Path) -> Path:
     )
 
 
-def _index_images(folder: Path, split: str) -> dict[str, Path]:
+def find_split(root: Path, split: str) -> SplitFiles:
+    """Find the images of a split and their human maps.
+
+    Args:
+        root: as :func:`find_root` gives it.
+        split: name of the split.
+
+    Returns:
+        The files. Problems are images without a human map and pairs of images of one name, of which the first is kept.
+
+    Raises:
+        DataError: a folder is missing or holds no image, or one image has maps in files of several kinds.
+    """
+    bsds300 = (root / "human").is_dir() and not (root / "groundTruth").is_dir()
+    part = ({"bsds300-train": "train", "bsds300-test": "test"} if bsds300 else _PARTS).get(split, split)
+    folder = root / "images" / part
     if not folder.is_dir():
         others = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
         raise DataError(
             f"{folder} does not exist, so there is no split {split!r}; there are {', '.join(others) or 'none'}"
         )
     images: dict[str, Path] = {}
+    problems = []
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in _IMAGES:
-            if path.stem in images:
-                raise DataError(f"{path} and {images[path.stem]} have the same name; keep one")
-            images[path.stem] = path
+        if path.suffix.lower() in PICTURE_SUFFIXES and path.name[0] != ".":
+            first = images.setdefault(path.stem, path)
+            if first is not path:
+                problems.append(Problem(first, f"has the same name as {path}; keep one"))
     if not images:
-        raise DataError(f"{folder} holds no image; the kinds that can be read are {', '.join(_IMAGES)}")
-    return images
+        raise DataError(f"{folder} holds no image; the kinds that can be read are {', '.join(PICTURE_SUFFIXES)}")
+    truth_folder = root / "groundTruth" / part
+    if bsds300:
+        truth_folder = root / "human" / "color" if (root / "human" / "color").is_dir() else root / "human"
+    truth = index_label_files(truth_folder, names=images)
+    problems += [
+        Problem(path, f"there is no human map of it under {truth_folder}")
+        for name, path in images.items()
+        if name not in truth
+    ]
+    return SplitFiles(images, truth, problems)
 
 
-def _listed(names: Collection[str]) -> str:
-    shown = ", ".join(sorted(names)[:5])
-    return f"{len(names)} images ({shown}, …)" if len(names) > 5 else shown
-
-
-def read_image(path: str | Path) -> Tensor:
-    """An image file as RGB.
+def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSample | None, list[Problem]]:
+    """Read an image and its human maps.
 
     Args:
-        path: any picture that Pillow reads; grey and palette pictures become RGB, transparency is dropped.
+        name: of the image.
+        image: its file.
+        truth: the files of its human maps.
 
     Returns:
-        uint8 ``(3, h, w)``.
-
-    Raises:
-        DataError: the file is missing, damaged, or no picture.
+        The sample with the maps that are in order, or None where the image cannot be read; and what is wrong: files
+        that cannot be read, and maps of another size than the image.
     """
-    from PIL import Image
-
+    maps: list[Tensor] = []
+    problems = []
+    pixels: Tensor | None = None
     try:
-        with Image.open(path) as picture:
-            array = np.array(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read as a picture ({error}); is it damaged?") from error
-    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+        pixels = _read_image(image)
+    except DataError as error:
+        problems.append(_problem(image, error))
+    for path in truth:
+        try:
+            read = _read_maps(path)
+        except DataError as error:
+            problems.append(_problem(path, error))
+            continue
+        for number, labels in enumerate(read, 1):
+            if pixels is not None and labels.shape != pixels.shape[1:]:
+                height, width = pixels.shape[1:]
+                turned = " (transposed)" if labels.shape == (width, height) else ""
+                size = f"human map {number} has size {labels.shape[0]}×{labels.shape[1]}{turned}"
+                problems.append(Problem(path, f"{size}, but the image {height}×{width}; they must agree"))
+            else:
+                maps.append(labels)
+    return (None if pixels is None else BSDSSample(name, pixels, maps)), problems
+
+
+def _problem(path: Path, error: DataError) -> Problem:
+    return Problem(path, str(error).removeprefix(str(path)).lstrip(": "))
 
 
 FOLDS = 5
@@ -262,88 +304,3 @@ def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
     borders = torch.unique(torch.cat([torch.arange(size + 1) * cells, torch.arange(cells + 1) * size]))
     starts, lengths = borders[:-1], borders.diff()
     return starts // size, starts // cells, lengths
-
-
-@dataclass(frozen=True)
-class Jitter:
-    """How far ``augment`` may change a sample.
-
-    Attributes:
-        flip: probability of a mirror image.
-        scale: smallest and largest factor of size, drawn evenly in the logarithm.
-        brightness: colours are multiplied by 1 ± this.
-        contrast: the distance from the mean grey is multiplied by 1 ± this.
-        saturation: the distance from the pixel's own grey is multiplied by 1 ± this.
-        hue: colours are turned by at most ± this share of the colour circle.
-    """
-
-    flip: float = 0.5
-    scale: tuple[float, float] = (0.7, 1.2)
-    brightness: float = 0.2
-    contrast: float = 0.2
-    saturation: float = 0.2
-    hue: float = 0.03
-
-
-def augment(sample: BSDSSample, generator: torch.Generator, jitter: Jitter | None = None) -> BSDSSample:
-    """Mirror, scale and recolour an image at random, its human maps moving along.
-
-    Images are scaled with antialiased bilinear interpolation, label maps by taking the label at the centre of each
-    new pixel, so that every label stays a label.
-
-    Args:
-        sample: the image and its maps.
-        generator: the source of randomness, on the CPU; the same state gives the same result.
-        jitter: how far to go; the defaults of ``Jitter`` by default.
-
-    Returns:
-        A new sample; maps are numbered anew where scaling lost a region.
-
-    Example:
-        >>> sample = BSDSSample("a", torch.zeros(3, 20, 30, dtype=torch.uint8), [torch.zeros(20, 30, dtype=torch.long)])
-        >>> new = augment(sample, torch.Generator().manual_seed(0))
-        >>> new.image.shape[1:] == new.segmentations[0].shape
-        True
-    """
-    jitter = jitter or Jitter()
-    # All numbers are drawn first and always, so that one option does not change what the others draw.
-    draw = torch.rand(6, generator=generator, dtype=torch.float64).tolist()
-    image, maps = sample.image, sample.segmentations
-    if draw[0] < jitter.flip:
-        image, maps = image.flip(-1), [labels.flip(-1) for labels in maps]
-    low, high = jitter.scale
-    if not 0 < low <= high:
-        raise ShapeError(f"the scale goes from {low} to {high}; two positive factors in this order are needed")
-    factor = low * (high / low) ** draw[1]
-    size = tuple(max(1, round(side * factor)) for side in image.shape[1:])
-    colours = image.float() / 255
-    if size != tuple(image.shape[1:]):
-        colours = F.interpolate(colours[None], size=size, mode="bilinear", antialias=True)[0]
-        maps = [_resize_labels(labels, size) for labels in maps]
-    brightness, contrast, saturation = (
-        1 + strength * (2 * value - 1)
-        for strength, value in zip((jitter.brightness, jitter.contrast, jitter.saturation), draw[2:5], strict=True)
-    )
-    colours = _recolour(colours, brightness, contrast, saturation, jitter.hue * (2 * draw[5] - 1))
-    return BSDSSample(sample.id, (colours.clamp(0, 1) * 255).round().byte(), maps)
-
-
-def _resize_labels(labels: Tensor, size: tuple[int, ...]) -> Tensor:
-    # Labels stay below 2²⁴, where float32 counts exactly.
-    resized = F.interpolate(labels[None, None].float(), size=size, mode="nearest-exact")[0, 0].long()
-    return torch.unique(resized, return_inverse=True)[1]
-
-
-# Rec. 601 luma and the two chroma axes, in which a change of hue is a rotation.
-_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]], dtype=torch.float64)
-
-
-def _recolour(colours: Tensor, brightness: float, contrast: float, saturation: float, hue: float) -> Tensor:
-    angle = torch.tensor(2 * torch.pi * hue, dtype=torch.float64)
-    turn = torch.eye(3, dtype=torch.float64)
-    turn[1, 1] = turn[2, 2] = saturation * angle.cos()
-    turn[1, 2], turn[2, 1] = -saturation * angle.sin(), saturation * angle.sin()
-    matrix = (torch.linalg.inv(_YIQ) @ turn @ _YIQ).to(colours.dtype) * brightness
-    colours = torch.einsum("ij,jhw->ihw", matrix, colours)
-    grey = (_YIQ[0].to(colours.dtype)[:, None, None] * colours).sum(0).mean()
-    return grey + contrast * (colours - grey)

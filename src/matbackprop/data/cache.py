@@ -1,15 +1,18 @@
 """Arrays written once and memory-mapped ever after: decoded images, cropped regions, descriptors.
 
-A cache is a folder with ``meta.json`` and one raw file ``<name>.bin`` an array. It is written under another name and
-renamed when it is whole, so a cache that is there is complete. Every array carries checksums of its blocks, which
-:meth:`Cache.verify` compares; opening compares the sizes, which costs nothing.
+A cache is a folder with ``meta.json``, one raw file ``<name>.bin`` per array, and ``CACHEDIR.TAG``, which tells us that
+the folder is ours and backup programs that it can be made again. It is written under another name and renamed when it
+is whole, so a cache that is there is complete. Every array carries checksums of its blocks, which :meth:`Cache.verify`
+compares; opening compares the sizes, which costs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +23,26 @@ from typing import Any
 import numpy as np
 
 from matbackprop.errors import DataError
+from matbackprop.files import remove_written
 
-__all__ = ["Cache", "cache_folders", "cache_key", "default_cache_folder", "open_cache", "write_cache"]
+__all__ = [
+    "Cache",
+    "cache_folders",
+    "cache_key",
+    "default_cache_folder",
+    "open_cache",
+    "remove_cache",
+    "write_cache",
+]
 
 FORMAT = 1
+DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
+"""What a cache may hold: numbers, whose bytes are safe to map whatever they are."""
+
+_TAG = "CACHEDIR.TAG"
+_TAG_TEXT = """Signature: 8a477f597d28d172789f06886806bc55
+# This folder was written by matbackprop and is made again when it is needed; see https://bford.info/cachedir/.
+"""
 _BLOCK = 1 << 26
 
 
@@ -122,6 +141,7 @@ def write_cache(
         entries = {}
         for name, chunks in arrays.items():
             entries[name] = _write_array(temporary / f"{name}.bin", name, chunks)
+        (temporary / _TAG).write_text(_TAG_TEXT)
         content = {"format": FORMAT, "arrays": entries, "meta": dict(meta)}
         with (temporary / "meta.json").open("w") as file:
             json.dump(content, file, indent=1, default=_plain)
@@ -145,8 +165,8 @@ def _write_array(path: Path, name: str, chunks: np.ndarray | Iterable[np.ndarray
             chunk = np.ascontiguousarray(chunk) if np.ndim(chunk) else np.asarray(chunk)
             if dtype is None:
                 dtype, tail = chunk.dtype, chunk.shape[1:]
-                if dtype.hasobject:
-                    raise DataError(f"the array {name!r} holds Python objects; a cache holds numbers only.")
+                if dtype.str not in DTYPES:
+                    raise DataError(f"the array {name!r} holds {dtype}; a cache holds numbers: {', '.join(DTYPES)}.")
             if chunk.ndim == 0 or chunk.dtype != dtype or chunk.shape[1:] != tail:
                 raise DataError(
                     f"the chunks of {name!r} do not fit together: first (n, {', '.join(map(str, tail))}) {dtype}, then "
@@ -185,23 +205,13 @@ def open_cache(path: str | Path, verify: bool = False) -> Cache:
         DataError: there is no cache, it is damaged, or it was written by another version.
     """
     path = Path(path)
-    try:
-        content = json.loads((path / "meta.json").read_text())
-    except FileNotFoundError:
-        raise DataError(f"there is no cache in {path}.") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path / 'meta.json'} is damaged ({error}). Remove the folder; it is made again.") from error
-    if content.get("format") != FORMAT:
-        raise DataError(
-            f"the cache {path} has format {content.get('format')}, this version reads {FORMAT}. Remove the folder; it "
-            "is made again."
-        )
+    content = _read_meta(path)
     arrays: dict[str, np.ndarray] = {}
     for name, entry in content["arrays"].items():
         dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
         file = path / f"{name}.bin"
-        needed = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        size = file.stat().st_size if file.exists() else -1
+        needed = dtype.itemsize * math.prod(shape)
+        size = file.stat().st_size if file.is_file() else -1
         if size != needed:
             raise DataError(
                 f"the cache {path} is damaged: {file.name} "
@@ -216,8 +226,73 @@ def open_cache(path: str | Path, verify: bool = False) -> Cache:
     return cache
 
 
-def cache_folders(folder: str | Path) -> list[Path]:
-    """Return the folders of all caches below a folder."""
+def _read_meta(path: Path) -> dict[str, Any]:
+    """Read and check ``meta.json``: nothing that follows depends on a file that could say anything."""
+    file = path / "meta.json"
+    if not file.is_file():
+        raise DataError(f"there is no cache in {path}.")
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is damaged ({error}). Remove the folder; it is made again.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("arrays"), dict):
+        raise DataError(f"{file} does not describe a cache; matbackprop did not write it, or it is damaged.")
+    if content.get("format") != FORMAT:
+        raise DataError(
+            f"the cache {path} has format {content.get('format')}, this version reads {FORMAT}. Remove the folder; it "
+            "is made again."
+        )
+    if not isinstance(content.get("meta"), dict):
+        raise DataError(f"{file} is damaged: it has no object 'meta'. Remove the folder; it is made again.")
+    for name, entry in content["arrays"].items():
+        reason = _array_problem(name, entry)
+        if reason is not None:
+            raise DataError(f"{file} is damaged: the array {name!r} {reason}. Remove the folder; it is made again.")
+    return content
+
+
+def _array_problem(name: str, entry: Any) -> str | None:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
+        return "has a name that no cache gives"
+    if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
+        return f"is none of the dtypes {', '.join(DTYPES)}"
+    shape, checksums = entry.get("shape"), entry.get("checksums")
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+        return "has no shape"
+    blocks = -(-np.dtype(entry["dtype"]).itemsize * math.prod(shape) // _BLOCK)
+    if not isinstance(checksums, list) or len(checksums) != blocks:
+        return f"has no {blocks} checksums"
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a cache wrote this folder: its tag says so or, before there were tags, a ``meta.json`` of our form."""
+    try:
+        if (folder / _TAG).is_file():
+            return (folder / _TAG).read_text() == _TAG_TEXT
+        _read_meta(folder)
+    except (DataError, OSError, ValueError):
+        return False
+    return True
+
+
+def remove_cache(folder: str | Path) -> None:
+    """Remove a cache, and touch nothing in a folder that a cache did not write or that holds anything else.
+
+    Raises:
+        ConfigurationError: it is not a cache of ours, or holds a file that a cache does not write.
+        DataError: likewise.
+    """
     folder = Path(folder)
-    found = (meta.parent for meta in sorted(folder.rglob("meta.json")))
-    return [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    if not _is_ours(folder):
+        raise DataError(f"{folder} is not removed: matbackprop did not write it.")
+    mark = _TAG if (folder / _TAG).is_file() else "meta.json"
+    remove_written(folder, mark, ["meta.json", "*.bin"])
+
+
+def cache_folders(folder: str | Path) -> list[Path]:
+    """Return the folders of all caches below a folder; folders that matbackprop did not write are not among them."""
+    folder = Path(folder)
+    parents = (meta.parent for meta in sorted(folder.rglob("meta.json")))
+    visible = (p for p in parents if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    return [p for p in visible if _is_ours(p)]

@@ -12,308 +12,84 @@ stopped goes on with exactly the batches that were still to come, on any number 
 from __future__ import annotations
 
 import functools
-import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from matbackprop.data.cache import Cache, cache_key, open_cache, write_cache
-from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
+from matbackprop.data.cache import Cache, cache_key, open_cache, remove_cache, write_cache
+from matbackprop.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions
+from matbackprop.data.problems import Problem, first_problems
+from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.models.backbone import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.processes import parallel_map
+
+_log = logging.getLogger(__name__)
 
 SIDE = 200
 CANVAS = 227
 CACHE_VERSION = 1
 
 
-def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
-    """Find the annotation file and the image folder of a split.
-
-    Both the official layout (``annotations/instances_train2017.json`` with ``train2017/``) and the same without the
-    year or with an ``images/`` folder in between are recognised.
-
-    Args:
-        root: the folder of the data set.
-        split: ``"train"``, ``"val"`` or an official name such as ``"train2017"``.
-
-    Returns:
-        The annotation file and the folder of images.
-
-    Raises:
-        DataError: when either is missing; the message lists the places that were tried.
-    """
-    root = Path(root)
-    names = [split] if split[-1:].isdigit() else [split, f"{split}2017", f"{split}2014"]
-    annotations = [root / "annotations" / f"instances_{name}.json" for name in names]
-    folders = [root / part / name for name in names for part in ("images", ".")]
-    found = next((p for p in annotations if p.is_file()), None)
-    images = next((p for p in folders if p.is_dir()), None)
-    if found is None:
-        raise DataError(f"no annotations for split {split!r}; looked for {', '.join(map(str, annotations))}.")
-    if images is None:
-        raise DataError(f"no images for split {split!r}; looked for {', '.join(map(str, folders))}.")
-    return found, images
-
-
-@dataclass(frozen=True)
-class Region:
-    """One annotated object: where it is, what it is and how its mask is written."""
-
-    annotation_id: int
-    label: int
-    area: float
-    box: tuple[float, float, float, float] | None
-    segmentation: Any
-
-
-@dataclass(frozen=True)
-class ImageRegions:
-    """The regions of one image."""
-
-    image_id: int
-    path: Path
-    height: int
-    width: int
-    regions: list[Region]
-
-
-@dataclass(frozen=True)
-class RegionIndex:
-    """All regions that an annotation file names, and what was left out.
-
-    Attributes:
-        images: the images that have regions, sorted by id.
-        categories: ``{"id": …, "name": …}`` sorted by id; a label is a position in this list.
-        skipped: reason → how many annotations were left out for it.
-        unused: names of the categories without any region.
-    """
-
-    images: list[ImageRegions]
-    categories: list[dict[str, Any]]
-    skipped: dict[str, int]
-    unused: list[str]
-
-
-def read_regions(
-    annotations: str | Path,
-    images: str | Path,
-    *,
-    minimum_area: float = 0.0,
-    missing_images: Literal["raise", "skip"] = "raise",
-) -> RegionIndex:
-    """Read a COCO-format file.
-
-    Crowds, annotations of unknown categories, of unknown images, without a mask and below ``minimum_area`` are left out
-    and counted in ``skipped``.
-
-    Args:
-        annotations: the JSON file.
-        images: the folder of the images.
-        minimum_area: smallest area, in pixels of the original image, that counts.
-        missing_images: whether image files that do not exist raise or are counted under ``"missing image"``.
-
-    Returns:
-        The index.
-
-    Raises:
-        DataError: for a file that is not COCO's JSON, for category ids that occur twice, for missing images when
-            ``missing_images="raise"``, and when no region is left.
-    """
-    annotations, images = Path(annotations), Path(images)
-    try:
-        content = json.loads(annotations.read_text())
-        categories: list[dict[str, Any]] = sorted(
-            ({"id": int(c["id"]), "name": str(c.get("name", c["id"]))} for c in content["categories"]),
-            key=lambda c: int(c["id"]),
-        )
-        image_entries = {int(i["id"]): i for i in content["images"]}
-        entries = content["annotations"]
-    except OSError as error:
-        raise DataError(f"cannot read {annotations}: {error}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{annotations} is not a COCO instances file ({type(error).__name__}: {error}); it needs the lists "
-            f"'images', 'annotations' and 'categories'."
-        ) from error
-    label_of = {c["id"]: i for i, c in enumerate(categories)}
-    if len(label_of) != len(categories):
-        twice = [i for i, n in Counter(c["id"] for c in categories).items() if n > 1]
-        raise DataError(f"{annotations} lists category id {twice[0]} more than once.")
-
-    present = {name.name for name in images.iterdir()} if images.is_dir() else set()
-    skipped: Counter[str] = Counter()
-    missing: list[str] = []
-    regions: dict[int, list[Region]] = {}
-    for entry in sorted(entries, key=lambda a: int(a["id"])):
-        image = image_entries.get(int(entry["image_id"]))
-        reason = None
-        if entry.get("iscrowd", 0):
-            reason = "crowd"
-        elif int(entry["category_id"]) not in label_of:
-            reason = "unknown category"
-        elif image is None:
-            reason = "unknown image"
-        elif not entry.get("segmentation"):
-            reason = "empty mask"
-        elif float(entry.get("area", np.inf)) < minimum_area:
-            reason = "below the minimum area"
-        elif image["file_name"] not in present and not (images / image["file_name"]).is_file():
-            missing.append(image["file_name"])
-            reason = "missing image"
-        if reason is not None:
-            skipped[reason] += 1
-            continue
-        box = entry.get("bbox")
-        regions.setdefault(int(entry["image_id"]), []).append(
-            Region(
-                annotation_id=int(entry["id"]),
-                label=label_of[int(entry["category_id"])],
-                area=float(entry.get("area", -1.0)),
-                box=None if box is None else (float(box[0]), float(box[1]), float(box[2]), float(box[3])),
-                segmentation=entry["segmentation"],
-            )
-        )
-    if missing and missing_images == "raise":
-        names = sorted(set(missing))
-        raise DataError(
-            f"{len(names)} image files named in {annotations} are not in {images}, the first: {', '.join(names[:5])}; "
-            f"complete the folder, or pass missing_images='skip' to leave their {len(missing)} regions out."
-        )
-    if not regions:
-        raise DataError(f"{annotations} gives no region at all; left out: {dict(skipped) or 'nothing'}.")
-    used = {r.label for rs in regions.values() for r in rs}
-    return RegionIndex(
-        images=[
-            ImageRegions(
-                image_id=i,
-                path=images / image_entries[i]["file_name"],
-                height=int(image_entries[i]["height"]),
-                width=int(image_entries[i]["width"]),
-                regions=regions[i],
-            )
-            for i in sorted(regions)
-        ],
-        categories=categories,
-        skipped=dict(skipped),
-        unused=[c["name"] for i, c in enumerate(categories) if i not in used],
-    )
-
-
-def decode_mask(segmentation: Any, height: int, width: int) -> np.ndarray:
-    """Decode polygons, compressed or uncompressed run lengths to a uint8 mask (height, width) of zeros and ones."""
-    try:
-        from pycocotools import mask as coco_mask
-    except ImportError as error:
-        raise MissingExtraError("COCO masks need pycocotools: pip install 'matbackprop[train]'.") from error
-    if isinstance(segmentation, list):
-        polygons = [p for p in segmentation if len(p) >= 6]  # fewer than three points enclose nothing
-        if not polygons:
-            return np.zeros((height, width), np.uint8)
-        code = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
-    elif isinstance(segmentation.get("counts"), list):
-        code = coco_mask.frPyObjects(segmentation, height, width)
-    else:
-        code = segmentation
-    mask = coco_mask.decode(code)
-    if mask.shape != (height, width):
-        raise DataError(f"a mask is {mask.shape[0]}×{mask.shape[1]}, its image {height}×{width}.")
-    return np.asarray(mask)
-
-
 def crop_region(
-    image: np.ndarray, mask: np.ndarray, box: tuple[float, float, float, float] | None, *, side: int = SIDE
-) -> np.ndarray | str:
+    image: np.ndarray, mask: np.ndarray, window: tuple[slice, slice], *, side: int = SIDE
+) -> NDArray[np.uint8]:
     """Cut a region out and resize it so that its longest side is ``side``.
 
     Args:
         image: uint8 RGB (h, w, 3).
         mask: uint8 zeros and ones (h, w).
-        box: x, y, width, height in pixels; clipped to the image. None takes the mask's own box.
+        window: rows and columns to cut out (see :func:`~matbackprop.data.coco.region_window`).
         side: the longest side afterwards.
 
     Returns:
-        uint8 (h', w', 4), red, green, blue and the share of the pixel inside the region in 255ths; or the reason
-        why there is nothing to cut out.
+        uint8 (h', w', 4), red, green, blue and the share of the pixel inside the region in 255ths.
     """
     from PIL import Image
 
-    height, width = mask.shape
-    if box is None:
-        rows, columns = np.nonzero(mask)
-        if rows.size == 0:
-            return "empty mask"
-        top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
-    else:
-        left, top = max(int(np.floor(box[0])), 0), max(int(np.floor(box[1])), 0)
-        right, bottom = min(int(np.ceil(box[0] + box[2])), width), min(int(np.ceil(box[1] + box[3])), height)
-        if right <= left or bottom <= top:
-            return "box outside the image"
-    inside = mask[top:bottom, left:right]
-    if not inside.any():
-        return "empty mask"
-    scale = side / max(bottom - top, right - left)
-    size = (max(round((right - left) * scale), 1), max(round((bottom - top) * scale), 1))
+    inside = np.ascontiguousarray(mask[window])
+    height, width = inside.shape
+    scale = side / max(height, width)
+    size = (max(round(width * scale), 1), max(round(height * scale), 1))
     out = np.empty((size[1], size[0], 4), np.uint8)
-    crop = Image.fromarray(np.ascontiguousarray(image[top:bottom, left:right]))
+    crop = Image.fromarray(np.ascontiguousarray(image[window]))
     out[..., :3] = np.asarray(crop.resize(size, Image.Resampling.BILINEAR))
-    cover = Image.fromarray(np.ascontiguousarray(inside) * np.uint8(255))
+    cover = Image.fromarray(inside * np.uint8(255))
     out[..., 3] = np.asarray(cover.resize(size, Image.Resampling.BILINEAR))
     return out
 
 
-@dataclass
-class _CroppedImage:
-    """What a worker hands back for one image."""
+class _CroppedImage(NamedTuple):
+    """What a worker hands back for one image: a row per region that was kept, and the problems of the others."""
 
     pixels: np.ndarray
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    areas: list[float] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    bad_image: str | None = None
+    sizes: list[tuple[int, int]]
+    kept: list[int]
+    areas: list[float]
+    problems: list[Problem]
 
 
 def _crop_image(task: tuple[ImageRegions, int]) -> _CroppedImage:
-    from PIL import Image
-
     entry, side = task
-    pixels = np.zeros((len(entry.regions), side, side, 4), np.uint8)
-    out = _CroppedImage(pixels)
-    try:
-        with Image.open(entry.path) as file:
-            image = np.asarray(file.convert("RGB"))
-    except (OSError, ValueError) as error:
-        out.bad_image = f"{entry.path.name}: {error}"
-    else:
-        if image.shape[:2] != (entry.height, entry.width):
-            out.bad_image = (
-                f"{entry.path.name}: {image.shape[0]}×{image.shape[1]} pixels, the annotations say "
-                f"{entry.height}×{entry.width}"
-            )
-    if out.bad_image is not None:
-        out.pixels = pixels[:0]
-        out.reasons = ["unreadable image"] * len(entry.regions)
+    image, usable, problems = open_regions(entry)
+    out = _CroppedImage(np.zeros((len(usable), side, side, 4), np.uint8), [], [], [], problems)
+    if image is None:
         return out
-    for position, region in enumerate(entry.regions):
-        mask = decode_mask(region.segmentation, entry.height, entry.width)
-        crop = crop_region(image, mask, region.box, side=side)
-        if isinstance(crop, str):
-            out.reasons.append(crop)
-            continue
+    for row, (position, mask, window) in enumerate(usable):
+        crop = crop_region(image, mask, window, side=side)
         height, width = crop.shape[:2]
-        out.pixels[len(out.kept), :height, :width] = crop
+        area = entry.regions[position].area
+        out.pixels[row, :height, :width] = crop
         out.kept.append(position)
         out.sizes.append((height, width))
-        out.areas.append(float(mask.sum()) if region.area < 0 else region.area)
-    out.pixels = pixels[: len(out.kept)]
+        out.areas.append(float(mask.sum()) if area < 0 else area)
     return out
 
 
@@ -332,15 +108,26 @@ class Regions:
 
     def __init__(self, cache: Cache) -> None:
         self.path = Path(cache.path)
-        self.pixels: np.ndarray = cache.arrays["pixels"]
-        self.sizes = np.array(cache.arrays["sizes"])
-        self.labels = np.array(cache.arrays["labels"])
-        self.areas = np.array(cache.arrays["areas"])
-        self.image_ids = np.array(cache.arrays["image_ids"])
-        self.annotation_ids = np.array(cache.arrays["annotation_ids"])
-        self.categories: list[dict[str, Any]] = cache.meta["categories"]
-        self.skipped: dict[str, int] = cache.meta["skipped"]
-        self.unused: list[str] = cache.meta["unused"]
+        try:
+            self.pixels: np.ndarray = cache.arrays["pixels"]
+            self.sizes = np.array(cache.arrays["sizes"])
+            self.labels = np.array(cache.arrays["labels"])
+            self.areas = np.array(cache.arrays["areas"])
+            self.image_ids = np.array(cache.arrays["image_ids"])
+            self.annotation_ids = np.array(cache.arrays["annotation_ids"])
+            self.categories: list[dict[str, Any]] = cache.meta["categories"]
+            self.skipped: dict[str, int] = cache.meta["skipped"]
+            self.unused: list[str] = cache.meta["unused"]
+        except KeyError as error:
+            raise DataError(
+                f"the cache {cache.path} holds no regions: {error} is missing. Remove the folder."
+            ) from None
+        count, side = len(self.labels), self.pixels.shape[1] if self.pixels.ndim == 4 else 0
+        if self.pixels.dtype != np.uint8 or self.pixels.shape != (count, side, side, 4) or not (
+            self.sizes.shape == (count, 2) and (self.sizes >= 1).all() and (self.sizes <= side).all()
+            and (self.labels >= 0).all() and (self.labels < len(self.categories)).all()
+        ):  # fmt: skip
+            raise DataError(f"the cache {cache.path} is damaged: its arrays do not fit together. Remove the folder.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -411,22 +198,25 @@ def cache_regions(
     key = regions_key(annotations, images, side=side, minimum_area=minimum_area)
     path = Path(folder) / f"regions-{key}"
     if path.exists():
-        return Regions(open_cache(path))
+        regions = Regions(open_cache(path))
+        # One that leaves images out was made under "skip", and the images may be there by now.
+        if missing_images == "skip" or not any(regions.skipped.get(kind) for kind in BAD_IMAGE):
+            return regions
     index = read_regions(annotations, images, minimum_area=minimum_area, missing_images=missing_images)
     skipped = Counter(index.skipped)
     columns: dict[str, list[Any]] = {n: [] for n in ("sizes", "labels", "areas", "image_ids", "annotation_ids")}
-    bad: list[str] = []
+    problems = list(index.problems)
 
     def pixels() -> Iterator[np.ndarray]:
         for entry, cropped in zip(index.images, _crop_all(index.images, side, workers), strict=True):
-            if cropped.bad_image is not None:
-                bad.append(cropped.bad_image)
-                if missing_images == "raise":
-                    raise DataError(
-                        f"an image cannot be used: {cropped.bad_image}. Replace the file, or pass "
-                        f"missing_images='skip' to leave its regions out."
-                    )
-            skipped.update(cropped.reasons)
+            bad_image = next((p for p in cropped.problems if p.kind in BAD_IMAGE), None)
+            if bad_image is not None and missing_images == "raise":
+                raise DataError(
+                    f"an image cannot be used: {bad_image}. Replace the file, or pass missing_images='skip' to leave "
+                    "its regions out."
+                )
+            problems.extend(p for p in cropped.problems if p.kind != "empty mask")
+            skipped.update([bad_image.kind] * len(entry.regions) if bad_image else [p.kind for p in cropped.problems])
             kept = [entry.regions[i] for i in cropped.kept]
             columns["sizes"] += cropped.sizes
             columns["areas"] += cropped.areas
@@ -436,11 +226,17 @@ def cache_regions(
             if kept:
                 yield cropped.pixels
         if not columns["labels"]:
-            raise DataError(f"{annotations} gives no region with a mask; left out: {dict(skipped)}.")
+            raise DataError(
+                f"{annotations} gives no region with a mask; left out: {dict(skipped)} ({first_problems(problems, 2)})."
+            )
+        if problems:
+            _log.warning("%d problems of %s, left out: %s", len(problems), annotations, first_problems(problems, 3))
 
     def column(name: str, dtype: type) -> Iterator[np.ndarray]:
         yield np.asarray(columns[name], dtype)  # read only after the pixels have been written
 
+    if path.exists():
+        remove_cache(path)
     meta: dict[str, Any] = {"categories": index.categories, "skipped": skipped, "unused": index.unused, "side": side}
     write_cache(
         path,

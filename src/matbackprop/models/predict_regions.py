@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from matbackprop.data.coco import region_window
 from matbackprop.data.coco_regions import SIDE, crop_region, place_regions
 from matbackprop.errors import DataError, ShapeError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
@@ -80,9 +81,10 @@ def predict_regions(
         inside = np.ones((height, width), np.uint8) if mask is None else (np.asarray(mask) != 0).astype(np.uint8)
         if inside.shape != (height, width):
             raise ShapeError(f"mask {i} has shape {inside.shape}, the image {(height, width)}.")
-        crop = crop_region(image, inside, None if boxes is None else boxes[i], side=side)
-        if isinstance(crop, str):
-            raise DataError(f"region {i} cannot be classified: {crop} (the image has {width}×{height} pixels).")
+        window = region_window(inside, None if boxes is None else boxes[i])
+        if window is None:
+            raise DataError(f"region {i} is empty or lies outside the image of {width}×{height} pixels.")
+        crop = crop_region(image, inside, window, side=side)
         sizes[i] = crop.shape[:2]
         store[i, : crop.shape[0], : crop.shape[1]] = crop
     device = next(model.parameters()).device

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.data.cache import cache_key, default_cache_folder, open_cache, write_cache
+from matbackprop.data.coco import coco_files
 from matbackprop.data.coco_regions import (
     Regions,
     RegionSource,
     balancing_weights,
     cache_regions,
     check_same_categories,
-    coco_files,
     tuning_split,
 )
 from matbackprop.data.locate import dataset_folder
