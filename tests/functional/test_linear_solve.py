@@ -234,3 +234,44 @@ def test_conjugate_gradients_say_when_they_did_not_converge():
     scale = torch.logspace(0, 8, 50, dtype=torch.float64)
     with pytest.raises(SolverError, match="5 iterations at a relative residual"):
         conjugate_gradient_solve(lambda x, s: s * x, random(50), (scale,), max_iterations=5)
+
+
+INDEFINITE = {
+    "a field of features of both signs": lambda: gaussian_crf(
+        torch.tensor([1.0, 2.0]), torch.full((2,), 0.1), features=torch.tensor([[1.0], [-1.0]])
+    ),
+    "the same field unchecked": lambda: gaussian_crf(
+        torch.tensor([1.0, 2.0]), torch.full((2,), 0.1), features=torch.tensor([[1.0], [-1.0]]), check=False
+    ),
+    "an indefinite matrix": lambda: conjugate_gradient_solve(
+        lambda x: x * torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([1.0, 1e-3]).double()
+    ),
+    "a product that is NaN": lambda: conjugate_gradient_solve(lambda x: x * torch.nan, torch.ones(2)),
+    **{
+        f"a preconditioner of {value}": lambda value=value: conjugate_gradient_solve(
+            lambda x: 2 * x, torch.ones(3), preconditioner=torch.full((3,), value)
+        )
+        for value in (0.0, -1.0, torch.nan, torch.inf)
+    },
+}
+
+
+@pytest.mark.parametrize("name", INDEFINITE)
+def test_systems_that_are_not_positive_definite_are_refused(name):
+    with pytest.raises((SolverError, NumericalError), match="positive"):
+        INDEFINITE[name]()
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+@pytest.mark.parametrize("tolerance", [1e-12, None])
+def test_right_hand_sides_of_any_size_are_solved(scale, tolerance):
+    diagonal = torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64)
+    x = conjugate_gradient_solve(lambda x: diagonal * x, scale * torch.ones(3).double(), tolerance=tolerance)
+    torch.testing.assert_close(x, scale / diagonal, rtol=1e-12, atol=0)
+
+
+def test_without_a_tolerance_failures_are_marked():
+    signs = torch.tensor([[1.0, 2.0], [1.0, -2.0]], dtype=torch.float64)
+    x = conjugate_gradient_solve(lambda x: signs * x, torch.ones(2, 2).double(), tolerance=None)
+    torch.testing.assert_close(x[0], 1 / signs[0])
+    assert x[1].isnan().all()

@@ -461,3 +461,23 @@ def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> Tensor:
     """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
     value, _ = forward_mode(_SoftAlignment, _SoftAlignmentForwardAD).apply(c, s, n, ridge)
     return value
+
+
+def thin_soft_alignment(f: Tensor, w: Tensor | None, index: Tensor, n: Tensor, ridge: float) -> Tensor:
+    """:func:`soft_alignment` for fewer rows than features, where FᵀF + μI is all but singular for a small ridge.
+
+    With P = (FFᵀ diag(w) + μI)⁻¹ (m×m) the soft projector is I − μP. Its distance from the identity, and with it the
+    gradient, vanishes with μ, so nothing may be left to cancellation: ½tr(Π_λ²) = ½(m − 2μ tr P + μ² tr P²) and
+    tr(Π_λ Π_E) = (number of regions) − μ tr(N⁻¹ Eᵀ diag(w) P E).
+    """
+    gram = f @ f.mT
+    m, d = f.shape[-2:]
+    weighted = gram if w is None else gram * w.unsqueeze(-2)
+    trace = weighted.diagonal(dim1=-2, dim2=-1).sum(-1)
+    mu = trace * (ridge / d) + (trace <= 0)
+    p, _ = torch.linalg.inv_ex(weighted + torch.diag_embed(mu.unsqueeze(-1).expand(f.shape[:-1])))
+    e = (index.unsqueeze(-1) == torch.arange(n.shape[-1], device=index.device)).to(f.dtype)
+    inside = ((p @ e) * _scaled(w, e)).sum(-2)
+    share = (inside * _inverse_or_zero(n)).sum(-1)
+    own = 0.5 * m - mu * p.diagonal(dim1=-2, dim2=-1).sum(-1) + 0.5 * mu.square() * (p * p.mT).sum((-2, -1))
+    return own - (n > 0).sum(-1) + mu * share

@@ -1,9 +1,9 @@
 """Solutions of linear systems A(θ)x = b, differentiated through the converged solution and not through the iterations.
 
 The adjoint of x = A⁻¹b is one more solution with the same matrix: λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ. So it does not
-matter how the solution was found: by a factorisation (:func:`linear_solve`), or by conjugate gradients with products
-    only
-(:func:`conjugate_gradient_solve`). :func:`gaussian_crf` is the mode of a Gaussian random field built on them.
+matter how the solution was found: by a factorisation (:func:`linear_solve`), or by conjugate gradients, which need
+products only (:func:`conjugate_gradient_solve`). :func:`gaussian_crf` is the mode of a Gaussian random field built on
+them.
 """
 
 from __future__ import annotations
@@ -179,26 +179,29 @@ def _conjugate_gradients(
 ) -> Tensor:
     """Conjugate gradients for each vector of the batch by itself; a converged one stays as it is.
 
-    The stopping test reads the device once an iteration; without a tolerance nothing is read.
+    The stopping test reads the device once per iteration; without a tolerance nothing is read, and a vector for which A
+    or the preconditioner is not positive definite becomes NaN.
     """
-    scale = _dot(b, b)
-    goal = 0.0 if tolerance is None else tolerance**2 * scale
-    x, r = torch.zeros_like(b), b
+    peak = b.abs().amax(-1, keepdim=True) if b.shape[-1] else b.sum(-1, keepdim=True)
+    unit = torch.where(peak == 0, 1, peak)  # so that ‖b‖² neither overflows nor underflows
+    r = b / unit
+    scale = _dot(r, r)
+    # Without a tolerance a residual far below rounding counts as none, before its square underflows.
+    goal = scale * (1e-3 * torch.finfo(b.dtype).eps if tolerance is None else tolerance) ** 2
+    x = torch.zeros_like(r)
     z = r if preconditioner is None else r * preconditioner
-    p, rz = z, _dot(r, z)
-    size = scale
+    p, rz, size = z, _dot(r, z), scale
+    failed = torch.zeros_like(size, dtype=torch.bool)
     for _ in range(max_iterations):
-        active = (size > goal) & (rz > 0)
+        active = ~(size <= goal)
         if tolerance is not None and not bool(active.any()):
             break
         q = matvec(p)
         pq = _dot(p, q)
-        if tolerance is not None and bool((active & (pq <= 0)).any()):
-            raise SolverError(
-                "conjugate gradients met a direction of non-positive curvature: A is not positive definite. Add a "
-                "multiple of the identity, or use linear_solve(symmetric=False) with the matrix."
-            )
-        active = active & (pq > 0)
+        failed = failed | (active & ~((rz > 0) & (pq > 0) & torch.isfinite(rz) & torch.isfinite(pq)))
+        if tolerance is not None and bool(failed.any()):
+            _refuse_indefinite(failed & ~(rz > 0))
+        active = active & ~failed
         alpha = torch.where(active, rz / torch.where(active, pq, 1), 0)
         x, r = x + alpha * p, r - alpha * q
         z = r if preconditioner is None else r * preconditioner
@@ -212,7 +215,19 @@ def _conjugate_gradients(
                 f"conjugate gradients stopped after {max_iterations} iterations at a relative residual of {worst:.3g}, "
                 f"{tolerance:.3g} was wanted; raise max_iterations or tolerance, or give a preconditioner."
             )
-    return x
+    return torch.where(failed, torch.nan, x * unit)
+
+
+def _refuse_indefinite(preconditioner: Tensor) -> None:
+    if bool(preconditioner.any()):
+        raise SolverError(
+            "conjugate gradients met a preconditioner that is not positive definite, or NaN. Its entries approximate the "
+            "inverse of the diagonal of A, which is positive where A is positive definite."
+        )
+    raise SolverError(
+        "conjugate gradients met a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
+        "multiple of the identity, or use linear_solve(symmetric=False) with the matrix."
+    )
 
 
 def _products(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
@@ -303,7 +318,8 @@ def conjugate_gradient_solve(
         x ``(*b, n)``.
 
     Raises:
-        SolverError: no convergence, or A is not positive definite (not looked for with ``tolerance=None``).
+        SolverError: no convergence, or A or the preconditioner is not positive definite; with ``tolerance=None`` the
+            solution is NaN there instead.
         ShapeError, DtypeError, NonFiniteError: b or a product does not fit.
         DomainError: a tolerance or a number of iterations out of range.
 
@@ -448,6 +464,11 @@ def gaussian_crf(
         f = features.to(dtype)
         total = f.detach().sum(-2, keepdim=True)
         diagonal = c.detach() + (f.detach() * (total - f.detach())).sum(-1)
+        if wanted and not bool((diagonal > 0).all()):
+            raise NumericalError(
+                f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are not "
+                f"positive, so the field has no mode; make the features non-negative or raise the confidence."
+            )
         if not vector:  # the columns become a batch
             right, c, f = right.mT, c.unsqueeze(-2), f.unsqueeze(-3)
             diagonal = diagonal.unsqueeze(-2)

@@ -22,6 +22,7 @@ from matbackprop.functional._labels import (
     count_labels,
     labelled_rows,
     pad_packed,
+    region_masses,
 )
 from matbackprop.functional._spans import (
     degree_row_sums,
@@ -30,6 +31,7 @@ from matbackprop.functional._spans import (
     row_sums,
     soft_alignment,
     span_trace,
+    thin_soft_alignment,
 )
 from matbackprop.functional.affinity import check_lambda
 from matbackprop.numerics import autocast_off, check_finite, wants_check
@@ -230,8 +232,13 @@ def _j2(rows: LabelledRows, dtype: torch.dtype, rank_tol: float | torch.dtype | 
 
 def _soft(rows: LabelledRows, dtype: torch.dtype, ridge: float) -> Tensor:
     """The soft objective of prepared rows, in ``dtype``."""
-    c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-    value = soft_alignment(c, s, n, ridge) + 0.5 * (n > 0).sum(-1)
+    if rows.f.shape[-2] < rows.f.shape[-1]:
+        n = region_masses(rows.weight, rows.region, rows.num_labels, rows.f.dtype)
+        value = thin_soft_alignment(rows.f, rows.weight, rows.region, n, ridge)
+    else:
+        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
+        value = soft_alignment(c, s, n, ridge)
+    value = value + 0.5 * (n > 0).sum(-1)
     return average_annotators(value, rows).to(dtype)
 
 
@@ -256,7 +263,7 @@ def _kernel_objective(
     if offsets is not None and weight is None:
         f, labels, _ = pad_packed(f, labels, None, offsets)
         offsets = None
-    if not _fused_cuts.applies(f, labels, weight, offsets):
+    if not _fused_cuts.applies(f, labels, weight, offsets) or (ridge is not None and f.shape[-2] < f.shape[-1]):
         return None
     k = count_labels(labels, num_labels)
     tol = gram_tolerance(f.dtype, torch.float64, f.shape[-1], rank_tol)
@@ -320,7 +327,7 @@ def normalized_cut_soft(
     Gradient:
         With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,
         ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. Smooth, all orders; zero at F = 0, where the objective
-        jumps.
+        jumps. For fewer rows than features it is computed from FFᵀ, where a small ridge costs no digits.
 
     Example:
         >>> import torch
