@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import Function, forward_ad
 
-from matbackprop.errors import DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError
+from matbackprop.errors import DomainError, DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError
 
 _FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -130,6 +130,41 @@ def check_finite(a: Tensor, name: str) -> None:
             f"{name} holds {bad} non-finite of {a.numel()} entries; look for an exploding activation or a division by "
             f"zero upstream, or pass check=False to skip this test."
         )
+
+
+def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: str = "weight") -> None:
+    """Raise unless ``weight`` is a mask or floating point ``(*b, m)`` on the device of ``rows`` ``(*b, m, d)``.
+
+    With ``regions`` it may also be ``(*b, r, m)``.
+    """
+    if not isinstance(weight, Tensor):
+        raise DtypeError(f"{name} must be a torch.Tensor, got {type(weight).__name__}; pass torch.tensor({name}).")
+    if weight.dtype != torch.bool and not weight.dtype.is_floating_point:
+        raise DtypeError(
+            f"{name} must be boolean or floating point, got {weight.dtype}; convert it with .bool() or .float()."
+        )
+    if weight.device != rows.device:
+        raise ShapeError(
+            f"{name} is on {weight.device} and the features on {rows.device}; move one of them with .to()."
+        )
+    batch, m = tuple(rows.shape[:-2]), rows.shape[-2]
+    several = regions and weight.ndim == rows.ndim and weight.shape[:-2] == batch and weight.shape[-1] == m
+    if weight.shape != (*batch, m) and not several:
+        sizes = "".join(f"{n}, " for n in batch)
+        raise ShapeError(
+            f"{name} must have shape {(*batch, m)}, one value per row"
+            + (f", or ({sizes}r, {m}) for r regions" if regions else "")
+            + f"; got {tuple(weight.shape)} for features of shape {tuple(rows.shape)}."
+        )
+
+
+def check_weight_values(weight: Tensor, name: str = "weight") -> None:
+    """Raise when a weight is negative, NaN or Inf."""
+    if weight.dtype == torch.bool:
+        return
+    check_finite(weight, name)
+    if values_checkable(weight) and bool((weight < 0).any()):
+        raise DomainError(f"{name} must not be negative, its smallest entry is {float(weight.detach().min()):.3g}.")
 
 
 def check_symmetric(a: Tensor, name: str) -> None:

@@ -67,8 +67,8 @@ def test_rank_tolerances_out_of_range(tolerance):
             function(F, L, rank_tol=tolerance)
 
 
-@pytest.mark.parametrize("ridge", [0.0, -0.3, float("nan")])
-def test_a_ridge_must_be_positive(ridge):
+@pytest.mark.parametrize("ridge", [0.0, -0.3, float("nan"), float("inf")])
+def test_a_ridge_must_be_positive_and_finite(ridge):
     with pytest.raises(DomainError, match="ridge"):
         normalized_cut_soft(F, L, ridge=ridge)
 
@@ -118,3 +118,19 @@ def test_checks_of_values_can_be_switched_off():
     value = normalized_cut_soft(f, L, check=False)
     assert torch.isnan(value[0])
     assert torch.isfinite(value[1])
+
+
+def test_a_label_far_beyond_the_number_of_rows_is_refused():
+    labels = L.clone()
+    labels[0] = 2**33
+    with pytest.raises(LabelError, match="largest label is 8589934592 for 20 labelled rows"):
+        normalized_cut_j2(F, labels)
+
+
+def test_an_empty_packed_batch_has_no_value():
+    f = torch.zeros(0, 3, requires_grad=True)
+    for objective in (normalized_cut_j1, normalized_cut_j2, normalized_cut_soft):
+        value = objective(f, torch.zeros(0, dtype=torch.long), offsets=[0])
+        assert value.shape == (0,)
+        value.sum().backward()
+    assert f.grad.shape == (0, 3)

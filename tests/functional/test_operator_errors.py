@@ -154,7 +154,7 @@ def test_eps_may_be_zero_where_the_function_allows_it():
 
 def test_weights():
     f = relu_features(3, 4, 2)
-    with pytest.raises(ShapeError, match=r"\(2, 3\), one value a row of f, or \(2, 'r', 3\) for r regions"):
+    with pytest.raises(ShapeError, match=r"\(2, 3\), one value per row, or \(2, r, 3\) for r regions"):
         mb.second_order_pool(f, weight=torch.ones(2, 4))
     with pytest.raises(ShapeError, match="weight must have shape"):
         mb.second_order_pool(f, weight=torch.ones(3, 2, 3))
@@ -162,7 +162,7 @@ def test_weights():
         mb.second_order_pool(f, weight=torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(DtypeError, match=r"weight must be a torch\.Tensor"):
         mb.second_order_pool(f, weight=[1.0, 1.0, 1.0])
-    with pytest.raises(ShapeError, match="weight is on meta and f on cpu"):
+    with pytest.raises(ShapeError, match="weight is on meta and the features on cpu"):
         mb.second_order_pool(f, weight=torch.ones(2, 3, device="meta"))
     with pytest.raises(DomainError, match="weight must not be negative, its smallest entry is -1"):
         mb.second_order_pool(f, weight=-torch.ones(2, 3))

@@ -186,6 +186,7 @@ def test_bad_input_of_projector(a, options, error):
         (torch.eye(3), {}, DomainError),
         (torch.eye(3), {"rank": 1, "threshold": 0.5}, DomainError),
         (torch.eye(3), {"rank": 4}, DomainError),
+        (torch.eye(3), {"threshold": float("nan")}, DomainError),
         (torch.eye(3), {"rank": 1}, TieError),
         (torch.ones(3, 2), {"rank": 1}, ShapeError),
         (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), {"rank": 1}, SymmetryError),

@@ -29,7 +29,7 @@ def test_distortion_is_the_distance_of_projectors():
         e = torch.nn.functional.one_hot(found.labels[i], k).double() * degree.sqrt()[:, None]
         other = e @ torch.linalg.pinv(e)
         expected = 0.5 * (u @ u.mT - other).square().sum()
-        torch.testing.assert_close(found.distortion[i], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.distortion[i], expected, rtol=1e-12, atol=1e-13)
 
 
 def test_every_k_is_as_good_as_scikit_learn():
@@ -51,7 +51,7 @@ def test_blobs_are_found_and_centres_are_weighted_means():
     for j in range(4):
         mine = found.labels[0] == j
         mean = (w[mine, None] * x[mine]).sum(0) / w[mine].sum()
-        torch.testing.assert_close(found.centers[0, j], mean, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.centers[0, j], mean, rtol=1e-6, atol=1e-6)
 
 
 def test_same_seed_same_result_and_batches_do_not_mix():
@@ -64,6 +64,24 @@ def test_same_seed_same_result_and_batches_do_not_mix():
         alone = weighted_kmeans(x[i], w[i], [3, 7], seed=1)
         assert torch.equal(alone.labels, together.labels[i])
         torch.testing.assert_close(alone.distortion, together.distortion[i])
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e8])
+def test_an_offset_of_the_points_costs_no_digits(offset):
+    x = torch.tensor([[0.0], [0.01], [1.0], [1.01]], dtype=torch.float64) + offset
+    found = weighted_kmeans(x, torch.ones(4), [1, 2])
+    one, *two = (((part - part.mean()) ** 2).sum() for part in (x, x[:2], x[2:]))
+    # A mean is rounded to 1.5e-8 of an offset of 1e8, which enters squared.
+    torch.testing.assert_close(found.distortion, torch.stack([one, sum(two)]), rtol=1e-12, atol=1e-14)
+    means = torch.stack([x[:2].mean(), x[2:].mean()])
+    torch.testing.assert_close(found.centers[1, :, 0].sort().values, means, rtol=1e-14, atol=1e-14)
+
+
+def test_double_precision_is_kept():
+    x = torch.tensor([[0.0], [1e-9], [1.0], [1.0 + 1e-9]], dtype=torch.float64)
+    found = weighted_kmeans(x, torch.ones(4), [2])
+    assert found.labels[0, 0] == found.labels[0, 1] != found.labels[0, 2]
+    torch.testing.assert_close(found.distortion, torch.tensor([1e-18]).double(), rtol=1e-6, atol=0)
 
 
 def test_leading_uses_the_first_coordinates_only():

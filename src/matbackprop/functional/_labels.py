@@ -9,11 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
-from matbackprop.numerics import check_finite, check_matrix, compute_dtype, wants_check
+from matbackprop.errors import LabelError, ShapeError
+from matbackprop.numerics import (
+    check_finite,
+    check_matrix,
+    check_weight,
+    check_weight_values,
+    compute_dtype,
+    wants_check,
+)
 
 # One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
 _ONE_HOT_LIMIT = 16_000_000
+_MOST_LABELS = 2**16
 # Longer images are cut into pieces on a GPU: one tall product of m×d by d×m would leave most of it idle.
 _PIECE = 1024
 
@@ -48,8 +56,9 @@ def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
     plain = tuple(labels.shape) == (*batch, m)
     several = labels.ndim == rows.ndim and labels.shape[:-2] == batch and labels.shape[-1] == m
     if not (plain or several):
+        sizes = "(" + "".join(f"{n}, " for n in batch)
         raise LabelError(
-            f"{name} must have shape {(*batch, m)}, or {(*batch, 'annotators', m)} for several annotators, to fit "
+            f"{name} must have shape {(*batch, m)}, or {sizes}annotators, {m}) for several annotators, to fit "
             f"features of shape {tuple(rows.shape)}; got {tuple(labels.shape)}."
         )
 
@@ -72,9 +81,15 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
     if torch.compiler.is_compiling():
         raise hidden
     try:
-        return max(int(labels.max()) + 1, 1)
+        count = max(int(labels.max()) + 1, 1)
     except RuntimeError as error:  # vmap: the labels of a whole batch hide behind this tensor
         raise hidden from error
+    if count > max(labels.numel(), _MOST_LABELS):  # every label takes room for the sums over its region
+        raise LabelError(
+            f"the largest label is {count - 1} for {labels.numel()} labelled rows; number the regions from 0 without "
+            f"gaps, for example with torch.unique(labels, return_inverse=True), or pass num_labels."
+        )
+    return count
 
 
 def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> bool:
@@ -132,7 +147,7 @@ def pad_packed(
         raise ShapeError(f"packed features must have shape (total, d), got {tuple(f.shape)}; drop the batch dimension.")
     sizes = _sizes(offsets, f.shape[0])
     n, longest = len(sizes), max(sizes, default=0)
-    lengths, first = torch.tensor([sizes, [i * longest for i in range(n)]]).to(f.device)
+    lengths, first = torch.tensor([sizes, [i * longest for i in range(n)]], dtype=torch.int64).to(f.device)
     before = lengths.cumsum(0) - lengths
     slots = torch.arange(f.shape[0], device=f.device)
     slots = slots + (first - before).repeat_interleave(lengths, output_size=f.shape[0])
@@ -164,12 +179,7 @@ def labelled_rows(
         raise ShapeError(f"f must have at least one feature (*batch, m, d ≥ 1), got shape {tuple(f.shape)}.")
     check_labels(labels, f)
     if weight is not None:
-        if not weight.dtype.is_floating_point and weight.dtype != torch.bool:
-            raise DtypeError(f"weight must be floating point or a mask, got {weight.dtype}; use .to(f.dtype).")
-        if weight.shape != f.shape[:-1]:
-            raise ShapeError(
-                f"weight must have shape {tuple(f.shape[:-1])}, one entry a row of f, got {tuple(weight.shape)}."
-            )
+        check_weight(weight, f)
     if offsets is not None:
         f, labels, weight = pad_packed(f, labels, weight, offsets)
     annotators = labels.ndim == f.ndim
@@ -182,11 +192,7 @@ def labelled_rows(
         check_finite(f, "f")
         all_labelled = check_label_values(labels, weight, k, annotators)
         if weight is not None:
-            check_finite(weight, "weight")
-            if bool((weight < 0).any()):
-                raise DomainError(
-                    f"weight counts how often a row occurs and must not be negative, got {float(weight.min())}."
-                )
+            check_weight_values(weight)
     f = f.to(dtype)
     if annotators:
         f = f.unsqueeze(-3).expand(*labels.shape, f.shape[-1])

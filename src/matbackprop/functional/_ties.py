@@ -7,6 +7,7 @@ no gradient there.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import deque
 from dataclasses import dataclass
@@ -86,8 +87,10 @@ def tie_policy(
     return TiePolicy(name, ties, tie_tol, broadening, carried**0.5, check)  # type: ignore[arg-type]
 
 
-# Flags on their way from a device: (event, flag in pinned memory, policy). Bounded, so that nobody has to collect them.
-_deferred: deque[tuple[Any, Tensor, TiePolicy]] = deque(maxlen=256)
+# Flags on their way from a device: (event, flag in pinned memory, policy). Backward passes run in threads of their own.
+_deferred: deque[tuple[Any, Tensor, TiePolicy]] = deque()
+_lock = threading.Lock()
+_MOST_DEFERRED = 256  # the oldest flag is waited for when there are more: it arrived long ago
 
 
 def _notify(found: Tensor, policy: TiePolicy) -> None:
@@ -100,7 +103,18 @@ def _notify(found: Tensor, policy: TiePolicy) -> None:
         flag.copy_(found, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
+        _defer(event, flag, policy)
+
+
+def _defer(event: Any, flag: Tensor, policy: TiePolicy) -> None:
+    with _lock:
         _deferred.append((event, flag, policy))
+        full = len(_deferred) > _MOST_DEFERRED
+        event, flag, policy = _deferred.popleft() if full else (event, flag, policy)
+    if full:
+        event.synchronize()
+        if bool(flag):
+            _complain(policy)
 
 
 def _complain(policy: TiePolicy) -> None:
@@ -134,12 +148,19 @@ def raise_deferred(*, wait: bool = False) -> None:
         >>> from matbackprop.functional import raise_deferred
         >>> raise_deferred(wait=True)
     """
-    for _ in range(len(_deferred)):
-        event, flag, policy = _deferred.popleft()
-        if wait:
-            event.synchronize()
-        elif not event.query():
-            _deferred.append((event, flag, policy))
-            continue
+    while (entry := _arrived(wait)) is not None:
+        flag, policy = entry
         if bool(flag):
             _complain(policy)
+
+
+def _arrived(wait: bool) -> tuple[Tensor, TiePolicy] | None:
+    """Take the first flag that has arrived, or with ``wait`` the first one, out of the queue."""
+    with _lock:
+        index = next((i for i, (event, *_) in enumerate(_deferred) if wait or event.query()), None)
+        if index is None:
+            return None
+        event, flag, policy = _deferred[index]
+        del _deferred[index]
+    event.synchronize()
+    return flag, policy

@@ -221,8 +221,8 @@ def _conjugate_gradients(
 def _refuse_indefinite(preconditioner: Tensor) -> None:
     if bool(preconditioner.any()):
         raise SolverError(
-            "conjugate gradients met a preconditioner that is not positive definite, or NaN. Its entries approximate the "
-            "inverse of the diagonal of A, which is positive where A is positive definite."
+            "conjugate gradients met a preconditioner that is not positive definite, or NaN. Its entries approximate "
+            "the inverse of the diagonal of A, which is positive where A is positive definite."
         )
     raise SolverError(
         "conjugate gradients met a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
@@ -466,8 +466,8 @@ def gaussian_crf(
         diagonal = c.detach() + (f.detach() * (total - f.detach())).sum(-1)
         if wanted and not bool((diagonal > 0).all()):
             raise NumericalError(
-                f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are not "
-                f"positive, so the field has no mode; make the features non-negative or raise the confidence."
+                f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are "
+                f"not positive, so the field has no mode; make the features non-negative or raise the confidence."
             )
         if not vector:  # the columns become a batch
             right, c, f = right.mT, c.unsqueeze(-2), f.unsqueeze(-3)

@@ -8,6 +8,7 @@ gradient. :mod:`matbackprop.functional.normalized_cut_dense` holds the definitio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -338,8 +339,10 @@ def normalized_cut_soft(
         >>> torch.allclose(normalized_cut_soft(f, labels), normalized_cut_soft(10 * f, labels))
         True
     """
-    if not ridge > 0:
-        raise DomainError(f"ridge must be positive, got {ridge}; normalized_cut_j2 is the objective without a ridge.")
+    if not 0 < ridge < math.inf:
+        raise DomainError(
+            f"ridge must be positive and finite, got {ridge}; normalized_cut_j2 is the objective without a ridge."
+        )
     fused = _kernel_objective(f, labels, weight, offsets, num_labels, precision, check, ridge=float(ridge))
     if fused is not None:
         return fused

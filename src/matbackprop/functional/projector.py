@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -331,6 +332,8 @@ def spectral_projector(
     n = a.shape[-1]
     if (rank is None) == (threshold is None):
         raise DomainError(f"give either rank or threshold, got rank={rank}, threshold={threshold}.")
+    if threshold is not None and math.isnan(threshold):
+        raise DomainError("threshold must be a number, got NaN, above which no eigenvalue lies.")
     if rank is not None and not 0 <= rank <= n:
         raise DomainError(f"rank must lie in 0 … {n} for {n}×{n} matrices, got {rank}.")
     wanted = wants_check(check, a)

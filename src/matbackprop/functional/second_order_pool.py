@@ -24,7 +24,7 @@ from torch.autograd import Function
 from matbackprop.divided_differences import SpectralFunction, resolve_function
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.eigensolver.gram import gram_eigh
-from matbackprop.errors import ConfigurationError, DomainError, DtypeError, ShapeError
+from matbackprop.errors import ConfigurationError, DomainError
 from matbackprop.functional import _fused_pool
 from matbackprop.functional.eigh import eigh
 from matbackprop.functional.matrix_function import (
@@ -42,6 +42,8 @@ from matbackprop.numerics import (
     autocast_off,
     check_finite,
     check_matrix,
+    check_weight,
+    check_weight_values,
     compute_dtype,
     differentiated_again,
     forward_mode_active,
@@ -364,24 +366,10 @@ def pool_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 def _prepare_weight(weight: Tensor, f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Give F a region dimension where the weight has one, and the weight the dtype of the computation."""
-    if not isinstance(weight, Tensor):
-        raise DtypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}.")
-    if weight.dtype != torch.bool and not weight.dtype.is_floating_point:
-        raise DtypeError(
-            f"weight must be boolean or floating point, got {weight.dtype}; convert it with .bool() or .float()."
-        )
-    if weight.device != f.device:
-        raise ShapeError(f"weight is on {weight.device} and f on {f.device}; move one of them.")
-    *batch, m, d = f.shape
-    if weight.shape == (*batch, m):
-        return f, weight.to(dtype)
-    if weight.ndim == f.ndim and weight.shape[:-2] == tuple(batch) and weight.shape[-1] == m:
-        r = weight.shape[-2]
-        return f.unsqueeze(-3).expand(*batch, r, m, d), weight.to(dtype)
-    raise ShapeError(
-        f"weight must have shape {(*batch, m)}, one value a row of f, or {(*batch, 'r', m)} for r regions; "
-        f"got {tuple(weight.shape)} for f of shape {tuple(f.shape)}."
-    )
+    check_weight(weight, f, regions=True)
+    if weight.ndim == f.ndim:
+        f = f.unsqueeze(-3).expand(*weight.shape, f.shape[-1])
+    return f, weight.to(dtype)
 
 
 def _center(f: Tensor, w: Tensor | None) -> Tensor:
@@ -502,9 +490,7 @@ def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Te
 def _check_values(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:
     check_finite(f, "f")
     if weight is not None:
-        check_finite(weight, "weight")
-        if weight.dtype != torch.bool and bool((weight < 0).any()):
-            raise DomainError(f"weight must not be negative, its smallest entry is {float(weight.min()):.3g}.")
+        check_weight_values(weight)
     if isinstance(eps, Tensor):
         check_finite(eps, "eps")
         if bool((eps < 0).any()):

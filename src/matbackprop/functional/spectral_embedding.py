@@ -5,11 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DomainError, ShapeError
+from matbackprop.errors import DomainError
 from matbackprop.functional._spans import degrees_of, gram_tolerance
 from matbackprop.functional._ties import Ties
 from matbackprop.functional.eigh import eigh
-from matbackprop.numerics import autocast_off, check_finite, check_matrix, compute_dtype, symmetrize, wants_check
+from matbackprop.numerics import (
+    autocast_off,
+    check_finite,
+    check_matrix,
+    check_weight,
+    check_weight_values,
+    compute_dtype,
+    symmetrize,
+    wants_check,
+)
 
 __all__ = ["spectral_embedding"]
 
@@ -48,7 +57,7 @@ def spectral_embedding(
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: f or weight does not fit.
-        DomainError: k out of range, or a negative degree.
+        DomainError: k out of range, or a negative degree or weight.
         TieError: see ``ties``.
 
     Gradient:
@@ -74,13 +83,13 @@ def spectral_embedding(
             f"k must lie in 1 … {min(m, d)} for features of shape {tuple(f.shape)} (M has no larger rank), got {k}; "
             f"take more feature channels for more eigenvectors."
         )
-    if weight is not None and weight.shape != f.shape[:-1]:
-        raise ShapeError(f"weight must have shape {tuple(f.shape[:-1])}, got {tuple(weight.shape)}.")
+    if weight is not None:
+        check_weight(weight, f)
     wanted = wants_check(check, f)
     if wanted:
         check_finite(f, "f")
         if weight is not None:
-            check_finite(weight, "weight")
+            check_weight_values(weight)
     dtype = compute_dtype(f.dtype, precision)
     with autocast_off(f.device.type):
         x = f.to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.functional.spectral_embedding import spectral_embedding
-from matbackprop.numerics import check_matrix, symmetrize
+from matbackprop.numerics import check_matrix, check_weight, check_weight_values, symmetrize, wants_check
 
 SPACES = ("ncut", "soft")
 
@@ -92,15 +93,16 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = No
         True
     """
     check_matrix(f, "f")
-    if not ridge > 0:
-        raise ConfigurationError(f"ridge must be positive, got {ridge}.")
+    if not 0 < ridge < math.inf:
+        raise ConfigurationError(f"ridge must be positive and finite, got {ridge}.")
     *batch, m, d = f.shape
-    w = f.new_ones(*batch, m) if weights is None else weights.to(f)
-    if w.shape != f.shape[:-1]:
-        raise ShapeError(f"weights must have shape {tuple(f.shape[:-1])}, got {tuple(w.shape)}.")
+    if weights is not None:
+        check_weight(weights, f, name="weights")
+        if wants_check(None, f):
+            check_weight_values(weights, "weights")
     # Double throughout: small eigenvalues survive squaring, and autocast leaves doubles alone.
-    w = w.clamp(min=0).double()
     rows = f.double()
+    w = rows.new_ones(*batch, m) if weights is None else weights.double()
     gram = symmetrize((rows * w.unsqueeze(-1)).mT @ rows)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     scale = torch.where(trace > 0, trace, torch.ones_like(trace)).rsqrt()
@@ -108,7 +110,7 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = No
     values, vectors = values.flip(-1).clamp(min=0)[..., :k], vectors.flip(-1)[..., :k]
     shifted = values + ridge / d
     points = (rows * scale[..., None, None]) @ (vectors * shifted.rsqrt().unsqueeze(-2))
-    return Embedding(points.to(f.dtype), w.to(f.dtype), values / shifted)
+    return Embedding(points.to(f.dtype), w.to(f.dtype), (values / shifted).to(f.dtype))
 
 
 class KChoice(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from matbackprop.eigensolver._recording import replayed
 from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.numerics import check_matrix, check_weight, check_weight_values, wants_check
 
 _REPLAY_LIMIT = 2**24  # scores of all runs; more of them keep a GPU busy by themselves
 
@@ -131,22 +132,25 @@ def weighted_kmeans(
         ['25.010', '0.010']
     """
     sizes = check_ks(ks)
-    if points.ndim < 2 or points.shape[-2] == 0 or weights.shape != points.shape[:-1]:
-        raise ShapeError(
-            f"points must be (*b, m, e) with m > 0 and weights (*b, m); got {tuple(points.shape)} and "
-            f"{tuple(weights.shape)}."
-        )
+    check_matrix(points, "points")
+    if points.shape[-2] == 0:
+        raise ShapeError(f"points must be (*b, m, e) with m > 0, got {tuple(points.shape)}.")
+    check_weight(weights, points, name="weights")
+    if wants_check(None, points):
+        check_weight_values(weights, "weights")
     *batch, m, e = points.shape
     n, size, runs = len(sizes), max(sizes), len(sizes) * max(restarts, 1)
     device = points.device
-    # In double on a GPU, where float32 products may be rounded to TF32: differences of near points would drown.
-    x = points.reshape(-1, m, e).to(torch.float64 if points.is_cuda else torch.float32)
+    # In double and around their mean: squared distances of near points come from differences of squared norms.
+    x = points.reshape(-1, m, e).double()
     w = weights.reshape(-1, m).to(x)
     b = x.shape[0]
     total = w.sum(-1, keepdim=True)
     w = torch.where(total > 0, w, torch.ones_like(w))
     scale = w.sum(-1, keepdim=True)
     w = w / scale
+    mean = w.unsqueeze(-2) @ x
+    x = x - mean
 
     run_k = torch.tensor(sizes, device=device).repeat_interleave(runs // n)
     dims = torch.ones(runs, e, device=device, dtype=x.dtype)
@@ -162,12 +166,16 @@ def weighted_kmeans(
         labels, centers, best = replayed(("kmeans", iterations), partial(_cluster, iterations=iterations), inputs)
     else:
         labels, centers, best = _cluster(*inputs, iterations=iterations)
-    # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²)
-    distortion = (w.unsqueeze(1) * (norms - 2 * best.mT).clamp(min=0)).sum(-1)
+    # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²) chooses among the restarts; what is returned is summed from the differences.
+    distortion = (w.unsqueeze(1) * (norms - 2 * best.mT)).sum(-1)
     choice = distortion.view(b, n, -1).argmin(-1) + torch.arange(n, device=device) * (runs // n)
     rows = torch.arange(b, device=device).unsqueeze(-1)
+    labels, centers, dims = labels.mT[rows, choice], centers[rows, choice], dims[choice].unsqueeze(-2)
+    nearest = centers.gather(-2, labels.unsqueeze(-1).expand(b, n, m, e))
+    distortion = (w.unsqueeze(1) * (dims * x.unsqueeze(1) - nearest).square().sum(-1)).sum(-1) * scale
+    centers = centers + mean.unsqueeze(1) * dims
     return KMeans(
-        labels.mT[rows, choice].view(*batch, n, m),
-        centers[rows, choice].view(*batch, n, size, e).to(points.dtype),
-        (distortion[rows, choice] * scale).view(*batch, n).to(points.dtype),
+        labels.view(*batch, n, m),
+        centers.view(*batch, n, size, e).to(points.dtype),
+        distortion.view(*batch, n).to(points.dtype),
     )

@@ -193,7 +193,10 @@ def _segment(
             coordinates, weights, sizes, leading=space == "ncut", restarts=restarts, iterations=iterations, seed=seed
         )
         blocks = [found.centers[..., i, :k, :].unsqueeze(-3) for i, k in enumerate(sizes)]
-        scores = [center_scores(embedding.points.double(), block.double()) for block in blocks]
+        # Around the mean point, which changes no comparison: the scores are rounded to single precision below.
+        points64 = embedding.points.double()
+        mean = points64.mean(-2, keepdim=True)
+        scores = [center_scores(points64 - mean, block.double() - mean.unsqueeze(-3)) for block in blocks]
     else:
         scores = []
         for k in sizes:

@@ -1,0 +1,52 @@
+"""One rule for weights in every operator that takes them: a mask or floating point, one per row, never negative."""
+
+import pytest
+import torch
+
+from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft, second_order_pool, spectral_embedding
+from matbackprop.errors import DomainError, DtypeError, NonFiniteError, ShapeError
+from matbackprop.spectral import soft_embedding, weighted_kmeans
+
+LABELS = torch.tensor([0, 1, 1, 0])
+OPERATORS = {
+    "pool": lambda f, w: second_order_pool(f, weight=w),
+    "j1": lambda f, w: normalized_cut_j1(f, LABELS, weight=w),
+    "j2": lambda f, w: normalized_cut_j2(f, LABELS, weight=w),
+    "soft": lambda f, w: normalized_cut_soft(f, LABELS, weight=w),
+    "spectral_embedding": lambda f, w: spectral_embedding(f, 2, weight=w),
+    "soft_embedding": lambda f, w: soft_embedding(f, weights=w),
+    "weighted_kmeans": lambda f, w: weighted_kmeans(f, w, [2]),
+}
+
+
+def features():
+    return torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(
+    ("weight", "error"),
+    [
+        (torch.tensor([1.0, 1.0, -1.0, 1.0]), DomainError),
+        (torch.tensor([1.0, torch.nan, 1.0, 1.0]), NonFiniteError),
+        ([1.0, 1.0, 1.0, 1.0], DtypeError),
+        (torch.ones(4, dtype=torch.int64), DtypeError),
+        (torch.ones(3), ShapeError),
+        (torch.ones(4, device="meta"), ShapeError),
+    ],
+    ids=["negative", "NaN", "list", "integers", "too few", "another device"],
+)
+def test_bad_weights_are_refused(name, weight, error):
+    with pytest.raises(error, match="weight"):
+        OPERATORS[name](features(), weight)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_mask_is_a_weight_of_zeros_and_ones(name):
+    mask = torch.tensor([True, True, False, True])
+
+    def first(out):
+        return out[0] if isinstance(out, tuple) else out
+
+    masked, weighted = (first(OPERATORS[name](features(), w)) for w in (mask, mask.double()))
+    torch.testing.assert_close(masked, weighted, rtol=0, atol=0)
