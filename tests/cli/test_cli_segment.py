@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from matbackprop.cli.segment import Config, load_segmenter, main
+from matbackprop.cli.segment import Config, main
 from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.inference import load_classifier, load_segmenter
 from matbackprop.models.deep_ncuts import DeepNCuts
 
 
@@ -24,15 +25,18 @@ def picture(tmp_path):
 def test_without_a_model(picture, tmp_path, capsys):
     assert main(Config((picture,), out=tmp_path / "out", ks=(2, 4))) == 0
     said = capsys.readouterr().out
-    assert "colour and contrast" in said and "2 regions shown" in said
+    assert "colour and contrast" in said and "photo.png: 2 regions shown" in said
     labels = np.asarray(Image.open(tmp_path / "out" / "photo.png"))
-    assert (labels[:, :33] == 0).all() and (labels[:, 37:] == 1).all()
+    assert labels.dtype == np.uint16 and (labels[:, :33] == 0).all() and (labels[:, 37:] == 1).all()
     levels = np.load(tmp_path / "out" / "photo.npz")
     assert levels["labels"].shape == (2, 50, 70) and levels["ks"].tolist() == [2, 4]
+    np.testing.assert_array_equal(levels["labels"][0], labels)
     overlay = np.asarray(Image.open(tmp_path / "out" / "photo-overlay.png"))
     assert overlay.shape == (50, 70, 3)
     changed = (overlay != np.asarray(Image.open(picture))).any(-1)
     assert changed[:, 30:40].any() and not changed[:, :20].any()
+    colours = np.asarray(Image.open(tmp_path / "out" / "photo-colours.png"))
+    assert len(np.unique(colours.reshape(-1, 3), axis=0)) == 2 and colours.max() > 100
 
 
 @pytest.mark.parametrize("method", ["merge", "cluster"])
@@ -41,40 +45,81 @@ def test_with_a_saved_model_as_json(picture, tmp_path, capsys, method):
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
     config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"), method=method, json=True)
     assert main(config) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["network"] and [e["labels"].rsplit("/")[-1] for e in found["images"]] == ["photo.png", "photo-2.png"]
-    assert len(found["images"][0]["regions"]) == 8
+    document = json.loads(capsys.readouterr().out)
+    assert document["network"] and [e["labels"].rsplit("/")[-1] for e in document["images"]] == [
+        "photo.png",
+        "photo-2.png",
+    ]
+    assert len(document["images"][0]["regions"]) == 8
 
 
-def test_bad_files_and_models_are_named(picture, tmp_path):
-    bad = tmp_path / "bad.png"
-    bad.write_text("no picture")
-    with pytest.raises(DataError, match=r"bad\.png"):
-        main(Config((bad,), out=tmp_path / "out"))
-    with pytest.raises(DataError, match="no picture"):
-        main(Config(()))
-    with pytest.raises(WeightsError):
-        load_segmenter(str(tmp_path / "nothing"))
+def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
+    folder = picture.parent / "photos"
+    folder.mkdir()
+    picture.rename(folder / "good.png")
+    (folder / "bad.png").write_text("no picture")
+    (folder / "notes.txt").write_text("no picture either")
+    missing = tmp_path / "missing.jpg"
+    assert main(Config((folder, missing), out=tmp_path / "out")) == 1
+    captured = capsys.readouterr()
+    assert "good.png: 2 regions shown" in captured.out
+    assert "bad.png is no picture" in captured.err and "missing.jpg does not exist" in captured.err
+    assert "2 of 3 pictures skipped" in captured.err and "notes.txt" not in captured.err
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "good-colours.png",
+        "good-overlay.png",
+        "good.npz",
+        "good.png",
+    ]
 
 
-def test_pictures_are_looked_for_before_anything_else(picture, tmp_path, capsys):
-    missing = tmp_path / "missing.png"
-    with pytest.raises(DataError, match=r"cannot read the picture .*missing\.png"):
-        main(Config((picture, missing), out=tmp_path / "out"))
-    with pytest.raises(DataError, match=r"missing\.png"):
-        main(Config((missing,), out=tmp_path / "out", model=str(tmp_path / "nothing")))
-    assert capsys.readouterr().out == ""
+def test_no_readable_picture_at_all_ends_with_2_and_writes_nothing(tmp_path, capsys):
+    (tmp_path / "bad.png").write_text("no picture")
+    assert main(Config((tmp_path / "*.png",), out=tmp_path / "out", json=True)) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["images"] == [] and "bad.png" in document["skipped"][0]["image"]
     assert not (tmp_path / "out").exists()
 
 
-def test_shown_number_must_be_one_of_the_numbers(picture, tmp_path):
-    with pytest.raises(ConfigurationError, match="--k 5 is none of --ks 2 4"):
-        main(Config((picture,), out=tmp_path / "out", ks=(2, 4), k=5))
+def test_what_cannot_begin_is_refused_before_anything_is_said(picture, tmp_path, capsys):
+    with pytest.raises(DataError, match="no picture"):
+        main(Config(()))
+    with pytest.raises(DataError, match="nothing matches"):
+        main(Config((tmp_path / "*.gif",)))
+    with pytest.raises(ConfigurationError, match="--k 0"):
+        main(Config((picture,), out=tmp_path / "out", k=0))
+    with pytest.raises(WeightsError):
+        load_segmenter(str(tmp_path / "nothing"))
+    assert capsys.readouterr().out == "" and not (tmp_path / "out").exists()
+
+
+def test_any_number_of_regions_can_be_shown(tmp_path, capsys):
+    path = tmp_path / "noise.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)
+    for k in (1, 12):
+        assert main(Config((path,), out=tmp_path / "out", k=k)) == 0
+        assert np.asarray(Image.open(tmp_path / "out" / "noise.png")).max() == k - 1
+    said = capsys.readouterr().out
+    assert "1 region shown" in said and "12 regions shown" in said
+    DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
+    config = Config((path,), out=tmp_path / "out", k=5, method="cluster", model=str(tmp_path / "model"), ks=(2, 4))
+    assert main(config) == 0
+    assert np.load(tmp_path / "out" / "noise.npz")["ks"].tolist() == [2, 4, 5]
+
+
+def test_sixteen_bits_are_rescaled_and_that_is_said(tmp_path, capsys):
+    grey = np.zeros((50, 70), np.uint16)
+    grey[:, 35:] = 900
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    assert main(Config((tmp_path / "deep.png",), out=tmp_path / "out")) == 0
+    assert "values from 0 to 900 rescaled to 0–255" in capsys.readouterr().out
+    overlay = np.asarray(Image.open(tmp_path / "out" / "deep-overlay.png"))
+    assert overlay[0, 0].tolist() == [0, 0, 0] and overlay[0, -1].tolist() == [255, 255, 255]
+    labels = np.asarray(Image.open(tmp_path / "out" / "deep.png"))
+    assert labels[0, 0] == 0 and labels[0, -1] == 1
 
 
 def test_run_of_a_segmenter_does_not_classify(tmp_path):
-    from matbackprop.models.predict_regions import load_classifier
-
     (tmp_path / "config.json").write_text('{"model": {"variant": "paper"}}')
     with pytest.raises(WeightsError, match=r"holds no saved model.*train one"):
         load_classifier(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from matbackprop.data import pictures
-from matbackprop.data.pictures import find_pictures, picture_of, read_picture
+from matbackprop.data.pictures import find_pictures, picture_of, read_mask, read_picture
 from matbackprop.errors import DataError
 
 RAMP = np.linspace(0, 1, 12).reshape(3, 4)
@@ -95,6 +95,21 @@ def test_transparent_pixels_are_white_and_half_transparent_ones_half(tmp_path):
     palette.putpalette([10, 20, 30, 40, 50, 60])
     read = read_picture(saved(tmp_path, palette, "palette.png", transparency=0)).pixels
     assert read[0].tolist() == [[255, 255, 255], [40, 50, 60]]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "I;16", "P", "RGB", "RGBA"])
+def test_a_mask_is_true_where_there_is_colour(tmp_path, mode):
+    inside = np.array([[0, 1, 1], [0, 0, 1]], bool)
+    image = Image.fromarray(inside.astype(np.uint8))
+    if mode == "RGBA":  # white, and transparent outside
+        image = Image.merge("RGBA", [Image.new("L", (3, 2), 255)] * 3 + [Image.fromarray(inside * np.uint8(200))])
+    elif mode == "I;16":
+        image = Image.fromarray(inside.astype(np.uint16))
+    elif mode == "P":
+        image.putpalette([0, 0, 0, 9, 0, 0])
+    else:
+        image = Image.fromarray(inside * np.uint8(7 if mode != "1" else 255)).convert(mode)
+    np.testing.assert_array_equal(read_mask(saved(tmp_path, image, "mask.png")), inside)
 
 
 def test_an_open_image_is_read_in_the_same_way():

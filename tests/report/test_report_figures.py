@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from matbackprop.errors import LabelError, ShapeError
+from matbackprop.errors import ShapeError
 from matbackprop.report import figures
 from matbackprop.report.style import svg
 
@@ -54,33 +54,6 @@ def test_confusion_matrix_shows_shares_of_rows_and_survives_an_empty_class():
     np.testing.assert_allclose(fig.axes[0].images[0].get_array(), [[0.75, 0.25], [0, 0]])
     with pytest.raises(ShapeError, match="2 class names"):
         figures.confusion_matrix(np.zeros((3, 3)), ["a", "b"])
-
-
-def test_painted_regions_carry_the_mean_colour(tmp_path):
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-    labels = np.array([[0, 0, 0, 0, 5, 5, -1, -1]] * 6)
-    painted = figures.paint_labels(labels, image)
-    np.testing.assert_allclose(painted[0, 4], image[:, 4:6].reshape(-1, 3).mean(0) / 255)
-    np.testing.assert_array_equal(painted[:, 6:], 0)
-    hues = figures.paint_labels(np.arange(30).reshape(5, 6)).reshape(-1, 3)
-    gap = np.abs(hues[:, None] - hues[None]).sum(-1)[~np.eye(30, dtype=bool)]
-    assert gap.min() > 0.02
-
-
-def test_pictures_are_accepted_channels_first_and_last():
-    image = np.zeros((3, 4, 5), dtype=np.uint8)
-    image[0] = 255
-    out = figures.draw_boundaries(image, np.zeros((4, 5), dtype=int))
-    np.testing.assert_allclose(out, np.broadcast_to([1.0, 0.0, 0.0], (4, 5, 3)))
-
-
-@pytest.mark.parametrize(
-    ("labels", "error"), [(np.zeros((4, 5)), LabelError), (np.zeros((3, 3), dtype=int), ShapeError)]
-)
-def test_labels_that_do_not_fit_are_refused(labels, error):
-    with pytest.raises(error):
-        figures.paint_labels(labels, np.zeros((4, 5, 3)))
 
 
 def test_the_segmentation_grid_has_a_header_cell_for_each_group(tmp_path):

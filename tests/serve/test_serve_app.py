@@ -4,6 +4,7 @@ import urllib.request
 
 import numpy as np
 import pytest
+from PIL import Image
 
 gr = pytest.importorskip("gradio")
 
@@ -12,9 +13,16 @@ from matbackprop.serve.app import build, launch  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def page():
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("serve")
+
+
+@pytest.fixture(scope="module")
+def page(folder):
     segmenter = Segmenter()
-    return build(segmenter, segmenter.methods, about=segmenter.about, classify=lambda image, mask: {"cup": mask.mean()})
+    return build(
+        segmenter, segmenter.methods, folder, about=segmenter.about, classify=lambda image, mask: {"cup": mask.mean()}
+    )
 
 
 def _function(page, name):
@@ -28,25 +36,51 @@ def picture():
     return image
 
 
-def test_a_photograph_gives_every_view(page, picture):
-    analysis, outlined, painted, said, path, levels, vectors, spectrum = _function(page, "analyse_photograph")(
-        picture, "merge", 2
-    )
+def upload(folder, image, name="photo.png"):
+    Image.fromarray(image).save(folder / name)
+    return {"path": str(folder / name)}
+
+
+def test_a_photograph_gives_every_view(page, folder, picture):
+    said, analysis, slider, outlined, painted, count, path, levels, vectors, spectrum = _function(
+        page, "analyse_photograph"
+    )(upload(folder, picture), "merge")
+    assert said == "Suggested: 2 regions." and slider["value"] == 2
     assert outlined.shape == painted.shape == picture.shape
-    assert said == "2 regions" and path.endswith("labels_2.png")
+    assert count == "2 regions" and path.startswith(str(folder)) and path.endswith("2_regions.png")
     assert len(levels) == 8 and len(vectors) >= 2 and spectrum.ndim == 3
     assert _function(page, "regions")(analysis, 5)[2] == "5 regions"
 
 
-def test_an_empty_page_and_a_tiny_photograph_are_handled(page):
-    empty = _function(page, "analyse_photograph")(None, "merge", 8)
-    assert empty[0] is None and empty[5] == []
-    with pytest.raises(gr.Error, match="16 a side"):
-        _function(page, "analyse_photograph")(np.zeros((4, 4, 3), np.uint8), "merge", 8)
+def test_sixteen_bits_are_rescaled_and_that_is_said(page, folder):
+    grey = np.zeros((48, 64), np.uint16)
+    grey[:, 32:] = 4000
+    said, analysis, *_ = _function(page, "analyse_photograph")(upload(folder, grey, "deep.png"), "merge")
+    assert "values from 0 to 4000 rescaled" in said
+    assert analysis.photograph[0, [0, -1], 0].tolist() == [0, 255]
 
 
-def test_a_click_names_the_region(page, picture):
-    analysis = _function(page, "analyse_photograph")(picture, "merge", 2)[0]
+def test_an_empty_page_shows_nothing_and_a_bad_file_one_sentence_without_its_temporary_path(page, folder):
+    analyse = _function(page, "analyse_photograph")
+    said, analysis, *_, levels, vectors, spectrum = analyse(None, "merge")
+    assert (said, analysis, levels, vectors, spectrum) == ("", None, [], [], None)
+    (folder / "bad.jpg").write_text("no picture")
+    for payload, sentence in (
+        ({"path": str(folder / "bad.jpg")}, "bad.jpg is no picture that can be read"),
+        (upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), "each side needs 16"),
+    ):
+        said, analysis, *others = analyse(payload, "merge")
+        assert sentence in said and str(folder) not in said and analysis is None
+        assert not any(isinstance(value, str) for value in others)
+
+
+def test_keys_and_the_number_box_move_the_picture_too(page):
+    events = [t for f in page.fns.values() if f.fn is not None and f.fn.__name__ == "regions" for t in f.targets]
+    assert [name for _, name in events] == ["input"]
+
+
+def test_a_click_names_the_region(page, folder, picture):
+    analysis = _function(page, "analyse_photograph")(upload(folder, picture), "merge")[1]
     event = gr.SelectData(target=None, data={"index": [10, 10], "value": None})
     shown, names = _function(page, "name_region")(analysis, 2, event)
     assert names["cup"] == pytest.approx(0.5, abs=0.05)
@@ -55,7 +89,7 @@ def test_a_click_names_the_region(page, picture):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_page_answers_on_this_machine_only(page):
+def test_the_page_answers_on_this_machine_only_and_bounds_what_it_keeps(page, folder):
     address = launch(page, port=0, wait=False)
     try:
         assert address.startswith("http://127.0.0.1:")
@@ -64,5 +98,7 @@ def test_the_page_answers_on_this_machine_only(page):
         assert "matbackprop" in text and "What is it?" in text
         assert "fonts.googleapis.com" not in text
         assert page.analytics_enabled is False
+        assert page.max_file_size == 50 * 2**20 and page.state_session_capacity == 50
+        assert page.delete_cache is not None and str(folder) == page.GRADIO_CACHE
     finally:
         page.close()

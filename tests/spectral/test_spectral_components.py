@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
-from matbackprop.models.colour_merging import merge_by_colour
+from matbackprop.inference.colour_merging import merge_by_colour
 from matbackprop.spectral import connected_components, slic_superpixels
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
+from matbackprop.data.pictures import read_mask, read_picture
 from matbackprop.errors import ConfigurationError, DataError
 
 __all__ = ["Config", "main"]
@@ -40,17 +41,14 @@ class Config:
 
 def main(config: Config) -> int:
     """Classify and print."""
-    import torch
+    from matbackprop.inference import classify_regions, load_classifier
 
-    from matbackprop.models.predict_regions import load_classifier, predict_regions
-
-    image = _read(config.image)
+    image = read_picture(config.image).pixels
     boxes, masks, truth = _regions(config)
-    device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
-    model = load_classifier(config.model).to(device)
-    probabilities = predict_regions(model, image, boxes, masks)
+    model = load_classifier(config.model, config.device)
+    probabilities = classify_regions(model, image, boxes, masks)
     names = model.names or [str(i) for i in range(probabilities.shape[1])]
-    found: list[dict[str, Any]] = []
+    regions: list[dict[str, Any]] = []
     for i, row in enumerate(probabilities):
         best = row.argsort(descending=True)[: config.top].tolist()
         entry: dict[str, Any] = {"classes": [{"name": names[k], "probability": round(float(row[k]), 4)} for k in best]}
@@ -58,26 +56,16 @@ def main(config: Config) -> int:
             entry["box"] = list(boxes[i])
         if truth:
             entry["annotated"] = truth[i]
-        found.append(entry)
+        regions.append(entry)
     if config.json:
-        print(json.dumps({"image": config.image.as_posix(), "regions": found}, indent=2))
+        print(json.dumps({"image": config.image.as_posix(), "regions": regions}, indent=2))
         return 0
-    for i, entry in enumerate(found):
+    for i, entry in enumerate(regions):
         said = ", ".join(f"{c['name']} {c['probability']:.2f}" for c in entry["classes"])
         place = f" at {','.join(f'{v:g}' for v in entry['box'])}" if "box" in entry else ""
         annotated = f" (annotated: {entry['annotated']})" if "annotated" in entry else ""
         print(f"region {i}{place}: {said}{annotated}")
     return 0
-
-
-def _read(path: Path) -> np.ndarray:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as file:
-            return np.asarray(file.convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the picture {path}: {error}") from error
 
 
 def _regions(
@@ -101,7 +89,7 @@ def _regions(
         regions = [entry.regions[i] for i, _, _ in usable]
         boxes = None if any(r.box is None for r in regions) else [r.box for r in regions if r.box is not None]
         return boxes, [mask for _, mask, _ in usable], [index.categories[r.label]["name"] for r in regions]
-    pictures = [_read(path).max(-1) for path in config.masks] or None
+    pictures = [read_mask(path) for path in config.masks] or None
     return [_box(text) for text in config.boxes] or None, pictures, []
 
 

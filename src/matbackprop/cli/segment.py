@@ -1,10 +1,11 @@
-"""``matbackprop segment IMAGE…``: segment photographs with a trained network, or by colour where there is none."""
+"""``matbackprop segment PICTURE…``: segment photographs with a trained network, or by colour where there is none."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,34 +13,38 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.data.pictures import find_pictures, read_picture
+from matbackprop.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from matbackprop.inference import Segments
 
-    from matbackprop.models.deep_ncuts import DeepNCuts
-
-__all__ = ["Config", "load_segmenter", "main"]
+__all__ = ["Config", "main"]
 
 
 @dataclass
 class Config:
-    """Segment photographs: label maps (PNG and npz) and pictures with the borders drawn in."""
+    """Segment photographs: label maps (PNG and npz) and pictures with the borders drawn in.
+
+    A picture that cannot be read is named and skipped; the exit code is then 1, and 2 where no picture could be read.
+    """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Pictures."""
+    """Pictures, folders of pictures, or patterns such as 'holiday/*.jpg'. Pictures of more than 8 bits are rescaled by
+    their own range."""
     out: Path = Path("segments")
     """Folder for the results."""
     model: str | None = None
     """Folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging Face hub.
     Without one, superpixels are merged by colour and contrast alone."""
     ks: tuple[int, ...] | None = None
-    """Numbers of regions (merge) or of clusters (cluster); by default the eight that were best on BSDS300's training
-    images with the method."""
+    """Numbers of regions (merge) or of clusters (cluster) in the npz file; by default the eight that were best on
+    BSDS300's training images with the method."""
     method: Literal["merge", "cluster"] = "merge"
     """merge: a nested hierarchy. cluster: K-means in the spectral space, then connected components, as in the paper."""
     k: int | None = None
-    """Which of the numbers the PNG and the picture show; by default the one that the spectrum suggests."""
+    """Number of regions (merge) or of clusters (cluster) that the PNG files show; by default about as many regions as
+    people would draw."""
     side: int = 480
     """Larger photographs are segmented at this length of their longer side."""
     seed: int = 0
@@ -50,91 +55,69 @@ class Config:
     """Print JSON."""
 
 
-def load_segmenter(source: str) -> DeepNCuts:
-    """Load a model from a saved folder, a run folder or the Hugging Face hub.
-
-    Raises:
-        WeightsError: there is no model of this kind.
-    """
-    from matbackprop.models.deep_ncuts import DeepNCuts
-
-    folder = Path(source)
-    if (folder / "model" / "config.json").exists():
-        return DeepNCuts.from_pretrained(folder / "model")
-    if (folder / "checkpoints").is_dir():
-        from matbackprop.training.config import from_json
-        from matbackprop.training.engine import load_weights
-        from matbackprop.training.ncuts import NCutsModule
-        from matbackprop.training.ncuts_config import NCutsConfig
-        from matbackprop.training.run_folder import RunFolder
-
-        run = RunFolder(folder)
-        data = run.read_config()
-        if "variant" not in data.get("model", {}):
-            raise WeightsError(
-                f"{folder} is a run of another recipe; train a segmenter with 'matbackprop train ncuts'."
-            )
-        config = from_json(NCutsConfig, data)
-        config.model.weights = "none"
-        module = NCutsModule(config)
-        load_weights(run, module)
-        return module.model.eval()
-    return DeepNCuts.from_pretrained(source)
-
-
 def main(config: Config) -> int:
     """Segment, write and print."""
-    import torch
-
+    from matbackprop.inference import load_segmenter, segment_photograph
     from matbackprop.models.deep_ncuts import default_ks
-    from matbackprop.models.photograph import segment_photograph
 
-    if not config.images:
-        raise DataError("no picture was given; name one or more files.")
+    paths = find_pictures(config.images)
     ks = default_ks(config.method) if config.ks is None else config.ks
-    if config.k is not None and config.k not in ks:
-        raise ConfigurationError(f"--k {config.k} is none of --ks {' '.join(map(str, ks))}; give it there too.")
-    for path in config.images:  # before anything is loaded, written or said
-        with _opened(path):
-            pass
+    if config.k is not None and config.k < 1:
+        raise ConfigurationError(f"--k {config.k}: a number of regions is at least 1.")
+    if config.k is not None and config.method == "cluster":
+        ks = tuple(sorted({*ks, config.k}))
     model = None
     if config.model is not None:
-        device = config.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = load_segmenter(config.model).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = load_segmenter(config.model, config.device)
     elif not config.json:
         print(
             "No model was given: merging superpixels by colour and contrast. For learned segmentations train one with "
             "'matbackprop train ncuts' and pass its run folder with --model."
         )
-    config.out.mkdir(parents=True, exist_ok=True)
-    found = []
-    for path, stem in zip(config.images, _stems(config.images), strict=True):
-        pixels = _read(path)
-        result = segment_photograph(pixels, model, ks, method=config.method, side=config.side, seed=config.seed)
-        shown = result.chosen if config.k is None else int(np.abs(np.asarray(result.ks) - config.k).argmin())
+    entries, skipped = [], []
+    for path, stem in zip(paths, _stems(paths), strict=True):
+        try:
+            picture = read_picture(path)
+        except DataError as error:
+            skipped.append({"image": path.as_posix(), "reason": str(error)})
+            print(f"matbackprop: skipped: {error}", file=sys.stderr)
+            continue
+        result = segment_photograph(picture.pixels, model, ks, method=config.method, side=config.side, seed=config.seed)
+        count = result.count(config.k)
         entry: dict[str, Any] = {
             "image": path.as_posix(),
             "suggested": result.k,
-            "confidence": round(result.confidence, 4),
-            "shown": result.ks[shown],
-            "regions": [int(m.max()) + 1 for m in result.labels],
+            "confidence": result.confidence,
+            "shown": count,
+            "regions": [result.count(k) for k in result.ks],
+            "note": picture.note,
             "seconds": round(result.seconds, 3),
-            **_write(config.out, stem, pixels, result.labels, result.ks, shown),
+            **_write(config.out, stem, result, config.k),
         }
-        found.append(entry)
+        entries.append(entry)
         if not config.json:
-            print(
-                f"{path}: {entry['regions'][shown]} regions shown (suggested {result.k}, confidence "
-                f"{result.confidence:.2f}), {result.seconds:.2f} s → {entry['overlay']}"
-            )
+            print(f"{path}: {_summary(result, count, config.k, picture.note)} → {entry['overlay']}")
     if config.json:
-        print(json.dumps({"network": model is not None, "method": config.method, "images": found}, indent=2))
-    return 0
+        network = model is not None
+        document = {"network": network, "method": config.method, "ks": list(ks), "images": entries, "skipped": skipped}
+        print(json.dumps(document, indent=2))
+    if skipped:
+        print(f"matbackprop: {len(skipped)} of {len(paths)} pictures skipped.", file=sys.stderr)
+    return 0 if not skipped else 1 if entries else 2
 
 
-def _stems(paths: tuple[Path, ...]) -> list[str]:
+def _summary(result: Segments, count: int, k: int | None, note: str) -> str:
+    words = [f"{count} region{'' if count == 1 else 's'} shown"]
+    if k is not None:
+        words.append(f"{result.k} suggested")
+    elif result.k == 1:
+        words.append("nothing in it differs")
+    if result.confidence is not None:
+        words.append(f"confidence {result.confidence:.2f}")
+    return ", ".join([*words, *([note] if note else []), f"{result.seconds:.2f} s"])
+
+
+def _stems(paths: Iterable[Path]) -> list[str]:
     """A name for each picture's results; equal names get a number."""
     seen: dict[str, int] = {}
     stems = []
@@ -145,42 +128,28 @@ def _stems(paths: tuple[Path, ...]) -> list[str]:
     return stems
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Image]:
-    """Open a picture, which reads no more than its head."""
+def _write(folder: Path, stem: str, result: Segments, k: int | None) -> dict[str, str]:
+    """Write all levels as npz, and the shown one as a 16-bit PNG, in colours, and as borders on the picture."""
     from PIL import Image
 
-    try:
-        with Image.open(path) as file:
-            yield file
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the picture {path}: {error}") from error
-
-
-def _read(path: Path) -> np.ndarray:
-    from PIL import ImageOps
-
-    with _opened(path) as file:
-        return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
-
-
-def _write(
-    folder: Path, stem: str, pixels: np.ndarray, labels: np.ndarray, ks: tuple[int, ...], shown: int
-) -> dict[str, str]:
-    """Write all label maps as npz, the shown one as a 16-bit PNG, and the picture with borders."""
-    from PIL import Image
-
-    from matbackprop.report.figures import draw_boundaries
-
-    paths = {
-        "labels": folder / f"{stem}.png",
-        "levels": folder / f"{stem}.npz",
-        "overlay": folder / f"{stem}-overlay.png",
-    }
-    Image.fromarray(labels[shown].astype(np.uint16)).save(paths["labels"])
-    np.savez_compressed(paths["levels"], labels=labels, ks=np.asarray(ks))
-    drawn = np.asarray(draw_boundaries(pixels, labels[shown]))
-    if drawn.dtype != np.uint8:
-        drawn = (np.clip(drawn, 0, 1) * 255).round().astype(np.uint8)
-    Image.fromarray(drawn).save(paths["overlay"])
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {"labels": ".png", "colours": "-colours.png", "overlay": "-overlay.png", "levels": ".npz"}
+    paths = {name: folder / f"{stem}{end}" for name, end in names.items()}
+    Image.fromarray(result.labels(k).astype(np.uint16)).save(paths["labels"])
+    Image.fromarray(result.painted(k)).save(paths["colours"])
+    Image.fromarray(result.outlined(k)).save(paths["overlay"])
+    _write_levels(paths["levels"], result)
     return {name: path.as_posix() for name, path in paths.items()}
+
+
+def _write_levels(path: Path, result: Segments) -> None:
+    """What ``np.savez_compressed(path, labels=…, ks=…)`` writes, one level at a time to save memory."""
+    shape = (len(result.ks), *result.size)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("labels.npy", "w", force_zip64=True) as file:
+            head = {"descr": "<u2", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, head)  # type: ignore[no-untyped-call]
+            for k in result.ks:
+                file.write(result.labels(k).astype("<u2").tobytes())
+        with archive.open("ks.npy", "w") as file:
+            np.lib.format.write_array(file, np.asarray(result.ks))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -26,18 +28,13 @@ class Config:
 
 def main(config: Config) -> None:
     """Load the models, start the page and stay until Ctrl-C."""
-    import torch
-
-    from matbackprop.cli.segment import load_segmenter
-    from matbackprop.models.predict_regions import load_classifier
+    from matbackprop.inference import load_classifier, load_segmenter
     from matbackprop.serve.analysis import Namer, Segmenter
     from matbackprop.serve.app import build, launch
 
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = None if config.model is None else load_segmenter(config.model).to(device).eval()
-    namer = None if config.classifier is None else Namer(load_classifier(config.classifier).to(device).eval())
+    model = None if config.model is None else load_segmenter(config.model, config.device)
+    namer = None if config.classifier is None else Namer(load_classifier(config.classifier, config.device))
     segmenter = Segmenter(model)
-    page = build(segmenter, segmenter.methods, about=segmenter.about, classify=namer)
-    launch(page, port=config.port, browser=config.browser)
+    with tempfile.TemporaryDirectory(prefix="matbackprop-serve-") as folder:
+        page = build(segmenter, segmenter.methods, Path(folder), about=segmenter.about, classify=namer)
+        launch(page, port=config.port, browser=config.browser)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import glob
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,9 @@ from matbackprop.errors import DataError, MissingExtraError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MAX_PIXELS", "PICTURE_SUFFIXES", "Picture", "find_pictures", "picture_of", "read_picture"]
+__all__ = ["MAX_PIXELS", "PICTURE_SUFFIXES", "Picture", "find_pictures", "picture_of", "read_mask", "read_picture"]
+
+T = TypeVar("T")
 
 MAX_PIXELS = 89_478_485
 """Pixels of the largest picture that is decoded: Pillow's own limit, a quarter of a gigabyte of RGB."""
@@ -82,6 +84,25 @@ def read_picture(path: str | Path) -> Picture:
         DataError: there is no such file, it is no regular file (a folder, a named pipe), no picture, cut short,
             otherwise damaged, or has more than :data:`MAX_PIXELS` pixels; those are never decoded.
     """
+    picture, deep = _decode(path, picture_of)
+    if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
+        raise DataError(
+            f"{path} has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits."
+        )
+    return picture
+
+
+def read_mask(path: str | Path) -> NDArray[np.bool_]:
+    """Read a picture file as a mask (h, w): true where a pixel is neither black nor transparent.
+
+    Raises:
+        DataError: as :func:`read_picture`.
+    """
+    return _decode(path, _mask_of)[0]
+
+
+def _decode(path: str | Path, convert: Callable[[Image], T]) -> tuple[T, bool]:
+    """Open a picture, convert it, and say whether the file has 16 bits per colour."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -99,10 +120,7 @@ def read_picture(path: str | Path) -> Picture:
             if file.width * file.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             deep = any(";16" in str(tile.args) for tile in file.tile)
-            picture = picture_of(file)
-        if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
-            raise DataError("has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits.")
-        return picture
+            return convert(file), deep
     except DataError as error:
         raise DataError(f"{path} {error}") from error.__cause__
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -118,7 +136,7 @@ def read_picture(path: str | Path) -> Picture:
 
 
 def picture_of(image: Image) -> Picture:
-    """Bring an open Pillow image to upright RGB bytes, as :func:`read_picture` does.
+    """Bring an open Pillow image to upright RGB bytes, as :func:`read_picture` does. It is turned itself.
 
     Raises:
         DataError: no value is finite.
@@ -131,13 +149,23 @@ def picture_of(image: Image) -> Picture:
     """
     from PIL import Image, ImageOps
 
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)  # and no other copy: a picture may be large
     if image.mode[0] in "IF":  # I, I;16, I;16B, F
         return _rescale(np.asarray(image))
     if image.has_transparency_data:
         clear = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
-    return Picture(np.array(image.convert("RGB")))
+    return Picture(np.array(image if image.mode == "RGB" else image.convert("RGB")))
+
+
+def _mask_of(image: Image) -> NDArray[np.bool_]:
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode[0] in "IF1L" and not image.has_transparency_data:
+        return np.asarray(image) != 0
+    rgba = np.asarray(image.convert("RGBA"))
+    return rgba[..., :3].any(-1) & (rgba[..., 3] > 0)
 
 
 def _rescale(values: NDArray[np.generic]) -> Picture:

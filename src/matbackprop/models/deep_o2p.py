@@ -239,6 +239,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         vector_dropout: share dropped of the pooled descriptor.
         names: names of the classes, kept for those who use the trained model.
         background: how training treated the background, kept likewise.
+        side: longest side of a region on the canvas in training, kept likewise.
         pooling: arguments of :class:`SecondOrderVector`.
 
     Example:
@@ -264,6 +265,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         vector_dropout: float = 0.0,
         names: list[str] | None = None,
         background: Literal["keep", "mask"] = "keep",
+        side: int = 200,
         **pooling: Any,
     ) -> None:
         super().__init__()
@@ -285,6 +287,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             "vector_dropout": vector_dropout,
             "names": names,
             "background": background,
+            "side": side,
             **pooling,
         }
         self.head = head
@@ -292,6 +295,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         self.canvas = canvas
         self.names = names
         self.background = background
+        self.side = min(side, canvas)
         self.backbone = build_backbone(backbone)
         unknown = [t for t in (tap, *further_taps) if t not in self.backbone.taps]
         if unknown:

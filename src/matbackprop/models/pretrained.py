@@ -73,7 +73,7 @@ class PretrainedMixin:
         Raises:
             WeightsError: there is no such folder, or it holds another class or architecture.
         """
-        folder = _local(source)
+        folder = fetch_pretrained(source)
         config = pretrained_config(folder)
         if config.get("class") != cls.__name__:
             raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
@@ -101,7 +101,7 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
         raise WeightsError(f"{path} is damaged: {error}.") from error
 
 
-def _local(source: str | Path) -> Path:
+def fetch_pretrained(source: str | Path) -> Path:
     """Return the folder of a saved model, fetched from the hub where ``source`` is no folder."""
     if Path(source).is_dir():
         return Path(source)

@@ -38,6 +38,7 @@ class SiftO2P(PretrainedMixin, nn.Module):
         canvas: side of the input image.
         names: names of the classes, kept for those who use the trained model.
         background: how training treated the background, kept likewise.
+        side: longest side of a region on the canvas in training, kept likewise.
 
     Reference:
         Carreira, Caseiro, Batista, Sminchisescu. Semantic segmentation with second-order pooling. ECCV 2012.
@@ -55,6 +56,7 @@ class SiftO2P(PretrainedMixin, nn.Module):
         canvas: int = 227,
         names: list[str] | None = None,
         background: Literal["keep", "mask"] = "keep",
+        side: int = 200,
     ) -> None:
         super().__init__()
         if not bin_sizes:
@@ -69,6 +71,7 @@ class SiftO2P(PretrainedMixin, nn.Module):
             "canvas": canvas,
             "names": names,
             "background": background,
+            "side": side,
         }
         self.bin_sizes = tuple(bin_sizes)
         self.stride = stride
@@ -78,6 +81,7 @@ class SiftO2P(PretrainedMixin, nn.Module):
         self.canvas = canvas
         self.names = names
         self.background = background
+        self.side = min(side, canvas)
         width = ANGLES * CELLS**2
         self.out_features = width * (width + 1) // 2
         self.mean: Tensor

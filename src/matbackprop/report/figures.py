@@ -17,7 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from matbackprop.errors import LabelError, ShapeError
+from matbackprop.errors import ShapeError
+from matbackprop.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 from matbackprop.report.style import CONTINUOUS, GRID, INK, MUTED, PALETTE, figure, finish, styled
 
 __all__ = [
@@ -25,10 +26,8 @@ __all__ = [
     "confusion_matrix",
     "curve_panels",
     "curves",
-    "draw_boundaries",
     "image_grid",
     "lines",
-    "paint_labels",
     "segmentation_grid",
     "spectrum",
 ]
@@ -346,113 +345,20 @@ def comparison(
     return finish(fig, path)
 
 
-def _rgb(image: ArrayLike) -> NDArray[np.float64]:
-    """Bring an image (h, w), (h, w, 3) or (3, h, w), bytes or [0, 1], to float (h, w, 3) in [0, 1]."""
-    array = np.asarray(image)
-    scaled = array.astype(np.float64) / (255.0 if array.dtype == np.uint8 else 1.0)
-    if scaled.ndim == 2:
-        scaled = np.repeat(scaled[..., None], 3, -1)
-    elif scaled.ndim == 3 and scaled.shape[-1] != 3 and scaled.shape[0] == 3:
-        scaled = np.moveaxis(scaled, 0, -1)
-    if scaled.ndim != 3 or scaled.shape[-1] != 3:
-        raise ShapeError(f"an image must be (h, w), (h, w, 3) or (3, h, w), got shape {array.shape}.")
-    return np.clip(scaled, 0, 1)
-
-
-def _label_map(labels: ArrayLike) -> NDArray[np.int64]:
-    array = np.asarray(labels)
-    if array.ndim != 2 or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
-        raise LabelError(f"a label map must be (h, w) integers, got shape {array.shape} of {array.dtype}.")
-    return array.astype(np.int64)
-
-
-def draw_boundaries(
-    image: ArrayLike, labels: ArrayLike, *, colour: tuple[float, float, float] = (1.0, 0.92, 0.2)
-) -> NDArray[np.float64]:
-    """Draw the borders between regions onto an image.
-
-    Args:
-        image: (h, w, 3) or (3, h, w), bytes or [0, 1].
-        labels: (h, w) integers.
-        colour: RGB in [0, 1].
-
-    Returns:
-        (h, w, 3) in [0, 1]; pixels whose right or lower neighbour has another label carry ``colour``.
-
-    Raises:
-        ShapeError: if the sizes differ.
-
-    Example:
-        >>> import numpy as np
-        >>> draw_boundaries(np.zeros((1, 4, 3)), np.array([[0, 0, 1, 1]]), colour=(1, 0, 0))[0, :, 0].tolist()
-        [0.0, 1.0, 0.0, 0.0]
-    """
-    out, lab = _rgb(image).copy(), _label_map(labels)
-    if out.shape[:2] != lab.shape:
-        raise ShapeError(f"the image is {out.shape[:2]} and the label map {lab.shape}; bring them to one size first.")
-    border = np.zeros(lab.shape, dtype=bool)
-    border[:, :-1] |= lab[:, :-1] != lab[:, 1:]
-    border[:-1, :] |= lab[:-1, :] != lab[1:, :]
-    out[border] = colour
-    return out
-
-
-def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.float64]:
-    """Colour a label map: each region in the mean colour of ``image``, or in a hue of its own.
-
-    Args:
-        labels: (h, w) integers; −1 (ignored) becomes black in either case.
-        image: an image of the same size, or ``None``.
-
-    Returns:
-        (h, w, 3) in [0, 1].
-
-    Raises:
-        LabelError: if ``labels`` is not a map of integers.
-        ShapeError: if the sizes differ.
-
-    Example:
-        >>> import numpy as np
-        >>> image = np.zeros((1, 4, 3)); image[0, 2:] = [[0.2] * 3, [0.6] * 3]
-        >>> paint_labels(np.array([[0, 0, 1, 1]]), image)[0, :, 0].round(2).tolist()
-        [0.0, 0.0, 0.4, 0.4]
-    """
-    lab = _label_map(labels)
-    ids, inverse = np.unique(lab, return_inverse=True)
-    index = inverse.reshape(lab.shape)
-    if image is not None:
-        rgb = _rgb(image)
-        if rgb.shape[:2] != lab.shape:
-            raise ShapeError(f"the image is {rgb.shape[:2]} and the label map {lab.shape}; bring them to one size.")
-        area = np.bincount(index.ravel(), minlength=len(ids))
-        sums = [np.bincount(index.ravel(), rgb[..., c].ravel(), len(ids)) for c in range(3)]
-        table = np.stack(sums, -1) / area[:, None]
-    else:
-        # Golden-angle hues: neighbours in number are far apart in colour, for any number of regions.
-        hue = (0.58 + 0.618034 * np.arange(len(ids))) % 1.0
-        light = 0.78 - 0.22 * (np.arange(len(ids)) % 3) / 2
-        wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
-        table = light[:, None] * (0.45 + 0.55 * wheel)
-    table[ids < 0] = 0.0
-    return np.asarray(table[index], dtype=np.float64)
-
-
 def _blank(ax: Axes) -> None:
     ax.set_axis_off()
     ax.grid(False)
 
 
-def _show(ax: Axes, cell: ArrayLike | None, photograph: ArrayLike | None) -> None:
+def _show(ax: Axes, cell: ArrayLike | None) -> None:
     _blank(ax)
     if cell is None:
         return
     array = np.asarray(cell)
     if array.ndim == 2 and (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
-        same = photograph is not None and _rgb(photograph).shape[:2] == array.shape
-        painted = paint_labels(array, photograph if same else None)
-        ax.imshow(draw_boundaries(painted, array, colour=(1.0, 1.0, 1.0)), interpolation="nearest")
+        ax.imshow(draw_boundaries(paint_labels(array), array, colour=WHITE), interpolation="nearest")
     else:
-        ax.imshow(_rgb(array), interpolation="nearest")
+        ax.imshow(as_rgb(array), interpolation="nearest")
 
 
 @styled
@@ -462,7 +368,6 @@ def segmentation_grid(
     path: str | Path | None = None,
     *,
     width: float = 11.0,
-    mean_colours: bool = False,
 ) -> Figure:
     """Draw images beside their segmentations under a nested header, as the paper's qualitative figure does.
 
@@ -474,7 +379,6 @@ def segmentation_grid(
         rows: one list of cells for each image; a cell is an image, an integer label map (h, w), or ``None`` for empty.
         path: file to write, or ``None``.
         width: width of the figure in inches.
-        mean_colours: paint regions in the mean colour of the row's first image instead of hues of their own.
 
     Returns:
         The figure.
@@ -507,10 +411,9 @@ def segmentation_grid(
     fig.set_layout_engine("none")
     top = total - header
     for row, height in zip(rows, heights, strict=True):
-        photograph = row[0] if mean_colours else None
         for j, cell in enumerate(row):
             box = (j / n + gap / 2 / width, (top - height) / total, 1 / n - gap / width, (height - gap) / total)
-            _show(fig.add_axes(box), cell, photograph)
+            _show(fig.add_axes(box), cell)
         top -= height
     for level in range(depth):
         start = 0
@@ -529,7 +432,7 @@ def _aspect(cell: ArrayLike | None) -> float:
     if cell is None:
         return 0.75
     array = np.asarray(cell)
-    height, width = array.shape[:2] if array.ndim == 2 else _rgb(array).shape[:2]
+    height, width = array.shape[:2] if array.ndim == 2 else as_rgb(array).shape[:2]
     return height / width
 
 
@@ -595,7 +498,7 @@ def image_grid(
     cell = 1.3 * max(_aspect(image) for image in images) + 0.22
     fig, axes = figure(rows, columns, width=1.3 * columns, height=cell * rows + (0.3 if title else 0.0))
     for i, ax in enumerate(axes):
-        _show(ax, images[i] if i < len(images) else None, None)
+        _show(ax, images[i] if i < len(images) else None)
         if i < len(images):
             wrong = marks is not None and not marks[i]
             ax.text(

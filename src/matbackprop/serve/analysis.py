@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from matbackprop.inference import classify_regions, segment_photograph
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.models.photograph import segment_photograph
-from matbackprop.models.predict_regions import predict_regions
 from matbackprop.models.sift_o2p import SiftO2P
-from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture
-from matbackprop.spectral import CLUSTER_KS, Embedding, ncut_embedding, rgb_to_lab, soft_embedding
+from matbackprop.serve.views import Analysis, Picture
+from matbackprop.spectral import Embedding, ncut_embedding, rgb_to_lab, soft_embedding
 
 __all__ = ["Namer", "Segmenter", "colour_features"]
 
@@ -61,8 +60,8 @@ class Segmenter:
 
     Example:
         >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200
-        >>> found = Segmenter()(picture, "merge")
-        >>> [len(np.unique(found.labels(k))) for k in (2, 3)]
+        >>> analysis = Segmenter()(picture, "merge")
+        >>> [len(np.unique(analysis.labels(k))) for k in (2, 3)]
         [2, 3]
     """
 
@@ -88,14 +87,10 @@ class Segmenter:
 
     def __call__(self, photograph: Picture, method: str) -> Analysis:
         """Segment a photograph (h, w, 3) and look at the space that its cells lie in."""
-        ks = tuple(range(2, MAX_REGIONS + 1)) if method == "merge" else CLUSTER_KS
-        found = segment_photograph(
-            photograph, self.model, ks, method=method, side=max(photograph.shape), seed=self.seed
-        )
+        segments = segment_photograph(photograph, self.model, method=method, seed=self.seed)
         embedding, grid = self._embed(photograph)
         points = embedding.points[:, :_COORDINATES].T.reshape(-1, *grid)
-        maps = {k: np.asarray(labels, dtype=np.int64) for k, labels in zip(ks, found.labels, strict=True)}
-        return Analysis(photograph, maps, points.double().cpu().numpy(), embedding.eigenvalues.double().cpu().numpy())
+        return Analysis(segments, points.double().cpu().numpy(), embedding.eigenvalues.double().cpu().numpy())
 
     @torch.no_grad()
     def _embed(self, photograph: Picture) -> tuple[Embedding, tuple[int, int]]:
@@ -124,6 +119,6 @@ class Namer:
 
     def __call__(self, photograph: Picture, mask: NDArray[np.bool_]) -> dict[str, float]:
         """Class name → probability for the region of ``mask`` (h, w)."""
-        row = predict_regions(self.model, photograph, masks=[mask])[0].tolist()
+        row = classify_regions(self.model, photograph, masks=[mask])[0].tolist()
         names = self.model.names or [str(i) for i in range(len(row))]
         return dict(zip(names, row, strict=True))

@@ -247,6 +247,7 @@ def sift_arguments(model: RegionModelConfig, data: RegionDataConfig) -> dict[str
         "support": "all" if model.support == "all" else "mask",
         "canvas": data.canvas,
         "background": data.background,
+        "side": data.side,
     }
 
 
@@ -289,6 +290,7 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier | SiftO
         vector_dropout=model.vector_dropout,
         names=names,
         background=data.background,
+        side=data.side,
         **pooling,
     )
     if model.weights != "none":

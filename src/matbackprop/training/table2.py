@@ -31,9 +31,9 @@ from matbackprop.data.bsds import BSDS, FOLDS, tuning_split
 from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError
 from matbackprop.files import atomic_write
+from matbackprop.inference.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.models.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import Workers, follow_parent, signals_held
 from matbackprop.training.config import to_json

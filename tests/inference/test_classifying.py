@@ -12,8 +12,8 @@ from matbackprop.data.coco import coco_files, decode_mask, read_regions
 from matbackprop.data.coco_regions import RegionSource, cache_regions
 from matbackprop.data.shapes import write_shapes_coco
 from matbackprop.errors import DataError, ShapeError, WeightsError
+from matbackprop.inference import classify_regions, load_classifier
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.models.predict_regions import load_classifier, predict_regions
 
 NAMES = ["a", "b", "c"]
 
@@ -47,31 +47,31 @@ def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_pat
     got = []
     for entry in read_regions(*files).images:
         masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
-        got.append(predict_regions(model, picture(entry.path), [r.box for r in entry.regions], masks))
+        got.append(classify_regions(model, picture(entry.path), [r.box for r in entry.regions], masks))
     torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_whole_image_is_one_region_by_default(model):
     image = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
-    whole = predict_regions(model, image)
+    whole = classify_regions(model, image)
     assert whole.shape == (1, 3) and whole.sum() == pytest.approx(1, abs=1e-5)
-    torch.testing.assert_close(whole, predict_regions(model, image, [(0, 0, 60, 40)]))
-    torch.testing.assert_close(whole, predict_regions(model, image, masks=[np.ones((40, 60))]))
-    assert predict_regions(model, image, []).shape == (0, 3)
+    torch.testing.assert_close(whole, classify_regions(model, image, [(0, 0, 60, 40)]))
+    torch.testing.assert_close(whole, classify_regions(model, image, masks=[np.ones((40, 60))]))
+    assert classify_regions(model, image, []).shape == (0, 3)
 
 
 def test_regions_that_cannot_be_classified_are_named(model):
     image = np.zeros((40, 60, 3), np.uint8)
     with pytest.raises(DataError, match="region 1 is empty or lies outside the image of 60×40"):
-        predict_regions(model, image, [(0, 0, 5, 5), (100, 0, 5, 5)])
+        classify_regions(model, image, [(0, 0, 5, 5), (100, 0, 5, 5)])
     with pytest.raises(DataError, match="region 0 is empty"):
-        predict_regions(model, image, masks=[np.zeros((40, 60))])
+        classify_regions(model, image, masks=[np.zeros((40, 60))])
     with pytest.raises(ShapeError, match="2 boxes were given with 1 masks"):
-        predict_regions(model, image, [(0, 0, 5, 5)] * 2, [None])
+        classify_regions(model, image, [(0, 0, 5, 5)] * 2, [None])
     with pytest.raises(ShapeError, match="mask 0 has shape"):
-        predict_regions(model, image, masks=[np.ones((4, 6))])
+        classify_regions(model, image, masks=[np.ones((4, 6))])
     with pytest.raises(ShapeError, match="uint8 RGB"):
-        predict_regions(model, image.astype(np.float32))
+        classify_regions(model, image.astype(np.float32))
 
 
 def test_a_folder_with_another_model_is_refused(tmp_path):
@@ -93,7 +93,7 @@ def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes,
     code, said = run(capsys, path, "--model", tmp_path / "run", "--boxes", "0,0,20,20", "5,5,30,30", "--json")
     found = json.loads(said.out)["regions"]
     assert code == 0 and len(found) == 2
-    expected = predict_regions(model, picture(path), [(0, 0, 20, 20), (5, 5, 30, 30)])
+    expected = classify_regions(model, picture(path), [(0, 0, 20, 20), (5, 5, 30, 30)])
     for entry, row in zip(found, expected, strict=True):
         assert entry["classes"][0]["name"] == NAMES[int(row.argmax())]
         assert entry["classes"][0]["probability"] == pytest.approx(float(row.max()), abs=1e-3)
@@ -123,4 +123,41 @@ def test_the_command_line_says_what_is_wrong(shapes, tmp_path, capsys, words, me
 def test_pictures_that_cannot_be_read_are_named(tmp_path, capsys):
     (tmp_path / "no.png").write_bytes(b"no picture")
     code, said = run(capsys, tmp_path / "no.png", "--model", tmp_path)
-    assert code == 2 and "cannot read the picture" in said.err
+    assert code == 2 and "no.png is no picture that can be read" in said.err
+
+
+def test_regions_are_placed_at_the_size_that_training_used(shapes, tmp_path):
+    files = coco_files(shapes, "train")
+    regions = cache_regions(*files, tmp_path, side=50, workers=0)
+    source = RegionSource(regions, np.arange(len(regions)))
+    torch.manual_seed(0)
+    small = RegionClassifier(3, head="o2p", canvas=67, reduce=4, side=50).eval()
+    torch.nn.init.normal_(small.classifier.weight)
+    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"), canvas=67)
+    with torch.no_grad():
+        expected = small(batch["image"], batch["mask"]).softmax(-1)
+    small.save_pretrained(tmp_path / "model")
+    loaded = load_classifier(tmp_path / "model", "cpu")
+    got = []
+    for entry in read_regions(*files).images:
+        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
+        got.append(classify_regions(loaded, picture(entry.path), [r.box for r in entry.regions], masks))
+    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_camera_s_orientation_is_applied_before_boxes_are_cut(model, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, :20] = (250, 30, 40)
+    Image.fromarray(pixels).save(tmp_path / "upright.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.fromarray(np.rot90(pixels)).save(tmp_path / "turned.png", exif=exif)
+    answers = []
+    for name in ("upright", "turned"):
+        code, said = run(
+            capsys, tmp_path / f"{name}.png", "--model", tmp_path / "model", "--boxes", "0,0,40,30", "--json"
+        )
+        assert code == 0
+        answers.append(json.loads(said.out)["regions"])
+    assert answers[0] == answers[1]

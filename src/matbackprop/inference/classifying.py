@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from matbackprop.data.coco import region_window
-from matbackprop.data.coco_regions import SIDE, crop_region, place_regions
-from matbackprop.errors import DataError, ShapeError, WeightsError
+from matbackprop.data.coco_regions import crop_region, place_regions
+from matbackprop.errors import DataError, ShapeError
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.models.pretrained import pretrained_config
 from matbackprop.models.sift_o2p import SiftO2P
 
+__all__ = ["Box", "classify_regions"]
+
 Box = tuple[float, float, float, float]
-
-
-def load_classifier(source: str | Path) -> RegionClassifier | SiftO2P:
-    """Load a trained classifier from a folder of ``save_pretrained``, from a run folder, or from the hub.
-
-    Raises:
-        WeightsError: the folder holds no model, or one that does not classify regions.
-    """
-    folder = Path(source)
-    if (folder / "model" / "config.json").is_file():
-        folder = folder / "model"
-    if not folder.is_dir():
-        return RegionClassifier.from_pretrained(str(source))
-    kind = pretrained_config(folder).get("class")
-    if kind == SiftO2P.__name__:
-        return SiftO2P.from_pretrained(folder)
-    if kind != RegionClassifier.__name__:
-        raise WeightsError(
-            f"{folder} holds {f'a {kind}' if kind else 'no saved model'}, which does not classify regions; train "
-            "one with 'matbackprop train o2p'."
-        )
-    return RegionClassifier.from_pretrained(folder)
+"""x, y, width and height in pixels."""
 
 
 @torch.no_grad()
-def predict_regions(
+def classify_regions(
     model: RegionClassifier | SiftO2P,
     image: np.ndarray,
     boxes: Sequence[Box] | None = None,
@@ -72,9 +51,10 @@ def predict_regions(
         boxes = [(0.0, 0.0, float(width), float(height))]
     count = len(boxes) if boxes is not None else len(masks or [])
     if boxes is not None and masks is not None and len(boxes) != len(masks):
-        raise ShapeError(f"{len(boxes)} boxes were given with {len(masks)} masks; one mask (or None) a box is needed.")
-    side = min(SIDE, model.canvas)
-    store = np.zeros((count, side, side, 4), np.uint8)
+        raise ShapeError(
+            f"{len(boxes)} boxes were given with {len(masks)} masks; one mask (or None) per box is needed."
+        )
+    store = np.zeros((count, model.side, model.side, 4), np.uint8)
     sizes = np.zeros((count, 2), np.int64)
     for i in range(count):
         mask = None if masks is None else masks[i]
@@ -84,7 +64,7 @@ def predict_regions(
         window = region_window(inside, None if boxes is None else boxes[i])
         if window is None:
             raise DataError(f"region {i} is empty or lies outside the image of {width}×{height} pixels.")
-        crop = crop_region(image, inside, window, side=side)
+        crop = crop_region(image, inside, window, side=model.side)
         sizes[i] = crop.shape[:2]
         store[i, : crop.shape[0], : crop.shape[1]] = crop
     device = next(model.parameters()).device

@@ -1,0 +1,99 @@
+"""Trained models by name: a folder of ``save_pretrained``, a run folder, or a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from matbackprop.errors import ConfigurationError, WeightsError
+from matbackprop.models.deep_ncuts import DeepNCuts
+from matbackprop.models.deep_o2p import RegionClassifier
+from matbackprop.models.pretrained import CONFIG, fetch_pretrained, pretrained_config
+from matbackprop.models.sift_o2p import SiftO2P
+
+__all__ = ["choose_device", "load_classifier", "load_segmenter"]
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Return a device by name; ``"auto"`` takes CUDA where there is one.
+
+    Raises:
+        ConfigurationError: CUDA was asked for and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("there is no CUDA device that torch can use; take cpu or auto.")
+    return torch.device(name)
+
+
+def load_segmenter(source: str | Path, device: str = "auto") -> DeepNCuts:
+    """Load a trained segmenter.
+
+    Args:
+        source: a folder of ``save_pretrained``, a run folder of ``matbackprop train ncuts``, or ``"owner/name"``.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        WeightsError: there is no model, or one of another kind.
+    """
+    model = _load(source, (DeepNCuts,), "segment photographs", "ncuts")
+    return model.to(choose_device(device), memory_format=torch.channels_last)
+
+
+def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifier | SiftO2P:
+    """Load a trained classifier of regions.
+
+    Args:
+        source: a folder of ``save_pretrained``, a run folder of ``matbackprop train o2p``, or ``"owner/name"``.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        WeightsError: there is no model, or one of another kind.
+    """
+    return _load(source, (RegionClassifier, SiftO2P), "classify regions", "o2p").to(choose_device(device))
+
+
+_Model = DeepNCuts | RegionClassifier | SiftO2P
+
+
+def _load(source: str | Path, kinds: tuple[type[_Model], ...], purpose: str, recipe: str) -> Any:
+    folder = Path(source)
+    if (folder / "model" / CONFIG).is_file():  # a run folder
+        folder = folder / "model"
+    elif (folder / "checkpoints").is_dir():
+        return _from_checkpoint(folder, purpose, recipe)
+    elif not folder.is_dir():
+        folder = fetch_pretrained(source)
+    name = pretrained_config(folder).get("class")
+    kind = next((k for k in kinds if k.__name__ == name), None)
+    if kind is None:
+        raise WeightsError(
+            f"{folder} holds {f'a {name}' if name else 'no saved model'}, which does not {purpose}; train one with "
+            f"'matbackprop train {recipe}'."
+        )
+    return kind.from_pretrained(folder)
+
+
+def _from_checkpoint(folder: Path, purpose: str, recipe: str) -> Any:
+    """The best weights of a run that was stopped before it wrote its model."""
+    from matbackprop.training.config import from_json
+    from matbackprop.training.engine import load_weights
+    from matbackprop.training.ncuts import NCutsModule
+    from matbackprop.training.ncuts_config import NCutsConfig
+    from matbackprop.training.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    data = run.read_config()
+    if recipe != "ncuts" or "variant" not in data.get("model", {}):
+        raise WeightsError(
+            f"{folder} is a run that holds no saved model, or of another recipe; resume it until it has finished, or "
+            f"train a model that can {purpose} with 'matbackprop train {recipe}'."
+        )
+    config = from_json(NCutsConfig, data)
+    config.model.weights = "none"
+    module = NCutsModule(config)
+    load_weights(run, module)
+    return module.model.eval()
