@@ -5,7 +5,8 @@ import torch
 
 from helpers.matrices import generator, relu_features, symmetric
 from helpers.operators import CASES, case_id, loss, outputs
-from matbackprop import matrix_log, nn, second_order_pool
+from matbackprop import matrix_log, nn, normalized_cut_j2, normalized_cut_soft, second_order_pool
+from matbackprop.errors import ShapeError
 
 pytestmark = pytest.mark.cuda
 
@@ -99,3 +100,56 @@ def test_a_training_step_in_a_cuda_graph(m, device):
         losses.append(float(value))
     assert losses == pytest.approx(expected[3:], rel=1e-4)
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+
+
+def test_a_host_eps_is_moved_and_a_wrong_shape_is_refused(device):
+    f = relu_features(6, 9, 2).to(device, torch.float32)
+    expected = second_order_pool(f, eps=1e-3)
+    torch.testing.assert_close(second_order_pool(f, eps=torch.tensor(1e-3)), expected)
+    torch.testing.assert_close(second_order_pool(f, eps=torch.full((2,), 1e-3)), expected)
+    for eps in (torch.ones(3), torch.ones(3, device=device)):
+        with pytest.raises(ShapeError, match="eps"):
+            second_order_pool(f, eps=eps)
+    torch.cuda.synchronize()
+
+
+LABELS = torch.tensor([[0, 0, 1, 1, 2, -1], [0, 1, 1, 1, 1, 0]])
+KERNELS = {
+    "thin pool": lambda f: second_order_pool(f),
+    "primal pool": lambda f: second_order_pool(f[..., :3]),
+    "J2": lambda f: normalized_cut_j2(f[..., :4], LABELS.to(f.device), num_labels=3),
+    "soft": lambda f: normalized_cut_soft(f[..., :4], LABELS.to(f.device), num_labels=3),
+    "soft with few rows": lambda f: normalized_cut_soft(f, LABELS.to(f.device), num_labels=3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", KERNELS)
+def test_batched_gradients(name, dtype, device):
+    f = relu_features(6, 9, 2).to(device, dtype).requires_grad_()
+    value = KERNELS[name](f)
+    g = torch.randn(3, *value.shape, generator=generator(1), dtype=dtype).to(device)
+    (batched,) = torch.autograd.grad(value, f, g, is_grads_batched=True, retain_graph=True)
+    for one, several in zip(g, batched, strict=True):
+        (alone,) = torch.autograd.grad(value, f, one, retain_graph=True)
+        error = (alone - several).norm() / alone.norm()
+        assert error < (1e-9 if dtype == torch.float64 else 1e-6)
+    jacobian = torch.autograd.functional.jacobian(KERNELS[name], f.detach(), vectorize=True)
+    product = g[0].flatten() @ jacobian.reshape(g[0].numel(), -1)
+    torch.testing.assert_close(product, batched[0].flatten(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("name", KERNELS)
+def test_features_on_a_device_that_is_not_current(name):
+    f = relu_features(6, 9, 2).float()
+    results = []
+    for index in (1, 0, 1):
+        x = f.to(f"cuda:{index}").requires_grad_()
+        value = KERNELS[name](x)
+        (grad,) = torch.autograd.grad(value.sum(), x)
+        results.append((value.detach().cpu(), grad.cpu()))
+        assert torch.cuda.current_device() == 0
+    for one in results[1:]:
+        for a, b in zip(one, results[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)

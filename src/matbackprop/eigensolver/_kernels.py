@@ -125,7 +125,19 @@ class Module:
     def launch(
         self, name: str, grid: Sequence[int], threads: int, shared: int, arguments: Sequence[int | float]
     ) -> None:
-        """Put one kernel on the current stream; an argument is an address or a number, float goes as double."""
+        """Put one kernel on the current stream of the module's device, whatever device is current.
+
+        An argument is an address or a number; a float goes as double.
+        """
+        if torch._C._cuda_getDevice() == self._device:
+            self._launch(name, grid, threads, shared, arguments)
+        else:
+            with torch.cuda.device(self._device):
+                self._launch(name, grid, threads, shared, arguments)
+
+    def _launch(
+        self, name: str, grid: Sequence[int], threads: int, shared: int, arguments: Sequence[int | float]
+    ) -> None:
         self._make_current()
         values = _arguments.values
         for i, x in enumerate(arguments):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop.cuda.twin import is_plain, kernels_may_take
 from matbackprop.eigensolver import _jacobi, _kernels
 from matbackprop.eigensolver.batched import batched_eigh
-from matbackprop.numerics import values_checkable
 
 __all__ = ["gram_eigh", "separate_rows"]
 
@@ -52,7 +52,7 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, q: Tensor | None = None) -> tu
     y = (x.mT @ q).mT
     s = squared_norms(y)
     if x.dtype == torch.float64 and y.numel():
-        plain = all(values_checkable(t) and type(t) in (Tensor, torch.nn.Parameter) for t in (q, y, eps))
+        plain = is_plain(q, y, eps)
         if not (plain and y.is_cpu and _narrow(s, eps, fine)):
             q, y = (separate_rows if plain else _operator)(q, y, eps, fine)
             s = squared_norms(y)
@@ -74,7 +74,7 @@ def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor
         return q, y
     if fine:
         q, y = _newton_step(s, q, y)
-    if y.is_cuda and _kernels.available():
+    if kernels_may_take(q, y, eps):
         return _separate_by_kernel(q, y, eps, fine)
     mixed = _largest_overlap(y, eps) > _OVERLAP[fine]
     if bool(mixed.any()):

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
 from matbackprop.eigensolver import _jacobi, _kernels
-from matbackprop.functional._fused_pool import PRODUCT_FILES, PRODUCT_THREADS, TILE, TYPES, kernels_apply
+from matbackprop.functional._fused_pool import PRODUCT_FILES, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 
 _FILES = (*PRODUCT_FILES, "functional/_fused_cuts.cu")
 _REAL_BYTES = 8
@@ -30,7 +30,8 @@ def applies(f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Any) -> b
         and offsets is None
         and 0 < f.shape[-1] <= MAX_FEATURES
         and f.shape[-2] <= TILE * _GRID_LIMIT
-        and kernels_apply(f)
+        and f.dtype in TYPES
+        and kernels_may_take(f, labels, capability=TENSOR_CORES)
     )
 
 
@@ -73,39 +74,10 @@ def gradient(g: Tensor, f: Tensor, labels: Tensor, a: Tensor, q: Tensor) -> Tens
     n = labels.shape[0]
     out = torch.empty((n, m, d), dtype=f.dtype, device=f.device)
     shared = (d * d + TILE * d) * _REAL_BYTES
-    g = g.contiguous()
     tensors = (f, labels, a, q, g, out)
     arguments = (*(x.data_ptr() for x in tensors), m, d, a.shape[-2], n // images)
     _module(f.dtype, f.get_device()).launch("cut_gradient", (n, -(-m // TILE)), PRODUCT_THREADS, shared, arguments)
     return out if n == images else out.unflatten(0, (images, -1)).sum(1)
-
-
-class _FusedCut(Function):
-    """The kernels, with the general operator behind them for derivatives of the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        f: Tensor,
-        labels: Tensor,
-        k: int,
-        ridge: float,
-        tol: float,
-        general: Callable[[Tensor, Tensor], Tensor],
-    ) -> Tensor:
-        value, a, q = forward(f, labels, k, ridge, tol)
-        ctx.general = general
-        ctx.save_for_backward(f, labels, a, q)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        f, labels, a, q = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient itself is to be differentiated
-            (out,) = torch.autograd.grad(ctx.general(f, labels), f, g, create_graph=True)
-        else:
-            out = gradient(g, f, labels, a, q)
-        return out, None, None, None, None, None
 
 
 def objective(
@@ -124,5 +96,11 @@ def objective(
     m, d = f.shape[-2:]
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
     flat_labels = labels.reshape(-1, m).to(torch.int64).contiguous()
-    value = _FusedCut.apply(wide.reshape(-1, m, d).contiguous(), flat_labels, k, ridge, tol, general)
+
+    def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        value, *factors = forward(x, flat_labels, k, ridge, tol)
+        return value, (flat_labels, *factors)
+
+    pair = Pair(kernels, gradient, lambda x: general(x, flat_labels))
+    value = call_pair(wide.reshape(-1, m, d).contiguous(), pair)
     return value.reshape(labels.shape[:-1]).to(f.dtype)

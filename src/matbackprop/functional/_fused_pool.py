@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from matbackprop.cuda.twin import Pair, call_pair, is_plain, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 from matbackprop.eigensolver import _jacobi, _kernels
-from matbackprop.numerics import forward_mode_active, values_checkable
 
 PRODUCT_FILES = (*_jacobi.FILES, "functional/_fused_product.cu")
 PRODUCT_THREADS, TILE = 256, 64  # as in the source
+TENSOR_CORES = (8, 0)  # the products use those for double precision
 TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "float", torch.bfloat16: "float"}
 
 _FILES = (*_jacobi.FILES, "eigensolver/separate.cu", "functional/_fused_product.cu", "functional/_fused_pool.cu")
@@ -33,25 +32,6 @@ def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
     return (eps.data_ptr(), 0.0) if isinstance(eps, Tensor) else (0, float(eps))
 
 
-@functools.cache
-def _device_fits(index: int) -> bool:
-    """Whether a device has double-precision tensor cores, which the products use, and kernels can be compiled."""
-    return torch.cuda.get_device_capability(index) >= (8, 0) and _kernels.available()
-
-
-def kernels_apply(f: Tensor) -> bool:
-    """Whether run-time kernels may take these features: plain CUDA tensors outside of any transformation."""
-    return (
-        f.device.type == "cuda"
-        and f.dtype in TYPES
-        and f.numel() > 0
-        and values_checkable(f)
-        and type(f) in (Tensor, torch.nn.Parameter)
-        and not forward_mode_active()
-        and _device_fits(f.get_device())
-    )
-
-
 def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
     """Whether the kernels take features ``(*batch, m, d)``: 0 < m ≤ 64, m < d, g in closed form, a fixed ε > 0.
 
@@ -62,8 +42,9 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
         and function.name in _FUNCTIONS
         and 0 < f.shape[-2] <= _jacobi.MAX_ORDER
         and f.shape[-2] < f.shape[-1]
-        and (not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
-        and kernels_apply(f)
+        and (is_plain(eps) and not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
+        and f.dtype in TYPES
+        and kernels_may_take(f, capability=TENSOR_CORES)
     )
 
 
@@ -112,7 +93,6 @@ def gradient(g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: 
     """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
     m, d = f.shape[-2:]
     count = f.numel() // (m * d)
-    g = g.contiguous()
     kernels = _module(f.dtype, function, f.get_device())
     out = torch.empty_like(f)
     own = torch.empty(count * m * (d + 2 * m), dtype=torch.float64, device=f.device)
@@ -128,29 +108,24 @@ def gradient(g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: 
     return out
 
 
-class _FusedPool(Function):
-    """The kernels, with the general operator behind them for derivatives of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, f: Tensor, eps: float | Tensor, function: str, general: Callable[[Tensor], Tensor]) -> Tensor:
-        c, work = forward(f, eps, function)
-        ctx.eps, ctx.function, ctx.general = eps, function, general
-        ctx.save_for_backward(f, work)
-        return c
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        f, work = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient itself is to be differentiated
-            (out,) = torch.autograd.grad(ctx.general(f), f, g, create_graph=True)
-        else:
-            out = gradient(g, f, ctx.eps, work, ctx.function)
-        return out, None, None, None
-
-
 def pool(f: Tensor, eps: float | Tensor, function: SpectralFunction, general: Callable[[Tensor], Tensor]) -> Tensor:
-    """C = g(FᵀF + εI) ``(*batch, d, d)`` in the dtype of F; ``general`` is the same operator without the kernels."""
+    """C = g(FᵀF + εI) ``(*batch, d, d)`` in the dtype of F.
+
+    Args:
+        f: features for which :func:`applies` holds.
+        eps: a number, or float64 on the device of F, one value per matrix.
+        function: g.
+        general: the same operator without the kernels.
+    """
     if isinstance(eps, Tensor):
-        eps = eps.to(torch.float64).expand(f.shape[:-2]).contiguous()
+        eps = eps.contiguous()
+
+    def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        c, work = forward(x, eps, function.name)
+        return c, (work,)
+
+    def adjoint(g: Tensor, x: Tensor, work: Tensor) -> Tensor:
+        return gradient(g, x, eps, work, function.name)
+
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    return _FusedPool.apply(wide.contiguous(), eps, function.name, general).to(f.dtype)
+    return call_pair(wide.contiguous(), Pair(kernels, adjoint, general)).to(f.dtype)

@@ -455,7 +455,9 @@ def second_order_pool(
     looked_at = wants_check(check, f)
     own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
     if own_kernels and not looked_at and _fused_pool.applies(f, eps, fn):
-        return _fused_pool.pool(f, eps, fn, lambda x: _thin_pool(x, eps, fn))
+        shift = parameter_tensor(eps, "eps", f.shape[:-2], f.new_empty((), dtype=torch.float64))
+        fixed = shift if isinstance(eps, Tensor) and shift is not None else eps
+        return _fused_pool.pool(f, fixed, fn, lambda x: _thin_pool(x, fixed, fn))
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(f.dtype, precision))
         w = None

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.eigensolver import _kernels
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
 
@@ -91,7 +92,7 @@ def connected_components(labels: Tensor, *, connectivity: int = 4, method: str =
     if labels.numel() == 0:
         return labels.long()
     flat = labels.reshape(-1, *labels.shape[-2:])
-    if method == "auto" and labels.device.type == "cuda" and _kernels.available() and labels.numel() < 2**31:
+    if method == "auto" and labels.numel() < 2**31 and kernels_may_take(flat):
         return _components_cuda(flat, connectivity).view(labels.shape)
     installed = find_spec("skimage") is not None
     if method == "torch" or (method == "auto" and (labels.device.type != "cpu" or not installed)):

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.eigensolver import _kernels
 from matbackprop.spectral.colour import rgb_to_lab
 from matbackprop.spectral.superpixels import COMPACTNESS, SMOOTHING, is_tiny, number_regions, slic_superpixels, torn
@@ -33,7 +34,7 @@ def works_on(images: Tensor, count: int) -> bool:
         from skimage.segmentation._slic import _enforce_label_connectivity_cython  # noqa: F401
     except ImportError:  # not part of its public names: without it all of SLIC is left to the CPU
         return False
-    return _kernels.available()
+    return kernels_may_take(images)
 
 
 def _centres(height: int, width: int, count: int) -> tuple[NDArray[np.int64], tuple[int, int]]:

@@ -1,0 +1,83 @@
+"""When a kernel may be used, and what happens where it may not: every kernel has a twin in torch's own operations.
+
+A kernel is handed addresses. It cannot take a tensor that has none (batched by vmap, fake, of another class), that lies
+on another device, or whose derivatives are asked for in a way the kernel does not know. :func:`kernels_may_take` is the
+one place where this is decided; :class:`Pair` takes the twin where the kernel does not apply.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from matbackprop.eigensolver import _kernels
+from matbackprop.numerics import forward_mode_active, values_checkable
+
+__all__ = ["Pair", "call_pair", "is_plain", "kernels_may_take"]
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether tensors have memory to point to: neither compiled, transformed, fake nor of a class of their own."""
+    return all(values_checkable(t) and type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+
+
+@functools.cache
+def _capability(device: int) -> tuple[int, int]:
+    """Compute capability of a device for which kernels can be compiled; (0, 0) where they cannot."""
+    return torch.cuda.get_device_capability(device) if _kernels.available() else (0, 0)
+
+
+def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> bool:
+    """Whether kernels may be handed these tensors: plain, not empty, on one CUDA device of at least this capability."""
+    device = tensors[0].device
+    return (
+        device.type == "cuda"
+        and all(t.device == device and t.numel() > 0 for t in tensors)
+        and is_plain(*tensors)
+        and not forward_mode_active()
+        and _capability(tensors[0].get_device()) >= capability
+    )
+
+
+class Pair(NamedTuple):
+    """A function of features F by kernels, and its twin.
+
+    Attributes:
+        forward: F to the value and the tensors that ``gradient`` needs.
+        gradient: (G, F, *those tensors) to dL/dF, for the gradient G of the value.
+        general: F to the same value in torch's operations, differentiable to any order and under any transformation.
+    """
+
+    forward: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+    gradient: Callable[..., Tensor]
+    general: Callable[[Tensor], Tensor]
+
+
+class _Paired(Function):
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, pair: Pair) -> Tensor:
+        value, factors = pair.forward(f)
+        ctx.pair = pair
+        ctx.save_for_backward(f, *factors)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None]:
+        f, *factors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient itself is to be differentiated
+            return torch.autograd.grad(ctx.pair.general(f), f, g, create_graph=True)[0], None
+        if kernels_may_take(f, g):
+            return ctx.pair.gradient(g.contiguous(), f, *factors), None
+        with torch.enable_grad():  # a batch of gradients
+            x = f.detach().requires_grad_()
+            return torch.autograd.grad(ctx.pair.general(x), x, g)[0], None
+
+
+def call_pair(f: Tensor, pair: Pair) -> Tensor:
+    """Call the kernels of a pair on F, for which :func:`kernels_may_take` holds."""
+    return _Paired.apply(f, pair)

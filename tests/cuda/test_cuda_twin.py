@@ -1,0 +1,76 @@
+"""Kernels and their twins: what a kernel may be handed, and which of the two computes a derivative."""
+
+import pytest
+import torch
+
+from matbackprop.cuda import twin
+from matbackprop.cuda.twin import Pair, call_pair, is_plain, kernels_may_take
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Pretends that plain CPU tensors are on a GPU; the names of what was called."""
+    monkeypatch.setattr(twin, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
+    return []
+
+
+def cube(calls):
+    """x³ with a kernel that needs memory to point to, and a twin that does not."""
+
+    def forward(x):
+        calls.append("forward kernel")
+        assert x.data_ptr()
+        return x**3, (x**2,)
+
+    def gradient(g, x, square):
+        calls.append("gradient kernel")
+        assert g.data_ptr() and g.is_contiguous()
+        return 3 * square * g
+
+    def general(x):
+        calls.append("general")
+        return x**3
+
+    return lambda x: call_pair(x, Pair(forward, gradient, general))
+
+
+def test_an_ordinary_step_uses_the_kernels_alone(calls):
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    (grad,) = torch.autograd.grad(cube(calls)(x), x, torch.tensor(5.0).expand(2))
+    assert grad.tolist() == [15.0, 60.0]
+    assert calls == ["forward kernel", "gradient kernel"]
+
+
+def test_batched_gradients_take_the_twin(calls):
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = cube(calls)(x)
+    (grads,) = torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
+    assert grads.tolist() == [[3.0, 0.0], [0.0, 12.0]]
+    vectorized = torch.autograd.functional.jacobian(cube(calls), x.detach(), vectorize=True)
+    assert torch.equal(vectorized, grads)
+    assert "gradient kernel" not in calls
+
+
+def test_second_derivatives_take_the_twin(calls):
+    x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(cube(calls), x, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(cube(calls), x, check_batched_grad=True)
+
+
+def test_kernels_are_not_handed_tensors_of_the_cpu():
+    assert not kernels_may_take(torch.ones(3))
+
+
+def test_transformed_and_fake_tensors_are_not_plain():
+    seen = []
+
+    def look(x):
+        seen.append(is_plain(x))
+        return x * 2
+
+    torch.func.vmap(look)(torch.ones(2))
+    torch.func.grad(lambda x: look(x).sum())(torch.ones(2))
+    torch.func.jvp(look, (torch.ones(2),), (torch.ones(2),))
+    assert seen == [False, False, False]
+    assert not is_plain(torch.ones(2), torch.ones(2, device="meta"))
+    assert is_plain(torch.ones(2), torch.nn.Parameter(torch.ones(2)))
