@@ -11,6 +11,7 @@ needed it evaluates one smooth function to rounding error and no digit depends o
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DomainError, DtypeError, OrderError
+from matbackprop.errors import ConfigurationError, DomainError, DtypeError, OrderError
 
 __all__ = ["SpectralFunction", "named_function", "power_function", "resolve_function"]
 
@@ -416,6 +417,8 @@ def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, float | 
         return _POWER, exponent
     if isinstance(exponent, bool) or not isinstance(exponent, (int, float)):
         raise DtypeError(f"exponent must be a number or a tensor, got {type(exponent).__name__}.")
+    if not math.isfinite(exponent):
+        raise DomainError(f"exponent must be finite, got {exponent}.")
     if float(exponent).is_integer():
         return _integer_function(int(exponent)), None
     if exponent == 0.5:
@@ -423,6 +426,27 @@ def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, float | 
     if exponent == -0.5:
         return _NAMED["inv_sqrt"], None
     return _POWER, float(exponent)
+
+
+def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
+    """The same function at a spectrum where its derivative is infinite: asking for the derivative raises."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise DomainError(
+            f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. Add a multiple of the "
+            f"identity first, or pool the features themselves with second_order_pool, which has a derivative there."
+        )
+
+    return dataclasses.replace(function, first=refuse, second=refuse)
+
+
+def refuse_captured_parameters(function: SpectralFunction, lam: Tensor) -> None:
+    """Raise where a function of one's own holds a tensor that learns: it would receive no gradient, without a word."""
+    if function.value(lam.detach()).requires_grad:
+        raise ConfigurationError(
+            "the function captures a tensor that requires a gradient, which it would not receive: only the matrix and "
+            'the exponent of function="power" do. Detach the tensor, or apply it outside of the matrix function.'
+        )
 
 
 def _required_arguments(function: Callable[..., Any]) -> int:

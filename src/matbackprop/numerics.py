@@ -45,6 +45,17 @@ def compute_dtype(dtype: torch.dtype, precision: torch.dtype | None) -> torch.dt
     return precision
 
 
+def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
+    """Share of the largest singular value, or eigenvalue, by which rounding moves the others.
+
+    Rounding the entries to a precision ε moves them by about ε/4 of the largest; what computed the entries (in float32,
+    or in float64 for float64 data) adds some tens of its own ε. So it belongs to the ``dtype`` that the data carry, and
+    not to the one that they are decomposed in, which is the floor.
+    """
+    eps = torch.finfo(dtype).eps
+    return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
+
+
 def differentiated_again() -> bool:
     """Whether what a backward computes may be differentiated in its turn.
 
@@ -88,7 +99,8 @@ def check_floating(a: Tensor, name: str) -> None:
     if not isinstance(a, Tensor):
         raise DtypeError(f"{name} must be a torch.Tensor, got {type(a).__name__}.")
     if a.dtype not in _FLOATING:
-        raise DtypeError(f"{name} must be a real floating-point tensor, got {a.dtype}; convert it with .float() first.")
+        remedy = "complex matrices are not supported" if a.dtype.is_complex else "convert it with .float() first"
+        raise DtypeError(f"{name} must be a real floating-point tensor, got {a.dtype}; {remedy}.")
 
 
 def check_matrix(a: Tensor, name: str, *, square: bool = False) -> None:
@@ -128,7 +140,7 @@ def check_finite(a: Tensor, name: str) -> None:
     if values_checkable(a) and not math.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
             f"{name} holds {bad} non-finite of {a.numel()} entries; look for an exploding activation or a division by "
-            f"zero upstream, or pass check=False to skip this test."
+            f"zero upstream."
         )
 
 
@@ -167,13 +179,18 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
         raise DomainError(f"{name} must not be negative, its smallest entry is {float(weight.detach().min()):.3g}.")
 
 
-def check_symmetric(a: Tensor, name: str) -> None:
-    """Raise when ``a`` is further from its transpose than rounding explains."""
-    if not values_checkable(a) or a.numel() == 0:
-        return
+def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> None:
+    """Raise when ``a`` is further from its transpose than rounding explains: by more than half of its digits.
+
+    Products such as S^(−½)AS^(−½) lose digits by cancellation, and the matrix does not tell how many; a mistake shows
+    in the first ones. ``unit`` is a size below which A counts as zero, 1 for exp: where a sum cancels to nothing, no
+    digit is symmetric, and none need be.
+    """
     a = a.detach()
+    if not values_checkable(a) or a.numel() == 0 or torch.equal(a, a.mT):
+        return
     scale, gap = a.abs().amax((-2, -1)).flatten(), (a - a.mT).abs().amax((-2, -1)).flatten()
-    beyond = gap - 100 * torch.finfo(a.dtype).eps * a.shape[-1] * scale
+    beyond = gap - torch.finfo(a.dtype).eps ** 0.5 * scale.clamp_min(unit)
     worst = beyond.argmax()
     if bool(beyond[worst] > 0):
         scale, gap = scale[worst], gap[worst]

@@ -8,7 +8,7 @@ import torch
 import matbackprop as mb
 from helpers.matrices import relu_features, symmetric
 from matbackprop import nn
-from matbackprop.errors import ConfigurationError, DomainError
+from matbackprop.errors import ConfigurationError, DomainError, DtypeError
 
 MATRIX = symmetric("separated", 2)
 FEATURES = relu_features(4, 6, 2)
@@ -95,8 +95,7 @@ def test_parameters_learn_towards_the_truth():
 def test_what_is_a_parameter():
     assert [n for n, _ in nn.MatrixPower().named_parameters()] == ["exponent"]
     fixed = nn.MatrixPower(0.3, learn=False)
-    assert list(fixed.parameters()) == []
-    assert fixed.state_dict()["exponent"] == torch.tensor(0.3)
+    assert list(fixed.parameters()) == [] and fixed.exponent == 0.3
     assert list(nn.SecondOrderPool().state_dict()) == []
     learning = nn.SecondOrderPool(function="power", exponent=0.5, learn_eps=True, learn_exponent=True)
     assert sorted(learning.state_dict()) == ["exponent", "log_eps"]
@@ -115,3 +114,30 @@ def test_modules_move_between_dtypes():
     assert out.dtype == torch.bfloat16
     out.float().sum().backward()
     assert module.exponent.grad.dtype == torch.bfloat16
+
+
+def test_a_fixed_exponent_takes_what_the_function_takes():
+    """Indefinite matrices squared, the root of a singular one, and no rounding of the exponent to float32."""
+    indefinite = torch.diag(torch.tensor([-2.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(nn.MatrixPower(2, learn=False)(indefinite), indefinite @ indefinite)
+    singular = torch.diag(torch.tensor([0.0, 4.0], dtype=torch.float64))
+    torch.testing.assert_close(nn.MatrixPower(0.5, learn=False)(singular), singular.sqrt())
+    assert torch.equal(nn.MatrixPower(0.3, learn=False)(MATRIX), mb.matrix_power(MATRIX, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.MatrixFunction("power"), "needs exponent"),
+        (lambda: nn.MatrixFunction("logarithm"), "unknown matrix function"),
+        (lambda: nn.MatrixLog(precision=torch.float16), "precision must be"),
+        (lambda: nn.MatrixPower(float("nan")), "exponent must be finite"),
+        (lambda: nn.MatrixPower(0.5, precision=torch.float16), "precision must be"),
+        (lambda: nn.SecondOrderPool(method="foo"), "method must be"),
+        (lambda: nn.SecondOrderPool(function="power"), "needs exponent"),
+        (lambda: nn.SecondOrderPool(precision=torch.float16), "precision must be"),
+    ],
+)
+def test_arguments_are_checked_when_a_module_is_built(build, message):
+    with pytest.raises((DomainError, DtypeError, ConfigurationError), match=message):
+        build()

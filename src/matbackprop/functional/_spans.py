@@ -18,21 +18,17 @@ from torch.autograd import Function
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError
 from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
-from matbackprop.numerics import keep_signature, refuse_nested_forward_mode, symmetrize
+from matbackprop.numerics import data_rounding, keep_signature, refuse_nested_forward_mode, symmetrize
 
 
 def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
     """Relative size of a singular value below which it counts as zero.
 
-    Rounding the entries to a precision ε moves singular values by about ε/4 of the largest; what computed the entries
-    (in float32, or in float64 for float64 data) adds some tens of its own ε. So the tolerance, ε and 64 of the other,
-    belongs to the precision that the data carry and not to the one that the rank is computed in.
-
     Args:
         dtype: dtype of the data.
         compute: dtype of the computation, the floor of the tolerance.
-        rank_tol: None for the rule above, a dtype to say what precision the data carry (a float32 map upcast to
-            float64 has float32 rank), or the relative tolerance itself.
+        rank_tol: None for what rounding of the data explains (`data_rounding`), a dtype to say what precision the data
+            carry (a float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
     """
     if isinstance(rank_tol, torch.dtype):
         dtype = rank_tol
@@ -40,8 +36,7 @@ def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | t
         if not 0 <= rank_tol < 1:
             raise DomainError(f"rank_tol must be a dtype or lie in [0, 1), got {rank_tol}.")
         return float(rank_tol)
-    eps = torch.finfo(dtype).eps
-    return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
+    return data_rounding(dtype, compute)
 
 
 def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: float | torch.dtype | None) -> float:

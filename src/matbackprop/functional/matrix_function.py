@@ -10,6 +10,7 @@ its part of the sums over k then is a matrix product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop.divided_differences import SpectralFunction, resolve_function
+from matbackprop.divided_differences import (
+    SpectralFunction,
+    infinite_derivative,
+    refuse_captured_parameters,
+    resolve_function,
+)
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError, OrderError, ShapeError
 from matbackprop.numerics import (
@@ -27,6 +33,7 @@ from matbackprop.numerics import (
     check_matrix,
     check_symmetric,
     compute_dtype,
+    data_rounding,
     differentiated_again,
     symmetrize,
     wants_check,
@@ -87,9 +94,10 @@ def _split(e: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _value_of(p: Tensor | None, lam: Tensor, u: Tensor, null: Tensor | None, function: SpectralFunction) -> Tensor:
     values = function.value(lam, _column(p, 1))
     if null is None:
-        return (u * values.unsqueeze(-2)) @ u.mT
+        return symmetrize((u * values.unsqueeze(-2)) @ u.mT)
     rest = function.value(null, p).unsqueeze(-1)
-    return (u * (values - rest).unsqueeze(-2)) @ u.mT + torch.diag_embed(rest.expand(*rest.shape[:-1], u.shape[-2]))
+    identity = torch.diag_embed(rest.expand(*rest.shape[:-1], u.shape[-2]))
+    return symmetrize((u * (values - rest).unsqueeze(-2)) @ u.mT) + identity
 
 
 def _first_of(
@@ -356,26 +364,33 @@ def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str
         )
 
 
-def round_to_domain(lam: Tensor, function: SpectralFunction) -> Tensor:
-    """Set eigenvalues that are negative by rounding alone to zero, for a function that is defined there."""
+def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype) -> Tensor:
+    """Set eigenvalues that are negative by rounding alone to zero, for a function that is defined there.
+
+    ``dtype`` is what the matrices came in: their eigenvalues carry its rounding.
+    """
     if function.domain != "nonnegative" or lam.shape[-1] == 0:
         return lam
-    rounding = 4 * lam.shape[-1] * torch.finfo(lam.dtype).eps * lam.abs().amax(-1, keepdim=True)
-    return torch.where((lam < 0) & (lam >= -rounding), 0, lam)
+    share = max(data_rounding(dtype, lam.dtype), 4 * lam.shape[-1] * torch.finfo(lam.dtype).eps)
+    return torch.where((lam < 0) & (lam >= -share * lam.abs().amax(-1, keepdim=True)), 0, lam)
 
 
 def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, like: Tensor) -> Tensor | None:
-    """Make a number or a tensor one value a matrix, (*batch,), without waiting for the device."""
+    """Make a number or a tensor one value per matrix, (*batch,), without waiting for the device."""
     if p is None:
         return None
     if not isinstance(p, Tensor):
         value = torch.scalar_tensor(p, dtype=like.dtype, device=like.device)
         return value.expand(batch) if batch else value
+    p = p.to(dtype=like.dtype, device=like.device)
+    extra = p.ndim - len(batch)
     try:
-        return p.to(dtype=like.dtype, device=like.device).expand(batch)
+        # One value may come with more dimensions than the batch has, as a parameter of shape (1,) does.
+        return (p.reshape(p.shape[extra:]) if extra > 0 and p.shape[:extra].numel() == 1 else p).expand(batch)
     except RuntimeError as error:
         raise ShapeError(
-            f"{name} must broadcast to the batch shape {tuple(batch)}, one value a matrix; got shape {tuple(p.shape)}."
+            f"{name} must broadcast to the batch shape {tuple(batch)}, one value per matrix; got shape "
+            f"{tuple(p.shape)}."
         ) from error
 
 
@@ -408,13 +423,16 @@ def matrix_function(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
-        DomainError: an eigenvalue lies outside the domain of g, or the function is unknown.
+        DomainError: an eigenvalue lies outside the domain of g, the result overflows, or the function is unknown.
+        ConfigurationError: a function of one's own captures a tensor that requires a gradient.
 
     Gradient:
         First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]; second order through g[λᵢ, λⱼ, λₖ]. Both are exact at repeated
         eigenvalues, where they equal the analytic limit g'(λ) and g''(λ)/2. Forward mode, vmap and fullgraph
-        compilation are supported; a third order raises OrderError. sqrt has no finite derivative at two zero
-        eigenvalues; eigenvalues that are negative by rounding alone count as zero there.
+        compilation are supported; a third order raises OrderError. Eigenvalues that are negative by rounding alone, of
+        the dtype of ``a``, count as zero for sqrt, which has no finite derivative at zero: asking for it raises
+        DomainError where values are checked and gives NaN where they are not. Tensors captured in a function of one's
+        own receive no gradient; one that requires it is refused.
 
     Example:
         >>> import torch, matbackprop
@@ -432,14 +450,31 @@ def matrix_function(
     with autocast_off(a.device.type):
         if looked_at := wants_check(check, a):
             check_finite(a, "a")
-            check_symmetric(a, "a")
+            check_symmetric(a, "a", unit=1.0 if fn.name == "exp" else 0.0)
+            if isinstance(p, Tensor):
+                check_finite(p, "exponent")
         x = symmetrize(a.to(compute_dtype(a.dtype, precision)))
         lam, u = batched_eigh(x.detach())
-        lam = round_to_domain(lam, fn)
+        lam = round_to_domain(lam, fn, a.dtype)
         if looked_at:
             check_domain(lam, fn, "a", "Add a multiple of the identity, or use second_order_pool with eps > 0.")
+            if fn.name == "custom":
+                refuse_captured_parameters(fn, lam)
+            if fn.domain == "nonnegative" and bool((lam == 0).any()):
+                fn = infinite_derivative(fn)
         out = spectral(x, parameter_tensor(p, "exponent", x.shape[:-2], x), lam, u, None, fn)
+        if looked_at:
+            _check_overflow(out, lam, fn)
         return out.to(a.dtype)
+
+
+def _check_overflow(out: Tensor, lam: Tensor, function: SpectralFunction) -> None:
+    """Raise where g(λ) is too large for the dtype of the computation."""
+    if not math.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
+        raise DomainError(
+            f"{function.name} overflows {out.dtype}: the eigenvalues of a lie between {float(lam.min()):.3g} and "
+            f"{float(lam.max()):.3g}. Scale the matrices."
+        )
 
 
 def matrix_log(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
@@ -483,7 +518,8 @@ def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype 
         DomainError: an eigenvalue is negative beyond rounding; the other errors are those of `matrix_function`.
 
     Gradient:
-        Γᵢⱼ = 1/(√λᵢ + √λⱼ), infinite only where both eigenvalues are zero; two orders, exact at repeated eigenvalues.
+        Γᵢⱼ = 1/(√λᵢ + √λⱼ); two orders, exact at repeated eigenvalues. At an eigenvalue of zero it is infinite, and
+        asking for it raises DomainError.
 
     Example:
         >>> import torch, matbackprop

@@ -37,7 +37,7 @@ def _span_and_inverse(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, T
         size, largest = values, values[..., :1]
     kept = (size > tol * largest) & (size > 0)
     inverse = torch.where(kept, values, 1).reciprocal() * kept
-    return (u * kept.unsqueeze(-2)) @ u.mT, (vt.mT * inverse.unsqueeze(-2)) @ u.mT
+    return symmetrize((u * kept.unsqueeze(-2)) @ u.mT), (vt.mT * inverse.unsqueeze(-2)) @ u.mT
 
 
 class _Projector(Function):
@@ -243,7 +243,7 @@ class _SpectralProjector(Function):
         else:
             n, rank = values.shape[-1], rank or 0
             chosen = (torch.arange(n, device=a.device) >= n - rank).expand(values.shape)
-        return (u * chosen.unsqueeze(-2)) @ u.mT, values, u, chosen.clone()
+        return symmetrize((u * chosen.unsqueeze(-2)) @ u.mT), values, u, chosen.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

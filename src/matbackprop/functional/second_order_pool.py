@@ -15,7 +15,7 @@ the primal form of a narrow spectrum does with the solver's eigenvalues, and wit
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -383,6 +383,12 @@ def _center(f: Tensor, w: Tensor | None) -> Tensor:
     return f - share.unsqueeze(-2) @ f
 
 
+def check_method(method: str) -> None:
+    """Raise unless ``method`` is one of `Method`."""
+    if method not in get_args(Method):
+        raise ConfigurationError(f'method must be "fused", "svd" or "eig", got {method!r}.')
+
+
 def second_order_pool(
     f: Tensor,
     *,
@@ -446,8 +452,7 @@ def second_order_pool(
         and Corollary "DeepO2P".
     """
     check_matrix(f, "f")
-    if method not in ("fused", "svd", "eig"):
-        raise ConfigurationError(f'method must be "fused", "svd" or "eig", got {method!r}.')
+    check_method(method)
     fn, p = resolve_function(function, exponent)
     if not isinstance(eps, Tensor) and (not 0 <= eps < math.inf or (eps == 0 and fn.domain in ("positive", "nonzero"))):
         sign = ">=" if fn.domain in ("nonnegative", "real") else ">"
@@ -468,6 +473,8 @@ def second_order_pool(
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
         if looked_at and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
             _check_values(f, weight, eps, fn)
+            if isinstance(p, Tensor):
+                check_finite(p, "exponent")
         if center:
             x = _center(x, w)
         if method != "fused":

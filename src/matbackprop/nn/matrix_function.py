@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from matbackprop.divided_differences import power_function, resolve_function
 from matbackprop.functional.matrix_function import FunctionLike, matrix_function
+from matbackprop.numerics import compute_dtype
 
 __all__ = [
     "MatrixExp",
@@ -22,7 +24,8 @@ class MatrixFunction(nn.Module):
     """A function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
 
     Args:
-        function: name, pair of callables or `~matbackprop.functional.SpectralFunction`.
+        function: name, pair of callables or `~matbackprop.functional.SpectralFunction`; the power is
+            :class:`MatrixPower`.
         check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
 
@@ -40,6 +43,8 @@ class MatrixFunction(nn.Module):
         self, function: FunctionLike, *, check: bool | None = None, precision: torch.dtype | None = None
     ) -> None:
         super().__init__()
+        resolve_function(function)
+        compute_dtype(torch.float64, precision)
         self.function = function
         self.check = check
         self.precision = precision
@@ -124,11 +129,12 @@ class MatrixInverse(MatrixFunction):
 
 
 class MatrixPower(nn.Module):
-    """Power of symmetric positive-definite matrices whose exponent learns; see :func:`~matbackprop.matrix_power`.
+    """Power of symmetric matrices whose exponent may learn; see :func:`~matbackprop.matrix_power`.
 
     Args:
-        exponent: its value at the start.
-        learn: whether it is a parameter; otherwise a buffer.
+        exponent: its value, at the start where it learns.
+        learn: whether it is a parameter; otherwise it is a number, and matrices may be what
+            :func:`~matbackprop.matrix_power` takes for it: any for a whole exponent, singular ones for ½.
         check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
 
@@ -144,7 +150,7 @@ class MatrixPower(nn.Module):
         True
     """
 
-    exponent: Tensor
+    exponent: Tensor | float
 
     def __init__(
         self,
@@ -155,11 +161,9 @@ class MatrixPower(nn.Module):
         precision: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        value = torch.tensor(float(exponent))
-        if learn:
-            self.exponent = nn.Parameter(value)
-        else:
-            self.register_buffer("exponent", value)
+        power_function(exponent)
+        compute_dtype(torch.float64, precision)
+        self.exponent = nn.Parameter(torch.tensor(float(exponent))) if learn else exponent
         self.check = check
         self.precision = precision
 
@@ -169,4 +173,5 @@ class MatrixPower(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments, for ``print(module)``."""
-        return f"learn={isinstance(self.exponent, nn.Parameter)}"
+        learn = isinstance(self.exponent, nn.Parameter)
+        return f"learn={learn}" if learn else f"exponent={self.exponent}, learn={learn}"

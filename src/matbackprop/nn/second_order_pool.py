@@ -7,10 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
+from matbackprop.divided_differences import resolve_function
 from matbackprop.errors import ConfigurationError, DomainError
 from matbackprop.functional.matrix_function import FunctionLike
-from matbackprop.functional.second_order_pool import Method, second_order_pool
+from matbackprop.functional.second_order_pool import Method, check_method, second_order_pool
 from matbackprop.functional.triangle import vectorize_symmetric
+from matbackprop.numerics import compute_dtype
 
 __all__ = ["SecondOrderPool"]
 
@@ -63,6 +65,9 @@ class SecondOrderPool(nn.Module):
         precision: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_method(method)
+        resolve_function(function, exponent)
+        compute_dtype(torch.float64, precision)
         if learn_exponent and (function != "power" or exponent is None):
             raise ConfigurationError(
                 'learn_exponent=True needs function="power" and exponent=, the value to start from.'
