@@ -217,8 +217,8 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
     "arguments, message",
     [
         ({"head": "tail"}, "unknown head 'tail'"),
-        ({"head": "o2p", "tap": "relu9"}, "alexnet has no map 'relu9'"),
-        ({"head": "o2p", "further_taps": ("relu3", "relu8")}, "alexnet has no map 'relu8'"),
+        ({"head": "o2p", "tap": "relu9"}, "unknown feature map 'relu9'"),
+        ({"head": "o2p", "further_taps": ("relu3", "relu8")}, "unknown feature map 'relu8'"),
         ({"head": "o2p", "tap": "relu3", "further_taps": ("relu3",)}, "each map is pooled once, got relu3, relu3"),
         ({"head": "o2p", "reduce": 257}, "a map of 256 channels can be reduced to 1 to 256, got 257"),
         ({"head": "o2p", "function": "sin"}, "unknown pooling function"),

@@ -65,7 +65,7 @@ def test_round_trip_through_json_text():
         ({"part": {"pair": [1]}}, "a list of 2 values"),
         ({"parts": [{}, {"rate": None}]}, r"parts\[1\].rate is None"),
         ({"part": 3}, "part is 3; it must be a table of fields"),
-        ({"engine": {"log_every": 0}}, "engine.log_every is 0; it must be at least 1"),
+        ({"engine": {"log_every": 0}}, r"engine.log_every is 0; it must lie in \[1, inf\)"),
         ({"engine": {"gradient_clip": -1.0}}, "gradient_clip is -1.0"),
         ({"engine": {"resume": True, "overwrite": True}}, "contradict"),
     ],
@@ -73,6 +73,27 @@ def test_round_trip_through_json_text():
 def test_wrong_data_name_the_field(data, message):
     with pytest.raises(ConfigurationError, match=message):
         from_json(Whole, data)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "value"),
+    [
+        ("o2p", "optimizer.rate", -0.01),
+        ("o2p", "optimizer.rate", float("nan")),
+        ("o2p", "optimizer.backbone_factor", -1.0),
+        ("o2p", "optimizer.momentum", 1.0),
+        ("o2p", "optimizer.label_smoothing", 1.5),
+        ("o2p", "data.batch_size", 0),
+        ("o2p", "data.hold_out", 1),
+        ("ncuts", "train.rate", -0.01),
+        ("ncuts", "train.decay", float("inf")),
+        ("ncuts", "data.scale", [1.0, -1.0]),
+        ("ncuts", "data.limit", -1),
+    ],
+)
+def test_numbers_that_cannot_train_are_refused(recipe, field, value):
+    with pytest.raises(ConfigurationError, match=f"{field} is .*; it must lie in"):
+        merge(get_recipe(recipe).preset("smoke"), {field: value})
 
 
 def test_devices_may_be_a_number_in_a_file():

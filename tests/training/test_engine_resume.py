@@ -36,6 +36,12 @@ def _same(one, two):
         assert torch.equal(one[key], two[key]), key
 
 
+def _lines(run):
+    """The lines of metrics, without what depends on the clock."""
+    drop = {"time", "train/steps_per_second"}
+    return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
+
+
 def _state(run):
     state = load_checkpoint(run.checkpoints / "last.ckpt")
     return state["state_dict"], state["optimizer_states"][0]["state"], state["lr_schedulers"]
@@ -58,12 +64,19 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, stop, every, accumulate):
     for key in optimizer:
         assert torch.equal(optimizer[key]["momentum_buffer"], optimizer2[key]["momentum_buffer"])
     assert schedule == schedule2
-    drop = {"time", "train/steps_per_second"}
-    lines = [[{k: v for k, v in m.items() if k not in drop} for m in r.read_metrics()] for r in (whole, parts)]
-    assert lines[0] == lines[1]
+    assert _lines(whole) == _lines(parts)
     best = [load_checkpoint(r.checkpoints / "best.ckpt") for r in (whole, parts)]
     assert best[0]["score"] == best[1]["score"]
     _same(best[0]["state_dict"], best[1]["state_dict"])
+
+
+@pytest.mark.parametrize("stop", [3, 8])
+def test_a_line_of_metrics_averages_the_steps_before_the_stop_too(tmp_path, stop):
+    options = {"checkpoint_every_steps": 1, "log_every": 5}
+    whole, _ = train(tiny_config(tmp_path / "whole", **options))
+    _train_until(tiny_config(tmp_path / "parts", **options), stop)
+    parts, _ = train(tiny_config(tmp_path / "parts", resume=True, **options))
+    assert _lines(whole) == _lines(parts)
 
 
 def test_a_complete_run_is_left_as_it_is(tmp_path):

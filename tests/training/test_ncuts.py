@@ -11,6 +11,7 @@ from matbackprop.data.bsds import BSDSSample
 from matbackprop.data.prepared import collect, majority_labels, pad_stack, prepare_image, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.models.backbone import build_backbone
 from matbackprop.training.config import from_json, to_json
 from matbackprop.training.engine import run_recipe
 from matbackprop.training.ncuts import (
@@ -20,6 +21,7 @@ from matbackprop.training.ncuts import (
     ShapeLoader,
     augment,
     boundary_loss,
+    build_model,
     data_folder,
 )
 from matbackprop.training.ncuts_config import PRESETS, RECIPE, ImageDataConfig, NCutsConfig
@@ -210,6 +212,26 @@ def test_every_objective_has_a_gradient(objective):
     module.losses(batch)[0].backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
     assert module.model.head.first.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("preset", ["paper-vgg16-relu4", "soft-vgg16-relu4", "paper-alexnet-relu5"])
+def test_every_weight_gets_a_gradient(preset):
+    """Layers after the last map that is used would have none, at which processes that share gradients fail."""
+    module = NCutsModule(tiny(preset))
+    batch = ImageSource(prepared(1), None, 0, None if preset.startswith("soft") else 16 if "alex" in preset else 8)
+    module.losses(augment(batch.fetch(torch.tensor([0]), 0)))[0].backward()
+    assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_weights_of_layers_that_are_not_used_are_passed_over(tmp_path):
+    from safetensors.torch import save_file
+
+    whole = build_backbone("vgg16")
+    save_file(whole.state_dict(), tmp_path / "vgg16.safetensors")
+    config = tiny("paper-vgg16-relu4").model
+    model = build_model(dataclasses.replace(config, weights=str(tmp_path / "vgg16.safetensors")))
+    assert len(model.backbone.features) < len(whole.features)
+    assert torch.equal(model.backbone.features[17].weight, whole.features[17].weight)
 
 
 def test_boundary_loss_by_hand():

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from matbackprop.data import coco_regions
 from matbackprop.errors import ConfigurationError, DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
+from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.config import merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
 from matbackprop.training.o2p import RegionModule, build, data_folder, open_regions
@@ -66,12 +67,50 @@ def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
         np.testing.assert_array_equal(stored["target"], validation.labels)
         np.testing.assert_array_equal(stored["large"], validation.areas >= 400)
         np.testing.assert_array_equal(stored["image"], validation.image_ids)
-    assert 100 * wrong.mean() == pytest.approx(summary["best"], abs=1e-3)  # the predictions of the saved, best weights
+    assert 100 * wrong.mean() == pytest.approx(summary["val/error"], abs=1e-3)  # the predictions of the saved weights
     names = {name for line in run.read_metrics() for name in line}
     assert {"train/loss", "val/error_large", "layer/rank", "layer/eigen_max", "layer/gradient_norm"} <= names
     model = RegionClassifier.from_pretrained(run.path / "model")
     assert model.names == validation.classes and bool(model.pooling.calibrated)
     assert (run.path / "figures" / "confusion.png").is_file()
+
+
+def test_the_first_command_of_the_tutorial_learns(cache, tmp_path):
+    config = merge(RECIPE.preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "data.cache": str(cache)})
+    config = merge(config, {"engine.tensorboard": False, "engine.progress": False, "engine.max_epochs": 4})
+    _, run = train(config)
+    errors = [m["val/error"] for m in run.read_metrics() if "val/error" in m]
+    losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
+    assert errors[-1] < 45 and errors[-1] < errors[0]  # six classes: chance is 83 %
+    assert losses[-1] < 0.8 * losses[0]
+    assert max(m.get("layer/eigen_max", 0) for m in run.read_metrics()) < 1e6
+
+
+@pytest.mark.parametrize("split", ["final", "tuning"])
+def test_weights_are_chosen_on_held_out_training_images_or_not_at_all(config, split, monkeypatch):
+    """In the final split the validation regions are those that the result is reported on."""
+    errors = iter([10.0, 20.0, 30.0])  # as if training made it worse, then once more after the run
+    monkeypatch.setattr(
+        RegionModule, "on_validation_epoch_end", lambda self: self.log("val/error", torch.tensor(next(errors)))
+    )
+    monkeypatch.setattr("matbackprop.training.o2p.save_predictions", lambda run, module: "")
+    run = run_recipe(RECIPE, merge(config, {"data.split": split}), preset="smoke")
+    summary, exported = run.read_summary(), RegionClassifier.from_pretrained(run.path / "model").state_dict()
+    chosen = {"final": "last.ckpt", "tuning": "best.ckpt"}[split]
+    state = load_checkpoint(run.checkpoints / chosen)
+    assert state["global_step"] == {"final": 4, "tuning": summary["steps"] // 2}[split]
+    assert ("best" in summary) == (run.checkpoints / "best.ckpt").exists() == (split == "tuning")
+    assert summary["val/error"] == 20.0
+    for name, value in exported.items():
+        assert torch.equal(value, state["state_dict"][f"model.{name}"]), name
+
+
+def test_a_run_without_a_report_can_be_used_too(config):
+    from matbackprop.models.predict_regions import load_classifier
+
+    run = run_recipe(RECIPE, config, preset="smoke")
+    assert not run.report_path.exists() and (run.path / "predictions" / "validation.npz").is_file()
+    assert load_classifier(run.path).names
 
 
 def test_resident_regions_train_the_same_network(config):

@@ -98,5 +98,7 @@ def main(chosen: _Chosen) -> int:
         summary = run.read_summary()
         if "best" in summary:
             print(f"best {summary['best_metric']} {summary['best']:.5g} at step {summary['best_step']}")
+        elif summary.get(chosen.config.engine.monitor) is not None:
+            print(f"{chosen.config.engine.monitor} {summary[chosen.config.engine.monitor]:.5g} after the last step")
         print(f"run folder: {run.path}")
     return 0

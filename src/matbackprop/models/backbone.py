@@ -42,12 +42,26 @@ class Backbone(nn.Module):
         self.taps = taps
         self.channels = channels
         self.strides = strides
+        self.whole = len(features)
+        """Number of layers before :meth:`up_to` left some out."""
 
-    def forward(self, image: Tensor, taps: Sequence[str]) -> list[Tensor]:
-        """Return the feature maps named in ``taps``, in that order; layers after the last one are not run."""
+    def up_to(self, taps: Sequence[str]) -> Backbone:
+        """Return the same layers without those after the last of ``taps``, whose weights would never get a gradient."""
+        self._check(taps)
+        layers = max(self.taps[t] for t in taps) + 1
+        kept = {name: index for name, index in self.taps.items() if index < layers}
+        part = Backbone(nn.Sequential(*list(self.features)[:layers]), kept, self.channels, self.strides)
+        part.whole = self.whole
+        return part
+
+    def _check(self, taps: Sequence[str]) -> None:
         unknown = [t for t in taps if t not in self.taps]
         if unknown:
             raise ConfigurationError(f"unknown feature map {unknown[0]!r}; this backbone has {', '.join(self.taps)}.")
+
+    def forward(self, image: Tensor, taps: Sequence[str]) -> list[Tensor]:
+        """Return the feature maps named in ``taps``, in that order; layers after the last one are not run."""
+        self._check(taps)
         wanted = {self.taps[t]: t for t in taps}
         found: dict[str, Tensor] = {}
         x = image

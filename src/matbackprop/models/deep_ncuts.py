@@ -388,13 +388,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             "merge_ridge": merge_ridge,
             "superpixels": superpixels,
         }
-        self.backbone = build_backbone(backbone) if isinstance(backbone, str) else backbone
         self.taps = list(taps)
-        unknown = [t for t in self.taps if t not in self.backbone.taps]
-        if unknown:
-            raise ConfigurationError(
-                f"unknown feature map {unknown[0]!r}; this backbone has {', '.join(self.backbone.taps)}."
-            )
+        self.backbone = (build_backbone(backbone) if isinstance(backbone, str) else backbone).up_to(self.taps)
         widths = [self.backbone.channels[t] for t in self.taps]
         self.geometry = [_Geometry(self.backbone, t) for t in self.taps]
         self.stride = stride or min(self.backbone.strides[t] for t in self.taps)

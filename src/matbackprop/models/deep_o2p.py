@@ -296,10 +296,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         self.names = names
         self.background = background
         self.side = min(side, canvas)
-        self.backbone = build_backbone(backbone)
-        unknown = [t for t in (tap, *further_taps) if t not in self.backbone.taps]
-        if unknown:
-            raise ConfigurationError(f"{backbone} has no map {unknown[0]!r}; it has {', '.join(self.backbone.taps)}.")
+        pooled = () if head == "fc" else (tap, *further_taps)
+        self.backbone = build_backbone(backbone).up_to([*pooled, *(["pool5"] if head in ("fc", "both") else [])])
         if len({tap, *further_taps}) <= len(further_taps):
             raise ConfigurationError(f"each map is pooled once, got {', '.join((tap, *further_taps))}.")
         with torch.device("meta"):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import DataError, MissingExtraError, WeightsError
+from matbackprop.models.backbone import Backbone
 
 __all__ = ["OFFICIAL", "OfficialWeights", "load_backbone_weights", "load_weights_into", "read_weights"]
 
@@ -63,10 +64,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
     """Copy ``state`` into ``module``, both with the same keys and shapes.
 
+    Weights of layers that a backbone would have after the last map that the model takes are passed over.
+
     Raises:
         WeightsError: keys are missing, too many, or of other shapes; the message names them. Nothing is changed then.
     """
     own = module.state_dict()
+    state = {k: v for k, v in state.items() if k in own or not _after_last_tap(module, k)}
     missing = [k for k in own if k not in state]
     surplus = [k for k in state if k not in own]
     shapes = [
@@ -88,6 +92,16 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
     if bad:
         raise WeightsError(f"the weights of {origin} are not finite: {', '.join(bad[:4])}.")
     module.load_state_dict(dict(state))
+
+
+def _after_last_tap(module: nn.Module, key: str) -> bool:
+    """Whether a key names a layer that a backbone in ``module`` was built without."""
+    for prefix, part in module.named_modules():
+        place = f"{prefix}.features." if prefix else "features."
+        if isinstance(part, Backbone) and key.startswith(place):
+            number = key.removeprefix(place).split(".")[0]
+            return number.isdigit() and len(part.features) <= int(number) < part.whole
+    return False
 
 
 def load_backbone_weights(backbone: nn.Module, name: str, source: str | Path | None = None) -> Path:

@@ -30,6 +30,7 @@ from matbackprop.training.loading import EpochLoader
 
 if TYPE_CHECKING:
     from matbackprop.training.config import EngineConfig
+    from matbackprop.training.recording import Means
     from matbackprop.training.run_folder import RunFolder
 
 __all__ = ["CheckedCheckpointIO", "Checkpointer", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
@@ -268,11 +269,15 @@ class Checkpointer(pl.callbacks.Checkpoint):
     Args:
         run: the run folder.
         config: when to save and what to monitor.
+        means: what the engine averages between two lines of metrics.
         is_good: called before saving; False leaves the last good checkpoint as it is.
     """
 
-    def __init__(self, run: RunFolder, config: EngineConfig, is_good: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, run: RunFolder, config: EngineConfig, means: Means, is_good: Callable[[], bool] = lambda: True
+    ) -> None:
         self.run = run
+        self.means = means
         self.config = config
         self.is_good = is_good
         self.best_score: float | None = None
@@ -317,6 +322,8 @@ class Checkpointer(pl.callbacks.Checkpoint):
 
     def note_best(self, trainer: pl.Trainer) -> None:
         """Keep the weights in memory if the monitored metric is the best so far."""
+        if not getattr(trainer.datamodule, "may_choose", True):  # type: ignore[attr-defined]
+            return
         value = trainer.callback_metrics.get(self.config.monitor)
         if value is None or self.partial_validation:
             validated = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
@@ -390,10 +397,11 @@ class Checkpointer(pl.callbacks.Checkpoint):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        states: list[Any] = [random_state()]
+        own = {"random": random_state(), "means": [means.state_dict() for means in self._means(pl_module)]}
+        states: list[Any] = [own]
         if trainer.world_size > 1:
             states = [None] * trainer.world_size
-            torch.distributed.all_gather_object(states, random_state())
+            torch.distributed.all_gather_object(states, own)
         progress: Any = trainer.fit_loop.epoch_progress.current
         finished = progress.processed
         at_end = finished > progress.completed
@@ -401,8 +409,13 @@ class Checkpointer(pl.callbacks.Checkpoint):
             "epoch": finished,
             "batch": 0 if at_end else trainer.fit_loop.batch_idx + 1,
             "world_size": trainer.world_size,
-            "random": states,
+            "processes": states,
         }
+
+    def _means(self, module: pl.LightningModule) -> list[Means]:
+        """Return the means that the next line of metrics is made of: a resumed run completes them."""
+        own = getattr(module, "means", None)
+        return [self.means, *([own] if own is not None else [])]
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -431,10 +444,12 @@ class Checkpointer(pl.callbacks.Checkpoint):
             return
         restore: Callable[[], None] | None = None
         if resumed["world_size"] == trainer.world_size:
-            state = resumed["random"][trainer.global_rank]
+            state = resumed["processes"][trainer.global_rank]
+            for means, sums in zip(self._means(pl_module), state["means"], strict=True):
+                means.load_state_dict(sums)
 
             def restore() -> None:
-                set_random_state(state)
+                set_random_state(state["random"])
         elif resumed["batch"]:
             raise ConfigurationError(
                 f"the checkpoint is from within an epoch of {resumed['world_size']} processes, whose batches "

@@ -31,6 +31,7 @@ __all__ = [
     "RECIPES",
     "EngineConfig",
     "Recipe",
+    "check_ranges",
     "differences",
     "from_json",
     "get_recipe",
@@ -83,7 +84,7 @@ class EngineConfig:
     validate_every: int = 1
     """Epochs between two validations."""
     monitor: str = "val/loss"
-    """Metric that decides which checkpoint is the best."""
+    """Metric that decides which checkpoint is the best, where the validation data may choose."""
     monitor_mode: Literal["min", "max"] = "min"
     """Whether the monitored metric is to become small or large."""
     checkpoints: bool = True
@@ -108,16 +109,34 @@ class EngineConfig:
     """Draw figures and write report.html at the end."""
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "checkpoint_every_steps"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"engine.{name} is {getattr(self, name)}; it must not be negative.")
-        for name in ("nodes", "accumulate", "log_every", "validate_every", "checkpoint_every_epochs", "guard_every"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"engine.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.gradient_clip is not None and not self.gradient_clip > 0:
-            raise ConfigurationError(f"engine.gradient_clip is {self.gradient_clip}; it must be positive or none.")
+        whole = dict.fromkeys(("max_epochs", "checkpoint_every_steps", "checkpoint_min_seconds"), "[0, inf)")
+        counts = ("nodes", "accumulate", "log_every", "validate_every", "checkpoint_every_epochs", "guard_every")
+        check_ranges("engine", self, **whole, **dict.fromkeys(counts, "[1, inf)"), gradient_clip="(0, inf)")
         if self.resume and self.overwrite:
             raise ConfigurationError("engine.resume and engine.overwrite contradict each other; give one of them.")
+
+
+def check_ranges(where: str, config: Any, **ranges: str) -> None:
+    """Raise unless numbers lie in their intervals; None passes, NaN does not, and of a tuple all must.
+
+    Args:
+        where: name of the section, for the message.
+        config: its dataclass.
+        ranges: field → interval, such as ``"[0, 1)"`` or ``"(0, inf)"``.
+
+    Example:
+        >>> check_ranges("engine", EngineConfig(), log_every="[1, 10]")
+        Traceback (most recent call last):
+        matbackprop.errors.ConfigurationError: engine.log_every is 50; it must lie in [1, 10].
+    """
+    for name, interval in ranges.items():
+        value = getattr(config, name)
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        for number in value if isinstance(value, (tuple, list)) else [] if value is None else [value]:
+            above = number > low or (interval[0] == "[" and number == low)
+            below = number < high or (interval[-1] == "]" and number == high)
+            if not (above and below):
+                raise ConfigurationError(f"{where}.{name} is {value}; it must lie in {interval}.")
 
 
 @dataclass(frozen=True)
@@ -129,7 +148,8 @@ class Recipe(Generic[T]):
         config_class: the configuration's dataclass; it has a field ``engine``.
         presets: ``smoke``, ``small``, ``paper``, … → configuration.
         build: configuration → (Lightning module, Lightning data module). Called with the seed set.
-        figures: called at the end with the run folder and both, on the first process only.
+        export: called at the end with the run folder and both, on the first process only: what others use of the run.
+        figures: called after it in the same way, where a report is wanted.
         summary: one line for ``--help``.
     """
 
@@ -137,6 +157,7 @@ class Recipe(Generic[T]):
     config_class: type[T]
     presets: Mapping[str, T]
     build: Callable[[T], tuple[pl.LightningModule, pl.LightningDataModule]]
+    export: Callable[[RunFolder, pl.LightningModule, pl.LightningDataModule], None] | None = None
     figures: Callable[[RunFolder, pl.LightningModule, pl.LightningDataModule], None] | None = None
     summary: str = ""
 

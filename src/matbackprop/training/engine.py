@@ -65,7 +65,7 @@ def is_first_process() -> bool:
 
 
 def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFolder:
-    """Train a recipe: seed, build, fit, figures, report.
+    """Train a recipe: seed, build, fit, export, figures, report.
 
     Args:
         recipe: what to train.
@@ -79,14 +79,19 @@ def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFo
     seed_all(engine.seed)
     module, data = recipe.build(config)
     run = fit(config, module, data, name=f"{recipe.name}-{preset}")
-    if is_first_process() and engine.report:
-        sharded = engine.strategy == "fsdp"
-        if recipe.figures is not None and (engine.checkpoints or not sharded):
-            if sharded:
-                module, data = recipe.build(config)  # the one that was trained is left in pieces
-            if engine.checkpoints:
-                load_weights(run, module)
+    if not is_first_process():
+        return run
+    sharded = engine.strategy == "fsdp"
+    if engine.checkpoints or not sharded:
+        if sharded:
+            module, data = recipe.build(config)  # the one that was trained is left in pieces
+        if engine.checkpoints:
+            load_weights(run, module)
+        if recipe.export is not None:
+            recipe.export(run, module, data)
+        if recipe.figures is not None and engine.report:
             recipe.figures(run, module, data)
+    if engine.report:
         from matbackprop.report.html import write_report
 
         write_report(run)
@@ -99,7 +104,8 @@ def fit(config: Any, module: pl.LightningModule, data: pl.LightningDataModule, *
     Args:
         config: an :class:`EngineConfig`, or a configuration with a field ``engine``; saved as it is.
         module: the Lightning module. ``diagnose(batch)`` is asked for a report where a batch is not finite.
-        data: the Lightning data module. Its training loader should be an :class:`EpochLoader`.
+        data: the Lightning data module. Its training loader should be an :class:`EpochLoader`. Where its attribute
+            ``may_choose`` is False, validation only reports, and the last weights are the result.
         name: the folder is ``runs/<name>-seed<seed>`` unless ``engine.run`` says otherwise.
 
     Returns:
@@ -137,7 +143,7 @@ def _fit(
     means = Means()
     logger = MetricsLogger(run, engine.tensorboard)
     guard = GradientGuard(run, engine, means)
-    checkpointer = Checkpointer(run, engine)
+    checkpointer = Checkpointer(run, engine, means)
     signals = StopOnSignal(checkpointer, logger, engine.guard_every)
     profile = StepProfile(run.profile_path, engine.profile_steps) if engine.profile else None
     callbacks: list[pl.Callback] = [_Sharing(), ReduceLogs(), guard, MetricsCallback(logger, means, engine.log_every)]

@@ -460,6 +460,12 @@ def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:
     return NCutsModule(config), data
 
 
+def export(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """The trained model."""
+    assert isinstance(module, NCutsModule)
+    module.model.save_pretrained(run.path / "model")
+
+
 def figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
     """Draw a few held-out images with their segmentations into the run folder."""
     from matbackprop.report.figures import segmentation_grid

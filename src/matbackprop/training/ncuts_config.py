@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from matbackprop.training.config import EngineConfig, Recipe, later
+from matbackprop.training.config import EngineConfig, Recipe, check_ranges, later
 
 
 @dataclass
@@ -43,6 +43,11 @@ class ImageDataConfig:
     """Processes that prepare images; 0 for one a core, at most 16."""
     threads: int = 2
     """Threads that read batches."""
+
+    def __post_init__(self) -> None:
+        check_ranges("data", self, superpixels="[1, inf)", batch_size="[1, inf)", limit="[1, inf)", fold="[0, 4]")
+        check_ranges("data", self, made="[0, inf)", workers="[0, inf)", threads="[0, inf)")
+        check_ranges("data", self, scale="(0, inf)", jitter="[0, 1]")
 
 
 @dataclass
@@ -98,6 +103,10 @@ class ObjectiveConfig:
     objective is j2 or soft."""
     score_images: int = 0
     """Validation images that are also segmented and scored (covering, best and average) after each validation."""
+
+    def __post_init__(self) -> None:
+        check_ranges("train", self, rate="(0, inf)", backbone_rate="[0, inf)", decay="[0, inf)")
+        check_ranges("train", self, boundary_weight="[0, inf)", score_images="[0, inf)")
 
 
 @dataclass
@@ -170,6 +179,7 @@ RECIPE: Recipe[NCutsConfig] = Recipe(
     config_class=NCutsConfig,
     presets=PRESETS,
     build=later("matbackprop.training.ncuts", "build"),
+    export=later("matbackprop.training.ncuts", "export"),
     figures=later("matbackprop.training.ncuts", "figures"),
     summary="Train DeepNCuts: features whose normalized cuts are the human segmentations.",
 )

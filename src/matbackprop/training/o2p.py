@@ -124,6 +124,11 @@ class RegionData(pl.LightningDataModule):
         self.sources: dict[str, Any] = {}
 
     @property
+    def may_choose(self) -> bool:
+        """Whether validation may choose among checkpoints: not on the regions that a result is reported on."""
+        return self.config.split == "tuning"
+
+    @property
     def classes(self) -> list[str]:
         """Names of the classes."""
         return self.train_regions.classes
@@ -477,14 +482,19 @@ def save_predictions(run: RunFolder, module: RegionModule) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def export(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """The trained model, and its predictions."""
+    assert isinstance(module, RegionModule) and isinstance(data, RegionData)
+    module.model.save_pretrained(run.path / "model")
+    evaluate(module.config, module, data, run)  # with the chosen weights, which need not be the last
+    save_predictions(run, module)
+
+
 def write_figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    """Predictions, the trained model, curves and the confusion of the last validation."""
+    """Curves and the confusion of the last validation."""
     from matbackprop.report import figures
 
     assert isinstance(module, RegionModule) and isinstance(data, RegionData)
-    evaluate(module.config, module, data, run)  # the weights are the best ones now, no longer the last
-    save_predictions(run, module)
-    module.model.save_pretrained(run.path / "model")
     figures.curves(run.read_metrics(), run.figure_path("curves"))
     table = confusion(module.predictions["target"], module.predictions["predicted"], len(data.classes))
     figures.confusion_matrix(table, data.classes, run.figure_path("confusion"))

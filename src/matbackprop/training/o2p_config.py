@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from matbackprop.models.choices import Function, Head, Standardize, Support
-from matbackprop.training.config import EngineConfig, Recipe, later
+from matbackprop.training.config import EngineConfig, Recipe, check_ranges, later
 
 
 @dataclass
@@ -25,7 +25,8 @@ class RegionDataConfig:
     cache: Path | None = None
     """Folder for cached regions; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
     split: Literal["final", "tuning"] = "final"
-    """final: train on all training images, validate on the validation images. tuning: hold out training images."""
+    """final: train on all training images, report on the validation images, keep the last weights. tuning: hold out
+    training images and keep the weights that are best on them."""
     hold_out: int = 5
     """One in how many training images the tuning split holds out."""
     minimum_area: float = 0.0
@@ -52,6 +53,11 @@ class RegionDataConfig:
     """Keep all regions in the GPU's memory; auto does so when they take at most a quarter of it."""
     threads: int = 4
     """Threads that read batches when they are not resident."""
+
+    def __post_init__(self) -> None:
+        counts = ("side", "canvas", "batch_size", "validation_batch_size")
+        check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
+        check_ranges("data", self, **dict.fromkeys(("made", "minimum_area", "jitter", "threads"), "[0, inf)"))
 
 
 @dataclass
@@ -123,6 +129,10 @@ class OptimizerConfig:
     label_smoothing: float = 0.0
     """Share of the target spread over all classes."""
 
+    def __post_init__(self) -> None:
+        check_ranges("optimizer", self, rate="(0, inf)", backbone_factor="[0, inf)", decay="[0, inf)")
+        check_ranges("optimizer", self, momentum="[0, 1)", warmup="[0, inf)", label_smoothing="[0, 1]")
+
 
 @dataclass
 class O2PConfig:
@@ -141,10 +151,14 @@ _ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error
 PRESETS = {
     # Made on the fly, a small network: seconds on a CPU.
     "smoke": O2PConfig(
-        engine=EngineConfig(max_epochs=4, monitor="val/error", log_every=4, accelerator="cpu", devices="1"),
-        data=RegionDataConfig(made=48, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
-        model=RegionModelConfig(head="o2p_fc", weights="none", tap="relu5", reduce=32, hidden=64, feature_scale=1.0),
-        optimizer=OptimizerConfig(rate=0.02, backbone_factor=1.0),
+        engine=EngineConfig(
+            max_epochs=8, monitor="val/error", log_every=4, gradient_clip=10.0, accelerator="cpu", devices="1"
+        ),
+        data=RegionDataConfig(made=96, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
+        model=RegionModelConfig(
+            head="o2p_fc", weights="none", tap="relu5", reduce=32, hidden=64, dropout=0.2, feature_scale=1.0
+        ),
+        optimizer=OptimizerConfig(rate=0.005, backbone_factor=1.0),
     ),
     # A few epochs on COCO's regions: minutes on one GPU.
     "small": O2PConfig(
@@ -178,6 +192,7 @@ RECIPE: Recipe[O2PConfig] = Recipe(
     config_class=O2PConfig,
     presets=PRESETS,
     build=later("matbackprop.training.o2p", "build"),
+    export=later("matbackprop.training.o2p", "export"),
     figures=later("matbackprop.training.o2p", "write_figures"),
     summary="classify COCO's regions with second-order pooling (DeepO2P)",
 )

@@ -44,6 +44,8 @@ class Means:
             if entry is None:
                 self._sums[name] = [value.detach().to(torch.float64) * weight, weight]
             else:
+                if entry[0].device != value.device:  # a checkpoint's
+                    entry[0] = entry[0].to(value.device)
                 entry[0].add_(value.detach(), alpha=weight)  # one kernel, no waiting
                 entry[1] += weight
         elif entry is None:
@@ -51,6 +53,14 @@ class Means:
         else:
             entry[0] += value * weight
             entry[1] += weight
+
+    def state_dict(self) -> dict[str, list[Any]]:
+        """Return the sums so far, on the CPU."""
+        return {name: [total.cpu().clone(), weight] for name, (total, weight) in self._sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, list[Any]]) -> None:
+        """Continue from what :meth:`state_dict` gave."""
+        self._sums = {name: [total, weight] for name, (total, weight) in state.items()}
 
     def flush(self, reduce: bool = False) -> dict[str, float]:
         """Return the means and start again: one transfer from the device.
