@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from matbackprop.training.table_config import Table1Config, Table2Config
+from matbackprop.reproduce.config import Table1Config, Table2Config
 
 __all__ = ["Table1Config", "Table2Config", "table1", "table2"]
 
 
 def table1(config: Table1Config) -> None:
     """Region classification."""
-    from matbackprop.training.table1 import main
+    from matbackprop.reproduce.table1 import Table1
 
-    main(config)
+    Table1(config).main()
 
 
 def table2(config: Table2Config) -> None:
     """Full-image segmentation."""
-    from matbackprop.training.table2 import main
+    from matbackprop.reproduce.table2 import Table2
 
-    main(config)
+    Table2(config).main()

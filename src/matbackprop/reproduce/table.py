@@ -1,0 +1,219 @@
+"""What both tables share: stages, runs with their results, timing, and the files of a table."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.files import atomic_write
+from matbackprop.report.tables import Table
+from matbackprop.reproduce.config import TableConfig
+from matbackprop.reproduce.jobs import Clock, run_jobs
+from matbackprop.reproduce.store import Job, Store, fingerprint
+from matbackprop.training.run_folder import versions
+
+__all__ = ["Device", "Reproduction", "interval_text"]
+
+log = logging.getLogger("matbackprop")
+
+Device = Literal["cuda", "cpu"]
+"""A kind of device, as far as numbers depend on it."""
+
+
+class Reproduction(ABC):
+    """A table that is filled by runs. What is finished is kept, what was made otherwise is not used.
+
+    Args:
+        config: the command's options.
+    """
+
+    rows: ClassVar[Mapping[str, Any]]
+    """All rows by key."""
+    parts: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Stage → the parts of the runs that it does."""
+
+    def __init__(self, config: TableConfig) -> None:
+        if unknown := [key for key in config.rows if key not in self.rows]:
+            raise ConfigurationError(f"there is no row {unknown[0]!r}; the rows are {', '.join(self.rows)}.")
+        self.store = Store(config.out / "runs")
+        self.out, self.stage, self.at_a_time = config.out, config.stage, config.jobs
+        self.time_limit, self.accelerator = config.time_limit, config.accelerator
+        self.chosen = {key: row for key, row in self.rows.items() if not config.rows or key in config.rows}
+
+    @property
+    def device(self) -> Device:
+        """The kind of device that runs are done on."""
+        if self.accelerator == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if self.accelerator == "gpu" else "cpu"
+
+    # ------------------------------------------------------------------------------------------- what a table tells
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the caches that the runs share."""
+
+    @abstractmethod
+    def jobs(self, part: str) -> Iterable[Job]:
+        """Runs of a part, finished or not, without those that wait for others; those to start first in front."""
+
+    @abstractmethod
+    def provenance(self, job: Job, device: Device) -> dict[str, Any] | None:
+        """Everything that a run's numbers depend on; None where it is not known yet."""
+
+    @abstractmethod
+    def run(self, job: Job) -> str:
+        """Carry out a run, keep its result and return a line about it."""
+
+    @abstractmethod
+    def time(self, job: Job) -> dict[str, dict[str, Any]]:
+        """Measure the speed of a run, alone on the device: row → numbers."""
+
+    @abstractmethod
+    def summarize(self) -> dict[str, Any]:
+        """Collect everything that has finished into table.json, table.md and figures."""
+
+    # ----------------------------------------------------------------------------------------------------- results
+
+    def result(self, job: Job, device: Device | None = None) -> dict[str, Any] | None:
+        """The result of a run on a kind of device, by default the one at hand; None where there is none."""
+        provenance = self.provenance(job, device or self.device)
+        return None if provenance is None else self.store.read(job, provenance)
+
+    def keep(self, job: Job, result: Mapping[str, Any]) -> None:
+        """Keep the result of a run on the device at hand."""
+        provenance = self.provenance(job, self.device)
+        assert provenance is not None, job
+        self.store.write(job, provenance, result)
+
+    def finished(self, jobs: Iterable[Job]) -> tuple[Device, dict[Job, dict[str, Any]]]:
+        """Results of one kind of device: of the one at hand, or of the other where there are none."""
+        jobs = list(jobs)
+        other: Device = "cpu" if self.device == "cuda" else "cuda"
+        for device in (self.device, other):
+            if found := {job: result for job in jobs if (result := self.result(job, device)) is not None}:
+                return device, found
+        return self.device, {}
+
+    def ready(self) -> list[Job]:
+        """Runs of this stage that have not ended and can be started now."""
+        parts = self.parts.get(self.stage, ())
+        return [job for part in parts for job in self.jobs(part) if self.result(job) is None]
+
+    # ------------------------------------------------------------------------------------------------------- speed
+
+    def run_timing(self, clock: Clock) -> None:
+        """Measure every row's speed in one go, so that all speeds of a table come from one run on one machine.
+
+        What was measured before is dropped, unless it holds everything that is asked for.
+        """
+        jobs = {job: self._fingerprint(job, self.device) for job in self.jobs("timing")}
+        known = {one["fingerprint"] for one in self._speed().get("rows", {}).values()}
+        if known.issuperset(jobs.values()):
+            return
+        speed: dict[str, Any] = {"machine": machine(), "device": self.device, "rows": {}}
+        for job, mark in jobs.items():
+            if not clock.allows("timing"):
+                log.info("the time is up: %s and those after it are not timed.", job.key)
+                break
+            started = time.monotonic()
+            for row, numbers in self.time(job).items():
+                speed["rows"][row] = {"fingerprint": mark, **numbers}
+                log.info("%-34s %s", row, numbers)
+            clock.note("timing", time.monotonic() - started)
+            self._write("speed.json", json.dumps(speed, indent=1) + "\n")
+
+    def speed(self, row: str, job: Job) -> dict[str, Any]:
+        """What was measured of a row; empty where it was not, or was measured of something else."""
+        stored = self._speed()
+        found = stored.get("rows", {}).get(row, {})
+        return found if found and found["fingerprint"] == self._fingerprint(job, stored["device"]) else {}
+
+    def speed_note(self) -> str:
+        """A sentence about the machine that was timed."""
+        found = self._speed().get("machine")
+        if not found:
+            return ""
+        processors = f" with {found['processors']} processors" if found.get("processors") else ""
+        revision = f", revision {found['git'][:7]}" if found.get("git") else ""
+        return f" Speeds: one run, each row alone on one {found['device']}{processors}{revision}."
+
+    def _fingerprint(self, job: Job, device: Device) -> str:
+        provenance = self.provenance(job, device)
+        return "" if provenance is None else fingerprint(provenance)
+
+    def _speed(self) -> dict[str, Any]:
+        path = self.out / "speed.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    # -------------------------------------------------------------------------------------------------------- main
+
+    def main(self) -> None:
+        """Do what the configuration asks for; the same command again resumes where it stopped."""
+        if not log.handlers:
+            log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
+        self.out.mkdir(parents=True, exist_ok=True)
+        clock = Clock(self.time_limit)
+        if self.stage != "summary":
+            self.prepare()
+        if open_jobs := self.ready():
+            self._tell_of_others(open_jobs)
+            log.info("%d runs can be started, %d at a time", len(open_jobs), max(self.at_a_time, 1))
+            run_jobs(self, jobs=self.at_a_time, clock=clock)
+            if left := self.ready():
+                log.info("the time is up: %d runs are left, and those that wait for them; give the same command "
+                         "again to resume.", len(left))  # fmt: skip
+                return
+        if self.stage in ("all", "timing"):
+            self.run_timing(clock)
+        if self.stage not in ("prepare", "tune", "timing"):
+            self.summarize()
+
+    def _tell_of_others(self, jobs: list[Job]) -> None:
+        """Name results that are there but were made otherwise."""
+        others = [
+            f"{job}: " + ", ".join(f"{name} {there!r} instead of {asked!r}" for name, (there, asked) in found.items())
+            for job in jobs
+            for found in self.store.made_otherwise(job, self.provenance(job, self.device) or {})
+        ]
+        if others:
+            shown = "\n  ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
+            log.info("%d results were made otherwise and are not used:\n  %s", len(others), shown)
+
+    def write_table(self, content: Mapping[str, Any], table: Table, *more: str) -> None:
+        """Write table.json and table.md, and show the table."""
+        self._write("table.json", json.dumps(content, indent=1) + "\n")
+        self._write("table.md", "\n\n".join([table.markdown(), *more]) + "\n")
+        print(table.markdown())
+
+    def _write(self, name: str, content: str) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.out / name, content)
+
+
+def machine() -> dict[str, Any]:
+    """What a speed depends on besides the program."""
+    found = versions()
+    return {name: found.get(name) for name in ("time", "device", "platform", "git", "git_dirty")} | {
+        "processors": os.cpu_count()
+    }
+
+
+def interval_text(interval: Mapping[str, float], digits: int) -> str:
+    """A difference with its interval, as tables print it.
+
+    Example:
+        >>> interval_text({"difference": -2.546, "low": -3.271, "high": -1.858}, 2)
+        '-2.55 [-3.27, -1.86]'
+    """
+    difference, low, high = (f"{interval[name]:+.{digits}f}" for name in ("difference", "low", "high"))
+    return f"{difference} [{low}, {high}]"

@@ -1,0 +1,65 @@
+"""The results in the repository: every number of a table is there with the fingerprint of what made it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from matbackprop.reproduce.config import Table1Config, Table2Config
+from matbackprop.reproduce.store import fingerprint
+from matbackprop.reproduce.table1 import Table1
+from matbackprop.reproduce.table2 import Table2
+
+RESULTS = Path(__file__).parents[2] / "results"
+FILES = sorted(RESULTS.glob("**/runs/*/*/result.json"))
+TABLES = {
+    "table1": Table1(Table1Config(out=RESULTS / "table1", accelerator="gpu", stage="all")),
+    "table2": Table2(Table2Config(out=RESULTS / "table2", accelerator="gpu", stage="all")),
+    "table2/folds": Table2(
+        Table2Config(out=RESULTS / "table2" / "folds", accelerator="gpu", images="folds", seeds=(0, 1, 2, 3, 4))
+    ),
+}
+
+
+def test_every_result_was_made_by_what_its_folder_says():
+    assert len(FILES) > 200
+    for path in FILES:
+        found = json.loads(path.read_text())
+        assert path.parent.name.endswith(f"-{fingerprint(found['provenance'])}"), path
+        assert found["provenance"].keys() == {"configuration", "data", "weights", "device", "measure"}
+
+
+def test_every_number_of_the_first_table_is_that_of_a_result():
+    for row in json.loads((RESULTS / "table1" / "table.json").read_text())["rows"]:
+        for seed, error in zip(row["seeds"], row["error"]["values"], strict=True):
+            path = RESULTS / "table1" / "runs" / row["key"] / f"seed{seed['seed']}-{seed['fingerprint']}"
+            assert json.loads((path / "result.json").read_text())["error"] == error
+
+
+@pytest.mark.parametrize("name", ["table2", "table2/folds"])
+def test_every_number_of_the_second_table_is_that_of_a_result(name):
+    stored = {
+        path.parent.name: json.loads(path.read_text())["rows"] for path in FILES if RESULTS / name in path.parents
+    }
+    for key, row in json.loads((RESULTS / name / "table.json").read_text())["rows"].items():
+        part = "seed" if row["inference"] else "baseline"
+        for i, (seed, mark) in enumerate(zip(row["seeds"], row["fingerprints"], strict=True)):
+            scores = stored[f"{part}{seed}-{mark}"][key]["scores"]
+            assert all(scores[measure] == found["each"][i] for measure, found in row["scores"].items())
+
+
+@pytest.mark.data
+def test_the_commands_ask_for_what_is_there():
+    assert TABLES["table1"].ready() == []
+    left = {job.key for job in TABLES["table2"].ready() if job.part == "seed"}
+    assert left == {"lab"}  # was computed on a CPU
+    for name, table in TABLES.items():
+        shown = json.loads((RESULTS / name / "table.json").read_text())["rows"]
+        keys = [row["key"] for row in shown] if isinstance(shown, list) else list(shown)
+        lines = [key for key in table.chosen if _finished(table, key)]
+        assert lines == keys, name
+
+
+def _finished(table, key):
+    row = table.rows[key]
+    return bool(table.finished(table.seeds(row))[1] if isinstance(table, Table1) else table.line(row).results)
