@@ -12,7 +12,7 @@ import pytest
 
 from matbackprop import cli
 from matbackprop.cli import COMMANDS, GROUPS, main
-from matbackprop.errors import DataError
+from matbackprop.errors import DataError, MissingExtraError
 
 
 def call(*words):
@@ -102,7 +102,7 @@ def _failing(error):
 def test_what_else_can_end_a_command(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name="gradio.themes")))
     assert call("serve") == 2
-    assert "gradio is not installed. Install it with: pip install 'matbackprop[serve]'" in capsys.readouterr().err
+    assert "needs gradio, which is not installed: pip install 'matbackprop[serve]'" in capsys.readouterr().err
     monkeypatch.setattr(cli, "run", _failing(KeyboardInterrupt()))
     assert call("serve") == 130
     monkeypatch.setattr(cli, "run", _failing(ZeroDivisionError("a bug of ours")))
@@ -113,6 +113,63 @@ def test_what_else_can_end_a_command(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", _failing(RunInterrupted(15, 7, "here")))
     assert call("serve") == 143
     assert "SIGTERM at step 7" in capsys.readouterr().err
+
+
+EVERY_EXTRA = [module for modules in cli.EXTRAS.values() for module in modules]
+
+
+def without(modules, *words):
+    """Run a command in a process where modules are not installed."""
+    program = (
+        "import sys\n"
+        "class Without:\n"
+        "    def __init__(self, finder):\n"
+        "        self.finder = finder\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        absent = name.split('.')[0] in {modules!r}\n"
+        "        return None if absent else self.finder.find_spec(name, path, target)\n"
+        "sys.meta_path[:] = map(Without, sys.meta_path)\n"
+        "from matbackprop.cli import main\n"
+        f"main({list(words)!r})\n"
+    )
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+
+
+def test_the_doctor_needs_nothing_but_the_core():
+    done = without(EVERY_EXTRA, "doctor", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["gradients"]["right"]
+    assert not any(state["complete"] for state in report["extras"].values())
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "extra"),
+    [
+        (("segment", "x.png"), "numpy", "train"),
+        (("serve",), "gradio", "serve"),
+        (("serve",), "safetensors", "serve"),
+        (("evaluate", "segmentations", "a", "--ground-truth", "b"), "tyro", "metrics"),
+        (("bench",), "tyro", "bench"),
+    ],
+)
+def test_a_missing_dependency_is_answered_with_the_one_extra_that_is_enough(words, module, extra, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name=module)))
+    assert call(*words) == 2
+    assert capsys.readouterr().err.endswith(
+        f"needs {module}, which is not installed: pip install 'matbackprop[{extra}]'\n"
+    )
+
+
+def test_the_hint_of_the_library_is_that_of_the_command(monkeypatch, capsys):
+    def run(*_):
+        try:
+            raise ModuleNotFoundError("x", name="kornia")
+        except ImportError:
+            raise MissingExtraError("dense SIFT needs kornia") from None
+
+    monkeypatch.setattr(cli, "run", run)
+    assert call("train", "o2p") == 2
+    assert capsys.readouterr().err.endswith("pip install 'matbackprop[sift]'\n")
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ class Command:
         parse: name of a function ``parse(arguments, prog) → config`` for commands that need more than tyro's parser.
         arguments: further positional arguments of ``parse``.
         stopped: what is left after SIGINT or SIGTERM, where the command knows better than what it was doing.
+        extra: the extra that installs everything that the command needs.
     """
 
     module: str
@@ -44,6 +45,7 @@ class Command:
     parse: str | None = None
     arguments: tuple[str, ...] = ()
     stopped: str | None = None
+    extra: str = "train"
 
 
 _GO_ON = "stopped; finished runs are kept; give the same command again to go on."
@@ -57,7 +59,9 @@ COMMANDS: dict[str, Command] = {
         "matbackprop.cli.train", "Train image segmentation (DeepNCuts).", parse="parse", arguments=("ncuts",)
     ),
     "evaluate segmentations": Command(
-        "matbackprop.cli.evaluate", "Score segmentations against human ones: covering, PRI, VI, boundaries."
+        "matbackprop.cli.evaluate",
+        "Score segmentations against human ones: covering, PRI, VI, boundaries.",
+        extra="metrics",
     ),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs."),
@@ -76,10 +80,14 @@ COMMANDS: dict[str, Command] = {
         "table2",
         stopped=_GO_ON,
     ),
-    "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is."),
+    "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is.", extra="bench"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
-    "serve": Command("matbackprop.cli.serve", "Open a page in the browser where both systems can be tried."),
-    "doctor": Command("matbackprop.cli.doctor", "Say what is installed, what works, and check the gradients."),
+    "serve": Command(
+        "matbackprop.cli.serve", "Open a page in the browser where both systems can be tried.", extra="serve"
+    ),
+    "doctor": Command(
+        "matbackprop.cli.doctor", "Say what is installed, what works, and check the gradients.", parse="parse"
+    ),
     "data check": Command("matbackprop.cli.data", "Verify a data set and name each bad file.", "Check", "check"),
     "data download": Command("matbackprop.cli.data", "Fetch a data set or weights.", "Download", "download"),
     "data cache": Command("matbackprop.cli.data", "List, verify or remove cached data.", "CacheConfig", "cache"),
@@ -93,26 +101,25 @@ GROUPS = {
     "data": "Check, fetch and cache data.",
 }
 
-EXTRAS = {
-    "tyro": "metrics",
-    "rich": "metrics",
-    "numpy": "metrics",
-    "scipy": "metrics",
-    "PIL": "metrics",
-    "torchmetrics": "metrics",
-    "pytorch_lightning": "train",
-    "lightning_fabric": "train",
-    "safetensors": "train",
-    "skimage": "train",
-    "tensorboard": "train",
-    "matplotlib": "train",
-    "pycocotools": "train",
-    "kornia": "sift",
-    "gradio": "serve",
-    "sklearn": "bench",
-    "psutil": "bench",
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
+    "train": (
+        "pytorch_lightning",
+        "lightning_fabric",
+        "safetensors",
+        "skimage",
+        "tensorboard",
+        "matplotlib",
+        "pycocotools",
+    ),
+    "sift": ("kornia",),
+    "serve": ("gradio",),
+    "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
 }
-"""Importable name → the extra that installs it."""
+"""Extra → the modules that it brings."""
+
+INCLUDED = {"train": ("metrics",), "serve": ("train", "metrics"), "bench": ("train", "metrics")}
+"""Extra → the extras that it contains."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -127,8 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words.remove("--debug")
         debug = True
     name = _name(words)
-    stopped = COMMANDS[name].stopped if name else None
-    sys.exit(_guarded(lambda: _dispatch(words), debug, stopped))
+    sys.exit(_guarded(lambda: _dispatch(words), debug, name))
 
 
 class _Signals:
@@ -162,7 +168,7 @@ class _Signals:
             signal.signal(signum, handler)
 
 
-def _guarded(call: Callable[[], int], debug: bool, stopped: str | None = None) -> int:
+def _guarded(call: Callable[[], int], debug: bool, name: str | None = None) -> int:
     """Call and turn signals and the library's own errors into a message and an exit code."""
     from matbackprop import errors
 
@@ -179,13 +185,14 @@ def _guarded(call: Callable[[], int], debug: bool, stopped: str | None = None) -
                 if debug:
                     traceback.print_exc()
                 said = str(error) if hasattr(error, "signum") else "stopped."
+                stopped = COMMANDS[name].stopped if name else None
                 print(f"matbackprop: {stopped or said}", file=sys.stderr)
                 return 128 + int(signum)
             if isinstance(error, BrokenPipeError):
                 # The reader of our output has gone; keep Python from complaining once more when it flushes at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 141
-            message = _missing_extra(error) or (str(error) if isinstance(error, own) else _system_error(error))
+            message = _missing_extra(error, name) or (str(error) if isinstance(error, own) else _system_error(error))
             if message is None:
                 raise
             if debug:
@@ -194,13 +201,20 @@ def _guarded(call: Callable[[], int], debug: bool, stopped: str | None = None) -
             return 2
 
 
-def _missing_extra(error: BaseException) -> str | None:
-    """Return what to install where an import of an optional dependency failed."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        top = error.name.split(".")[0]
-        if top in EXTRAS:
-            return f"{top} is not installed. Install it with: pip install 'matbackprop[{EXTRAS[top]}]'"
-    return None
+def _missing_extra(error: BaseException, name: str | None) -> str | None:
+    """Return what to install where an import of an optional dependency failed: one extra that is enough."""
+    from matbackprop.errors import MissingExtraError
+
+    failed = error.__context__ if isinstance(error, MissingExtraError) else error
+    module = (getattr(failed, "name", None) or "").split(".")[0] if isinstance(failed, ModuleNotFoundError) else ""
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    if extra is None:
+        return None
+    wanted = COMMANDS[name].extra if name else extra
+    if extra != wanted and extra not in INCLUDED.get(wanted, ()):
+        wanted = extra
+    command = f"'matbackprop {name}' needs" if name else "this needs"
+    return f"{command} {module}, which is not installed: pip install 'matbackprop[{wanted}]'"
 
 
 def _system_error(error: BaseException) -> str | None:

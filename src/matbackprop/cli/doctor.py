@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Config", "examine", "main"]
+from matbackprop.cli import EXTRAS
 
-EXTRA_MODULES = {
-    "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
-    "train": ("pytorch_lightning", "safetensors", "skimage", "tensorboard", "matplotlib", "pycocotools"),
-    "sift": ("kornia",),
-    "serve": ("gradio",),
-    "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
-}
-"""Extra → the modules it brings."""
+__all__ = ["Config", "examine", "main", "parse"]
 
 SOLVES = ((100, 36), (100, 169), (100, 256), (1, 20))
 """Batch and order of the eigenproblems whose route is shown: pool5, ReLU-5, all channels, one image's cuts."""
@@ -35,6 +30,18 @@ class Config:
 
     json: bool = False
     """Print JSON."""
+
+
+def parse(arguments: Sequence[str], prog: str) -> Config:
+    """Read the options without any extra: who calls the doctor may have none."""
+    parser = argparse.ArgumentParser(prog, description=Config.__doc__)
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    return Config(**vars(parser.parse_args(arguments)))
+
+
+def options() -> type[Config]:
+    """The options, for shell completion."""
+    return Config
 
 
 def examine() -> dict[str, Any]:
@@ -85,15 +92,13 @@ def _routes() -> dict[str, str]:
 
 def _extras() -> dict[str, dict[str, Any]]:
     found = {}
-    for extra, modules in EXTRA_MODULES.items():
+    for extra, modules in EXTRAS.items():
         missing = [m for m in modules if importlib.util.find_spec(m) is None]
         found[extra] = {"complete": not missing, "missing": missing}
     return found
 
 
 def _data() -> dict[str, str]:
-    from matbackprop.data.cache import cache_folders, default_cache_folder
-
     found: dict[str, str] = {}
     root = os.environ.get("MATBACKPROP_DATA")
     if not root:
@@ -104,6 +109,11 @@ def _data() -> dict[str, str]:
         found["MATBACKPROP_DATA"] = root
         for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
             found[name] = "there" if (Path(root) / name / sign).exists() else "not there"
+    try:
+        from matbackprop.data.cache import cache_folders, default_cache_folder
+    except ImportError:
+        found["cache"] = "unknown without NumPy"
+        return found
     cache = default_cache_folder()
     size = sum(f.stat().st_size for p in cache_folders(cache) for f in p.iterdir()) if cache.is_dir() else 0
     found["cache"] = f"{cache}, {size / 1e6:.0f} MB"
