@@ -33,7 +33,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
       (HDF5).
     - ``.seg``: one human map of BSDS300.
     - ``.png``: one map; grey values (1 to 16 bits) and palette indices are labels, in a colour picture each colour is
-      one.
+      one. Contours and photographs, which have no regions, are refused.
     - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names; ``.npy`` likewise.
 
     Args:
@@ -142,12 +142,35 @@ def _read_png(path: Path) -> list[NDArray[np.integer]]:
         if picture.format != "PNG":
             raise DataError(f"{path} is a {picture.format} file in truth; label maps must be PNG, which loses nothing")
         array = np.asarray(picture)
+        palette = picture.mode == "P"
     if array.ndim == 2:
-        return [_labels(array, path)]
-    codes = np.zeros(array.shape[:2], dtype=np.int64)
-    for channel in range(array.shape[2]):  # each colour is one label
-        codes = codes * 256 + array[..., channel]
-    return [codes]
+        labels = _labels(array, path)
+    else:
+        labels = np.zeros(array.shape[:2], dtype=np.int64)
+        for channel in range(array.shape[2]):  # each colour is one label
+            labels = labels * 256 + array[..., channel]
+    if not palette and _is_drawn(labels):
+        raise DataError(
+            f"{path} holds contours or a photograph, not labels: most pixels outside its largest region are in no 2×2 "
+            "block of one value. Give label maps, or an ultrametric contour map as ucm2 in a .mat file; labels that do "
+            "look like this can be given as .npy"
+        )
+    return [labels]
+
+
+def _is_drawn(labels: NDArray[np.integer]) -> bool:
+    """Whether a map shows lines or shades: apart from its most frequent value, few pixels lie in a flat 2×2 block."""
+    if min(labels.shape) < 16:
+        return False
+    values, counts = np.unique(labels, return_counts=True)
+    others = labels != values[counts.argmax()]
+    flat = (labels[:-1, :-1] == labels[1:, 1:]) & (labels[:-1, 1:] == labels[1:, :-1])
+    flat &= labels[:-1, :-1] == labels[:-1, 1:]
+    inside = np.zeros(labels.shape, dtype=bool)
+    for rows in (slice(None, -1), slice(1, None)):
+        for columns in (slice(None, -1), slice(1, None)):
+            inside[rows, columns] |= flat
+    return int((others & inside).sum()) < 0.5 * int(others.sum())
 
 
 def _read_npz(path: Path) -> list[NDArray[np.integer]]:
