@@ -16,7 +16,7 @@ from torch import nn
 
 import matbackprop
 from matbackprop.report.figures import segmentation_grid
-from matbackprop.spectral.segment import segment_features
+from matbackprop.spectral import SoftSpace, segment_features
 
 SIZE = (50, 75)
 
@@ -53,7 +53,7 @@ def main(output: Path, steps: int = 150) -> tuple[float, float]:
         return network(torch.cat([image, place], 1))[0].movedim(0, -1)
 
     def segments() -> np.ndarray:
-        return segment_features(features().detach(), [4], space="soft", split=False).labels[0].numpy()
+        return segment_features(features().detach(), [4], space=SoftSpace(), split=False).labels[0].numpy()
 
     before, objective = segments(), []
     for _ in range(steps):

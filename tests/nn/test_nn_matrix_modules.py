@@ -8,7 +8,7 @@ import torch
 import matbackprop as mb
 from helpers.matrices import relu_features, symmetric
 from matbackprop import nn
-from matbackprop.errors import ConfigurationError, DomainError, DtypeError
+from matbackprop.errors import ConfigurationError, DomainError, DtypeError, ShapeError
 
 MATRIX = symmetric("separated", 2)
 FEATURES = relu_features(4, 6, 2)
@@ -141,3 +141,11 @@ def test_a_fixed_exponent_takes_what_the_function_takes():
 def test_arguments_are_checked_when_a_module_is_built(build, message):
     with pytest.raises((DomainError, DtypeError, ConfigurationError), match=message):
         build()
+
+
+def test_a_feature_map_of_a_convolution_is_not_pooled_by_image_rows():
+    maps = torch.nn.Conv2d(3, 6, 3)(torch.rand(2, 3, 7, 9))
+    pool = nn.SecondOrderPool()
+    with pytest.raises(ShapeError, match=r"flatten\(2\).mT"):
+        pool(maps)
+    assert pool(maps.flatten(2).mT).shape == (2, 6, 6)

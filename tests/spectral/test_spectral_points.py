@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from matbackprop import normalized_cut_soft
-from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.errors import ConfigurationError, DomainError, ShapeError, SymmetryError
 from matbackprop.spectral import choose_k, ncut_embedding, soft_embedding
 
 
@@ -34,6 +34,22 @@ def test_ncut_points_with_a_parameter_matrix():
     found = ncut_embedding(f, 3, lam=lam)
     torch.testing.assert_close(found.eigenvalues, values)
     torch.testing.assert_close(found.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
+
+
+def test_a_parameter_matrix_is_neither_symmetrised_nor_clipped_in_silence():
+    f = features(d=3)
+    with pytest.raises(SymmetryError):
+        ncut_embedding(f, 2, lam=torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).double())
+    with pytest.raises(DomainError):
+        ncut_embedding(f, 2, lam=torch.diag(torch.tensor([1.0, 2.0, -0.5])).double())
+    with pytest.raises(ShapeError, match="lam"):
+        ncut_embedding(f, 2, lam=torch.eye(4).double())
+
+
+def test_a_parameter_matrix_gets_a_gradient():
+    f, root = features(12, 4), features(4, 4, 1)
+    lam = (root @ root.mT + torch.eye(4)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: ncut_embedding(f, 3, lam=(x + x.mT) / 2)[1:], lam)
 
 
 def test_perfect_cut_gives_piecewise_constant_points():
@@ -85,6 +101,7 @@ def test_soft_weights_repeat_rows():
 
 def test_soft_points_of_zeros_are_zero():
     found = soft_embedding(torch.zeros(2, 5, 3))
+    assert found.points.dtype == found.weights.dtype == found.eigenvalues.dtype == torch.float32
     assert (found.points == 0).all() and torch.isfinite(found.eigenvalues).all()
 
 

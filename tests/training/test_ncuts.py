@@ -24,7 +24,14 @@ from matbackprop.training.ncuts import (
     build_model,
     data_folder,
 )
-from matbackprop.training.ncuts_config import PRESETS, RECIPE, ImageDataConfig, NCutsConfig
+from matbackprop.training.ncuts_config import (
+    PRESETS,
+    RECIPE,
+    ImageDataConfig,
+    NCutsConfig,
+    NCutsModelConfig,
+    ObjectiveConfig,
+)
 from matbackprop.training.segmenting import segment_images
 
 
@@ -337,3 +344,10 @@ def test_the_papers_recipe():
     assert (config.train.objective, config.data.batch_size, config.model.dropout) == ("j2", 1, 0.25)
     assert (config.train.optimizer, config.train.schedule, config.engine.max_epochs) == ("adamw", "one-cycle", 4)
     assert (config.train.backbone_rate, config.train.rate) == (1e-4, 1e-3)
+
+
+@pytest.mark.parametrize("objective", ["j2", "soft"])
+def test_a_learned_lambda_is_refused_where_nothing_depends_on_it(objective):
+    with pytest.raises(ConfigurationError, match="objective 'j1' only"):
+        NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective=objective))
+    NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective="j1"))

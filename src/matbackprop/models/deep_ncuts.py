@@ -22,8 +22,11 @@ from matbackprop.spectral import (
     CLUSTER_KS,
     MERGE_KS,
     Hierarchy,
+    KMeansRounding,
     MergeCost,
+    NCutSpace,
     Segmentation,
+    SoftSpace,
     merge_regions,
     region_graph,
     rgb_to_lab,
@@ -502,7 +505,6 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         image: Tensor,
         ks: Sequence[int] = CLUSTER_KS,
         *,
-        method: str = "kmeans",
         seed: int = 0,
         size: tuple[int, int] | None = None,
         space: str | None = None,
@@ -512,7 +514,6 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         Args:
             image: a batch of images of one size.
             ks: numbers of clusters.
-            method: ``"kmeans"``, ``"discretize"`` or ``"pivoted_qr"``.
             seed: of K-means.
             size: of the label maps; None for the images' own.
             space: where to cluster, ``"ncut"`` or ``"soft"``; None for the model's own.
@@ -522,10 +523,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         """
         size = (image.shape[-2], image.shape[-1]) if size is None else size
         features = self(image).features.float()
-        space = self.space if space is None else space
-        return segment_features(
-            features, ks, size=size, space=space, method=method, ridge=self.ridge, lam=self.lam, seed=seed
-        )
+        where = NCutSpace(self.lam) if (space or self.space) == "ncut" else SoftSpace(self.ridge)
+        return segment_features(features, ks, size=size, space=where, rounding=KMeansRounding(seed=seed))
 
     @torch.no_grad()
     def region_points(self, image: Tensor, superpixels: Tensor, edges: Tensor | None = None) -> RegionPoints:

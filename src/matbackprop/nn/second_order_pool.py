@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.divided_differences import resolve_function
-from matbackprop.errors import ConfigurationError, DomainError
+from matbackprop.errors import ConfigurationError, DomainError, ShapeError
 from matbackprop.functional.matrix_function import FunctionLike
 from matbackprop.functional.second_order_pool import Method, check_method, second_order_pool
 from matbackprop.functional.triangle import vectorize_symmetric
@@ -33,7 +33,11 @@ class SecondOrderPool(nn.Module):
         precision: dtype of the computation; float64 by default.
 
     Shape:
-        ``(*b, m, d)`` to ``(*b, d, d)``; with a weight ``(*b, r, m)`` to ``(*b, r, d, d)``.
+        ``(m, d)`` or ``(b, m, d)`` to ``(d, d)`` or ``(b, d, d)``; with a weight ``(b, r, m)`` to ``(b, r, d, d)``. A
+        feature map ``(b, d, height, width)`` of a convolution is refused: pass ``f.flatten(2).mT``.
+
+    Raises:
+        ShapeError: more than one batch dimension, and what :func:`~matbackprop.second_order_pool` raises.
 
     Example:
         >>> import torch
@@ -88,6 +92,12 @@ class SecondOrderPool(nn.Module):
 
     def forward(self, f: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return C, or its upper triangle."""
+        if f.ndim > 3:  # a map straight from a convolution would have its image rows pooled
+            raise ShapeError(
+                f"SecondOrderPool takes rows (m, d) or (b, m, d), one per location, got shape {tuple(f.shape)}. For a "
+                f"feature map (b, channels, height, width) pass f.flatten(2).mT; for more batch dimensions call "
+                f"matbackprop.second_order_pool."
+            )
         pooled = second_order_pool(
             f,
             eps=self.eps if self.log_eps is None else self.log_eps.exp(),

@@ -2,10 +2,24 @@
 
 from matbackprop.spectral.colour import rgb_to_lab
 from matbackprop.spectral.components import connected_components
-from matbackprop.spectral.embedding import Embedding, KChoice, choose_k, ncut_embedding, soft_embedding
+from matbackprop.spectral.embedding import (
+    Embedding,
+    KChoice,
+    NCutSpace,
+    SoftSpace,
+    choose_k,
+    ncut_embedding,
+    soft_embedding,
+)
 from matbackprop.spectral.hierarchy import MERGE_KS, Hierarchy, MergeCost, merge_regions
 from matbackprop.spectral.kmeans import KMeans, weighted_kmeans
-from matbackprop.spectral.rounding import pivoted_qr_rotation, yu_shi_rotation
+from matbackprop.spectral.rounding import (
+    KMeansRounding,
+    PivotedQRRounding,
+    YuShiRounding,
+    pivoted_qr_rotation,
+    yu_shi_rotation,
+)
 from matbackprop.spectral.segment import CLUSTER_KS, Segmentation, segment_features
 from matbackprop.spectral.superpixels import RegionGraph, border_mean, region_graph, region_means, slic_superpixels
 
@@ -16,9 +30,14 @@ __all__ = [
     "Hierarchy",
     "KChoice",
     "KMeans",
+    "KMeansRounding",
     "MergeCost",
+    "NCutSpace",
+    "PivotedQRRounding",
     "RegionGraph",
     "Segmentation",
+    "SoftSpace",
+    "YuShiRounding",
     "border_mean",
     "choose_k",
     "connected_components",

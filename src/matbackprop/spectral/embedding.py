@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.functional.affinity import check_lambda
+from matbackprop.functional.matrix_function import matrix_sqrt
 from matbackprop.functional.spectral_embedding import spectral_embedding
 from matbackprop.numerics import check_matrix, check_weight, check_weight_values, symmetrize, wants_check
-
-SPACES = ("ncut", "soft")
 
 
 class Embedding(NamedTuple):
@@ -40,13 +41,15 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
     Args:
         f: non-negative features (*b, m, d).
         k: number of eigenvectors; at most min(m, d) are returned.
-        lam: symmetric positive semi-definite Λ (d, d); None for the identity.
+        lam: symmetric positive semi-definite Λ (d, d); None for the identity. It gets a gradient where it is positive
+            definite.
 
     Returns:
         An :class:`Embedding` with e = min(k, m, d) coordinates.
 
     Raises:
-        ShapeError: f is no matrix, or k < 1.
+        ShapeError: f is no matrix, Λ does not fit it, or k < 1.
+        SymmetryError, DomainError: Λ is not symmetric, or not positive semi-definite.
 
     Example:
         >>> f = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -62,8 +65,8 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
         raise ShapeError(f"k must be at least 1, got {k}.")
     dtype = f.dtype
     if lam is not None:
-        values, vectors = batched_eigh(symmetrize(lam.to(torch.float64)))
-        f = f.to(torch.float64) @ (vectors * values.clamp(min=0).sqrt().unsqueeze(-2))
+        check_lambda(lam, f.shape[-1])
+        f = f.to(torch.float64) @ matrix_sqrt(lam).to(torch.float64)
     values, vectors, degrees = spectral_embedding(f, min(k, *f.shape[-2:]))
     safe = torch.where(degrees > 0, degrees, torch.ones_like(degrees))
     points = vectors / safe.sqrt().unsqueeze(-1)
@@ -111,6 +114,39 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = No
     shifted = values + ridge / d
     points = (rows * scale[..., None, None]) @ (vectors * shifted.rsqrt().unsqueeze(-2))
     return Embedding(points.to(f.dtype), w.to(f.dtype), (values / shifted).to(f.dtype))
+
+
+@dataclass(frozen=True)
+class NCutSpace:
+    """The space of the relaxed normalized cut: D^(−½)U with the degrees as weights, K coordinates for K clusters.
+
+    Attributes:
+        lam: Λ of W = FΛFᵀ; None for the identity.
+    """
+
+    lam: Tensor | None = None
+    leading: ClassVar[bool] = True
+
+    def embed(self, f: Tensor, most: int) -> Embedding:
+        """Coordinates for up to ``most`` clusters, and one eigenvalue more, so that the last gap is known."""
+        whole = ncut_embedding(f, most + 1, lam=self.lam)
+        return whole._replace(points=whole.points[..., :most])
+
+
+@dataclass(frozen=True)
+class SoftSpace:
+    """The space that the soft objective trains: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights.
+
+    Attributes:
+        ridge: λ.
+    """
+
+    ridge: float = 0.3
+    leading: ClassVar[bool] = False
+
+    def embed(self, f: Tensor, most: int) -> Embedding:
+        """All coordinates of features, whatever the number of clusters."""
+        return soft_embedding(f, ridge=self.ridge)
 
 
 class KChoice(NamedTuple):

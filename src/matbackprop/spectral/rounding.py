@@ -1,12 +1,17 @@
-"""Two rivals of K-means for turning eigenvectors into labels: Yu–Shi discretisation and pivoted QR."""
+"""From coordinates to scores of clusters: K-means, and its rivals Yu–Shi discretisation and pivoted QR."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from matbackprop.errors import ShapeError
 from matbackprop.numerics import check_matrix
+from matbackprop.spectral.kmeans import center_scores, weighted_kmeans
 
 
 def _check(vectors: Tensor) -> None:
@@ -78,3 +83,85 @@ def yu_shi_rotation(vectors: Tensor, *, iterations: int = 20) -> Tensor:
         indicator = torch.zeros_like(x).scatter_(-1, found.unsqueeze(-1), 1.0)
         rotation = _polar(x.mT @ indicator)
     return rotation
+
+
+@runtime_checkable
+class Rounding(Protocol):
+    """Turns coordinates into scores of clusters, the largest of which names a point's cluster."""
+
+    @property
+    def cells(self) -> int:
+        """About how many points the clusters are found on."""
+        ...
+
+    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
+        """Scores (*b, m, K) for each K, affine in the points.
+
+        Args:
+            points: (*b, m, e) to score.
+            sample: (*b, n, e) points of the same space that the clusters are found on.
+            weights: (*b, n) of the sample.
+            ks: numbers of clusters.
+            leading: whether K clusters see the first K coordinates alone.
+        """
+
+
+@dataclass(frozen=True)
+class KMeansRounding:
+    """Weighted K-means (Bach and Jordan); the same seed gives the same clusters.
+
+    Attributes:
+        restarts: seedings for each K.
+        iterations: Lloyd steps.
+        seed: of the seedings.
+        cells: about how many points the clusters are found on.
+    """
+
+    restarts: int = 4
+    iterations: int = 30
+    seed: int = 0
+    cells: int = 2400
+
+    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
+        """See :class:`Rounding`."""
+        clusters = weighted_kmeans(
+            sample, weights, ks, leading=leading, restarts=self.restarts, iterations=self.iterations, seed=self.seed
+        )
+        # Around the mean point, which changes no comparison: scores may be rounded to single precision later.
+        points = points.double()
+        mean = points.mean(-2, keepdim=True)
+        centers = clusters.centers.double() - mean.unsqueeze(-3)
+        return [center_scores(points - mean, centers[..., i : i + 1, :k, :]) for i, k in enumerate(ks)]
+
+
+@dataclass(frozen=True)
+class YuShiRounding:
+    """Discretisation of the row-normalised leading coordinates (Yu and Shi).
+
+    Attributes:
+        iterations: alternations.
+        cells: about how many points the rotation is found on.
+    """
+
+    iterations: int = 30
+    cells: int = 2400
+
+    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
+        """See :class:`Rounding`; K clusters always see the first K coordinates."""
+        return [points[..., :k] @ yu_shi_rotation(sample[..., :k], iterations=self.iterations) for k in ks]
+
+
+@dataclass(frozen=True)
+class PivotedQRRounding:
+    """The rotation that QR with column pivoting finds (Damle, Minden and Ying).
+
+    Attributes:
+        cells: about how many points the rotation is found on.
+    """
+
+    cells: int = 2400
+
+    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
+        """See :class:`Rounding`; K clusters always see the first K coordinates."""
+        vectors = sample * weights.sqrt().unsqueeze(-1)  # the orthonormal eigenvectors themselves
+        return [points[..., :k] @ pivoted_qr_rotation(vectors[..., :k]) for k in ks]

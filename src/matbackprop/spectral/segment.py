@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.numerics import autocast_off, check_finite, check_floating
+from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
+from matbackprop.numerics import autocast_off, check_floating
 from matbackprop.spectral.components import connected_components
-from matbackprop.spectral.embedding import SPACES, Embedding, KChoice, choose_k, ncut_embedding, soft_embedding
-from matbackprop.spectral.kmeans import center_scores, check_ks, weighted_kmeans
-from matbackprop.spectral.rounding import pivoted_qr_rotation, yu_shi_rotation
+from matbackprop.spectral.embedding import Embedding, KChoice, NCutSpace, SoftSpace, choose_k
+from matbackprop.spectral.kmeans import check_ks
+from matbackprop.spectral.rounding import KMeansRounding, Rounding
 
-METHODS = ("kmeans", "discretize", "pivoted_qr")
 CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)
 """Numbers of clusters of the eight segmentations; chosen on training images of BSDS300."""
 
@@ -66,9 +65,9 @@ def _resize(x: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     return maps.movedim(1, -1).reshape(*x.shape[:-2], size[0] * size[1], x.shape[-1])
 
 
-def working_grid(grid: tuple[int, int], size: tuple[int, int], points: int) -> tuple[int, int]:
-    """The grid to run K-means on: of about ``points`` cells, no finer than the image ``size``."""
-    ratio = (points / (size[0] * size[1])) ** 0.5
+def working_grid(size: tuple[int, int], cells: int) -> tuple[int, int]:
+    """The grid that clusters are found on: of about ``cells`` cells, no finer than the image ``size``."""
+    ratio = (cells / (size[0] * size[1])) ** 0.5
     if ratio >= 1:
         return size
     return max(1, round(size[0] * ratio)), max(1, round(size[1] * ratio))
@@ -80,39 +79,25 @@ def segment_features(
     *,
     size: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,
-    space: str = "ncut",
-    method: str = "kmeans",
-    ridge: float = 0.3,
-    lam: Tensor | None = None,
-    restarts: int = 4,
-    iterations: int = 30,
-    points: int = 2400,
-    seed: int = 0,
+    space: NCutSpace | SoftSpace | None = None,
+    rounding: Rounding | None = None,
     split: bool = True,
-    connectivity: int = 4,
 ) -> Segmentation:
     """Segment images by clustering their features: every K from one small eigenproblem.
 
     F → embedding on the features' grid → clustering of the bilinearly resized coordinates on a working grid → scores of
-    the centres, upsampled to full size (the same as scoring upsampled coordinates, because scores are affine) → argmax
+    the clusters, upsampled to full size (the same as scoring upsampled coordinates, because scores are affine) → argmax
     → connected components.
 
     Args:
-        f: features (*b, h, w, d), or (*b, h·w, d) with ``grid``; non-negative for ``space="ncut"``.
+        f: features (*b, h, w, d), or (*b, h·w, d) with ``grid``; non-negative for the normalized cut's space.
         ks: n numbers of clusters.
         size: (H, W) of the label maps; None for the features' grid.
         grid: (h, w) when the features come flattened.
-        space: ``"ncut"`` clusters D^(−½)U with degrees as weights, leading K coordinates; ``"soft"`` clusters the rows
-            of F(FᵀF + (λ/d)I)^(−½) with equal weights.
-        method: ``"kmeans"`` (Bach–Jordan), ``"discretize"`` (Yu–Shi) or ``"pivoted_qr"``.
-        ridge: λ of the soft space.
-        lam: Λ of W = FΛFᵀ for ``space="ncut"``.
-        restarts: seedings of K-means.
-        iterations: Lloyd steps or alternations.
-        points: cells of the working grid that K-means runs on.
-        seed: of K-means; the same seed gives the same maps.
-        split: split connected components.
-        connectivity: 4 or 8.
+        space: :class:`NCutSpace` by default, or :class:`SoftSpace`, with their own arguments.
+        rounding: :class:`KMeansRounding` by default, :class:`YuShiRounding` or :class:`PivotedQRRounding`, with their
+            own arguments.
+        split: split every segment into its connected components.
 
     Returns:
         :class:`Segmentation`. All-zero features give one region.
@@ -120,7 +105,7 @@ def segment_features(
     Raises:
         ShapeError: the features do not fit the grid, or a dimension is empty.
         NonFiniteError: the features hold NaN or Inf.
-        ConfigurationError: an unknown space or method.
+        ConfigurationError: what is given as space or rounding is none.
 
     Example:
         >>> f = torch.zeros(6, 8, 2)
@@ -129,91 +114,42 @@ def segment_features(
         >>> segment_features(f, [2], size=(12, 16)).labels[0, 5]
         tensor([0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1])
     """
-    with autocast_off(f.device.type):
-        return _segment(
-            f,
-            check_ks(ks),
-            size,
-            grid,
-            space,
-            method,
-            ridge,
-            lam,
-            restarts,
-            iterations,
-            points,
-            seed,
-            split,
-            connectivity,
+    sizes = check_ks(ks)
+    space = NCutSpace() if space is None else space
+    rounding = KMeansRounding() if rounding is None else rounding
+    if not isinstance(space, NCutSpace | SoftSpace):
+        raise ConfigurationError(f"space must be NCutSpace() or SoftSpace(), got {space!r}.")
+    if not isinstance(rounding, Rounding):
+        raise ConfigurationError(
+            f"rounding must be KMeansRounding(), YuShiRounding() or PivotedQRRounding(), got {rounding!r}."
         )
-
-
-def _segment(
-    f: Tensor,
-    sizes: list[int],
-    size: tuple[int, int] | None,
-    grid: tuple[int, int] | None,
-    space: str,
-    method: str,
-    ridge: float,
-    lam: Tensor | None,
-    restarts: int,
-    iterations: int,
-    points: int,
-    seed: int,
-    split: bool,
-    connectivity: int,
-) -> Segmentation:
-    if space not in SPACES:
-        raise ConfigurationError(f"unknown space {space!r}; choose one of {', '.join(SPACES)}.")
-    if method not in METHODS:
-        raise ConfigurationError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}.")
     rows, cells = _as_grid(f.detach(), grid)
     if 0 in rows.shape[-2:]:
         raise ShapeError(f"features {tuple(f.shape)} have no cell or no channel.")
-    check_finite(rows, "f")
+    if not bool(rows.isfinite().all()):
+        raise NonFiniteError(
+            f"features hold {int((~rows.isfinite()).sum())} non-finite of {rows.numel()} entries and have no "
+            f"segmentation; look for an exploding activation or a division by zero upstream."
+        )
     full = cells if size is None else size
     rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    most = max(sizes)
-    if space == "ncut":
-        # One eigenvector more than clusters, so that the last gap is known.
-        whole = ncut_embedding(rows, most + 1, lam=lam)
-        embedding = Embedding(whole.points[..., :most], whole.weights, whole.eigenvalues)
-    else:
-        embedding = soft_embedding(rows, ridge=ridge)
-        if method != "kmeans":
-            embedding = embedding._replace(points=embedding.points[..., :most])
-    choice = choose_k(embedding.eigenvalues, low=min(2, most), high=most)
+    with torch.no_grad(), autocast_off(f.device.type):
+        most = max(sizes)
+        embedding = space.embed(rows, most)
+        choice = choose_k(embedding.eigenvalues, low=min(2, most), high=most)
+        work = working_grid(full, rounding.cells)
+        sample = _resize(embedding.points, cells, work)
+        weights = _resize(embedding.weights.unsqueeze(-1), cells, work).squeeze(-1)
+        scores = rounding.scores(embedding.points, sample, weights, sizes, space.leading)
+        labels = torch.stack([_labels_at(score, cells, full) for score in scores], 1)
+        if split:
+            labels = connected_components(labels)
+        return Segmentation(labels.view(*rows.shape[:-2], len(sizes), *full), embedding, choice)
 
-    work = working_grid(cells, full, points)
-    coordinates = _resize(embedding.points, cells, work)
-    weights = _resize(embedding.weights.unsqueeze(-1), cells, work).squeeze(-1)
-    if method == "kmeans":
-        found = weighted_kmeans(
-            coordinates, weights, sizes, leading=space == "ncut", restarts=restarts, iterations=iterations, seed=seed
-        )
-        blocks = [found.centers[..., i, :k, :].unsqueeze(-3) for i, k in enumerate(sizes)]
-        # Around the mean point, which changes no comparison: the scores are rounded to single precision below.
-        points64 = embedding.points.double()
-        mean = points64.mean(-2, keepdim=True)
-        scores = [center_scores(points64 - mean, block.double() - mean.unsqueeze(-3)) for block in blocks]
-    else:
-        scores = []
-        for k in sizes:
-            leading = coordinates[..., :k]
-            if method == "discretize":
-                rotation = yu_shi_rotation(leading, iterations=iterations)
-            else:
-                # Damle et al. rotate the orthonormal eigenvectors, √w times the points.
-                rotation = pivoted_qr_rotation(leading * weights.sqrt().unsqueeze(-1))
-            scores.append(embedding.points[..., :k] @ rotation)
-    maps = []
-    for score in scores:
-        upsampled = _to_maps(score.float(), cells)
-        if full != cells:
-            upsampled = nnf.interpolate(upsampled, size=full, mode="bilinear", align_corners=False)
-        maps.append(upsampled.argmax(1))
-    labels = torch.stack(maps, 1)
-    if split:
-        labels = connected_components(labels, connectivity=connectivity)
-    return Segmentation(labels.view(*rows.shape[:-2], len(sizes), *full), embedding, choice)
+
+def _labels_at(scores: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """The cluster of the largest score (*b, h·w, K) at every pixel: (B, H, W)."""
+    maps = _to_maps(scores.float(), grid)
+    if size != grid:
+        maps = nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+    return maps.argmax(1)

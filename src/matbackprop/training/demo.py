@@ -30,7 +30,7 @@ from matbackprop.report.figures import confusion_matrix, curves, image_grid, seg
 from matbackprop.report.html import Page
 from matbackprop.report.style import svg
 from matbackprop.report.tables import Table
-from matbackprop.spectral.segment import segment_features
+from matbackprop.spectral import NCutSpace, SoftSpace, segment_features
 from matbackprop.training.config import EngineConfig
 from matbackprop.training.engine import evaluate, fit, seed_all
 from matbackprop.training.loading import EpochLoader, ItemSource
@@ -413,7 +413,7 @@ class _CutsModule(_Narrated):
     @torch.no_grad()
     def segment(self, image: Tensor) -> list[np.ndarray]:
         """Label maps of one image (3, h, w), one for each K."""
-        space = "ncut" if self.objective == "j2" else "soft"
+        space = NCutSpace() if self.objective == "j2" else SoftSpace()
         size = (image.shape[-2], image.shape[-1])
         found = segment_features(self(image.unsqueeze(0))[0], _KS, size=size, space=space)
         return list(found.labels.numpy())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from matbackprop.errors import ConfigurationError
 from matbackprop.training.config import EngineConfig, Recipe, check_ranges, later
 
 
@@ -67,7 +68,7 @@ class NCutsModelConfig:
     dropout: float = 0.25
     """Dropped before the last layer."""
     affinity: Literal["identity", "lambda"] = "identity"
-    """W = FFᵀ, or FΛFᵀ with a learned Λ."""
+    """W = FFᵀ, or FΛFᵀ with a learned Λ, for objective j1."""
     space: Literal["ncut", "soft"] = "ncut"
     """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
     ridge: float = 0.3
@@ -117,6 +118,13 @@ class NCutsConfig:
     data: ImageDataConfig = field(default_factory=ImageDataConfig)
     model: NCutsModelConfig = field(default_factory=NCutsModelConfig)
     train: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.affinity == "lambda" and self.train.objective != "j1":
+            raise ConfigurationError(
+                f"affinity 'lambda' learns with objective 'j1' only, got {self.train.objective!r}: J2 and the soft "
+                f"objective do not depend on Λ. Choose affinity 'identity', or objective 'j1'."
+            )
 
 
 def paper_config(variant: str, *, epochs: int = 4) -> NCutsConfig:
