@@ -1,13 +1,19 @@
 """The recipe of DeepNCuts: preparation, batches, augmentation, losses, training and presets."""
 
 import dataclasses
+import os
+import shutil
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from helpers.slow_images import TracedImages
 from matbackprop import normalized_cut_j2, normalized_cut_soft
-from matbackprop.data.bsds import BSDSSample
+from matbackprop.data.bsds import BSDS, BSDSSample
 from matbackprop.data.prepared import collect, majority_labels, pad_stack, prepare_image, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
@@ -70,8 +76,6 @@ def test_prepared_labels_are_majorities():
 
 def test_prepared_images_survive_the_cache(tmp_path):
     root = write_shapes_bsds(tmp_path / "bsds", train=3, val=1, size=(40, 56))
-    from matbackprop.data.bsds import BSDS
-
     data = BSDS(root, "train")
     first = prepare_images(data, tmp_path / "cache", superpixels=30)
     again = prepare_images(data, tmp_path / "cache", superpixels=30)
@@ -84,9 +88,37 @@ def test_prepared_images_survive_the_cache(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
-    from matbackprop.data.bsds import BSDS
+@pytest.mark.parametrize("kind", ["images", "groundTruth"])
+def test_replaced_files_are_prepared_again(tmp_path, kind):
+    root = write_shapes_bsds(tmp_path / "bsds", train=2, val=1, size=(40, 56))
+    first = prepare_images(BSDS(root, "train"), tmp_path / "cache", superpixels=30)
+    one, two = sorted((BSDS(root, "train").root / kind / "train").iterdir())[:2]
+    shutil.copyfile(two, one)
+    again = prepare_images(BSDS(root, "train"), tmp_path / "cache", superpixels=30)
+    part = "image" if kind == "images" else "labels"
+    assert not np.array_equal(getattr(first[0], part), getattr(again[0], part))
+    assert np.array_equal(getattr(first[1], part), getattr(again[1], part))
 
+
+def test_preparing_images_stops_at_once_when_asked(tmp_path):
+    (tmp_path / "read").mkdir()
+    data = TracedImages(tmp_path / "read", 200)
+
+    def interrupt():
+        while data.read() < 6:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        prepare_images(data, tmp_path / "cache", superpixels=4, workers=2)
+    stopped = data.read()
+    time.sleep(0.2)
+    assert data.read() == stopped < 40  # those that were being read, and nobody reads on behind our back
+    assert not (tmp_path / "cache").exists()
+
+
+def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a pool of processes was started")
 

@@ -106,7 +106,7 @@ def test_weights_are_chosen_on_held_out_training_images_or_not_at_all(config, sp
 
 
 def test_a_run_without_a_report_can_be_used_too(config):
-    from matbackprop.models.predict_regions import load_classifier
+    from matbackprop.inference import load_classifier
 
     run = run_recipe(RECIPE, config, preset="smoke")
     assert not run.report_path.exists() and (run.path / "predictions" / "validation.npz").is_file()

@@ -105,6 +105,10 @@ class BSDS(Dataset[BSDSSample]):
             raise DataError(first_problems(problems))
         return sample
 
+    def files(self, name: str) -> list[Path]:
+        """The files of a name: its image, then its human maps."""
+        return [self._images[name], *self._truth[name]]
+
     def image(self, name: str) -> Tensor:
         """The image of a name, uint8 ``(3, h, w)``."""
         return _read_image(self._images[name])

@@ -30,6 +30,7 @@ from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.models.backbone import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.processes import parallel_map
+from matbackprop.progress import track
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +209,8 @@ def cache_regions(
     problems = list(index.problems)
 
     def pixels() -> Iterator[np.ndarray]:
-        for entry, cropped in zip(index.images, _crop_all(index.images, side, workers), strict=True):
+        crops = track(_crop_all(index.images, side, workers), "Cropping regions", len(index.images))
+        for entry, cropped in zip(index.images, crops, strict=True):
             bad_image = next((p for p in cropped.problems if p.kind in BAD_IMAGE), None)
             if bad_image is not None and missing_images == "raise":
                 raise DataError(

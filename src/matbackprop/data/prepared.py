@@ -19,6 +19,7 @@ from matbackprop.data.bsds import labels_to_grid
 from matbackprop.data.cache import cache_key, open_cache, write_cache
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.processes import parallel_map
+from matbackprop.progress import track
 from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
 __all__ = ["LabelledImages", "PreparedImage", "PreparedImages", "prepare_image", "prepare_images"]
@@ -36,6 +37,10 @@ class LabelledImages(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
+
+    def files(self, name: str) -> list[Path]:
+        """The files that an image is read from."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600
     """Prepare a data set once and open its cache.
 
     Args:
-        data: images with human maps. Its ``describe()`` (or its ids) and the arguments here key the cache.
+        data: images with human maps. Their files, with sizes and times, and the arguments here key the cache.
         folder: where caches live.
         superpixels: about how many for each image.
         workers: processes; 0 for this one.
@@ -211,16 +216,21 @@ def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600
     """
     if len(data) == 0:
         raise DataError("the data set holds no image; check the folder and the split.")
+    files = [
+        (str(file), file.stat().st_size, file.stat().st_mtime_ns) for name in data.ids for file in data.files(name)
+    ]
     key = cache_key(
-        {"kind": "segmentation", "version": 2, "ids": list(data.ids), "root": str(getattr(data, "root", "")),
-         "superpixels": superpixels, "strides": list(STRIDES)}
+        {"kind": "segmentation", "version": 3, "ids": list(data.ids), "files": files, "superpixels": superpixels,
+         "strides": list(STRIDES)}
     )  # fmt: skip
     path = Path(folder) / f"segmentation-{key}"
     try:
         cache = open_cache(path)
     except DataError:
         tasks = [(data, i, superpixels) for i in range(len(data))]
-        images = list(parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0, chunk=8))
+        # One by one, so that progress is seen, and a signal waits for no more than one image per process.
+        prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)
+        images = list(track(prepared, "Preparing images", len(tasks)))
         write_cache(path, _flatten(images), {"table": [_row(one) for one in images]})
         cache = open_cache(path)
     return PreparedImages(cache.arrays, cache.meta["table"])

@@ -1,0 +1,31 @@
+"""Images that leave a trace when they are read, for tests of long preparations."""
+
+import time
+from pathlib import Path
+
+import torch
+
+from matbackprop.data.bsds import BSDSSample
+
+
+class TracedImages:
+    """Small images with one map; reading one leaves a file of its number."""
+
+    def __init__(self, folder: Path, count: int):
+        self.folder, self.ids = Path(folder), [f"{i:03}" for i in range(count)]
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        (self.folder / self.ids[index]).touch()
+        time.sleep(0.02)
+        maps = [torch.arange(24)[None].expand(16, 24) // 12]
+        return BSDSSample(self.ids[index], torch.randint(256, (3, 16, 24), dtype=torch.uint8), maps)
+
+    def files(self, name):
+        return []
+
+    def read(self):
+        """Return how many images were read."""
+        return len(list(self.folder.iterdir()))
