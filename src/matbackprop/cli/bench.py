@@ -29,7 +29,7 @@ class Config:
     threads: int = 0
     """CPU threads for torch; 0 leaves its choice."""
     output: Path | None = None
-    """Folder for the results, one JSON file a machine; nothing is written without it."""
+    """Folder for the results, one JSON file per machine; nothing is written without it."""
     page: Path | None = None
     """Write the page of all results in the output folder to this Markdown file, its plots beside it."""
     revision: str = ""
@@ -46,12 +46,13 @@ def main(config: Config) -> int:
     from matbackprop.bench import SUITES, run_suites, save_results
     from matbackprop.bench.page import format_record, write_page
     from matbackprop.errors import ConfigurationError
+    from matbackprop.inference import choose_device
 
     if config.page is not None and config.output is None:
         raise ConfigurationError("--page draws the results in a folder; name it with --output.")
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
+    device = choose_device(config.device).type
     console = Console(highlight=False)
     if config.measure:
         for suite in config.suites or tuple(SUITES):  # each is kept as soon as it is measured

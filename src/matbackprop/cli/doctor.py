@@ -57,23 +57,23 @@ def examine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    report = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("matbackprop", "torch", "pytorch-lightning", "numpy", "scipy"):
         try:
-            found[name] = metadata.version(name)
+            report[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            report[name] = "not installed"
+    return report
 
 
 def _devices() -> dict[str, str]:
     import torch
 
-    found = {"cpu": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"}
+    report = {"cpu": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"}
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
-        found[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-    return found
+        report[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    return report
 
 
 def _routes() -> dict[str, str]:
@@ -91,33 +91,33 @@ def _routes() -> dict[str, str]:
 
 
 def _extras() -> dict[str, dict[str, Any]]:
-    found = {}
+    report = {}
     for extra, modules in EXTRAS.items():
         missing = [m for m in modules if importlib.util.find_spec(m) is None]
-        found[extra] = {"complete": not missing, "missing": missing}
-    return found
+        report[extra] = {"complete": not missing, "missing": missing}
+    return report
 
 
 def _data() -> dict[str, str]:
-    found: dict[str, str] = {}
+    report: dict[str, str] = {}
     root = os.environ.get("MATBACKPROP_DATA")
     if not root:
-        found["MATBACKPROP_DATA"] = "not set; recipes need --data.root, or make their data"
+        report["MATBACKPROP_DATA"] = "not set; recipes need --data.root, or make their data"
     elif not Path(root).is_dir():
-        found["MATBACKPROP_DATA"] = f"{root} is no folder"
+        report["MATBACKPROP_DATA"] = f"{root} is no folder"
     else:
-        found["MATBACKPROP_DATA"] = root
+        report["MATBACKPROP_DATA"] = root
         for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
-            found[name] = "there" if (Path(root) / name / sign).exists() else "not there"
+            report[name] = "there" if (Path(root) / name / sign).exists() else "not there"
     try:
         from matbackprop.data.cache import cache_folders, default_cache_folder
     except ImportError:
-        found["cache"] = "unknown without NumPy"
-        return found
+        report["cache"] = "unknown without NumPy"
+        return report
     cache = default_cache_folder()
     size = sum(f.stat().st_size for p in cache_folders(cache) for f in p.iterdir()) if cache.is_dir() else 0
-    found["cache"] = f"{cache}, {size / 1e6:.0f} MB"
-    return found
+    report["cache"] = f"{cache}, {size / 1e6:.0f} MB"
+    return report
 
 
 def _gradients() -> dict[str, Any]:
@@ -152,22 +152,22 @@ def _gradients() -> dict[str, Any]:
 
 
 def main(config: Config) -> int:
-    """Print what was found."""
-    found = examine()
-    good = bool(found["gradients"]["right"])
+    """Print the report."""
+    report = examine()
+    good = bool(report["gradients"]["right"])
     if config.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return 0 if good else 1
     for title in ("versions", "devices", "eigensolver", "data"):
         print(title)
-        for name, value in found[title].items():
+        for name, value in report[title].items():
             print(f"  {name:<28}{value}")
     print("extras")
-    for extra, state in found["extras"].items():
+    for extra, state in report["extras"].items():
         how = f"missing {', '.join(state['missing'])}: pip install 'matbackprop[{extra}]'"
         print(f"  {extra:<28}{'complete' if state['complete'] else how}")
-    seconds = found["gradients"]["seconds"]
+    seconds = report["gradients"]["seconds"]
     print(f"gradients, against central differences ({seconds:.2f} s)")
-    for name, error in found["gradients"]["relative errors"].items():
+    for name, error in report["gradients"]["relative errors"].items():
         print(f"  {name:<28}{error:.1e} {'right' if error < TOLERANCE else 'WRONG'}")
     return 0 if good else 1

@@ -17,6 +17,7 @@ import tyro
 from matbackprop.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.metrics import ImageScores, score_images, summarize
+from matbackprop.report.tables import Cell, Table
 
 __all__ = ["Config", "main"]
 
@@ -34,9 +35,9 @@ class Config:
     ground_truth: Path
     """Folder of human maps, one or several for each image."""
     json: bool = False
-    """Print JSON with all digits and one entry an image instead of a table."""
+    """Print JSON with all digits and one entry per image instead of a table."""
     csv: Path | None = None
-    """Also write one line an image to this file."""
+    """Also write one line per image to this file."""
     boundary: bool = True
     """Match boundaries too, which takes most of the time."""
     tolerance: float = 0.0075
@@ -135,29 +136,25 @@ def _write_csv(path: Path, results: list[ImageScores]) -> None:
 
 
 def _print_table(results: list[ImageScores], summary: dict[str, float]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     document = _document(results, summary)
     number = document["segmentations"] or "differing numbers of"
-    table = Table(title=f"{len(results)} images, {number} segmentations each, {document['annotators']} human maps")
-    for column in ("measure", "ODS", "OIS", "best"):
-        table.add_column(column, justify="left" if column == "measure" else "right")
-
-    def cell(name: str) -> str:
-        value = summary.get(name)
-        return "–" if value is None or math.isnan(value) else f"{value:.6f}"
-
-    names = {"covering": "covering", "pri": "Rand index (PRI)", "vi": "variation of information, bits"}
-    for stem, title in names.items():
-        table.add_row(title, cell(f"{stem}_ods"), cell(f"{stem}_ois"), cell(f"{stem}_best"))
-    if "boundary_ods" in summary:
-        table.add_row("boundary F-measure", cell("boundary_ods"), cell("boundary_ois"), "–")
-    console = Console()
-    console.print(table)
-    console.print(
-        f"covering as in the paper, best (average): {summary['paper_best']:.6f} ({summary['paper_average']:.6f})",
-        highlight=False,
-    )
-    if document["segmentations"] is None:
-        console.print("ODS needs the same number of segmentations for every image.")
+    measures = {
+        "covering": "covering",
+        "pri": "Rand index (PRI)",
+        "vi": "variation of information, bits",
+        "boundary": "boundary F-measure",
+    }
+    rows: list[list[Cell]] = [
+        [title, *(document["scores"].get(f"{stem}_{scale}") for scale in ("ods", "ois", "best"))]
+        for stem, title in measures.items()
+        if f"{stem}_ods" in summary
+    ]
+    paper = f"covering as in the paper, best (average): {summary['paper_best']:.6f} ({summary['paper_average']:.6f})"
+    missing = "" if document["segmentations"] else "\nODS needs the same number of segmentations for every image."
+    Table(
+        ["measure", "ODS", "OIS", "best"],
+        rows,
+        title=f"{len(results)} images, {number} segmentations each, {document['annotators']} human maps",
+        note=paper + missing,
+        formats=dict.fromkeys(("ODS", "OIS", "best"), ".6f"),
+    ).show()

@@ -64,7 +64,7 @@ def _load(source: str | Path, kinds: tuple[type[_Model], ...], purpose: str, rec
     if (folder / "model" / CONFIG).is_file():  # a run folder
         folder = folder / "model"
     elif (folder / "checkpoints").is_dir():
-        return _from_checkpoint(folder, purpose, recipe)
+        raise WeightsError(f"the run {folder} has written no model yet; let it finish, or resume it with --resume.")
     elif not folder.is_dir():
         folder = fetch_pretrained(source)
     name = pretrained_config(folder).get("class")
@@ -75,25 +75,3 @@ def _load(source: str | Path, kinds: tuple[type[_Model], ...], purpose: str, rec
             f"'matbackprop train {recipe}'."
         )
     return kind.from_pretrained(folder)
-
-
-def _from_checkpoint(folder: Path, purpose: str, recipe: str) -> Any:
-    """The best weights of a run that was stopped before it wrote its model."""
-    from matbackprop.training.config import from_json
-    from matbackprop.training.engine import load_weights
-    from matbackprop.training.ncuts import NCutsModule
-    from matbackprop.training.ncuts_config import NCutsConfig
-    from matbackprop.training.run_folder import RunFolder
-
-    run = RunFolder(folder)
-    data = run.read_config()
-    if recipe != "ncuts" or "variant" not in data.get("model", {}):
-        raise WeightsError(
-            f"{folder} is a run that holds no saved model, or of another recipe; resume it until it has finished, or "
-            f"train a model that can {purpose} with 'matbackprop train {recipe}'."
-        )
-    config = from_json(NCutsConfig, data)
-    config.model.weights = "none"
-    module = NCutsModule(config)
-    load_weights(run, module)
-    return module.model.eval()

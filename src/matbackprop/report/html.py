@@ -224,22 +224,13 @@ def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def _captions(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    try:
-        return {str(name): str(text) for name, text in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (json.JSONDecodeError, AttributeError) as error:
-        raise DataError(f"{path} must hold a JSON object, name of a figure → its caption: {error}.") from error
-
-
 def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
     """Write ``report.html`` into a run folder from the files that are there.
 
     The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
-    ``figures/`` (in the order and with the texts of ``figures/captions.json``, where it exists), versions, revision,
-    seed and command of the last start (``versions.json``), the resolved configuration (``config.json``) and the end
-    of ``log.txt``. A file that is missing leaves its section out, so a report can be written at any moment of a run.
+    ``figures/``, versions, revision, seed and command of the last start (``versions.json``), the resolved configuration
+    (``config.json``) and the end of ``log.txt``. A file that is missing leaves its section out, so a report can be
+    written at any moment of a run.
 
     Args:
         run_folder: the run.
@@ -249,8 +240,8 @@ def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
         The path of the page.
 
     Raises:
-        DataError: if the folder does not exist or its captions are damaged.
-        ConfigurationError: if another of its files is damaged.
+        DataError: the folder does not exist.
+        ConfigurationError: one of its files is damaged.
 
     Example:
         >>> import tempfile
@@ -283,11 +274,9 @@ def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
         page.section("Curves")
         page.drawing(svg(curves(metrics), prefix="curves"))
     if pictures := sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES):
-        captions = _captions(run_folder.figures / "captions.json")
-        order = {name: place for place, name in enumerate(captions)}
         page.section("Figures")
-        for picture in sorted(pictures, key=lambda p: order.get(p.stem, len(order))):
-            page.picture(picture, captions.get(picture.stem, picture.stem.replace("_", " ")))
+        for picture in pictures:
+            page.picture(picture, picture.stem.replace("_", " "))
     if summary:
         page.section("Summary")
         page.table(_key_value(summary))
