@@ -11,7 +11,8 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.reproduce import table2
 from matbackprop.reproduce.config import Table2Config
 from matbackprop.reproduce.store import Job
-from matbackprop.reproduce.table2 import GROUPS, ROWS, Table2
+from matbackprop.reproduce.table2 import Table2
+from matbackprop.reproduce.table2_rows import GROUP_OF, GROUPS, ROWS
 from matbackprop.spectral import MERGE_KS
 from matbackprop.training.ncuts_config import PRESETS, ImageDataConfig
 
@@ -40,7 +41,7 @@ def done(tmp_path_factory, cache):
 
 
 def result(config, key, seed):
-    return Table2(config).result(Job(table2._GROUP_OF[key].key, "seed", seed))["rows"][key]
+    return Table2(config).result(Job(GROUP_OF[key].key, "seed", seed))["rows"][key]
 
 
 def read_table(config):
@@ -166,7 +167,7 @@ def test_the_speed_of_merging_and_the_curves_of_a_training(tmp_path, cache):
     table.prepare()
     [job] = table.ready()
     table.run(job)
-    lines = (table._place(job) / "metrics.jsonl").read_text().splitlines()
+    lines = (table.place(job) / "metrics.jsonl").read_text().splitlines()
     names = {name for line in lines for name in json.loads(line)}
     assert {"train/objective", "val/objective", "val/best", "val/average", "layer/rank"} <= names
 

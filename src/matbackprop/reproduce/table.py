@@ -8,6 +8,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -87,6 +88,12 @@ class Reproduction(ABC):
         """The result of a run on a kind of device, by default the one at hand; None where there is none."""
         provenance = self.provenance(job, device or self.device)
         return None if provenance is None else self.store.read(job, provenance)
+
+    def place(self, job: Job, device: Device | None = None) -> Path:
+        """The folder of a run that can be started or has ended."""
+        provenance = self.provenance(job, device or self.device)
+        assert provenance is not None, job
+        return self.store.path(job, provenance)
 
     def keep(self, job: Job, result: Mapping[str, Any]) -> None:
         """Keep the result of a run on the device at hand."""

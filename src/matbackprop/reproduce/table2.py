@@ -33,10 +33,11 @@ from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts, default_ks
 from matbackprop.processes import Workers
 from matbackprop.report.figures import curves, segmentation_grid
 from matbackprop.report.tables import Measured, Table
-from matbackprop.reproduce.baselines import HUMANS, run_baseline
+from matbackprop.reproduce.baselines import run_baseline
 from matbackprop.reproduce.config import Table2Config
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table import Device, Reproduction, interval_text
+from matbackprop.reproduce.table2_rows import GROUP_OF, GROUPS, NETWORKS, ROWS, Group, Row
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.ncuts import (
     build,
@@ -49,120 +50,10 @@ from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
 from matbackprop.training.segmenting import Segmented, segment_images, warm
 
-__all__ = ["GROUPS", "ROWS", "Group", "Row", "Table2"]
+__all__ = ["Table2"]
 
 log = logging.getLogger("matbackprop")
 
-
-# ---------------------------------------------------------------------------------------------------------------- rows
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        key: its name in files and on the command line.
-        title: its name in the table.
-        network: which feature maps.
-        objective: what they were trained with.
-        inference: how segmentations are made, ``"cluster"``, ``"merge"``, or ``""`` for a baseline's own way.
-        against: the row that a paired interval compares it with, or "".
-        paper: the paper's best (average) covering, or "".
-        space: where clusters are sought, if not in the space that the model's configuration names.
-    """
-
-    key: str
-    title: str
-    network: str = "none"
-    objective: str = "none"
-    inference: str = ""
-    against: str = ""
-    paper: str = ""
-    space: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Title and network."""
-        return self.title if self.network == "none" else f"{self.title} ({self.network})"
-
-
-@dataclass(frozen=True)
-class Group:
-    """What is computed together: one training, or none, and the rows that its model fills.
-
-    Attributes:
-        key: its name.
-        rows: the rows.
-        preset: the training preset, or "" for none.
-        variant: the untrained network, or "" for none.
-        seconds: roughly how long a training takes on a fast GPU; long ones are started first.
-    """
-
-    key: str
-    rows: tuple[Row, ...]
-    preset: str = ""
-    variant: str = ""
-    seconds: float = 1.0
-
-    @property
-    def baseline(self) -> bool:
-        """Whether it is a method that knows no seed."""
-        return not self.rows[0].inference
-
-
-_BASELINES = {
-    "one_region": ("One region", ""),
-    "fixed_grids": ("Fixed grids", ""),
-    "ncut_pytorch": ("ncut-pytorch, Lab and position", ""),
-    "sklearn_spectral": ("scikit-learn's spectral clustering", ""),
-    "multiscale_ncut": ("Multiscale NCuts with intervening contours (Cour et al.)", ".55 (.44)"),
-    "felzenszwalb": ("Felzenszwalb and Huttenlocher", ""),
-    HUMANS: ("Humans, leave one out", ""),
-}
-_NETWORKS = {"alexnet-relu5": "AlexNet ReLU-5", "vgg16-relu4": "VGG-16 ReLU-4", "vgg16-relu5": "VGG-16 ReLU-5"}
-_PAPER = {
-    "alexnet-relu5": (".59 (.49)", ".65 (.56)"),
-    "vgg16-relu4": (".65 (.56)", ".73 (.62)"),
-    "vgg16-relu5": (".70 (.58)", ".74 (.63)"),
-}
-
-
-def _groups() -> dict[str, Group]:
-    groups = [Group(key, (Row(key, title, paper=paper),)) for key, (title, paper) in _BASELINES.items()]
-    groups.append(Group("lab", (Row("lab-merging", "Merging by Lab colour and contrast", inference="merge"),)))
-    for name, network in _NETWORKS.items():
-        before, after = _PAPER[name]
-        plain = Row(f"ncuts-{name}", "NCuts", network, "none", "cluster", paper=before)
-        deep = Row(f"deepncuts-{name}", "DeepNCuts", network, "J2", "cluster", plain.key, after)
-        span = Row(f"span-{name}", "DeepNCuts, J2's own space", network, "J2", "cluster", plain.key, space="soft")
-        soft = Row(f"soft-{name}", "DeepNCuts, soft", network, "soft", "cluster", plain.key)
-        groups += [
-            Group(plain.key, (plain,), variant=name),
-            Group(deep.key, (deep, span), preset=f"paper-{name}", seconds=20),
-            Group(soft.key, (soft,), preset=f"soft-{name}", seconds=10),
-        ]
-    for suffix, body in (("", "frozen"), ("-tuned", "tuned")):
-        network = f"VGG-16, {body}"
-        groups.append(
-            Group(
-                f"hypercolumns{suffix}",
-                (
-                    Row(f"hypercolumns{suffix}", "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5"),
-                    Row(f"merging{suffix}", "Hypercolumns, merging", network, "soft", "merge", "lab-merging"),
-                ),
-                preset=f"hypercolumns{suffix}",
-                seconds=15,
-            )
-        )
-    return {group.key: group for group in groups}
-
-
-GROUPS = _groups()
-"""All groups by name."""
-_GROUP_OF = {row.key: group for group in GROUPS.values() for row in group.rows}
-ROWS = {row.key: row for group in GROUPS.values() for row in group.rows}
-"""All rows by name, in the order of the table."""
 
 _MEASURES = ("paper_best", "paper_average", "covering_ods", "covering_ois", "covering_best", "pri_ods", "pri_ois",
              "vi_ods", "vi_ois")  # fmt: skip
@@ -193,7 +84,7 @@ class Table2(Reproduction):
             raise ConfigurationError(
                 f"--images folds takes seeds of 0 to {FOLDS - 1}, one per fold; got {config.seeds}."
             )
-        groups = {group.key: group for group in map(_GROUP_OF.__getitem__, self.chosen)}
+        groups = {group.key: group for group in map(GROUP_OF.__getitem__, self.chosen)}
         self.groups = sorted(groups.values(), key=lambda group: -group.seconds)
 
     # ---------------------------------------------------------------------------------------------------------- runs
@@ -338,7 +229,7 @@ class Table2(Reproduction):
         model, seconds = None, None
         if group.preset:
             recipe = self.run_config(job, self.device)
-            recipe.engine.run = self._place(job)
+            recipe.engine.run = self.place(job)
             seed_all(job.number)
             started = time.perf_counter()
             module, data = build(recipe)
@@ -352,9 +243,6 @@ class Table2(Reproduction):
         if model is not None:
             model = model.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model, seconds
-
-    def _place(self, job: Job, device: Device | None = None) -> Path:
-        return self.store.path(job, self.provenance(job, device or self.device))
 
     def _segment(
         self, row: Row, model: DeepNCuts | None, images: PreparedImages, seed: int, prepared: bool = True
@@ -392,7 +280,7 @@ class Table2(Reproduction):
         warm(self.workers)
         model, _ = self._model(job)
         if group.preset:
-            run = RunFolder(self._place(job))
+            run = RunFolder(self.place(job))
             rates = [m["train/steps_per_second"] for m in run.read_metrics() if "train/steps_per_second" in m]
             training = float(np.median(rates[len(rates) // 3 :])) * run.read_config()["data"]["batch_size"]
         found = {}
@@ -407,7 +295,7 @@ class Table2(Reproduction):
 
     def line(self, row: Row) -> _Line:
         """A row with its finished results, by seed."""
-        group = _GROUP_OF[row.key]
+        group = GROUP_OF[row.key]
         jobs = [Job(group.key, "baseline")] if group.baseline else self._seed_jobs(group)
         device, found = self.finished(jobs)
         return _Line(device, {job.number: result for job, result in found.items()}, row.key)
@@ -443,7 +331,7 @@ class Table2(Reproduction):
             "seeds": list(line.results),
             "fingerprints": [fingerprint(result["provenance"]) for result in line.results.values()],
             "scores": {name: {"mean": float(np.mean(v)), "each": v} for name, v in line.scores().items()},
-            "speed": self.speed(row.key, Job(_GROUP_OF[row.key].key, "timing")),
+            "speed": self.speed(row.key, Job(GROUP_OF[row.key].key, "timing")),
         }
         other = self.line(ROWS[row.against]) if row.against else None
         for name in ("best", "average"):
@@ -502,7 +390,7 @@ class Table2(Reproduction):
                 continue
             for jobs in ([Job(group.key, "curve", self.config.seeds[0])], self._seed_jobs(group)):
                 device, found = self.finished(jobs)
-                metrics = RunFolder(self._place(next(iter(found)), device)).read_metrics() if found else []
+                metrics = RunFolder(self.place(next(iter(found)), device)).read_metrics() if found else []
                 if metrics:
                     seen = {name for m in metrics for name in m}
                     panels = {title: [n for n in names if n in seen] for title, names in wanted.items()}
@@ -516,7 +404,7 @@ class Table2(Reproduction):
         kinds = (("ncuts", "NCuts"), ("deepncuts", "DeepNCuts"), ("soft", "soft"))
         columns = {
             f"{kind}-{name}": (*network.split(" ", 1), title)
-            for name, network in _NETWORKS.items()
+            for name, network in NETWORKS.items()
             for kind, title in kinds
         }
         columns["hypercolumns-tuned"] = ("Hypercolumns", "clustering")
