@@ -19,11 +19,12 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "command_help",
-    "mathml",
+    "katex",
+    "sphinx_copybutton",
 ]
 myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-html_math_renderer = "mathml"
+html_math_renderer = "katex"
 exclude_patterns = ["_build", "_generated"]
 suppress_warnings = ["config.cache"]
 
@@ -44,6 +45,8 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1f66c1", "color-brand-content": "#1f66c1"},
     "dark_css_variables": {"color-brand-primary": "#6ea8f2", "color-brand-content": "#6ea8f2"},
 }
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 

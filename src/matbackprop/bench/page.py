@@ -28,10 +28,10 @@ matbackprop bench --output benchmarks/results --page docs/benchmarks.md
 ```
 
 on the machine named above it, and is kept with the versions of everything in `benchmarks/results`. Times are medians
-in milliseconds with the first and third quartile in brackets, or of a single call that takes long; on a GPU they
-include the launches, as a training loop would feel them. Memory is the peak above what was there before the call. The
-fastest of each case is bold; where that is not this package, it is a loss and stays in the table. A package that was
-not installed on the machine is marked missing.
+in milliseconds, or of a single call that takes long; hold the pointer over a time to see its first and third quartile.
+On a GPU times include the launches, as a training loop would feel them. Memory is the peak above what was there before
+the call. The fastest of each case is bold; where that is not this package, it is a loss and stays in the table. A
+package that was not installed on the machine is marked missing.
 """
 
 
@@ -47,6 +47,13 @@ def _time(record: Record, unit: str = "") -> str:
     return f"{text} ({_milliseconds(record.low_ms)}–{_milliseconds(record.high_ms)})"
 
 
+def _time_with_spread(record: Record) -> str:
+    """The median, whose quartiles show under the pointer."""
+    text = _time(record)
+    median, _, spread = text.partition(" ")
+    return f'<span title="{spread[1:-1]}">{median}</span>' if spread else median
+
+
 def _memory(record: Record) -> str:
     return "" if record.peak_mb is None else f"{record.peak_mb:.0f} MB"
 
@@ -59,12 +66,12 @@ def format_record(record: Record) -> str:
         'pooling log geoopt missing: not there'
     """
     if record.status != "ok":
-        found = f"{record.status}: {record.note}"
+        outcome = f"{record.status}: {record.note}"
     elif record.error is not None:
-        found = f"error {float(record.error):.1e}"
+        outcome = f"error {float(record.error):.1e}"
     else:
-        found = f"{_time(record, ' ms')}, {_memory(record)}"
-    return f"{record.suite:<15} {record.case:<49} {record.method:<36} {found}"
+        outcome = f"{_time(record, ' ms')}, {_memory(record)}"
+    return f"{record.suite:<15} {record.case:<49} {record.method:<36} {outcome}"
 
 
 def _methods(records: Sequence[Record]) -> list[str]:
@@ -79,7 +86,7 @@ def _cell(record: Record | None, best: bool) -> str:
     if record.error is not None:
         text = f"{float(record.error):.1e}"
     else:
-        text = _time(record)
+        text = _time_with_spread(record)
     text = f"**{text}**" if best else text
     return text if record.error is not None or record.peak_mb is None else f"{text}<br>{_memory(record)}"
 
@@ -89,8 +96,14 @@ def _score(record: Record) -> float:
     return float("inf") if value is None or value != value else float(value)
 
 
+def _tables(records: Sequence[Record]) -> list[str]:
+    """One table per function, so that no column is empty."""
+    functions = dict.fromkeys(r.parameters.get("function") for r in records)
+    return [line for f in functions for line in _table([r for r in records if r.parameters.get("function") == f])]
+
+
 def _table(records: Sequence[Record]) -> list[str]:
-    """One row a case, one column a method."""
+    """One row per case, one column per method."""
     methods = _methods(records)
     lines = ["| | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
     for case in dict.fromkeys(r.case for r in records):
@@ -103,7 +116,7 @@ def _table(records: Sequence[Record]) -> list[str]:
 
 
 def _column_table(records: Sequence[Record]) -> list[str]:
-    """One row a method, for suites whose methods are many and cases few."""
+    """One row per method, for suites whose methods are many and cases few."""
     lines: list[str] = []
     for case in dict.fromkeys(r.case for r in records):
         rows = [r for r in records if r.case == case]
@@ -113,7 +126,7 @@ def _column_table(records: Sequence[Record]) -> list[str]:
         lines += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
         for r in rows:
             if r.status == "ok":
-                time = f"**{_time(r)}**" if r is best else _time(r)
+                time = f"**{_time_with_spread(r)}**" if r is best else _time_with_spread(r)
                 lines.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {_memory(r)} |")
             else:
                 lines.append(f"| {r.method} | {r.status} | {r.note} |")
@@ -122,7 +135,7 @@ def _column_table(records: Sequence[Record]) -> list[str]:
 
 
 def _plot_sizes(results: Results, folder: Path) -> list[str]:
-    """Time against the order of the matrix, one plot a dtype and function."""
+    """Time against the order of the matrix, one plot per dtype and function."""
     from matplotlib.figure import Figure
 
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -188,7 +201,7 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
         if not records:
             continue
         lines += [f"### {title}", ""]
-        lines += _column_table(records) if suite in ("segmentation", "training-step", "ncuts") else _table(records)
+        lines += _column_table(records) if suite in ("segmentation", "training-step", "ncuts") else _tables(records)
         plots = {"functions": _plot_sizes, "gradient-error": _plot_gap}.get(suite, lambda *_: [])(results, figures)
         lines += [f"![{title}]({link}/{name})" for name in plots]
         lines.append("")
@@ -199,7 +212,7 @@ def write_page(folder: Path, page: Path) -> Path:
     """Write the page of all machines.
 
     Args:
-        folder: with one JSON file a machine.
+        folder: with one JSON file per machine.
         page: Markdown file to write; plots go to ``_static/benchmarks`` beside it.
 
     Returns:

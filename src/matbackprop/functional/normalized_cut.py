@@ -165,7 +165,8 @@ def normalized_cut_j2(
     r"""Alignment of the span of the features with a segmentation, :math:`J_2 = \tfrac12\|\Pi_W - \Pi_\Psi\|^2`.
 
     .. math::
-        W = FF^\top,\quad \Psi = E(E^\top E)^{-1}E^\top,\quad
+        W = FF^\top,\quad \Psi = E(E^\top E)^{-1}E^\top
+
         J_2 = \tfrac12(r + k) - \operatorname{tr}(C^+SN^{-1}S^\top),\quad C = F^\top F,\; S = F^\top E,\; N = E^\top E
 
     with r the rank of F and k the number of regions. It does not depend on Λ in W = FΛFᵀ.
