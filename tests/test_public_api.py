@@ -170,7 +170,7 @@ def test_nothing_heavy_is_loaded_before_it_is_used(program):
 def test_names_are_found_on_first_use():
     program = (
         "import matbackprop; from matbackprop import *; assert svd is matbackprop.svd is matbackprop.functional.svd;"
-        "assert 'svd' in vars(matbackprop); nn.SecondOrderPool(); matbackprop.eigensolver.batched_eigh"
+        "assert 'svd' in vars(matbackprop); nn.SecondOrderPool(); matbackprop.solvers.batched_eigh"
     )
     assert "torch" in loaded_by(program)
     assert {*matbackprop.__all__, "errors", "functional"} <= set(dir(matbackprop))

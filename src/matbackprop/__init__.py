@@ -70,7 +70,7 @@ __all__ = [
     "vectorize_symmetric",
 ]
 
-_MODULES = {"divided_differences", "eigensolver", "errors", "functional", "nn", "numerics"}
+_MODULES = {"divided_differences", "errors", "functional", "nn", "numerics", "solvers"}
 
 if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
 

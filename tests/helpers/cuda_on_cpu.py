@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from matbackprop.eigensolver import _kernels
+from matbackprop.cuda.compiler import Constant, Source
 
 
-def build(folder: Path, files: tuple[str, ...], main: str, *, shared: bool = False, **defines: str | int) -> Path:
+def build(folder: Path, kernels: Source, main: str, *, shared: bool = False, **choices: Constant) -> Path:
     """Compile kernels with a ``main`` that launches them; skips the test where there is no compiler.
 
     With ``shared`` the result is a library and ``main`` holds functions to call in it.
@@ -19,11 +19,17 @@ def build(folder: Path, files: tuple[str, ...], main: str, *, shared: bool = Fal
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++ to compile the kernels for the CPU")
-    text = _kernels.source(*files)
-    text = text.replace("extern __shared__ double shared_memory[];", "").replace("__shared__ REAL", "static REAL")
+    text = (
+        kernels.text()
+        .replace("extern __shared__ double shared_memory[];", "")
+        .replace("__shared__ REAL", "static REAL")
+    )
     source, program = folder / "kernels.cpp", folder / "kernels"
     source.write_text(f'#include "cuda_on_cpu.h"\n{text}\n{main}')
-    options = [*(f"-D{name}={value}" for name, value in defines.items()), *(["-shared", "-fPIC"] if shared else [])]
+    options = [
+        *(f"-D{name}={value}" for name, value in (kernels.constants | choices).items()),
+        *(["-shared", "-fPIC"] if shared else []),
+    ]
     command = [compiler, "-O1", "-std=c++17", "-w", "-fpermissive", *options, f"-I{Path(__file__).parent}"]
     subprocess.run([*command, str(source), "-o", str(program), "-lpthread"], check=True)
     return program
@@ -37,7 +43,7 @@ def run(program: Path, arguments: tuple[float, ...], *inputs: np.ndarray, dtype:
 
 
 class Kernels:
-    """Launches kernels of a library built with ``shared`` on tensors of the CPU, as ``_kernels.Module`` does on a GPU.
+    """Launches kernels of a library built with ``shared`` on tensors of the CPU, as a ``Module`` does on a GPU.
 
     ``main`` has for each kernel a C function ``launch_<kernel>`` of batch, threads and the kernel's arguments.
     """

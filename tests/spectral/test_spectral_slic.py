@@ -27,7 +27,7 @@ extern "C" void launch_slic_assign(int blocks, int threads, const double* colour
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     return cuda_on_cpu.Kernels(
-        cuda_on_cpu.build(tmp_path_factory.mktemp("slic"), slic_cuda.FILES, LAUNCHER, shared=True)
+        cuda_on_cpu.build(tmp_path_factory.mktemp("slic"), slic_cuda.SOURCE, LAUNCHER, shared=True)
     )
 
 

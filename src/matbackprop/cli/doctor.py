@@ -79,7 +79,7 @@ def _devices() -> dict[str, str]:
 def _routes() -> dict[str, str]:
     import torch
 
-    from matbackprop.eigensolver import route
+    from matbackprop.solvers import route
 
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     return {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop.eigensolver import _kernels
+from matbackprop.cuda import compiler
 from matbackprop.numerics import forward_mode_active, values_checkable
 
 __all__ = ["Pair", "call_pair", "is_plain", "kernels_may_take"]
@@ -29,7 +29,7 @@ def is_plain(*tensors: Tensor) -> bool:
 @functools.cache
 def _capability(device: int) -> tuple[int, int]:
     """Compute capability of a device for which kernels can be compiled; (0, 0) where they cannot."""
-    return torch.cuda.get_device_capability(device) if _kernels.available() else (0, 0)
+    return torch.cuda.get_device_capability(device) if compiler.available() else (0, 0)
 
 
 def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> bool:

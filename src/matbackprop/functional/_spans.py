@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError
 from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
 from matbackprop.numerics import data_rounding, keep_signature, refuse_nested_forward_mode, symmetrize
+from matbackprop.solvers import batched_eigh
 
 
 def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.functional._ties import TiePolicy, Ties, raise_deferred, tie_policy
 from matbackprop.numerics import (
     autocast_off,
@@ -20,6 +19,7 @@ from matbackprop.numerics import (
     symmetrize,
     wants_check,
 )
+from matbackprop.solvers import batched_eigh
 
 __all__ = ["eigh"]
 

@@ -24,7 +24,6 @@ from matbackprop.divided_differences import (
     refuse_captured_parameters,
     resolve_function,
 )
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError, OrderError, ShapeError
 from matbackprop.numerics import (
     apply,
@@ -38,6 +37,7 @@ from matbackprop.numerics import (
     symmetrize,
     wants_check,
 )
+from matbackprop.solvers import batched_eigh
 
 __all__ = [
     "matrix_exp",

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.functional import _fused_cuts
 from matbackprop.functional._labels import (
     LabelledRows,
     average_annotators,
@@ -257,7 +257,7 @@ def _kernel_objective(
     ridge: float | None = None,
 ) -> Tensor | None:
     """J₂, or with a ridge the soft objective, by the package's CUDA kernels; None where they do not apply."""
-    if not isinstance(f, Tensor) or f.device.type != "cuda" or f.ndim < 2 or f.dtype not in _fused_cuts.TYPES:
+    if not isinstance(f, Tensor) or f.device.type != "cuda" or f.ndim < 2 or f.dtype not in cut_kernels.TYPES:
         return None
     if precision not in (None, torch.float64) or wants_check(check, f):
         return None
@@ -265,7 +265,7 @@ def _kernel_objective(
     if offsets is not None and weight is None:
         f, labels, _ = pad_packed(f, labels, None, offsets)
         offsets = None
-    if not _fused_cuts.applies(f, labels, weight, offsets) or (ridge is not None and f.shape[-2] < f.shape[-1]):
+    if not cut_kernels.applies(f, labels, weight, offsets) or (ridge is not None and f.shape[-2] < f.shape[-1]):
         return None
     k = count_labels(labels, num_labels)
     tol = gram_tolerance(f.dtype, torch.float64, f.shape[-1], rank_tol)
@@ -277,7 +277,7 @@ def _kernel_objective(
             rows = labelled_rows(x, y, num_labels=k, check=False)
             return _j2(rows, x.dtype, carried) if ridge is None else _soft(rows, x.dtype, ridge)
 
-    value = _fused_cuts.objective(f, labels, k, ridge or 0.0, tol, general)
+    value = cut_kernels.objective(f, labels, k, ridge or 0.0, tol, general)
     if labels.ndim < f.ndim:
         return value
     present = ((labels >= 0) & (labels < k)).any(-1).to(value.dtype)

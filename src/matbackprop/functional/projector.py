@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import DomainError, OrderError, TieError
 from matbackprop.functional._spans import forward_mode, rank_tolerance
 from matbackprop.numerics import (
@@ -23,6 +22,7 @@ from matbackprop.numerics import (
     symmetrize,
     wants_check,
 )
+from matbackprop.solvers import batched_eigh
 
 __all__ = ["projector", "spectral_projector"]
 

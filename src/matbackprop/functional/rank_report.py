@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.functional._labels import labelled_rows
 from matbackprop.functional._spans import gram_tolerance, row_sums, span_trace
 from matbackprop.numerics import autocast_off
+from matbackprop.solvers import batched_eigh
 
 __all__ = ["RankReport", "rank_report"]
 

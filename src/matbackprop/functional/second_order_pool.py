@@ -21,11 +21,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from matbackprop.cuda import pool as pool_kernels
 from matbackprop.divided_differences import SpectralFunction, resolve_function
-from matbackprop.eigensolver import batched_eigh
-from matbackprop.eigensolver.gram import gram_eigh
 from matbackprop.errors import ConfigurationError, DomainError
-from matbackprop.functional import _fused_pool
 from matbackprop.functional.eigh import eigh
 from matbackprop.functional.matrix_function import (
     FunctionLike,
@@ -51,6 +49,8 @@ from matbackprop.numerics import (
     values_checkable,
     wants_check,
 )
+from matbackprop.solvers import batched_eigh
+from matbackprop.solvers.gram import gram_eigh
 
 __all__ = ["second_order_pool"]
 
@@ -459,10 +459,10 @@ def second_order_pool(
         raise DomainError(f"{fn.name} needs eps {sign} 0 and finite, got {eps}.")
     looked_at = wants_check(check, f)
     own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
-    if own_kernels and not looked_at and _fused_pool.applies(f, eps, fn):
+    if own_kernels and not looked_at and pool_kernels.applies(f, eps, fn):
         shift = parameter_tensor(eps, "eps", f.shape[:-2], f.new_empty((), dtype=torch.float64))
         fixed = shift if isinstance(eps, Tensor) and shift is not None else eps
-        return _fused_pool.pool(f, fixed, fn, lambda x: _thin_pool(x, fixed, fn))
+        return pool_kernels.pool(f, fixed, fn, lambda x: _thin_pool(x, fixed, fn))
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(f.dtype, precision))
         w = None

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbone import build_backbone, grid_geometry
 from matbackprop.models.choices import Function, Head, Standardize, Support
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.nn import SecondOrderPool
+from matbackprop.solvers import batched_eigh
 
 
 def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int) -> Tensor:

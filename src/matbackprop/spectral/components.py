@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from matbackprop.cuda.compiler import Source
 from matbackprop.cuda.twin import kernels_may_take
-from matbackprop.eigensolver import _kernels
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
 
+SOURCE = Source("components.cu")
 _THREADS = 256
 
 
@@ -57,7 +58,7 @@ def _components_cuda(labels: Tensor, connectivity: int) -> Tensor:
     flat = labels.to(torch.int64).contiguous()
     parent = torch.empty(count, dtype=torch.int32, device=labels.device)
     root = torch.empty(count, dtype=torch.int64, device=labels.device)
-    kernels = _kernels.module(("spectral/_components.cu",), (), labels.get_device())
+    kernels = SOURCE.on(labels.get_device())
     grid, p = (-(-count // _THREADS),), parent.data_ptr()
     kernels.launch("components_start", grid, _THREADS, 0, (p, count))
     arguments = (flat.data_ptr(), p, count, h, w, int(connectivity == 8))

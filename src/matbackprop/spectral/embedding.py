@@ -9,12 +9,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.functional.affinity import check_lambda
 from matbackprop.functional.matrix_function import matrix_sqrt
 from matbackprop.functional.spectral_embedding import spectral_embedding
 from matbackprop.numerics import check_matrix, check_weight, check_weight_values, symmetrize, wants_check
+from matbackprop.solvers import batched_eigh
 
 
 class Embedding(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.eigensolver._recording import replayed
+from matbackprop.cuda.graphs import replayed
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.numerics import check_matrix, check_weight, check_weight_values, wants_check
 

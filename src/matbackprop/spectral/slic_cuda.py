@@ -11,14 +11,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.twin import kernels_may_take
-from matbackprop.eigensolver import _kernels
 from matbackprop.spectral.colour import rgb_to_lab
 from matbackprop.spectral.superpixels import COMPACTNESS, SMOOTHING, is_tiny, number_regions, slic_superpixels, torn
 
 __all__ = ["assign_superpixels", "connect_superpixels", "slic_of", "works_on"]
 
-FILES = ("spectral/_slic.cu",)
+SOURCE = Source("slic.cu")
 _THREADS = 128
 _ITERATIONS = 10
 _FIXED = 2.0**40
@@ -70,7 +70,7 @@ def _colours(images: Tensor) -> Tensor:
     return _smooth(rgb_to_lab(x), SMOOTHING) / COMPACTNESS
 
 
-def assign_superpixels(images: Tensor, count: int = 600, *, kernels: _kernels.Module | None = None) -> Tensor:
+def assign_superpixels(images: Tensor, count: int = 600, *, kernels: Module | None = None) -> Tensor:
     """Find which of SLIC's centres each pixel of some images belongs to; regions need not be connected yet.
 
     Args:
@@ -83,7 +83,7 @@ def assign_superpixels(images: Tensor, count: int = 600, *, kernels: _kernels.Mo
     """
     b, _, height, width = images.shape
     device = images.device
-    kernels = kernels or _kernels.module(FILES, (), images.get_device())
+    kernels = kernels or SOURCE.on(images.get_device())
     start, steps = _centres(height, width, count)
     k = len(start)
     reach = _centres(height, width, k)[1]

@@ -18,19 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+from matbackprop.cuda.compiler import available
+from matbackprop.cuda.cuts import MAX_FEATURES
 from matbackprop.data.bsds import BSDS, tuning_split
 from matbackprop.data.cache import default_cache_folder
 from matbackprop.data.locate import dataset_folder
 from matbackprop.data.prepared import PreparedImage, PreparedImages, pad_stack, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
-from matbackprop.eigensolver import batched_eigh
-from matbackprop.eigensolver._kernels import available
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.functional._fused_cuts import MAX_FEATURES
 from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.metrics.evaluation import evaluate_segmentations
 from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
+from matbackprop.solvers import batched_eigh
 from matbackprop.training.graphs import GraphedLoss
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig, NCutsModelConfig

@@ -31,11 +31,11 @@ from matbackprop.data.coco_regions import (
 )
 from matbackprop.data.locate import dataset_folder
 from matbackprop.data.shapes import write_shapes_coco
-from matbackprop.eigensolver import batched_eigh
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.models.sift_o2p import SiftO2P
 from matbackprop.models.weights import load_backbone_weights
+from matbackprop.solvers import batched_eigh
 from matbackprop.training.engine import evaluate
 from matbackprop.training.loading import EpochLoader
 from matbackprop.training.o2p_config import O2PConfig, RegionDataConfig, RegionModelConfig

@@ -1,6 +1,6 @@
 """The normalized-cut objectives J₂ and soft on CUDA in three kernels: two forward, one backward.
 
-``_fused_cuts.cu`` holds them. All images of a batch are treated at once; one large image is spread over the device. The
+``cuts.cu`` holds them. All images of a batch are treated at once; one large image is spread over the device. The
 sums are float64 and are added in a fixed order, so results repeat exactly.
 """
 
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matbackprop.cuda import jacobi
+from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
-from matbackprop.eigensolver import _jacobi, _kernels
-from matbackprop.functional._fused_pool import PRODUCT_FILES, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 
-_FILES = (*PRODUCT_FILES, "functional/_fused_cuts.cu")
+SOURCE = jacobi.SOURCE + PRODUCT + Source("cuts.cu")
 _REAL_BYTES = 8
 MAX_FEATURES = TILE - 1  # one column of a tile counts
 _MIN_PIECE, _MAX_PIECES = 128, 256  # rows a block sums up; blocks an image is spread over
@@ -35,8 +36,8 @@ def applies(f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Any) -> b
     )
 
 
-def _module(dtype: torch.dtype, device: int) -> _kernels.Module:
-    return _kernels.module(_FILES, (("REAL_IS_DOUBLE", 1), ("IN", TYPES[dtype])), device)
+def _kernels(f: Tensor) -> Module:
+    return SOURCE.on(f.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[f.dtype])
 
 
 def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,7 +47,7 @@ def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tupl
     """
     images, m, d = f.shape
     n = labels.shape[0]
-    kernels = _module(f.dtype, f.get_device())
+    kernels = _kernels(f)
     piece = max(_MIN_PIECE, -(-m // _MAX_PIECES))
     pieces = -(-m // piece)
     entries = (d + k) * (d + 1)
@@ -61,8 +62,8 @@ def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tupl
     grid = (n, pieces, -(-(d + k) // TILE))
     arguments = (f.data_ptr(), labels.data_ptr(), partial, m, d, k, piece, n // images)
     kernels.launch("cut_sums", grid, PRODUCT_THREADS, 0, arguments)
-    sizes = _jacobi.Sizes(d)
-    shared = sizes.shared_bytes(sizes.front, sizes.back + sizes.players + 5, _REAL_BYTES)
+    sizes = jacobi.Sizes(d)
+    shared = sizes.shared_bytes(_REAL_BYTES, extra=sizes.players + 5)
     outputs = (sums, a.data_ptr(), terms, q.data_ptr(), value.data_ptr())
     kernels.launch("cut_solve", (n,), sizes.threads, shared, (partial, *outputs, ridge, tol, pieces, d, k))
     return value, a, q
@@ -76,7 +77,7 @@ def gradient(g: Tensor, f: Tensor, labels: Tensor, a: Tensor, q: Tensor) -> Tens
     shared = (d * d + TILE * d) * _REAL_BYTES
     tensors = (f, labels, a, q, g, out)
     arguments = (*(x.data_ptr() for x in tensors), m, d, a.shape[-2], n // images)
-    _module(f.dtype, f.get_device()).launch("cut_gradient", (n, -(-m // TILE)), PRODUCT_THREADS, shared, arguments)
+    _kernels(f).launch("cut_gradient", (n, -(-m // TILE)), PRODUCT_THREADS, shared, arguments)
     return out if n == images else out.unflatten(0, (images, -1)).sum(1)
 
 

@@ -1,6 +1,6 @@
 """Second-order pooling of small feature maps on CUDA in five kernels: two forward, three backward.
 
-``_fused_pool.cu`` holds them. The Gram matrix and its Jacobi eigensolver stay on chip, features and outputs are read
+``pool.cu`` holds them. The Gram matrix and its Jacobi eigensolver stay on chip, features and outputs are read
 and written once in their own dtype, and everything between is float64. They are compiled when first used.
 """
 
@@ -12,23 +12,27 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from matbackprop.cuda import jacobi, separate
+from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 from matbackprop.cuda.twin import Pair, call_pair, is_plain, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
-from matbackprop.eigensolver import _jacobi, _kernels
 
-PRODUCT_FILES = (*_jacobi.FILES, "functional/_fused_product.cu")
-PRODUCT_THREADS, TILE = 256, 64  # as in the source
-TENSOR_CORES = (8, 0)  # the products use those for double precision
-TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "float", torch.bfloat16: "float"}
-
-_FILES = (*_jacobi.FILES, "eigensolver/separate.cu", "functional/_fused_product.cu", "functional/_fused_pool.cu")
 _FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}
-_CHUNK = 64  # as in the source
+_CHUNK = 64  # columns of F that a block keeps in shared memory
 _REAL_BYTES = 8
+_OWN = Source(
+    "pool.cu",
+    CHUNK=_CHUNK,
+    WIDE=separate.WIDE_RATIO[False],
+    MIXED=separate.MIXED_OVERLAP[False],
+    **{name.upper(): number for name, number in _FUNCTIONS.items()},
+)
+SOURCE = jacobi.SOURCE + separate.KERNELS + PRODUCT + _OWN
 
 
 def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
-    """ε by address, one value a matrix, or by value."""
+    """ε by address, one value per matrix, or by value."""
     return (eps.data_ptr(), 0.0) if isinstance(eps, Tensor) else (0, float(eps))
 
 
@@ -40,7 +44,7 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
     return (
         f.dtype != torch.float64
         and function.name in _FUNCTIONS
-        and 0 < f.shape[-2] <= _jacobi.MAX_ORDER
+        and 0 < f.shape[-2] <= jacobi.MAX_ORDER
         and f.shape[-2] < f.shape[-1]
         and (is_plain(eps) and not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
         and f.dtype in TYPES
@@ -48,17 +52,15 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
     )
 
 
-def _module(dtype: torch.dtype, function: str, device: int) -> _kernels.Module:
-    defines = (("REAL_IS_DOUBLE", 1), ("IN", TYPES[dtype]), ("FUNCTION", _FUNCTIONS[function]))
-    return _kernels.module(_FILES, defines, device)
+def _kernels(f: Tensor, function: str) -> Module:
+    return SOURCE.on(f.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[f.dtype], FUNCTION=_FUNCTIONS[function])
 
 
 @functools.cache
 def _plan(m: int, d: int) -> tuple[int, int, int]:
     """Threads and shared memory of ``pool_spectrum``, and the tiles that cover d."""
-    sizes = _jacobi.Sizes(m)
-    chunk = _CHUNK * (sizes.players + 2)
-    shared = sizes.shared_bytes(max(sizes.front, chunk), max(sizes.back, chunk), _REAL_BYTES)
+    sizes = jacobi.Sizes(m)
+    shared = sizes.shared_bytes(_REAL_BYTES, tile=_CHUNK * (sizes.players + 2))
     return sizes.threads, shared, -(-d // TILE)
 
 
@@ -73,11 +75,11 @@ def _factors(work: Tensor, count: int, m: int, d: int) -> tuple[int, int, int, i
 def forward(f: Tensor, eps: float | Tensor, function: str) -> tuple[Tensor, Tensor]:
     """C ``(*batch, d, d)`` in the dtype of F, and the factors that :func:`gradient` needs, in float64.
 
-    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value a matrix.
+    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix.
     """
     *batch, m, d = f.shape
     count = f.numel() // (m * d)
-    kernels = _module(f.dtype, function, f.get_device())
+    kernels = _kernels(f, function)
     c = torch.empty((*batch, d, d), dtype=f.dtype, device=f.device)
     work = torch.empty(count * m * (2 + m + d), dtype=torch.float64, device=f.device)
     s, slopes, u, y = _factors(work, count, m, d)
@@ -93,7 +95,7 @@ def gradient(g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: 
     """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
     m, d = f.shape[-2:]
     count = f.numel() // (m * d)
-    kernels = _module(f.dtype, function, f.get_device())
+    kernels = _kernels(f, function)
     out = torch.empty_like(f)
     own = torch.empty(count * m * (d + 2 * m), dtype=torch.float64, device=f.device)
     t = own.data_ptr()

@@ -6,9 +6,11 @@ import torch
 
 from helpers import cuda_on_cpu
 from matbackprop import normalized_cut_j2, normalized_cut_soft, second_order_pool
-from matbackprop.eigensolver import _jacobi
-from matbackprop.functional import _fused_cuts, _fused_pool
+from matbackprop.cuda import cuts as cut_kernels
+from matbackprop.cuda import jacobi as jacobi_kernel
+from matbackprop.cuda import pool
 from matbackprop.functional._spans import gram_tolerance
+from matbackprop.spectral import components
 from matbackprop.spectral.components import _number, connected_components
 
 JACOBI = """
@@ -90,12 +92,12 @@ int main(int, char** argv) {
 @pytest.fixture(scope="module", params=[np.float32, np.float64], ids=["float32", "float64"])
 def jacobi(request, tmp_path_factory):
     double = int(request.param is np.float64)
-    program = cuda_on_cpu.build(tmp_path_factory.mktemp("jacobi"), _jacobi.FILES, JACOBI, REAL_IS_DOUBLE=double)
+    program = cuda_on_cpu.build(tmp_path_factory.mktemp("jacobi"), jacobi_kernel.SOURCE, JACOBI, REAL_IS_DOUBLE=double)
 
     def solve(a):
         a = np.ascontiguousarray(a, dtype=request.param)
         batch, n, _ = a.shape
-        out = cuda_on_cpu.run(program, (n, batch, _jacobi.Sizes(n).threads), a, dtype=request.param)
+        out = cuda_on_cpu.run(program, (n, batch, jacobi_kernel.Sizes(n).threads), a, dtype=request.param)
         return a, out[: batch * n].reshape(batch, n), out[batch * n :].reshape(batch, n, n)
 
     return solve
@@ -135,8 +137,8 @@ def test_jacobi_takes_any_scale(jacobi):
 @pytest.mark.parametrize("name", ["log", "inv_sqrt"])
 def test_pool_kernels_agree_with_the_operator(name, tmp_path):
     m, d, batch = 5, 70, 3  # an odd number of rows, more than one tile of columns
-    number = _fused_pool._FUNCTIONS[name]
-    program = cuda_on_cpu.build(tmp_path, _fused_pool._FILES, POOL, REAL_IS_DOUBLE=1, IN="float", FUNCTION=number)
+    number = pool._FUNCTIONS[name]
+    program = cuda_on_cpu.build(tmp_path, pool.SOURCE, POOL, REAL_IS_DOUBLE=1, IN="float", FUNCTION=number)
     generator = torch.Generator().manual_seed(0)
     f = torch.randn(batch, m, d, generator=generator).relu()
     f[1, 3] = f[1, 2]
@@ -144,7 +146,7 @@ def test_pool_kernels_agree_with_the_operator(name, tmp_path):
     f[1] *= 0.01  # eigenvalues near ε, where the second differences come from the series
     f[2, :, 0] = 1e7 * torch.rand(m, generator=generator)  # a channel that hides the others in the Gram matrix
     g = torch.randn(batch, d, d, generator=generator)
-    threads = _jacobi.Sizes(m).threads
+    threads = jacobi_kernel.Sizes(m).threads
     out = cuda_on_cpu.run(program, (m, d, batch, threads, 1e-3), f.numpy(), g.numpy(), dtype=np.float32)
     x = f.double().requires_grad_()
     c = second_order_pool(x, eps=1e-3, function=name)
@@ -156,7 +158,7 @@ def test_pool_kernels_agree_with_the_operator(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def cuts(tmp_path_factory):
-    return cuda_on_cpu.build(tmp_path_factory.mktemp("cuts"), _fused_cuts._FILES, CUTS, REAL_IS_DOUBLE=1, IN="float")
+    return cuda_on_cpu.build(tmp_path_factory.mktemp("cuts"), cut_kernels.SOURCE, CUTS, REAL_IS_DOUBLE=1, IN="float")
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3], ids=["J2", "soft"])
@@ -167,7 +169,7 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge):
     f[1, :, 3] = f[1, :, 2]  # lost rank
     labels = torch.randint(-1, k, (images, annotators, m), generator=generator)
     tol = gram_tolerance(torch.float32, torch.float64, d, None)
-    arguments = (images * annotators, m, d, k, annotators, 32, _jacobi.Sizes(d).threads, ridge, tol)
+    arguments = (images * annotators, m, d, k, annotators, 32, jacobi_kernel.Sizes(d).threads, ridge, tol)
     out = torch.from_numpy(cuda_on_cpu.run(cuts, arguments, f.numpy(), labels.numpy(), dtype=np.float32).copy())
     count = images * annotators
     value, gradient = out[:count].view(images, annotators), out[count:].view(images, annotators, m, d)
@@ -184,7 +186,7 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge):
 
 @pytest.mark.parametrize("connectivity", [4, 8])
 def test_component_kernels_find_the_first_pixels(connectivity, tmp_path):
-    program = cuda_on_cpu.build(tmp_path, ("spectral/_components.cu",), COMPONENTS)
+    program = cuda_on_cpu.build(tmp_path, components.SOURCE, COMPONENTS)
     shape = (2, 9, 13)
     labels = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(0))
     out = cuda_on_cpu.run(program, (*shape, int(connectivity == 8)), labels.numpy(), dtype=np.int64)

@@ -1,10 +1,10 @@
-// Parallel cyclic Jacobi for symmetric matrices of order n <= 64, one thread block a matrix, all in shared memory.
+// Parallel cyclic Jacobi for symmetric matrices of order n <= 64, one thread block per matrix, all in shared memory.
 //
 // A round rotates n/2 disjoint pairs of indices at once; n-1 rounds (a tournament) make a sweep. The block's first warps
 // rotate A: a lane of the first one finds the angle of each pair, a thread of the next ones owns each 2x2 block where the
 // rows of pair i meet the columns of pair j. The other warps follow one sweep behind and rotate the eigenvectors, whose rows need no barrier between warps.
 // The angle is found in float: a rotation has to be orthogonal to full precision, but its angle need not be exact.
-// Compiled at run time with REAL_IS_DOUBLE 0 or 1.
+// Compiled at run time with REAL_IS_DOUBLE 0 or 1 and MAX_THREADS.
 
 #if REAL_IS_DOUBLE
 typedef double REAL;
@@ -19,7 +19,6 @@ typedef float REAL;
 #endif
 
 #define MAX_SWEEPS 24
-#define MAX_THREADS 768
 #define ROW_LANES 8   // lanes that share a row of eigenvectors
 #define WARP_ROWS 4   // rows of eigenvectors that a warp holds: 32 / ROW_LANES
 #define LANE_PAIRS 4  // pairs of a round that a lane rotates: 32 / ROW_LANES
@@ -30,14 +29,14 @@ struct __align__(2 * sizeof(REAL)) Rotation {
 
 // Sizes that follow from n: an odd n gets a dummy index whose row and column are zero.
 struct Sizes {
-    int players, half, rounds, ld, ldv, front, pairs_of_pairs, a_threads;
+    int players, half, rounds, ld, ldv, rotations, pairs_of_pairs, a_threads;
     __device__ explicit Sizes(int n) {
         players = n + (n & 1);
         half = players / 2;
         rounds = players - 1;
         ld = players | 1;
         ldv = (players + 7) / 16 * 16 + 8;  // the rows of a half warp lie in different banks
-        front = 4 * rounds * half;          // two sweeps of rotations, in REALs
+        rotations = 4 * rounds * half;      // two sweeps of rotations, in REALs
         pairs_of_pairs = half * (half - 1) / 2;
         a_threads = 32 + (pairs_of_pairs + 31) / 32 * 32;
     }
@@ -287,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     jacobi_eigh(const REAL* __restrict__ in, REAL* __restrict__ out_values, REAL* __restrict__ out_vectors, int n) {
     const Sizes z(n);
     Rotation* rotations = (Rotation*)shared_memory;
-    REAL* a = (REAL*)shared_memory + z.front;
+    REAL* a = (REAL*)shared_memory + z.rotations;
     REAL* v = a + z.players * z.ld;
     REAL* values = v + (n * z.ldv > blockDim.x ? n * z.ldv : blockDim.x);
     int* order = (int*)(values + z.players);

@@ -5,13 +5,13 @@ import ctypes
 import pytest
 import torch
 
-from matbackprop.eigensolver import _cusolver, _jacobi, _kernels, _libraries
+from matbackprop.cuda import compiler, cusolver, jacobi, libraries
 from matbackprop.errors import SolverError
 
 
 def test_without_cuda_nothing_is_found(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert _libraries.load_library.__wrapped__("cusolver") is None
+    assert libraries.load_library.__wrapped__("cusolver") is None
 
 
 def test_the_copy_beside_torch_is_opened(monkeypatch, tmp_path):
@@ -22,10 +22,10 @@ def test_the_copy_beside_torch_is_opened(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    monkeypatch.setattr(_libraries, "_loaded", lambda soname: iter(()))
-    monkeypatch.setattr(_libraries.sys, "platform", "linux")
+    monkeypatch.setattr(libraries, "_loaded", lambda soname: iter(()))
+    monkeypatch.setattr(libraries.sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda path: opened.append(path) or "library")
-    assert _libraries.load_library.__wrapped__("cusolver") == "library"
+    assert libraries.load_library.__wrapped__("cusolver") == "library"
     assert opened == [str(folder / "libcusolver.so.12")]
 
 
@@ -35,25 +35,25 @@ def test_a_library_that_does_not_open_is_passed_over(monkeypatch):
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    assert _libraries.load_library.__wrapped__("nvrtc") is None
+    assert libraries.load_library.__wrapped__("nvrtc") is None
 
 
 def test_compiling_without_nvrtc_says_so(monkeypatch):
-    monkeypatch.setattr(_kernels, "load_library", lambda name: None)
+    monkeypatch.setattr(compiler, "load_library", lambda name: None)
     with pytest.raises(SolverError, match="NVRTC"):
-        _kernels.compile_cubin("", "sm_90", {})
-    assert _kernels.available.__wrapped__() is False
+        compiler.compile_cubin("", "sm_90", {})
+    assert compiler.available.__wrapped__() is False
 
 
 def test_a_library_without_the_routine_is_not_used(monkeypatch):
-    monkeypatch.setattr(_cusolver, "load_library", lambda name: object())
-    assert _cusolver._library.__wrapped__() is None
+    monkeypatch.setattr(cusolver, "load_library", lambda name: object())
+    assert cusolver._library.__wrapped__() is None
 
 
-@pytest.mark.parametrize("n", range(1, _jacobi.MAX_ORDER + 1))
+@pytest.mark.parametrize("n", range(1, jacobi.MAX_ORDER + 1))
 def test_every_order_fits_into_a_block(n):
-    sizes = _jacobi.Sizes(n)
+    sizes = jacobi.Sizes(n)
     half = sizes.players // 2
     assert sizes.threads % 32 == 0 and sizes.threads <= 768
     assert sizes.threads >= n and sizes.threads > 32 + 32 * (-(-half * (half - 1) // 2 // 32)) - 1
-    assert sizes.shared_bytes(sizes.front, sizes.back, 8) <= 160 * 1024  # what a block of an A100 may have
+    assert sizes.shared_bytes(8) <= 160 * 1024  # what a block of an A100 may have

@@ -1,4 +1,4 @@
-// The normalized-cut objectives J2 and soft for a batch of images, appended to jacobi.cu and _fused_product.cu.
+// The normalized-cut objectives J2 and soft for a batch of images, appended to jacobi.cu and product.cu.
 //
 // Rows of F with a label below 0 or from k on do not count; an image may have several labellings in a row. With C = F^T F, S the sums of F over regions, N their sizes:
 //   P = C^+ (J2) or (C + mu I)^-1, mu = ridge tr(C) / d (soft),  A = N^-1 S P,  T = S^T N^-1 S
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const Sizes z(d);
     const int entries = (d + k) * (d + 1);
     Rotation* rotations = (Rotation*)shared_memory;
-    REAL* a = (REAL*)shared_memory + z.front;
+    REAL* a = (REAL*)shared_memory + z.rotations;
     REAL* v = a + z.players * z.ld;
     REAL* values = v + (d * z.ldv > blockDim.x ? d * z.ldv : blockDim.x);
     REAL* inverse = values + z.players;

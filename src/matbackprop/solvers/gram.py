@@ -11,16 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop.cuda.separate import MIXED_OVERLAP, WIDE_RATIO, separate_by_kernel
 from matbackprop.cuda.twin import is_plain, kernels_may_take
-from matbackprop.eigensolver import _jacobi, _kernels
-from matbackprop.eigensolver.batched import batched_eigh
+from matbackprop.solvers.eigh import batched_eigh
 
 __all__ = ["gram_eigh", "separate_rows"]
 
-FILES = (*_jacobi.FILES, "eigensolver/separate.cu")
 _LEVEL = 1e-4  # rows whose squared norms are within this of the largest one are right after one decomposition
-_RATIO = {True: 1e5, False: 1e8}  # λ_max/λ_min up to which nothing needs to be done; an error is 1e-17 of that ratio
-_OVERLAP = {True: 1e-11, False: 1e-9}  # largest |yᵢ·yⱼ|/√(λᵢλⱼ) that is left
 
 
 def squared_norms(y: Tensor) -> Tensor:
@@ -60,7 +57,7 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, q: Tensor | None = None) -> tu
 
 
 def _narrow(s: Tensor, eps: Tensor, fine: bool) -> bool:
-    return not bool((s.amax(-1) > _RATIO[fine] * (s.amin(-1) + eps)).any())
+    return not bool((s.amax(-1) > WIDE_RATIO[fine] * (s.amin(-1) + eps)).any())
 
 
 def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
@@ -75,8 +72,8 @@ def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor
     if fine:
         q, y = _newton_step(s, q, y)
     if kernels_may_take(q, y, eps):
-        return _separate_by_kernel(q, y, eps, fine)
-    mixed = _largest_overlap(y, eps) > _OVERLAP[fine]
+        return separate_by_kernel(q, y, eps, fine)
+    mixed = _largest_overlap(y, eps) > MIXED_OVERLAP[fine]
     if bool(mixed.any()):
         for index in mixed.nonzero().tolist():
             one = tuple(index)
@@ -84,26 +81,6 @@ def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor
         if fine:
             q, y = _newton_step(squared_norms(y), q, y)
     return q, y
-
-
-def _separate_by_kernel(
-    q: Tensor, y: Tensor, eps: Tensor, fine: bool, kernels: _kernels.Module | None = None, threads: int = 256
-) -> tuple[Tensor, Tensor]:
-    """Turn the rows of matrices that need it by one-sided Jacobi rotations (``separate.cu``)."""
-    n, k = y.shape[-2:]
-    rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
-    overlap = rows @ rows.mT
-    shift = eps.expand(y.shape[:-2]).contiguous()
-    kernels = kernels or _kernels.module(FILES, (("REAL_IS_DOUBLE", 1),), y.get_device())
-    addresses = (rows.data_ptr(), vectors.data_ptr(), overlap.data_ptr(), shift.data_ptr())
-    sizes = (n, k, *rows.stride()[1:], *vectors.stride()[1:])
-    kernels.launch("separate_rows", (len(rows),), threads, 24 * threads, (*addresses, _OVERLAP[fine], *sizes))
-    return vectors.mT.reshape(q.shape), rows.reshape(y.shape)
-
-
-def _dense(a: Tensor) -> Tensor:
-    """Matrices (batch, n, k) that follow each other in memory, each by rows or by columns."""
-    return a if a.is_contiguous() or a.mT.is_contiguous() else a.contiguous()
 
 
 def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-// Refinement of a single-precision eigendecomposition to double precision, one thread block a matrix.
+// Refinement of a single-precision eigendecomposition to double precision, one thread block per matrix.
 //
 // V holds approximate eigenvectors in rows and U = V A. From G = [V V^T, U V^T] follow R = I - V V^T and the Rayleigh
 // quotient S of the orthonormalised V, both to first order. A step replaces V by P V with P = I + R/2 + T, where the
@@ -13,13 +13,10 @@
 #define TOLERANCE (2 * EPS)         // of entries of S off the diagonal, relative to the largest eigenvalue
 #define EARLY_TOLERANCE (16 * EPS)  // the same before the last step
 #define NEGLIGIBLE (EPS / 8)        // not worth a rotation
-#define DOUBT 4                     // a conflict has to be as much larger than what others may have mixed into it
+#define MIXING_MARGIN 4             // a conflict has to be as much larger than what others may have mixed into it
 #define MAX_DEFECT 1e-7             // of orthonormality before the last step, which squares it
 #define MAX_SWEEPS 30
-#define TILE 32
-#define GROUP 2  // tiles that are transposed at once
 #define ROWS 4   // of a product that a thread computes at once
-#define MAX_THREADS 1024
 
 extern __shared__ double shared_memory[];
 
@@ -296,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             }
         }
         mixed = column_sum(mixed, mine, room.partial);
-        if (mine.part == 0 && j < n) room.noise[j] = last || DOUBT * mixed < tolerance ? tolerance : DOUBT * mixed;
+        if (mine.part == 0 && j < n) room.noise[j] = last || MIXING_MARGIN * mixed < tolerance ? tolerance : MIXING_MARGIN * mixed;
         if (last) {
             sum = column_sum(sum, mine, room.partial);
             if (mine.part == 0 && j < n && !(2 * sum <= MAX_DEFECT)) useless = 1;

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.eigensolver._libraries import load_library
-from matbackprop.eigensolver._recording import replayed
+from matbackprop.cuda.graphs import replayed
+from matbackprop.cuda.libraries import load_library
 from matbackprop.errors import SolverError
 
 _VECTORS = 1  # CUSOLVER_EIG_MODE_VECTOR

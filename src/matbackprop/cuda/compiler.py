@@ -15,13 +15,16 @@ from pathlib import Path
 
 import torch
 
-from matbackprop.eigensolver._libraries import load_library
+from matbackprop.cuda.libraries import load_library
 from matbackprop.errors import SolverError
 
 _SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _STATIC_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 _MAX_ARGUMENTS = 24
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+Constant = str | int | float
 
 
 class _Arguments(threading.local):
@@ -37,14 +40,7 @@ _arguments = _Arguments()
 _thread = threading.local()
 
 
-@functools.cache
-def source(*names: str) -> str:
-    """The text of kernel files of the package, one after the other."""
-    root = Path(__file__).parent.parent
-    return "\n".join((root / name).read_text(encoding="utf-8") for name in names)
-
-
-def compile_cubin(text: str, architecture: str, defines: Mapping[str, str | int]) -> bytes:
+def compile_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) -> bytes:
     """Compile CUDA C++ for ``architecture`` (``sm_90``); needs no device."""
     nvrtc = load_library("nvrtc")
     if nvrtc is None:
@@ -84,7 +80,7 @@ class Module:
         device: index of the CUDA device.
     """
 
-    def __init__(self, text: str, defines: Mapping[str, str | int], device: int) -> None:
+    def __init__(self, text: str, defines: Mapping[str, Constant], device: int) -> None:
         driver = load_library("cuda")
         if driver is None:
             raise SolverError("the CUDA driver library was not found.")
@@ -150,10 +146,33 @@ class Module:
         _check(status, f"launching {name} with grid {tuple(grid)}, {threads} threads and {shared} bytes")
 
 
-@functools.cache
-def module(files: tuple[str, ...], defines: tuple[tuple[str, str | int], ...], device: int) -> Module:
-    """The compiled kernels of ``files``, compiled once for a device and a set of definitions."""
-    return Module(source(*files), dict(defines), device)
+class Source:
+    """Kernel files that are compiled together, with the constants that Python and the kernels share.
+
+    Args:
+        *files: names of files of this folder, one after the other.
+        **constants: what they find defined.
+    """
+
+    def __init__(self, *files: str, **constants: Constant) -> None:
+        self.files, self.constants = files, constants
+        self._modules: dict[tuple[object, ...], Module] = {}
+
+    def __add__(self, other: Source) -> Source:
+        """One source after the other."""
+        return Source(*self.files, *other.files, **self.constants, **other.constants)
+
+    def text(self) -> str:
+        """The files, one after the other."""
+        folder = Path(__file__).parent
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in self.files)
+
+    def on(self, device: int, **choices: Constant) -> Module:
+        """The kernels compiled for a device, once for each choice of what else is defined."""
+        key = (device, *choices.items())
+        if key not in self._modules:
+            self._modules[key] = Module(self.text(), self.constants | choices, device)
+        return self._modules[key]
 
 
 @functools.cache

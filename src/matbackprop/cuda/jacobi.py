@@ -1,4 +1,4 @@
-"""The Jacobi eigensolver of ``jacobi.cu``: one thread block a matrix, in shared memory."""
+"""The Jacobi eigensolver of ``jacobi.cu``: one thread block per matrix, in shared memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matbackprop.eigensolver import _kernels
+from matbackprop.cuda.compiler import Source
 
-FILES = ("eigensolver/jacobi.cu",)
 MAX_ORDER = 64  # a warp finds the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # they keep pace with the warps that rotate the matrix
 _WARP = 32
 _MAX_WARPS = 24  # of a block: each thread then has 80 registers
+SOURCE = Source("jacobi.cu", MAX_THREADS=_WARP * _MAX_WARPS)
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,30 @@ class Sizes:
         return _WARP * (matrix_warps + min(_MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, -(-self.n // 4)))
 
     @property
-    def front(self) -> int:
-        """Two sweeps of rotations, and the matrix."""
-        half = self.players // 2
-        return 4 * (self.players - 1) * half + self.players * (self.players | 1)
+    def rotations(self) -> int:
+        """Two sweeps of rotations."""
+        return 2 * (self.players - 1) * self.players
 
     @property
-    def back(self) -> int:
+    def matrix(self) -> int:
+        """The matrix, in rows that avoid each other's memory banks."""
+        return self.players * (self.players | 1)
+
+    @property
+    def vectors(self) -> int:
         """Eigenvectors, in rows that avoid each other's memory banks."""
         return max(self.n * ((self.players + 7) // 16 * 16 + 8), self.threads)
 
-    def shared_bytes(self, front: int, back: int, itemsize: int) -> int:
-        """Shared memory for these regions, the eigenvalues and their order."""
-        return (front + back + self.players) * itemsize + 4 * self.players
+    def shared_bytes(self, itemsize: int, *, extra: int = 0, tile: int = 0) -> int:
+        """Shared memory for all of these, the eigenvalues and their order.
+
+        Args:
+            itemsize: bytes of a number.
+            extra: further numbers.
+            tile: numbers that rotations and matrix, and the eigenvectors, have to leave room for before they are there.
+        """
+        numbers = max(self.rotations + self.matrix, tile) + max(self.vectors, tile) + self.players + extra
+        return numbers * itemsize + 4 * self.players
 
 
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,10 +66,7 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     batch, n, _ = a.shape
     values = torch.empty((batch, n), dtype=a.dtype, device=a.device)
     vectors = torch.empty_like(a)
-    kernels = _kernels.module(FILES, (("REAL_IS_DOUBLE", int(a.dtype == torch.float64)),), a.get_device())
-    sizes = Sizes(n)
-    shared = sizes.shared_bytes(sizes.front, sizes.back, a.element_size())
-    kernels.launch(
-        "jacobi_eigh", (batch,), sizes.threads, shared, (a.data_ptr(), values.data_ptr(), vectors.data_ptr(), n)
-    )
+    kernels = SOURCE.on(a.get_device(), REAL_IS_DOUBLE=int(a.dtype == torch.float64))
+    sizes, addresses = Sizes(n), (a.data_ptr(), values.data_ptr(), vectors.data_ptr())
+    kernels.launch("jacobi_eigh", (batch,), sizes.threads, sizes.shared_bytes(a.element_size()), (*addresses, n))
     return values, vectors

@@ -5,8 +5,9 @@ import torch
 
 from helpers import cuda_on_cpu
 from helpers.matrices import generator, relu_features, with_singular_values
-from matbackprop.eigensolver import gram
-from matbackprop.eigensolver.gram import gram_eigh
+from matbackprop.cuda import separate
+from matbackprop.solvers import gram
+from matbackprop.solvers.gram import gram_eigh
 
 EPS = torch.tensor([1e-3, 1e-3], dtype=torch.float64)
 LAUNCHER = """
@@ -56,7 +57,7 @@ def test_of_a_batch_only_what_needs_it_is_turned():
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gram")
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, gram.FILES, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, separate.SOURCE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
 
 
 @pytest.mark.parametrize(("n", "k"), [(3, 40), (7, 9)])
@@ -67,7 +68,7 @@ def test_the_kernel_separates_rows_too(kernels, n, k, layout):
     y = q.mT @ x
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
-    q, y = gram._separate_by_kernel(q, y, EPS, False, kernels, 64)
+    q, y = separate.separate_by_kernel(q, y, EPS, False, kernels, 64)
     check(x, gram.squared_norms(y), q, y)
 
 
@@ -75,5 +76,5 @@ def test_the_kernel_leaves_ordinary_rows_alone(kernels):
     x = with_singular_values(5, 7, torch.logspace(0, 2, 5, dtype=torch.float64), seed=1)[None]
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
-    new_q, new_y = gram._separate_by_kernel(q.clone(), y.clone(), EPS[:1], True, kernels, 64)
+    new_q, new_y = separate.separate_by_kernel(q.clone(), y.clone(), EPS[:1], True, kernels, 64)
     assert torch.equal(new_q, q) and torch.equal(new_y, y)

@@ -5,7 +5,7 @@ import torch
 
 from helpers import cuda_on_cpu
 from helpers.spectra import defects, hard_spectra
-from matbackprop.eigensolver import _refined
+from matbackprop.cuda import refined
 
 THREADS = 32
 EPS = torch.finfo(torch.float64).eps
@@ -27,14 +27,14 @@ extern "C" void launch_refine_step(int batch, int threads, double* g, double* p,
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refine")
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, _refined.FILES, LAUNCHERS, shared=True))
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, refined.SOURCE, LAUNCHERS, shared=True))
 
 
 def solve(kernels, a, guess=None, threads=THREADS):
-    scaled, single, scale = _refined.prepare(a.contiguous(), kernels, threads)
+    scaled, single, scale = refined.prepare(a.contiguous(), kernels, threads)
     if guess is None:
         guess = torch.linalg.eigh(single).eigenvectors.mT
-    values, rows, turned = _refined.refine(scaled, scale, guess, kernels, threads)
+    values, rows, turned = refined.refine(scaled, scale, guess, kernels, threads)
     return values, rows.mT, turned
 
 
@@ -125,11 +125,11 @@ def test_any_scale(kernels, exponent):
 
 def test_scales_are_powers_of_two_of_the_lower_triangle(kernels):
     a = torch.tensor([[[3.0, 1e9], [-5.0, 1.0]], [[0.0, 2.0], [0.0, 0.0]]], dtype=torch.float64)
-    scaled, single, scale = _refined.prepare(a, kernels, THREADS)
+    scaled, single, scale = refined.prepare(a, kernels, THREADS)
     assert scale.tolist() == [4, 1]
     assert scaled.tolist() == [[[0.75, -1.25], [-1.25, 0.25]], [[0, 0], [0, 0]]]
     assert torch.equal(single.double(), scaled)
 
 
 def test_a_block_has_room():
-    assert _refined.shared_bytes(_refined.MAX_ORDER, 1024) <= 96 * 1024  # of the smallest device that takes the route
+    assert refined.shared_bytes(refined.MAX_ORDER, 1024) <= 96 * 1024  # of the smallest device that takes the route

@@ -5,8 +5,8 @@ import torch
 
 import matbackprop as mb
 from helpers.spectra import defects, hard_spectra
-from matbackprop.eigensolver import _cusolver, _jacobi, _refined, batched_eigh, route
-from matbackprop.functional import _fused_cuts, _fused_pool
+from matbackprop.cuda import cusolver, cuts, jacobi, pool, refined
+from matbackprop.solvers import batched_eigh, route
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.kmeans import weighted_kmeans
 
@@ -33,20 +33,20 @@ def test_the_fast_routes_are_there():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 3, 15, 16, 36, 63, 64])
-def test_jacobi_and_cusolver_agree(n, dtype):
+def test_jacobi_andcusolver_agree(n, dtype):
     a = symmetric(50, n, dtype)
     a[0] = 0
     a[1] = torch.eye(n)
-    values, vectors = _jacobi.solve(a)
+    values, vectors = jacobi.solve(a)
     check(a, values, vectors)
     tol = 100 * torch.finfo(dtype).eps * float(a.abs().amax()) * n
-    assert (values - _cusolver.solve(a)[0]).abs().amax() < tol
+    assert (values - cusolver.solve(a)[0]).abs().amax() < tol
 
 
 @pytest.mark.parametrize("n", [129, 169, 256])
 def test_refined_is_as_good_as_lapack(n):
     for name, a in hard_spectra(n, batch=3).items():
-        values, vectors = (x.cpu() for x in _refined.solve(a.cuda()))
+        values, vectors = (x.cpu() for x in refined.solve(a.cuda()))
         expected = torch.linalg.eigh(a)
         eps = torch.finfo(torch.float64).eps
         for found, reference in zip(defects(a, values, vectors), defects(a, *expected), strict=True):
@@ -58,15 +58,15 @@ def test_refined_is_as_good_as_lapack(n):
 
 def test_refined_in_parts(monkeypatch):
     a = symmetric(7, 130)
-    monkeypatch.setattr(_refined, "_MAX_BYTES", 3 * 8 * 130 * 130)
-    check(a, *_refined.solve(a))
+    monkeypatch.setattr(refined, "_MAX_BYTES", 3 * 8 * 130 * 130)
+    check(a, *refined.solve(a))
 
 
 def test_refined_without_a_useful_start(monkeypatch):
     a = symmetric(3, 130)
-    monkeypatch.setattr(_cusolver, "solve_in_place", lambda single: single.fill_(torch.nan))
-    monkeypatch.setattr(_refined, "_MAX_REPLAYED_BYTES", 0)
-    check(a, *_refined.solve(a))
+    monkeypatch.setattr(cusolver, "solve_in_place", lambda single: single.fill_(torch.nan))
+    monkeypatch.setattr(refined, "_MAX_REPLAYED_BYTES", 0)
+    check(a, *refined.solve(a))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -146,7 +146,7 @@ def test_fused_pool_matches_the_cpu(m, d, name):
     f[2, m // 2 :] = f[2, : m - m // 2].clone()
     g = torch.randn(3, d, d, generator=generator)
     x = f.cuda().requires_grad_()
-    assert _fused_pool.applies(x, 1e-3, mb.divided_differences.named_function(name))
+    assert pool.applies(x, 1e-3, mb.divided_differences.named_function(name))
     c = mb.second_order_pool(x, function=name)
     (found,) = torch.autograd.grad(c, x, g.cuda())
     y = f.double().requires_grad_()
@@ -199,7 +199,7 @@ def test_fused_cuts_match_the_cpu(objective, annotators):
     f = torch.rand(5, 700, 12, generator=generator)
     labels = torch.randint(-1, 30, (5, *((annotators,) if annotators else ()), 700), generator=generator)
     x = f.cuda().requires_grad_()
-    assert _fused_cuts.applies(x, labels.cuda(), None, None)
+    assert cuts.applies(x, labels.cuda(), None, None)
     value = objective(x, labels.cuda(), num_labels=30)
     (found,) = torch.autograd.grad(value.sum(), x)
     y = f.double().requires_grad_()

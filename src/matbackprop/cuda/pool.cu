@@ -1,18 +1,12 @@
-// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu, separate.cu and _fused_product.cu; IN is the type
-// of F, C and G (float or double), FUNCTION one of the numbers below. eps is one number, or one of each matrix.
+// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu, separate.cu and product.cu; IN is the type
+// of F, C and G (float or double), FUNCTION is LOG, SQRT, INV_SQRT or INVERSE, CHUNK the columns of F that a block keeps
+// in shared memory, WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of overlaps. eps is one number, or one of each matrix.
 //
 //   K = F F^T = U diag(s) U^T,  Y = U^T F,  lambda = s + eps
 //   C = g(eps) I + Y^T diag(g[lambda_i, eps]) Y
 //   dL/dF = 2 U (diag(g[lambda_i, eps]) Y G + (g[lambda_i, lambda_j, eps] o (Y G Y^T)) Y),  G symmetric
 
-#define LOG 0
-#define SQRT 1
-#define INV_SQRT 2
-#define INVERSE 3
 
-#define CHUNK 64   // columns of F that a block keeps in shared memory
-#define WIDE 1e8   // lambda_max / lambda_min above which the rows of Y are looked at, as in gram.py
-#define MIXED 1e-9 // |y_i . y_j| / sqrt(lambda_i lambda_j) above which they are separated, as in gram.py
 #define SERIES 26  // terms for the second difference of log where 0.2^SERIES is below eps
 
 __device__ __forceinline__ REAL function_value(REAL x) {
@@ -149,12 +143,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   REAL* __restrict__ out_slopes, REAL* out_vectors, REAL* out_y, int m, int d) {
     const Sizes z(m);
     const int ldt = z.players + 2, square = z.players * z.ld;
-    const int front = z.front + square > CHUNK * ldt ? z.front + square : CHUNK * ldt;
+    const int front = z.rotations + square > CHUNK * ldt ? z.rotations + square : CHUNK * ldt;
     int back = m * z.ldv > blockDim.x ? m * z.ldv : blockDim.x;
     back = back > CHUNK * ldt ? back : CHUNK * ldt;
     Rotation* rotations = (Rotation*)shared_memory;
     REAL* tile = (REAL*)shared_memory;
-    REAL* a = tile + z.front;
+    REAL* a = tile + z.rotations;
     REAL* v = tile + front;
     REAL* values = v + back;
     int* order = (int*)(values + z.players);

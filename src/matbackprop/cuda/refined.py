@@ -15,17 +15,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from matbackprop.eigensolver import _cusolver, _kernels
-from matbackprop.eigensolver._recording import replayed
+from matbackprop.cuda import compiler, cusolver
+from matbackprop.cuda.compiler import Source
+from matbackprop.cuda.graphs import replayed
 
-FILES = ("eigensolver/refine.cu",)
 MIN_ORDER = 129  # below, cuSOLVER's float64 routine keeps a matrix in one thread block
 MAX_ORDER = 256  # above, the rotations take longer than the float64 routine does
 LIMITS = (5e-3, 3e-5, 5e-9)
 """Largest rotation that a step does by products, in radians. Each step squares what the one before left undone."""
 
-_THREADS = 1024
-_TILE_NUMBERS = 2 * 2 * 32 * 33  # two tiles of two matrices
+_THREADS, _TILE, _GROUP = 1024, 32, 2  # threads of a block; edge of a tile; tiles that are transposed at once
+SOURCE = Source("refine.cu", MAX_THREADS=_THREADS, TILE=_TILE, GROUP=_GROUP)
+_TILE_NUMBERS = 2 * _GROUP * _TILE * (_TILE + 1)  # of two matrices
 _MAX_BYTES = 2**28  # of matrices at a time: the steps need nine times as much
 _MAX_REPLAYED_BYTES = 2**26
 _FULL_RATE = ((7, 0), (8, 0), (9, 0), (10, 0))  # elsewhere float64 is 32 or 64 times slower than float32
@@ -39,12 +40,12 @@ class Kernels(Protocol):
     def launch(
         self, name: str, grid: tuple[int, ...], threads: int, shared: int, arguments: tuple[int | float, ...], /
     ) -> None:
-        """Run a kernel; see :meth:`matbackprop.eigensolver._kernels.Module.launch`."""
+        """Run a kernel; see :meth:`matbackprop.cuda.compiler.Module.launch`."""
 
 
 def available(device: torch.device) -> bool:
     """Whether the device multiplies float64 at full rate, the float32 routine is there and kernels can be compiled."""
-    return _cusolver.available() and _kernels.available() and _capability(device) in _FULL_RATE
+    return cusolver.available() and compiler.available() and _capability(device) in _FULL_RATE
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
@@ -102,9 +103,9 @@ def refine(
 
 
 def _chain(a: Tensor) -> tuple[Tensor, Tensor]:
-    kernels = _kernels.module(FILES, (), a.get_device())
+    kernels = SOURCE.on(a.get_device())
     scaled, single, scale = prepare(a, kernels)
-    _cusolver.solve_in_place(single)
+    cusolver.solve_in_place(single)
     values, vectors, _ = refine(scaled, scale, single, kernels)
     return values, vectors
 
@@ -116,7 +117,7 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     if batch > chunk:
         parts = [solve(part) for part in a.split(chunk)]
         return torch.cat([values for values, _ in parts]), torch.cat([vectors for _, vectors in parts])
-    if a.numel() * 8 <= _MAX_REPLAYED_BYTES and _cusolver.recordable():
+    if a.numel() * 8 <= _MAX_REPLAYED_BYTES and cusolver.recordable():
         values, vectors = replayed("refined", _chain, (a,))
     else:
         values, vectors = _chain(a)

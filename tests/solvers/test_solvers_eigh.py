@@ -1,4 +1,4 @@
-"""The batched eigensolver: values, layouts, transformations, routes, and what happens when a route fails."""
+"""The batched eigensolver: values, layouts, transformations, routes, and failures."""
 
 import threading
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from matbackprop.eigensolver import batched, batched_eigh, route
-from matbackprop.errors import DtypeError, NonFiniteError, NumericalWarning, ShapeError, SolverError
+from matbackprop.cuda import compiler, cusolver, refined
+from matbackprop.errors import DtypeError, ShapeError, SolverError
+from matbackprop.solvers import _threads, batched_eigh, route
 
 
 def symmetric(*shape, dtype=torch.float64, device="cpu", seed=0):
@@ -96,7 +97,7 @@ def test_threads_give_what_one_thread_gives(threads):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        assert route(a) == "lapack-threads"
+        assert route("cpu", a.dtype, 24, 37) == "lapack-threads"
         values, vectors = batched_eigh(a)
         assert torch.get_num_threads() == threads
     finally:
@@ -111,7 +112,7 @@ def test_threads_from_several_callers():
     found = []
     try:
         torch.set_num_threads(2)
-        callers = [threading.Thread(target=lambda: found.append(batched._threads.solve(a))) for _ in range(4)]
+        callers = [threading.Thread(target=lambda: found.append(_threads.solve(a))) for _ in range(4)]
         for caller in callers:
             caller.start()
         for caller in callers:
@@ -125,14 +126,14 @@ def test_threads_from_several_callers():
 
 def test_route_names(monkeypatch):
     assert route("cpu", torch.float64, n=36, batch=1) == "lapack"
-    assert route(symmetric(2, 4, 4)) == "lapack"
+    assert route(torch.device("cpu"), torch.float64, 4) == "lapack"
     assert route("meta", torch.float32, n=4, batch=2) == "torch"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert route("cpu", torch.float64, n=36, batch=100) == "lapack-threads"
     assert route("cpu", torch.float64, n=256, batch=100) == "lapack"
-    monkeypatch.setattr(batched._kernels, "available", lambda: True)
-    monkeypatch.setattr(batched._cusolver, "available", lambda: True)
-    monkeypatch.setattr(batched._refined, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(compiler, "available", lambda: True)
+    monkeypatch.setattr(cusolver, "available", lambda: True)
+    monkeypatch.setattr(refined, "_capability", lambda device: (9, 0))
     for dtype in (torch.float32, torch.float64):
         assert route("cuda", dtype, n=36, batch=100) == "jacobi"
         assert route("cuda", dtype, n=128, batch=100) == "cusolver"
@@ -140,16 +141,16 @@ def test_route_names(monkeypatch):
         assert route("cuda", dtype, n=56, batch=5000) == "cusolver"
     assert route("cuda", torch.float32, n=169, batch=100) == "cusolver"
     assert route("cuda", torch.float64, n=129, batch=100) == "refined"
-    most = batched._refined.MAX_ORDER
+    most = refined.MAX_ORDER
     assert route("cuda", torch.float64, n=most, batch=1) == "refined"
     assert route("cuda", torch.float64, n=most + 1, batch=1) == "cusolver"
-    monkeypatch.setattr(batched._refined, "_capability", lambda device: (8, 9))  # no unit for float64 products
+    monkeypatch.setattr(refined, "_capability", lambda device: (8, 9))  # no unit for float64 products
     assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
-    monkeypatch.setattr(batched._refined, "_capability", lambda device: (9, 0))
-    monkeypatch.setattr(batched._kernels, "available", lambda: False)
+    monkeypatch.setattr(refined, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(compiler, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
     assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
-    monkeypatch.setattr(batched._cusolver, "available", lambda: False)
+    monkeypatch.setattr(cusolver, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "torch"
     assert route("cuda", torch.float32, n=0, batch=100) == "torch"
 
@@ -163,64 +164,8 @@ def test_bad_input():
         batched_eigh(torch.zeros(3, 3, dtype=torch.float16))
     with pytest.raises(DtypeError, match="int64"):
         route("cpu", torch.int64, n=3, batch=1)
-    with pytest.raises(ValueError, match="on_failure"):
-        batched_eigh(torch.eye(3), on_failure="ignore")
 
 
-@pytest.mark.parametrize("on_failure", ["raise", "retry"])
-def test_non_finite_matrices_are_named(on_failure, device):
-    a = symmetric(4, 3, 3, device=device)
-    a[2, 1, 1] = torch.nan
-    with pytest.raises((NonFiniteError, SolverError), match="NaN"):
-        batched_eigh(a, on_failure=on_failure)
-
-
-def test_cpu_failure_is_a_solver_error():
-    with pytest.raises(SolverError, match="retry"):
+def test_a_failure_on_the_cpu_says_where_to_look():
+    with pytest.raises(SolverError, match=r"did not converge on 2 matrices of order 3.*NaN and Inf"):
         batched_eigh(torch.full((2, 3, 3), torch.nan, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_retry_is_announced_and_right(monkeypatch, dtype):
-    a = symmetric(5, 4, 4, dtype=dtype)
-    solve = batched._solve
-
-    def fail_once(x, name):
-        if x.shape[0] == 5:
-            values, vectors = solve(x, name)
-            values[1] = torch.nan
-            return values, vectors
-        return solve(x, name)
-
-    monkeypatch.setattr(batched, "_solve", fail_once)
-    with pytest.raises(SolverError, match="1 of 5"):
-        batched_eigh(a, on_failure="raise")
-    with pytest.warns(NumericalWarning, match="1 of 5 matrices of order 4"):
-        values, vectors = batched_eigh(a, on_failure="retry")
-    check(a, values, vectors)
-
-
-def test_retry_after_lapack_gave_up(monkeypatch):
-    a = symmetric(3, 4, 4)
-    calls = []
-    solve = batched._solve
-
-    def fail_first(x, name):
-        calls.append(name)
-        if len(calls) == 1:
-            raise SolverError("no convergence")
-        return solve(x, name)
-
-    monkeypatch.setattr(batched, "_solve", fail_first)
-    with pytest.warns(NumericalWarning, match="3 of 3"):
-        check(a, *batched_eigh(a, on_failure="retry"))
-    assert len(calls) == 2
-
-
-def test_retry_that_fails_again_raises(monkeypatch):
-    def fail(x, name):
-        return torch.full_like(x[..., 0], torch.nan), torch.full_like(x, torch.nan)
-
-    monkeypatch.setattr(batched, "_solve", fail)
-    with pytest.warns(NumericalWarning), pytest.raises(SolverError, match="another route"):
-        batched_eigh(symmetric(2, 3, 3), on_failure="retry")

@@ -1,0 +1,12 @@
+"""What the kernels that multiply on the double-precision tensor cores share (``product.cu``)."""
+
+from __future__ import annotations
+
+import torch
+
+from matbackprop.cuda.compiler import Source
+
+TILE, PRODUCT_THREADS = 64, 256  # edge of a tile of a product; threads that compute it
+TENSOR_CORES = (8, 0)  # the first compute capability that has them for double precision
+TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "float", torch.bfloat16: "float"}
+PRODUCT = Source("product.cu", TILE=TILE, PRODUCT_THREADS=PRODUCT_THREADS)

@@ -1,0 +1,151 @@
+"""The batched symmetric eigensolver and the table that chooses its route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from matbackprop.cuda import compiler, cusolver, jacobi, refined
+from matbackprop.cuda.twin import is_plain
+from matbackprop.errors import DtypeError, ShapeError, SolverError
+from matbackprop.solvers import _threads
+
+_DTYPES = (torch.float32, torch.float64)
+_LARGE_BATCH = 400  # fills an H200 several times over
+
+
+def _many_on_the_cpu(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
+    return device.type == "cpu" and _threads.worth_it(n, batch)
+
+
+def _few_and_small(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
+    """Whether the Jacobi kernel is faster than cuSOLVER's batched routine, as measured on an H200."""
+    most = 48 if batch > _LARGE_BATCH else {torch.float32: 64, torch.float64: 60}[dtype]
+    return device.type == "cuda" and n <= most and compiler.available()
+
+
+def _refinable(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
+    fits = dtype == torch.float64 and refined.MIN_ORDER <= n <= refined.MAX_ORDER
+    return device.type == "cuda" and fits and refined.available(device)
+
+
+class _Route(NamedTuple):
+    takes: Callable[[torch.device, torch.dtype, int, int], bool]
+    solve: Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def _torch_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(a)
+    return values, vectors
+
+
+# The first route that takes the matrices solves them; torch takes all.
+_ROUTES = {
+    "lapack-threads": _Route(_many_on_the_cpu, _threads.solve),
+    "lapack": _Route(lambda device, *_: device.type == "cpu", _torch_eigh),
+    "jacobi": _Route(_few_and_small, lambda a: jacobi.solve(a.contiguous())),
+    "refined": _Route(_refinable, lambda a: refined.solve(a.contiguous())),
+    "cusolver": _Route(lambda device, *_: device.type == "cuda" and cusolver.available(), cusolver.solve),
+    "torch": _Route(lambda *_: True, _torch_eigh),
+}
+
+
+def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1) -> str:
+    """Name the route that :func:`batched_eigh` takes.
+
+    ``lapack`` and ``lapack-threads`` are the CPU's, the latter with the batch spread over threads; ``jacobi`` is the
+    kernel of this package that keeps small matrices on chip; ``cusolver`` is cuSOLVER's 64-bit batched routine in the
+    library that torch ships; ``refined`` is the same routine in float32 whose results are refined to float64 by matrix
+    products and, where eigenvalues nearly meet, by rotations; ``torch`` is :func:`torch.linalg.eigh`, everywhere else.
+
+    Args:
+        device: where the matrices are.
+        dtype: float32 or float64.
+        n: their order.
+        batch: how many there are.
+
+    Returns:
+        The name of the route.
+
+    Example:
+        >>> route("cpu", torch.float64, n=36)
+        'lapack'
+    """
+    if dtype not in _DTYPES:
+        raise DtypeError(f"the eigensolver takes float32 and float64 matrices, got {dtype}; convert them first.")
+    if n == 0 or batch == 0:
+        return "torch"
+    device = torch.device(device)
+    return next(name for name, one in _ROUTES.items() if one.takes(device, dtype, n, batch))
+
+
+def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
+    batch, n = a.shape[:-2], a.shape[-1]
+    name = route(a.device, a.dtype, n, batch.numel())
+    try:
+        if name in ("lapack", "torch"):  # take any leading dimensions
+            return _ROUTES[name].solve(a)
+        values, vectors = _ROUTES[name].solve(a.reshape(-1, n, n))
+    except torch.linalg.LinAlgError as error:
+        raise SolverError(
+            f"the eigensolver did not converge on {batch.numel()} matrices of order {n} ({error}). Look for NaN and "
+            f"Inf in what they are made of, scale them, or add a multiple of the identity."
+        ) from error
+    return values.reshape(*batch, n), vectors.reshape(*batch, n, n)
+
+
+@torch.library.custom_op("matbackprop::batched_eigh", mutates_args=(), device_types="cuda")
+def _operator(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The form that torch.compile and vmap see on CUDA, where the routes cannot be traced."""
+    values, vectors = _solve(a)
+    return values.contiguous(), vectors.contiguous()
+
+
+@_operator.register_fake
+def _(a: Tensor) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape[:-1]), a.new_empty(a.shape)
+
+
+@_operator.register_vmap
+def _(info, in_dims, a):  # type: ignore[no-untyped-def]
+    return _operator(a.movedim(in_dims[0], 0)), (0, 0)
+
+
+def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Eigendecomposition of symmetric matrices, A = U diag(λ) Uᵀ, by the fastest route installed.
+
+    Every operator of the package calls this function. It is not differentiable: the operators carry their own adjoints.
+    On CUDA it neither waits for the device nor moves anything to the CPU, and can be captured into a CUDA graph after
+    one call with the same shapes. The one exception: float64 matrices above order 128, unless the batch is very large,
+    are replayed from a recording, and making it, in the second call with a shape, waits once.
+
+    Args:
+        a: symmetric matrices ``(*batch, n, n)``, float32 or float64; only the lower triangle is read.
+
+    Returns:
+        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns. On CUDA they are NaN for a
+        matrix that could not be solved, which costs no synchronisation.
+
+    Raises:
+        SolverError: a matrix on the CPU could not be solved.
+        ShapeError, DtypeError: ``a`` is not a batch of square float32 or float64 matrices.
+
+    Gradient:
+        None; results are detached.
+
+    Example:
+        >>> values, vectors = batched_eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+        >>> values
+        tensor([1., 3.])
+    """
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ShapeError(f"the eigensolver needs square matrices (*batch, n, n), got shape {tuple(a.shape)}.")
+    if a.dtype not in _DTYPES:
+        raise DtypeError(f"the eigensolver takes float32 and float64 matrices, got {a.dtype}; convert them first.")
+    a = a.detach()
+    if a.numel() == 0 or not is_plain(a):
+        return _operator(a) if a.device.type == "cuda" and a.numel() else _torch_eigh(a)
+    return _solve(a)
