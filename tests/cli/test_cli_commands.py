@@ -198,7 +198,7 @@ def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum
     assert call("serve") == code
     assert capsys.readouterr().err == "matbackprop: stopped.\n"
     assert call("reproduce", "table2", "--jobs", "2") == code
-    again = "matbackprop: stopped; finished runs are kept; give the same command again to go on.\n"
+    again = "matbackprop: stopped; finished runs are kept; give the same command again to resume.\n"
     assert capsys.readouterr().err == again
     assert cleaned == [True, True]
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,4 +1,4 @@
-"""Results of a benchmark: one JSON file a machine, one record a measurement."""
+"""Results of a benchmark: one JSON file per machine, one record per measurement."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Command:
     extra: str = "train"
 
 
-_GO_ON = "stopped; finished runs are kept; give the same command again to go on."
+_RESUME = "stopped; finished runs are kept; give the same command again to resume."
 
 COMMANDS: dict[str, Command] = {
     "demo": Command("matbackprop.cli.demo", "Train and show both systems in a few minutes, on data made on the fly."),
@@ -71,14 +71,14 @@ COMMANDS: dict[str, Command] = {
         "The paper's first table: region classification.",
         "Table1Config",
         "table1",
-        stopped=_GO_ON,
+        stopped=_RESUME,
     ),
     "reproduce table2": Command(
         "matbackprop.cli.reproduce",
         "The paper's second table: full-image segmentation.",
         "Table2Config",
         "table2",
-        stopped=_GO_ON,
+        stopped=_RESUME,
     ),
     "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is.", extra="bench"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),

@@ -30,7 +30,7 @@ class Config:
     masks: tuple[Path, ...] = ()
     """Pictures of the image's size, nonzero inside the region; one for each box where boxes are given too."""
     regions: Path | None = None
-    """COCO-format file with annotations of the image (found by its file name): classify all of them."""
+    """COCO-format file with annotations of the image (looked up by its file name): classify all of them."""
     top: int = 3
     """Classes to print for each region."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -47,11 +47,11 @@ def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table
     """
     numbers = [{k: v for k, v in folder.read_summary().items() if _is_number(v)} for folder in folders]
     names = metrics or tuple(k for k in numbers[0] if all(k in n for n in numbers))
-    for folder, found in zip(folders, numbers, strict=True):
+    for folder, known in zip(folders, numbers, strict=True):
         for name in names:
-            if name not in found:
-                raise DataError(f"{folder.path} has no number {name!r}; it has {', '.join(found) or 'none yet'}.")
-    rows = [[folder.path.name, *(found[n] for n in names)] for folder, found in zip(folders, numbers, strict=True)]
+            if name not in known:
+                raise DataError(f"{folder.path} has no number {name!r}; it has {', '.join(known) or 'none yet'}.")
+    rows = [[folder.path.name, *(known[n] for n in names)] for folder, known in zip(folders, numbers, strict=True)]
     return Table(["run", *names], rows)
 
 

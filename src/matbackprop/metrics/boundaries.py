@@ -212,12 +212,12 @@ def _reachable(
     seen_row[free] = True
     frontier = free
     while frontier.size:
-        found = np.zeros_like(seen_column)
-        found[candidates[frontier]] = True
-        found[-1] = False  # where candidate −1 points
-        found &= ~seen_column
-        seen_column |= found
-        frontier = inverse[np.flatnonzero(found)].astype(np.int64)
+        new_columns = np.zeros_like(seen_column)
+        new_columns[candidates[frontier]] = True
+        new_columns[-1] = False  # where candidate −1 points
+        new_columns &= ~seen_column
+        seen_column |= new_columns
+        frontier = inverse[np.flatnonzero(new_columns)].astype(np.int64)
         frontier = frontier[frontier >= 0]
         frontier = frontier[~seen_row[frontier]]
         seen_row[frontier] = True

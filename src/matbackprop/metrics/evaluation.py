@@ -52,7 +52,7 @@ class ImageScores:
         return float(self.covering.mean(1).max())
 
     def row(self) -> dict[str, float | int | str]:
-        """The measures of the image's own best segmentation, for a table with one line an image."""
+        """The measures of the image's own best segmentation, for a table with one line per image."""
         row: dict[str, float | int | str] = {
             "id": self.id,
             "segmentations": len(self.covering),

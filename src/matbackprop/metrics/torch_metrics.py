@@ -32,7 +32,7 @@ __all__ = ["BoundaryFMeasure", "RandIndex", "SegmentationCovering", "VariationOf
 
 
 class _PerImage(Metric):
-    """A metric that keeps one row an image; subclasses fill rows and reduce them."""
+    """A metric that keeps one row per image; subclasses fill rows and reduce them."""
 
     is_differentiable = False
     full_state_update = False

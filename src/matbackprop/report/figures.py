@@ -37,7 +37,7 @@ _BOOKKEEPING = ("step", "epoch", "time")
 
 
 def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Sort the names found in ``metrics`` into panels: stages of one quantity share a panel.
+    """Sort the names in ``metrics`` into panels: stages of one quantity share a panel.
 
     Args:
         metrics: rows of ``metrics.jsonl``, each with ``step``, ``epoch``, ``time`` and some named numbers.
@@ -104,7 +104,7 @@ def curves(
     columns: int = 3,
     x: str = "step",
 ) -> Figure:
-    """Draw the curves of a run, one panel a quantity, stages of the same quantity together.
+    """Draw the curves of a run, one panel per quantity, stages of the same quantity together.
 
     Long curves are drawn faintly with their running mean on top; a panel whose values span more than a factor of 300
     gets a logarithmic axis. Values that are missing or null (a metric that was not finite) are left out.

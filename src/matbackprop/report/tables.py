@@ -135,14 +135,14 @@ class Table:
         return None if cell is None or isinstance(cell, (str, bool)) else float(cell)
 
     def _bold(self) -> set[tuple[int, int]]:
-        found: set[tuple[int, int]] = set()
+        bold: set[tuple[int, int]] = set()
         for name, rule in self.best.items():
             column = list(self.columns).index(name)
             known = {r: v for r in range(len(self.rows)) if (v := self._value(r, column)) is not None and v == v}
             if known:
                 pick = min(known.values()) if rule == "min" else max(known.values())
-                found |= {(r, column) for r, v in known.items() if v == pick}
-        return found
+                bold |= {(r, column) for r, v in known.items() if v == pick}
+        return bold
 
     def _numeric(self) -> list[bool]:
         """Columns without text in them are set flush right."""
