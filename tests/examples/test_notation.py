@@ -1,0 +1,28 @@
+"""The notation page lists every short name that the arguments of public functions use."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from matbackprop import functional, nn, spectral
+
+PAGE = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
+LISTED = set(re.findall(r"`([a-z]\w*)`", PAGE)) | set(re.findall(r"\$(?:[a-z], )*([a-z])(?:, [a-z])*\$", PAGE))
+
+
+def callables():
+    for module in (functional, nn, spectral):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) and hasattr(value, "forward"):
+                yield f"nn.{name}.forward", value.forward
+            elif inspect.isfunction(value):
+                yield name, value
+
+
+@pytest.mark.parametrize("name, function", callables())
+def test_short_arguments_are_in_the_notation(name, function):
+    short = {p for p in inspect.signature(function).parameters if len(p) == 1 or p in ("lam", "eps")}
+    assert short <= LISTED, f"{name} has {short - LISTED}, which docs/notation.md does not explain"
