@@ -19,6 +19,14 @@ from matbackprop.training.ncuts_config import PRESETS, ImageDataConfig
 PLAIN, DEEP, SPAN = "ncuts-alexnet-relu5", "deepncuts-alexnet-relu5", "span-alexnet-relu5"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_clusterings():
+    """Two numbers of clusters instead of eight: K-means takes most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table2, "default_ks", lambda method: (2, 3) if method == "cluster" else MERGE_KS)
+        yield
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
@@ -109,7 +117,7 @@ def test_results_made_under_other_settings_do_not_count(done, imagenet, monkeypa
     for changes in ({"made": 8}, {"limit": 2}, {"superpixels": 50}):
         assert _ready(done, data=dataclasses.replace(done.data, **changes)) == everything
     with monkeypatch.context() as changed:
-        changed.setattr(table2, "default_ks", lambda method: (2, 3) if method == "cluster" else MERGE_KS)
+        changed.setattr(table2, "default_ks", lambda method: (2, 4) if method == "cluster" else MERGE_KS)
         assert _ready(done) == {PLAIN, DEEP}
         assert not Table2(done).line(ROWS[PLAIN]).results
     with monkeypatch.context() as changed:

@@ -64,10 +64,10 @@ def settings(config: Any) -> dict[str, Any]:
     Args:
         config: a configuration with the fields ``engine`` and ``data``, or its JSON form.
     """
-    found: dict[str, Any] = to_json(config)
-    found["engine"] = {name: found["engine"][name] for name in _ENGINE}
-    found["data"] = {name: value for name, value in found["data"].items() if name not in _PLACES}
-    return found
+    fields: dict[str, Any] = to_json(config)
+    fields["engine"] = {name: fields["engine"][name] for name in _ENGINE}
+    fields["data"] = {name: value for name, value in fields["data"].items() if name not in _PLACES}
+    return fields
 
 
 @cache
@@ -148,9 +148,9 @@ class Store:
         if not path.is_file():
             return None
         try:
-            found: dict[str, Any] = json.loads(path.read_text())
-            if fingerprint(found["provenance"]) == fingerprint(provenance):
-                return self._read.setdefault(path, found)
+            result: dict[str, Any] = json.loads(path.read_text())
+            if fingerprint(result["provenance"]) == fingerprint(provenance):
+                return self._read.setdefault(path, result)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged ({error}); remove its folder to do the run again.") from error
         raise DataError(f"{path} was made by something else than its folder says; remove the folder.")
@@ -167,4 +167,4 @@ class Store:
         asked = to_json(provenance)
         paths = sorted((self.folder / job.key).glob(f"{job.part}{job.number}-*/result.json"))
         there = (json.loads(path.read_text()).get("provenance", {}) for path in paths)
-        return [found for one in there if (found := differences(one, asked))]
+        return [changes for one in there if (changes := differences(one, asked))]

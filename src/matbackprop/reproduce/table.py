@@ -106,8 +106,8 @@ class Reproduction(ABC):
         jobs = list(jobs)
         other: Device = "cpu" if self.device == "cuda" else "cuda"
         for device in (self.device, other):
-            if found := {job: result for job in jobs if (result := self.result(job, device)) is not None}:
-                return device, found
+            if results := {job: result for job in jobs if (result := self.result(job, device)) is not None}:
+                return device, results
         return self.device, {}
 
     def ready(self) -> list[Job]:
@@ -141,17 +141,17 @@ class Reproduction(ABC):
     def speed(self, row: str, job: Job) -> dict[str, Any]:
         """What was measured of a row; empty where it was not, or was measured of something else."""
         stored = self._speed()
-        found = stored.get("rows", {}).get(row, {})
-        return found if found and found["fingerprint"] == self._fingerprint(job, stored["device"]) else {}
+        numbers = stored.get("rows", {}).get(row, {})
+        return numbers if numbers and numbers["fingerprint"] == self._fingerprint(job, stored["device"]) else {}
 
     def speed_note(self) -> str:
         """A sentence about the machine that was timed."""
-        found = self._speed().get("machine")
-        if not found:
+        timed = self._speed().get("machine")
+        if not timed:
             return ""
-        processors = f" with {found['processors']} processors" if found.get("processors") else ""
-        revision = f", revision {found['git'][:7]}" if found.get("git") else ""
-        return f" Speeds: one run, each row alone on one {found['device']}{processors}{revision}."
+        processors = f" with {timed['processors']} processors" if timed.get("processors") else ""
+        revision = f", revision {timed['git'][:7]}" if timed.get("git") else ""
+        return f" Speeds: one run, each row alone on one {timed['device']}{processors}{revision}."
 
     def _fingerprint(self, job: Job, device: Device) -> str:
         provenance = self.provenance(job, device)
@@ -188,9 +188,9 @@ class Reproduction(ABC):
     def _tell_of_others(self, jobs: list[Job]) -> None:
         """Name results that are there but were made otherwise."""
         others = [
-            f"{job}: " + ", ".join(f"{name} {there!r} instead of {asked!r}" for name, (there, asked) in found.items())
+            f"{job}: " + ", ".join(f"{name} {there!r} instead of {asked!r}" for name, (there, asked) in changes.items())
             for job in jobs
-            for found in self.store.made_otherwise(job, self.provenance(job, self.device) or {})
+            for changes in self.store.made_otherwise(job, self.provenance(job, self.device) or {})
         ]
         if others:
             shown = "\n  ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
@@ -209,8 +209,8 @@ class Reproduction(ABC):
 
 def machine() -> dict[str, Any]:
     """What a speed depends on besides the program."""
-    found = versions()
-    return {name: found.get(name) for name in ("time", "device", "platform", "git", "git_dirty")} | {
+    process = versions()
+    return {name: process.get(name) for name in ("time", "device", "platform", "git", "git_dirty")} | {
         "processors": os.cpu_count()
     }
 

@@ -147,16 +147,16 @@ class Table1(Reproduction):
     @cached_property
     def _overrides(self) -> dict[str, Any]:
         """``name=value`` with values in JSON; what is not JSON is text."""
-        found = {}
+        fields = {}
         for word in self.config.override:
             name, equals, value = word.partition("=")
             if not equals:
                 raise ConfigurationError(f"{word!r} is no override; write it as name=value, such as model.hidden=64.")
             try:
-                found[name] = json.loads(value)
+                fields[name] = json.loads(value)
             except json.JSONDecodeError:
-                found[name] = value
-        return found
+                fields[name] = value
+        return fields
 
     def provenance(self, job: Job, device: Device) -> dict[str, Any] | None:
         """Configuration, regions, starting weights, device and measure of a run."""
@@ -181,9 +181,9 @@ class Table1(Reproduction):
 
     def run(self, job: Job) -> str:
         """Train; a run that diverges is a result too."""
-        found = self._train(job)
-        self.keep(job, found)
-        return f"error {found['error']:5.2f}  {json.dumps(found['setting'])}"
+        result = self._train(job)
+        self.keep(job, result)
+        return f"error {result['error']:5.2f}  {json.dumps(result['setting'])}"
 
     def _train(self, job: Job) -> dict[str, Any]:
         trial = self.trial(job)
@@ -194,26 +194,26 @@ class Table1(Reproduction):
         started = time.perf_counter()
         seed_all(recipe.engine.seed)
         module, data = build(recipe)
-        found: dict[str, Any] = {"row": job.key, "part": job.part, "number": job.number, "setting": setting}
-        found["parameters"] = sum(p.numel() for p in module.parameters())
+        result: dict[str, Any] = {"row": job.key, "part": job.part, "number": job.number, "setting": setting}
+        result["parameters"] = sum(p.numel() for p in module.parameters())
         try:
             run = fit(recipe, module, data, name=f"table1-{job.key}")
         except NonFiniteError as error:
-            found |= {"error": 100.0, "error_large": 100.0, "diverged": str(error)}
+            result |= {"error": 100.0, "error_large": 100.0, "diverged": str(error)}
         else:
             summary = run.read_summary()
-            found |= {
+            result |= {
                 "error": summary["val/error"],
                 "error_large": summary["val/error_large"],
                 "loss": summary["val/loss"],
                 "steps": summary["steps"],
                 "predictions_sha256": save_predictions(run, module),
             }
-        found["seconds"] = round(time.perf_counter() - started, 2)
+        result["seconds"] = round(time.perf_counter() - started, 2)
         del module, data
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return found
+        return result
 
     def time(self, job: Job) -> dict[str, dict[str, Any]]:
         """Regions per second, and the division of a step's time."""
@@ -221,10 +221,10 @@ class Table1(Reproduction):
         run = RunFolder(self.place(job))
         rates = [m["train/steps_per_second"] for m in run.read_metrics() if m.get("train/steps_per_second")]
         batch = run.read_config()["data"]["batch_size"]
-        found: dict[str, Any] = {"regions_per_second": round(statistics.median(rates[1:] or rates) * batch)}
+        speed: dict[str, Any] = {"regions_per_second": round(statistics.median(rates[1:] or rates) * batch)}
         if run.profile_path.is_file():
-            found["profile"] = json.loads(run.profile_path.read_text())
-        return {job.key: found}
+            speed["profile"] = json.loads(run.profile_path.read_text())
+        return {job.key: speed}
 
     # ------------------------------------------------------------------------------------------------------- summary
 
@@ -384,12 +384,12 @@ class _Line:
     @classmethod
     def read(cls, table: Table1, row: Row) -> _Line | None:
         """The line of a row; None where no final run has ended."""
-        device, found = table.finished(table.seeds(row))
-        if not found:
+        device, results = table.finished(table.seeds(row))
+        if not results:
             return None
-        predicting = [table.predictions(job, device) for job, r in found.items() if "diverged" not in r]
-        metrics = RunFolder(table.place(next(iter(found)), device)).read_metrics()
-        return cls(row, device, list(found.values()), predicting, metrics)
+        predicting = [table.predictions(job, device) for job, r in results.items() if "diverged" not in r]
+        metrics = RunFolder(table.place(next(iter(results)), device)).read_metrics()
+        return cls(row, device, list(results.values()), predicting, metrics)
 
     @property
     def wrong(self) -> np.ndarray:
@@ -403,7 +403,7 @@ class _Line:
     def entry(self, table: Table1, reference: _Line | None) -> dict[str, Any]:
         """The line as table.json keeps it."""
         row = self.row
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "name": row.name,
             "key": row.key,
             "kind": row.kind,
@@ -423,17 +423,17 @@ class _Line:
         }
         if reference is not None and reference.row is not row and self.predictions:
             large, images = self.predictions[0]["large"], self.predictions[0]["image"]
-            found["difference"] = {
+            entry["difference"] = {
                 "to": reference.row.key,
                 "all": _difference(self.wrong, reference.wrong, images),
                 "large": _difference(self.wrong[:, large], reference.wrong[:, large], images[large]),
             }
-        return found
+        return entry
 
 
-def _brief(found: dict[str, Any]) -> dict[str, Any]:
+def _brief(result: dict[str, Any]) -> dict[str, Any]:
     keys = ("error", "error_large", "steps", "seconds", "diverged", "predictions_sha256")
-    return {k: found[k] for k in keys if k in found}
+    return {k: result[k] for k in keys if k in result}
 
 
 def _mean_and_spread(values: list[float]) -> dict[str, Any]:

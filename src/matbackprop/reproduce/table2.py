@@ -283,13 +283,13 @@ class Table2(Reproduction):
             run = RunFolder(self.place(job))
             rates = [m["train/steps_per_second"] for m in run.read_metrics() if "train/steps_per_second" in m]
             training = float(np.median(rates[len(rates) // 3 :])) * run.read_config()["data"]["batch_size"]
-        found = {}
+        speeds = {}
         few = images.subset(range(min(16, len(images))))
         for row in group.rows:
             self._segment(row, model, few, 0, prepared=False)
             seconds = min(self._segment(row, model, images, 0, prepared=False).seconds for _ in range(2))
-            found[row.key] = {"training": training, "testing": len(images) / seconds}
-        return found
+            speeds[row.key] = {"training": training, "testing": len(images) / seconds}
+        return speeds
 
     # ------------------------------------------------------------------------------------------------------- summary
 
@@ -297,8 +297,8 @@ class Table2(Reproduction):
         """A row with its finished results, by seed."""
         group = GROUP_OF[row.key]
         jobs = [Job(group.key, "baseline")] if group.baseline else self._seed_jobs(group)
-        device, found = self.finished(jobs)
-        return _Line(device, {job.number: result for job, result in found.items()}, row.key)
+        device, results = self.finished(jobs)
+        return _Line(device, {job.number: result for job, result in results.items()}, row.key)
 
     def _seed_jobs(self, group: Group) -> list[Job]:
         return [Job(group.key, "seed", seed) for seed in self.config.seeds]
@@ -343,7 +343,7 @@ class Table2(Reproduction):
         return entry
 
     def _cells(self, row: Row, entry: dict[str, Any]) -> list[Any]:
-        scores = {name: Measured.of(found["each"]) for name, found in entry["scores"].items()}
+        scores = {name: Measured.of(values["each"]) for name, values in entry["scores"].items()}
         means = [scores[n].mean if n in scores else None for n in ("covering_ods", "pri_ois", "vi_ois")]
         gains = entry.get("difference", {})
         return [
@@ -389,8 +389,8 @@ class Table2(Reproduction):
             if not group.preset:
                 continue
             for jobs in ([Job(group.key, "curve", self.config.seeds[0])], self._seed_jobs(group)):
-                device, found = self.finished(jobs)
-                metrics = RunFolder(self.place(next(iter(found)), device)).read_metrics() if found else []
+                device, results = self.finished(jobs)
+                metrics = RunFolder(self.place(next(iter(results)), device)).read_metrics() if results else []
                 if metrics:
                     seen = {name for m in metrics for name in m}
                     panels = {title: [n for n in names if n in seen] for title, names in wanted.items()}
@@ -443,11 +443,11 @@ class _Line:
 
     def per_image(self, name: str) -> dict[str, float]:
         """A measure of each image, averaged over the seeds that segmented it."""
-        found: dict[str, list[float]] = {}
+        values: dict[str, list[float]] = {}
         for result in self.results.values():
             for image, scores in result["rows"][self.key]["per_image"].items():
-                found.setdefault(image, []).append(scores[name])
-        return {image: float(np.mean(found[image])) for image in sorted(found)}
+                values.setdefault(image, []).append(scores[name])
+        return {image: float(np.mean(values[image])) for image in sorted(values)}
 
 
 @cache
@@ -462,8 +462,8 @@ def measure_digest(boundary: bool) -> str:
     y, x = np.mgrid[:24, :36]
     maps = [(x // width) + 10 * (y // height) for width, height in ((6, 24), (9, 8), (14, 5))]
     people = [(x + y) // 20, (x // 12) + 10 * (y // 11)]
-    found = summarize([score_image("made-up", maps, people, boundary=boundary)])
-    return cache_key({name: f"{found[name]:.9f}" for name in (*_MEASURES, *(_BOUNDARY if boundary else ()))})
+    scores = summarize([score_image("made-up", maps, people, boundary=boundary)])
+    return cache_key({name: f"{scores[name]:.9f}" for name in (*_MEASURES, *(_BOUNDARY if boundary else ()))})
 
 
 def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:
@@ -478,5 +478,5 @@ def _lab_merging(task: tuple[NDArray[np.uint8], int | NDArray[np.int16]]) -> NDA
 
 
 def _scores_line(rows: dict[str, dict[str, Any]]) -> str:
-    found = {key: (row["scores"]["paper_best"], row["scores"]["paper_average"]) for key, row in rows.items()}
-    return ", ".join(f"{key} {best:.4f} ({average:.4f})" for key, (best, average) in found.items())
+    covering = {key: (row["scores"]["paper_best"], row["scores"]["paper_average"]) for key, row in rows.items()}
+    return ", ".join(f"{key} {best:.4f} ({average:.4f})" for key, (best, average) in covering.items())

@@ -90,8 +90,8 @@ def sklearn_spectral(
     labels = []
     for k in ks:
         k = min(k, count)
-        found = KMeans(k, n_init=2, random_state=seed).fit_predict(embedding[:, :k])
-        labels.append(torch.from_numpy(found.reshape(grey.shape)).long())
+        clusters = KMeans(k, n_init=2, random_state=seed).fit_predict(embedding[:, :k])
+        labels.append(torch.from_numpy(clusters.reshape(grey.shape)).long())
     return to_label_maps(labels, size)
 
 

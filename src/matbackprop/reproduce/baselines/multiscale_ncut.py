@@ -45,7 +45,7 @@ class MultiscaleGraph:
     """Affinities of all layers and the constraints between them.
 
     Attributes:
-        affinity: W ``(n, n)``, block diagonal, symmetric, one block a layer, the finest first.
+        affinity: W ``(n, n)``, block diagonal, symmetric, one block per layer, the finest first.
         constraint: C ``(c, n)``: each row is the mean of a coarse node's children minus the node.
         grids: height and width of every layer.
     """
