@@ -148,6 +148,8 @@ def raise_deferred(*, wait: bool = False) -> None:
         >>> from matbackprop.functional import raise_deferred
         >>> raise_deferred(wait=True)
     """
+    if torch.compiler.is_compiling():  # a compiled graph holds no locks, and defers nothing
+        return
     while (entry := _arrived(wait)) is not None:
         flag, policy = entry
         if bool(flag):
