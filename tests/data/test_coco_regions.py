@@ -12,7 +12,7 @@ from matbackprop.data import coco_regions as cr
 from matbackprop.data.cache import open_cache, write_cache
 from matbackprop.data.coco import coco_files, decode_mask, read_regions, region_window
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.models.backbone import normalize
+from matbackprop.models.backbones.base import normalize
 
 HEIGHT, WIDTH = 40, 60
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.backbone import Backbone
+from matbackprop.models.backbones.base import LayerStack
+from matbackprop.models.config import VARIANTS
 from matbackprop.models.deep_ncuts import (
-    VARIANTS,
     DeepNCuts,
     merge_superpixels,
     pool_borders,
@@ -54,7 +54,7 @@ def test_cells_lie_over_their_blocks(name):
     Positive weights keep gradients from cancelling, and means instead of maxima from leaning to one side.
     """
     tap = "relu5" if name == "alexnet" else "relu4_1"
-    model = DeepNCuts(name, (tap,), "none").eval()
+    model = DeepNCuts(backbone=name, taps=(tap,), head="none").eval()
     for parameter in model.backbone.parameters():
         nn.init.constant_(parameter, 0.01 if parameter.ndim > 1 else 0.0)
     for index, layer in enumerate(model.backbone.features):
@@ -130,14 +130,14 @@ def test_saving_and_loading(tmp_path):
 
 def test_a_backbone_of_ones_own():
     layers = nn.Sequential(nn.Conv2d(3, 7, 3, stride=2, padding=1), nn.ReLU())
-    own = Backbone(layers, {"out": 1}, {"out": 7}, {"out": 2})
-    model = DeepNCuts(own, ("out",), "paper", hidden=8, channels=5).eval()
+    own = LayerStack(layers, {"out": 1})
+    model = DeepNCuts(network=own, taps=("out",), hidden=8, channels=5).eval()
     assert model(image()).features.shape == (1, 24, 32, 5)
     assert model.cluster(image(), (2, 3)).labels.shape == (1, 2, 48, 64)
 
 
 @pytest.mark.parametrize("changes", [
-    {"head": "transformer"}, {"space": "fourier"}, {"affinity": "rbf"}, {"taps": ("relu9",)}, {"backbone": None},
+    {"head": "transformer"}, {"space": "fourier"}, {"affinity": "rbf"}, {"taps": ("relu9",)}, {"backbone": "resnet"},
     {"taps": ("relu5_3", "relu4_3")}, {"boundary": True},
 ])  # fmt: skip
 def test_contradictory_arguments(changes):

@@ -6,31 +6,8 @@ import torch
 from scipy.linalg import logm, sqrtm
 
 from matbackprop.errors import ConfigurationError, ShapeError, WeightsError
-from matbackprop.models.backbone import build_backbone, grid_geometry
+from matbackprop.models.backbones.base import normalize
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector, mask_to_grid
-
-
-@pytest.mark.parametrize("name, tap", [("alexnet", "relu1"), ("alexnet", "relu5"), ("alexnet", "pool5")])
-def test_the_grid_lies_where_the_network_looks(name, tap):
-    """The gradient of one cell with respect to the image is centred where grid_geometry says."""
-    torch.manual_seed(0)
-    backbone = build_backbone(name).double()
-    for p in backbone.parameters():
-        p.data.abs_()  # positive weights: every pixel of the receptive field counts, no ReLU is shut
-    start, stride = grid_geometry(backbone, tap)
-    image = torch.rand(1, 3, 227, 227, dtype=torch.float64, requires_grad=True)
-    (features,) = backbone(image, [tap])
-    cell = (features.shape[-2] // 2, features.shape[-1] // 2 - 1)
-    (gradient,) = torch.autograd.grad(features[0, :, cell[0], cell[1]].sum(), image)
-    rows, columns = (torch.nonzero(gradient.abs().sum((0, 1, d)))[:, 0] for d in (3, 2))
-    # max pooling looks at one of three cells, so that the edge of the field moves by up to the stride
-    assert float(rows.min() + rows.max()) / 2 == pytest.approx(start + stride * cell[0], abs=stride)
-    assert float(columns.min() + columns.max()) / 2 == pytest.approx(start + stride * cell[1], abs=stride)
-
-
-def test_vgg_grids_tile_the_image():
-    assert grid_geometry(build_backbone("vgg16"), "pool5") == (15.5, 32)
-    assert grid_geometry(build_backbone("vgg16"), "relu1_1") == (0.0, 1)
 
 
 def test_masks_are_carried_to_the_grid_by_area():
@@ -146,8 +123,9 @@ def test_several_maps_are_pooled_side_by_side():
     maps = model.maps(image)
     assert list(maps) == ["relu5", "relu2", "relu3"]
     parts = [
-        pooling(maps[tap], mask_to_grid(mask, maps[tap].shape[-2:], *grid_geometry(model.backbone, tap)))
+        pooling(maps[tap], mask_to_grid(mask, maps[tap].shape[-2:], info.offset, info.stride))
         for tap, pooling in model.poolings().items()
+        for info in [model.backbone.info(tap)]
     ]
     torch.testing.assert_close(model(image, mask), model.classifier(torch.cat(parts, 1)))
     narrow = RegionClassifier(2, head="o2p", canvas=67, reduce=4, further_taps=("relu1",), further_width=96)
@@ -221,10 +199,12 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "further_taps": ("relu3", "relu8")}, "unknown feature map 'relu8'"),
         ({"head": "o2p", "tap": "relu3", "further_taps": ("relu3",)}, "each map is pooled once, got relu3, relu3"),
         ({"head": "o2p", "reduce": 257}, "a map of 256 channels can be reduced to 1 to 256, got 257"),
-        ({"head": "o2p", "function": "sin"}, "unknown pooling function"),
+        ({"head": "o2p", "function": "sin"}, "unknown function 'sin'"),
         ({"head": "o2p", "support": "half"}, "unknown support"),
         ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
-        ({"head": "fc", "function": "log"}, "takes no function"),
+        ({"head": "o2p", "hidden": 1 << 40}, "hidden must be a whole number from 1 to 65536"),
+        ({"head": "o2p", "bias": True}, "RegionModelConfig has no field 'bias'"),
+        ({"head": "o2p", "tap": "relu1+relu2"}, "have equally many channels"),
         ({"head": "fc", "names": ["a"]}, "1 names were given for 3 classes"),
     ],
 )
@@ -239,3 +219,57 @@ def test_bfloat16_features_are_pooled_in_full_precision():
     got = pooling(features)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, pooling(features.float()))
+
+
+# ----------------------------------------------------------------------------------------------------------------- SIFT
+
+
+def picture():
+    return torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def sift_o2p(**more):
+    pytest.importorskip("kornia")
+    return RegionClassifier(3, head="sift", canvas=64, **({"support": "mask"} | more))
+
+
+def test_sift_o2p_pools_the_mean_over_all_scales_inside_the_mask():
+    model, image = sift_o2p(), normalize(picture())
+    mask = torch.zeros(2, 64, 64)
+    mask[:, 20:50, 10:40] = 1
+    maps = model.backbone(image, model.backbone.taps)
+    rows, weights = [], []
+    for tap, found in maps.items():
+        info = model.backbone.info(tap)
+        rows.append(found.flatten(2).mT.double())
+        weights.append(mask_to_grid(mask, found.shape[-2:], info.offset, info.stride).flatten(1).double())
+    f, w = torch.cat(rows, 1), torch.cat(weights, 1)
+    expected = [oracle(a.numpy(), (b / b.sum()).numpy(), 1e-3, "log") for a, b in zip(f, w, strict=True)]
+    np.testing.assert_allclose(model.describe(image, mask).numpy(), np.stack(expected), atol=2e-5)
+    assert not model.learns_features and small("o2p").learns_features
+
+
+def test_sift_o2p_sees_structure_inside_the_mask_and_no_brightness_or_contrast():
+    image, other = picture(), picture()
+    mask = torch.zeros(2, 64, 64)
+    mask[:, :, :16] = 1
+    other[:, :, :, 58:] = 0.5  # further than a descriptor reaches
+    inside, everywhere = sift_o2p(), sift_o2p(support="all")
+    one, two = (inside.describe(normalize(x), mask) for x in (image, other))
+    assert one.shape == (2, 8256)
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    one, two = (everywhere.describe(normalize(x), mask) for x in (image, other))
+    assert not torch.allclose(one, two, atol=1e-2)
+    pale = inside.describe(normalize(0.5 * image + 0.2), mask)
+    torch.testing.assert_close(inside.describe(normalize(image), mask), pale, rtol=1e-2, atol=2e-2)
+
+
+def test_descriptors_that_were_computed_before_are_classified_alike():
+    torch.manual_seed(0)
+    model, image, mask = sift_o2p().eval(), normalize(picture()), torch.ones(2, 64, 64)
+    vectors = 3 + 2 * torch.randn(50, 8256)
+    model.calibrate_described(vectors)
+    standard = (vectors - model.pooling.mean) / model.pooling.deviation
+    assert standard.mean(0).abs().max() < 1e-4
+    assert standard.square().mean().item() == pytest.approx(1, abs=1e-3)
+    torch.testing.assert_close(model(image, mask), model.classify(model.describe(image, mask)))

@@ -10,11 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
-from matbackprop.models.backbone import build_backbone
+from matbackprop.models.backbones import BACKBONES, BackboneEntry, build_backbone
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.models.weights import (
-    OFFICIAL,
-    OfficialWeights,
     download_weights,
     find_weights,
     load_backbone_weights,
@@ -96,20 +94,20 @@ def test_where_weights_are_looked_for(tmp_path, monkeypatch):
     own.parent.mkdir(parents=True)
     save_file({"a": torch.zeros(1)}, own)
     assert find_weights("vgg16") == own
-    with pytest.raises(WeightsError, match="no official weights of 'resnet'"):
+    with pytest.raises(WeightsError, match="no published weights of 'resnet'"):
         find_weights("resnet")
 
 
 def test_official_files_are_checked_converted_and_kept(alexnet, tmp_path):
     torch.save(alexnet.state_dict(), tmp_path / "alexnet.pth")
     digest = hashlib.sha256((tmp_path / "alexnet.pth").read_bytes()).hexdigest()
-    mirror = OfficialWeights((tmp_path / "alexnet.pth").as_uri(), digest[:8])
+    mirror = BackboneEntry("", "", (tmp_path / "alexnet.pth").as_uri(), digest[:8])
     target = tmp_path / "cache" / "alexnet.safetensors"
     assert download_weights("alexnet", target, mirror) == target
     assert torch.equal(load_file(target)["features.0.bias"], alexnet.state_dict()["features.0.bias"])
     assert [p.name for p in target.parent.iterdir()] == ["alexnet.safetensors"]
     with pytest.raises(WeightsError, match="not the expected file") as caught:
-        download_weights("alexnet", tmp_path / "b" / "x.safetensors", OfficialWeights(mirror.url, "00000000"))
+        download_weights("alexnet", tmp_path / "b" / "x.safetensors", mirror._replace(sha256="00000000"))
     assert "By hand" in str(caught.value)
 
 
@@ -122,18 +120,18 @@ def test_official_files_do_not_execute(tmp_path):
     digest = hashlib.sha256((tmp_path / "evil.pth").read_bytes()).hexdigest()
     url = (tmp_path / "evil.pth").as_uri()
     with pytest.raises(WeightsError, match="cannot be read as weights"):
-        download_weights("x", tmp_path / "b" / "x.safetensors", OfficialWeights(url, digest))
+        download_weights("x", tmp_path / "b" / "x.safetensors", BackboneEntry("", "", url, digest))
     assert not (tmp_path / "executed").exists()
 
 
 def test_official_names_carry_their_checksum():
-    for official in OFFICIAL.values():
+    for official in (entry for entry in BACKBONES.values() if entry.url):
         assert official.url.startswith("https://download.pytorch.org/models/")
         assert f"-{official.sha256}.pth" in official.url
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["alexnet", "vgg16"])
+@pytest.mark.parametrize("name", [name for name, entry in BACKBONES.items() if entry.file])
 def test_the_data_folder_has_weights_that_fit(name, data_root):
     path = load_backbone_weights(build_backbone(name), name)
     assert path.is_relative_to(data_root)
@@ -214,3 +212,34 @@ def test_the_hub_is_asked_for_owner_and_name(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match="pip install huggingface_hub"):
         Small.from_pretrained("owner/name")
+
+
+def test_weights_of_layers_that_are_not_used_are_passed_over(tmp_path):
+    """Published files and models that were saved whole load into a network that ends with its last map."""
+    from matbackprop.models.deep_ncuts import DeepNCuts
+
+    whole = build_backbone("vgg16")
+    save_file(whole.state_dict(), tmp_path / "vgg16.safetensors")
+    part = build_backbone("vgg16", ["relu4_1"])
+    assert len(part.features) < len(whole.features)
+    load_backbone_weights(part, "vgg16", tmp_path / "vgg16.safetensors")
+    assert torch.equal(part.features[17].weight, whole.features[17].weight)
+    model = DeepNCuts.variant("vgg16-relu4", hidden=4)
+    model.save_pretrained(tmp_path / "model")
+    state = load_file(tmp_path / "model" / "model.safetensors")
+    state |= {f"backbone.{k}": v for k, v in whole.state_dict().items() if k not in model.backbone.state_dict()}
+    save_file(state, tmp_path / "model" / "model.safetensors")
+    again = DeepNCuts.from_pretrained(tmp_path / "model")
+    assert torch.equal(again.head.first.weight, model.head.first.weight)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "\x00", "[" * 100_000, '{"class": "DeepNCuts", "arguments": 7}',
+                                  '{"class": "DeepNCuts", "arguments": {"hidden": -3}}',
+                                  '{"class": "DeepNCuts", "arguments": {"hidden": 100000000000}}',
+                                  '{"class": "DeepNCuts", "arguments": {"wings": 2}}'])  # fmt: skip
+def test_descriptions_that_make_no_sense_are_refused_in_one_line(tmp_path, text):
+    from matbackprop.models.deep_ncuts import DeepNCuts
+
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match=r"config\.json"):
+        DeepNCuts.from_pretrained(tmp_path)

@@ -17,7 +17,7 @@ from matbackprop.data.bsds import BSDS, BSDSSample
 from matbackprop.data.prepared import collect, majority_labels, pad_stack, prepare_image, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
-from matbackprop.models.backbone import build_backbone
+from matbackprop.models.backbones import build_backbone
 from matbackprop.training.config import from_json, to_json
 from matbackprop.training.engine import run_recipe
 from matbackprop.training.ncuts import (

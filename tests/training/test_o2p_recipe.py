@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from matbackprop.data import coco_regions
-from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.errors import DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.config import merge
@@ -205,11 +205,6 @@ def test_weights_of_another_network_are_refused(config, tmp_path):
     save_file({"features.0.weight": torch.zeros(8, 3, 3, 3)}, tmp_path / "other.safetensors")
     with pytest.raises(WeightsError, match="another architecture"):
         build(merge(config, {"model.weights": str(tmp_path / "other.safetensors")}))
-
-
-def test_sift_knows_no_learned_power(config):
-    with pytest.raises(ConfigurationError, match="log or sqrt"):
-        build(merge(config, {"model.head": "sift", "model.function": "power"}))
 
 
 @pytest.mark.parametrize("preset", ["small", "paper"])

@@ -32,7 +32,7 @@ def images():
 def model():
     torch.manual_seed(0)
     taps = ("relu2_2", "relu3_3")
-    return DeepNCuts("vgg16", taps, "hypercolumn", hidden=8, channels=4, stride=4, boundary=True, superpixels=40).eval()
+    return DeepNCuts(variant="hypercolumns", taps=taps, hidden=8, channels=4, superpixels=40).eval()
 
 
 @pytest.mark.parametrize("prepared", [True, False])

@@ -82,9 +82,10 @@ def download(config: Download) -> int:
     """Download."""
     from matbackprop.data.cache import default_cache_folder
     from matbackprop.data.download import download_dataset
-    from matbackprop.models.weights import OFFICIAL, download_weights
+    from matbackprop.models.backbones import BACKBONES
+    from matbackprop.models.weights import download_weights
 
-    if config.what in OFFICIAL:
+    if config.what in BACKBONES:
         folder = config.folder or default_cache_folder() / "weights"
         print(download_weights(config.what, folder / f"{config.what}.safetensors"))
         return 0

@@ -28,7 +28,7 @@ from matbackprop.data.cache import Cache, cache_key, open_cache, remove_cache, w
 from matbackprop.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions
 from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.models.backbone import IMAGENET_MEAN, IMAGENET_STD
+from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.processes import parallel_map
 from matbackprop.progress import track
 

@@ -12,7 +12,6 @@ from matbackprop.data.coco import region_window
 from matbackprop.data.coco_regions import crop_region, place_regions
 from matbackprop.errors import DataError, ShapeError
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.models.sift_o2p import SiftO2P
 
 __all__ = ["Box", "classify_regions"]
 
@@ -22,7 +21,7 @@ Box = tuple[float, float, float, float]
 
 @torch.no_grad()
 def classify_regions(
-    model: RegionClassifier | SiftO2P,
+    model: RegionClassifier,
     image: np.ndarray,
     boxes: Sequence[Box] | None = None,
     masks: Sequence[np.ndarray | None] | None = None,

@@ -11,7 +11,6 @@ from matbackprop.errors import ConfigurationError, WeightsError
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.models.pretrained import CONFIG, fetch_pretrained, pretrained_config
-from matbackprop.models.sift_o2p import SiftO2P
 
 __all__ = ["choose_device", "load_classifier", "load_segmenter"]
 
@@ -43,7 +42,7 @@ def load_segmenter(source: str | Path, device: str = "auto") -> DeepNCuts:
     return model.to(choose_device(device), memory_format=torch.channels_last)
 
 
-def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifier | SiftO2P:
+def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifier:
     """Load a trained classifier of regions.
 
     Args:
@@ -53,10 +52,10 @@ def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifie
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    return _load(source, (RegionClassifier, SiftO2P), "classify regions", "o2p").to(choose_device(device))
+    return _load(source, (RegionClassifier,), "classify regions", "o2p").to(choose_device(device))
 
 
-_Model = DeepNCuts | RegionClassifier | SiftO2P
+_Model = DeepNCuts | RegionClassifier
 
 
 def _load(source: str | Path, kinds: tuple[type[_Model], ...], purpose: str, recipe: str) -> Any:

@@ -15,8 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.backbone import Backbone, build_backbone, grid_geometry, normalize, windows
+from matbackprop.errors import ShapeError
+from matbackprop.models.backbones import build_backbone
+from matbackprop.models.backbones.base import Backbone, TapInfo, normalize
+from matbackprop.models.config import NCutsModelConfig, changed
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.spectral import (
     CLUSTER_KS,
@@ -34,24 +36,6 @@ from matbackprop.spectral import (
     soft_embedding,
 )
 from matbackprop.spectral.slic_cuda import slic_of
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "alexnet-relu5": {"backbone": "alexnet", "taps": ("relu5",), "head": "paper", "hidden": 256},
-    "vgg16-relu4": {"backbone": "vgg16", "taps": ("relu4_1",), "head": "paper", "hidden": 1024},
-    "vgg16-relu5": {"backbone": "vgg16", "taps": ("relu5_3",), "head": "paper", "hidden": 1024},
-    "hypercolumns": {
-        "backbone": "vgg16",
-        "taps": ("relu2_2", "relu3_3", "relu4_3", "relu5_3"),
-        "head": "hypercolumn",
-        "hidden": 256,
-        "channels": 32,
-        "stride": 4,
-        "boundary": True,
-        "space": "soft",
-        "merge_ridge": 1.0,
-    },
-}
-"""The models of the paper's second table and the extended one, as arguments of :class:`DeepNCuts`."""
 
 
 class FeatureMaps(NamedTuple):
@@ -109,12 +93,11 @@ class Merging(NamedTuple):
 
 
 class _Geometry:
-    """Where the cells of a feature map lie, from the kernels, strides and paddings of the layers before it."""
+    """How many cells of a feature map cover an image, and which pixels they need."""
 
-    def __init__(self, backbone: Backbone, tap: str) -> None:
-        self.layers = windows(backbone, tap)
-        center, self.stride = grid_geometry(backbone, tap)
-        self.shift = center - (self.stride - 1) / 2
+    def __init__(self, info: TapInfo) -> None:
+        self.stride, self.reach = info.stride, info.reach
+        self.shift = info.offset - (info.stride - 1) / 2
         """Pixels by which the first cell lies behind its block."""
 
     def cells(self, pixels: int) -> int:
@@ -127,10 +110,8 @@ class _Geometry:
 
     def after(self, pixels: int, before: int) -> int:
         """Pixels to add behind so that every cell has its input."""
-        need = self.skip(before) + self.cells(pixels)
-        for kernel, stride, padding in reversed(self.layers):
-            need = max(1, (need - 1) * stride + kernel - 2 * padding)
-        return max(0, need - pixels - before)
+        last = self.skip(before) + self.cells(pixels) - 1
+        return max(0, self.reach + last * self.stride - pixels - before)
 
 
 class _PaperHead(nn.Module):
@@ -312,23 +293,11 @@ class DeepNCuts(PretrainedMixin, nn.Module):
     """Deep normalized cuts: image → F on a grid, W = FFᵀ or FΛFᵀ, and the segmentations that follow from it.
 
     Args:
-        backbone: ``"alexnet"``, ``"vgg16"``, or any :class:`~matbackprop.models.backbone.Backbone` (a stack of layers
-            with named maps; models built on one of your own cannot be saved by name).
-        taps: the feature maps that feed the head.
-        head: ``"paper"`` (Conv-ReLU, dropout, Conv-ReLU on one map), ``"hypercolumn"`` (several maps, colour, position)
-            or ``"none"`` (the untrained map itself).
-        hidden: filters of the hidden layer.
-        channels: d, the number of output channels, which bounds the rank of W.
-        dropout: rate before the last layer.
-        kernel: size of the paper head's first convolution.
-        stride: of the hypercolumns' grid; None for the finest tap's.
-        boundary: also learn how likely humans separate two neighbouring superpixels, for merging.
-        affinity: ``"identity"`` for W = FFᵀ, ``"lambda"`` for FΛFᵀ with a learned Λ = LLᵀ.
-        space: where segmentations are clustered, ``"ncut"`` or ``"soft"`` (see :func:`segment_features`).
-        ridge: λ of the soft space.
-        cost: exponents (region, boundary, area, colour) of the price of merging; of three, colour is left out.
-        merge_ridge: λ of the soft space in which merging compares regions; None for ``ridge``.
+        config: the network.
+        network: a :class:`~matbackprop.models.backbones.base.Backbone` of your own instead of the configuration's; such
+            a model cannot be saved by name.
         superpixels: about how many superpixels merging starts from.
+        changes: fields that differ from ``config``.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -343,79 +312,43 @@ class DeepNCuts(PretrainedMixin, nn.Module):
 
     def __init__(
         self,
-        backbone: str | Backbone = "vgg16",
-        taps: Sequence[str] = ("relu5_3",),
-        head: str = "paper",
-        hidden: int = 1024,
-        channels: int = 20,
-        dropout: float = 0.25,
-        kernel: int = 3,
-        stride: int | None = None,
-        boundary: bool = False,
-        affinity: str = "identity",
-        space: str = "ncut",
-        ridge: float = 0.3,
-        cost: Sequence[float] = (0.8, 0.4, 0.27, 0.1),
-        merge_ridge: float | None = None,
+        config: NCutsModelConfig | None = None,
+        *,
+        network: Backbone | None = None,
         superpixels: int = 600,
+        **changes: Any,
     ) -> None:
         super().__init__()
-        for value, known, what in (
-            (head, ("paper", "hypercolumn", "none"), "head"),
-            (affinity, ("identity", "lambda"), "affinity"),
-            (space, ("ncut", "soft"), "space"),
-        ):
-            if value not in known:
-                raise ConfigurationError(f"unknown {what} {value!r}; choose one of {', '.join(known)}.")
-        if not isinstance(backbone, (str, Backbone)):
-            raise ConfigurationError(f"backbone must be a name or a Backbone, got {type(backbone).__name__}.")
-        if head != "hypercolumn" and (len(taps) != 1 or boundary or stride is not None):
-            raise ConfigurationError(
-                f"head {head!r} takes exactly one feature map, no stride and no boundary channel; got "
-                f"taps={list(taps)}, stride={stride}, boundary={boundary}. Choose head='hypercolumn' for more."
-            )
-        self.hparams_dict: dict[str, Any] = {
-            "backbone": backbone if isinstance(backbone, str) else None,
-            "taps": list(taps),
-            "head": head,
-            "hidden": hidden,
-            "channels": channels,
-            "dropout": dropout,
-            "kernel": kernel,
-            "stride": stride,
-            "boundary": boundary,
-            "affinity": affinity,
-            "space": space,
-            "ridge": ridge,
-            "cost": list(cost),
-            "merge_ridge": merge_ridge,
-            "superpixels": superpixels,
-        }
-        self.taps = list(taps)
-        self.backbone = (build_backbone(backbone) if isinstance(backbone, str) else backbone).up_to(self.taps)
-        widths = [self.backbone.channels[t] for t in self.taps]
-        self.geometry = [_Geometry(self.backbone, t) for t in self.taps]
-        self.stride = stride or min(self.backbone.strides[t] for t in self.taps)
-        self.boundary, self.space, self.ridge = boundary, space, ridge
-        self.cost, self.superpixels = MergeCost(*cost), superpixels
-        self.merge_ridge = ridge if merge_ridge is None else merge_ridge
+        if changes.get("merge_ridge", 0) is None:  # models saved before it had a value of its own
+            changes["merge_ridge"] = changes.get("ridge", NCutsModelConfig.ridge)
+        self.config = changed(config or NCutsModelConfig(), changes)
+        full = self.config.resolved()
+        self.hparams_dict: dict[str, Any] = {**full, "taps": list(full["taps"]), "superpixels": superpixels}
+        self.taps = list(full["taps"])
+        self.backbone = build_backbone(full["backbone"]) if network is None else network
+        self.backbone.cut(self.taps)
+        maps = [self.backbone.info(tap) for tap in self.taps]
+        widths = [info.channels for info in maps]
+        self.geometry = [_Geometry(info) for info in maps]
+        self.stride: int = full["stride"] or min(info.stride for info in maps)
+        self.space, self.ridge, self.merge_ridge = self.config.space, self.config.ridge, self.config.merge_ridge
+        self.cost, self.superpixels = MergeCost(*self.config.cost), superpixels
+        head, hidden, channels, dropout = full["head"], full["hidden"], full["channels"], self.config.dropout
         self.head: nn.Module | None
         if head == "paper":
-            self.head = _PaperHead(widths[0], hidden, channels, dropout, kernel)
+            self.head = _PaperHead(widths[0], hidden, channels, dropout, self.config.kernel)
         elif head == "hypercolumn":
-            self.head = _HypercolumnHead(widths, hidden, channels, dropout, boundary)
+            self.head = _HypercolumnHead(widths, hidden, channels, dropout, full["boundary"])
         else:
             self.head, channels = None, widths[0]
         self.channels = channels
-        self.factor = nn.Parameter(torch.eye(channels)) if affinity == "lambda" else None
+        self.factor = nn.Parameter(torch.eye(channels)) if self.config.affinity == "lambda" else None
         self.freeze_backbone(False)
 
     @classmethod
     def variant(cls, name: str, **changes: Any) -> DeepNCuts:
-        """Build one of :data:`VARIANTS` by name, with changed arguments."""
-        if name not in VARIANTS:
-            raise ConfigurationError(f"unknown model {name!r}; choose one of {', '.join(VARIANTS)}.")
-        return cls(**{**VARIANTS[name], **changes})
+        """Build one of :data:`~matbackprop.models.config.VARIANTS` by name, with changed fields."""
+        return cls(variant=name, **changes)
 
     def freeze_backbone(self, frozen: bool = True) -> None:
         """Keep the backbone's weights, or let them learn; frozen, its activations are not kept for a backward pass."""
@@ -449,7 +382,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             maps = self.backbone(padded, self.taps)
         cropped = []
-        for g, one in zip(self.geometry, maps, strict=True):
+        for g, one in zip(self.geometry, (maps[tap] for tap in self.taps), strict=True):
             skip = g.skip(before)
             cropped.append(one[..., skip : skip + g.cells(height), skip : skip + g.cells(width)])
         if self.head is None:

@@ -1,4 +1,4 @@
-"""Region classifiers on AlexNet or VGG-16: fully connected layers, second-order pooling, or both.
+"""Region classifiers on any backbone: fully connected layers, second-order pooling, or both.
 
 ==========  ==================================================================================================
 ``fc``      AlexNet's own head: the map, two fully connected layers, a classifier
@@ -7,21 +7,23 @@
 ``both``    the triangle beside the output of the fully connected layers, one classifier on both
 ==========  ==================================================================================================
 
-Several maps may be pooled; their triangles are put side by side.
+Several maps may be pooled; their triangles are put side by side. Maps of equally many channels, such as the scales of
+dense SIFT, may also be pooled together: ``tap="bins4+bins6+bins8"`` means the cells of all three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.models.backbone import build_backbone, grid_geometry
-from matbackprop.models.choices import Function, Head, Standardize, Support
+from matbackprop.models.backbones import build_backbone
+from matbackprop.models.config import Background, RegionModelConfig, changed
 from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.nn import SecondOrderPool
 from matbackprop.solvers import batched_eigh
@@ -33,7 +35,7 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
     Args:
         mask: (b, h, w) in [0, 1].
         grid: rows and columns of the feature map.
-        start: pixel coordinate of the first cell's centre (see :func:`grid_geometry`).
+        start: pixel coordinate of the first cell's centre (:attr:`~matbackprop.models.backbones.base.TapInfo.offset`).
         stride: side of a cell's square in pixels.
 
     Returns:
@@ -60,82 +62,44 @@ class SecondOrderVector(nn.Module):
 
     Args:
         channels: channels of the map.
-        function: ``"log"``, ``"sqrt"``, or ``"power"`` with the exponent ``power``.
-        power: the exponent.
-        learn_power: let the exponent learn.
-        eps: ε.
-        learn_eps: let ε learn.
-        feature_scale: s.
-        reduce: channels after a projection (a 1×1 convolution) before the pooling; None leaves it out. It starts on the
-            leading principal directions of the features, measured by :meth:`calibrate`.
-        support: pool over ``"all"`` cells, inside the ``"mask"``, or give both descriptors one after the other.
-        center: subtract the (weighted) mean feature: pool covariance instead of second moment.
-        standardize: ``"scalar"`` one mean and one deviation for all entries, ``"entry"`` one mean for each entry and
-            one deviation, ``"none"``.
-        unit_norm: divide the triangle by its own norm before it is standardised.
-        vector_scale: factor on the standardised descriptor; the rate of the layer behind it scales with its square.
-        precision: what the layer computes in.
+        config: the fields of :class:`~matbackprop.models.config.RegionModelConfig` from ``function`` to ``precision``.
+            With ``reduce`` the map is first projected by a 1×1 convolution, which starts on the leading principal
+            directions of the features, measured by :meth:`calibrate`.
+        changes: fields that differ from ``config``.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        function: Function = "log",
-        power: float = 0.5,
-        learn_power: bool = False,
-        eps: float = 1e-3,
-        learn_eps: bool = False,
-        feature_scale: float = 0.01,
-        reduce: int | None = None,
-        support: Support = "all",
-        center: bool = False,
-        standardize: Standardize = "entry",
-        unit_norm: bool = False,
-        vector_scale: float = 1.0,
-        precision: Literal["float64", "float32"] = "float64",
-    ) -> None:
+    def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
         super().__init__()
-        if function not in ("log", "sqrt", "power"):
-            raise ConfigurationError(f"unknown pooling function {function!r}; choose log, sqrt or power.")
-        if support not in ("all", "mask", "mask+all"):
-            raise ConfigurationError(f"unknown support {support!r}; choose all, mask or mask+all.")
-        if learn_power and function != "power":
-            raise ConfigurationError(f"learn_power needs function='power', got {function!r}.")
-        self.support = support
-        self.standardize = standardize
-        self.unit_norm = unit_norm
-        self.vector_scale = vector_scale
-        self.feature_scale = feature_scale
+        config = changed(config or RegionModelConfig(), changes)
+        self.config = config
         self.reduce: nn.Conv2d | None = None
-        if reduce is not None:
-            if not 0 < reduce <= channels:
+        if config.reduce is not None:
+            if config.reduce > channels:
                 raise ConfigurationError(
-                    f"a map of {channels} channels can be reduced to 1 to {channels}, got {reduce}."
+                    f"a map of {channels} channels can be reduced to 1 to {channels}, got {config.reduce}."
                 )
-            self.reduce = nn.Conv2d(channels, reduce, 1, bias=False)
+            self.reduce = nn.Conv2d(channels, config.reduce, 1, bias=False)
             nn.init.orthogonal_(self.reduce.weight)
-        self.width = reduce or channels
+        self.width = config.reduce or channels
         self.layer = SecondOrderPool(
-            eps=eps,
-            function=function,
-            exponent=power if function == "power" else None,
-            learn_eps=learn_eps,
-            learn_exponent=learn_power,
-            center=center,
+            eps=config.eps,
+            function=config.function,
+            exponent=config.power if config.function == "power" else None,
+            learn_eps=config.learn_eps,
+            learn_exponent=config.learn_power,
+            center=config.center,
             vectorize=True,
             check=False,
-            precision={"float64": torch.float64, "float32": torch.float32}[precision],
+            precision={"float64": torch.float64, "float32": torch.float32}[config.precision],
         )
-        self.regions = 2 if support == "mask+all" else 1
-        entries = self.regions * self.width * (self.width + 1) // 2
+        entries = (2 if config.support == "mask+all" else 1) * self.width * (self.width + 1) // 2
         self.out_features = entries
         self.mean: Tensor
         self.deviation: Tensor
         self.calibrated: Tensor
-        self.register_buffer("mean", torch.zeros(entries if standardize == "entry" else 1))
+        self.register_buffer("mean", torch.zeros(entries if config.standardize == "entry" else 1))
         self.register_buffer("deviation", torch.ones(1))
-        self.register_buffer("calibrated", torch.tensor(standardize == "none" and reduce is None))
+        self.register_buffer("calibrated", torch.tensor(config.standardize == "none" and config.reduce is None))
 
     @property
     def eps(self) -> float:
@@ -149,16 +113,16 @@ class SecondOrderVector(nn.Module):
 
     def weights(self, mask: Tensor | None) -> Tensor | None:
         """Weights of the cells from the grid mask (b, h, w): (b, m) or (b, 2, m), with mean 1 over the cells."""
-        if self.support == "all":
+        if self.config.support == "all":
             return None
         if mask is None:
             raise ShapeError(
-                f"support={self.support!r} pools inside the region and needs its mask, which was not given."
+                f"support={self.config.support!r} pools inside the region and needs its mask, which was not given."
             )
         flat = mask.flatten(1).float()
         total = flat.mean(-1, keepdim=True)
         inside = torch.where(total > 1e-6, flat / total.clamp_min(1e-6), torch.ones_like(flat))
-        if self.support == "mask":
+        if self.config.support == "mask":
             return inside
         return torch.stack([inside, torch.ones_like(inside)], 1)
 
@@ -166,17 +130,20 @@ class SecondOrderVector(nn.Module):
         """The features F (b, m, d) that are pooled, of a map (b, c, h, w): reduced, scaled, in float32 at least."""
         if self.reduce is not None:
             maps = self.reduce(maps)
-        return maps.flatten(2).mT.to(torch.promote_types(maps.dtype, torch.float32)) * self.feature_scale
+        return maps.flatten(2).mT.to(torch.promote_types(maps.dtype, torch.float32)) * self.config.feature_scale
 
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """The vectorised triangle before it is standardised, (b, out_features)."""
         triangle = self.layer(self.features(features), self.weights(mask))
-        return (nnf.normalize(triangle, dim=-1) if self.unit_norm else triangle).flatten(1)
+        return (nnf.normalize(triangle, dim=-1) if self.config.unit_norm else triangle).flatten(1)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""
-        vector = self.raw(features, mask)
-        return (vector - self.mean) * (self.vector_scale / self.deviation)
+        return self.standardized(self.raw(features, mask))
+
+    def standardized(self, vector: Tensor) -> Tensor:
+        """The descriptor of a triangle that :meth:`raw` gave."""
+        return (vector - self.mean) * (self.config.vector_scale / self.deviation)
 
     @torch.no_grad()
     def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
@@ -185,16 +152,17 @@ class SecondOrderVector(nn.Module):
             moments = [torch.einsum("bchw,bdhw->cd", m.double(), m.double()) for m in maps]
             _, directions = batched_eigh(torch.stack(moments).sum(0))
             self.reduce.weight.copy_(directions.flip(-1)[:, : self.width].mT[..., None, None])
-        if self.standardize != "none":
-            vectors = torch.cat([self.raw(m, k) for m, k in zip(maps, masks, strict=True)]).double()
-            mean = vectors.mean(0) if self.standardize == "entry" else vectors.mean().view(1)
+        self.measure(torch.cat([self.raw(m, k) for m, k in zip(maps, masks, strict=True)]))
+
+    @torch.no_grad()
+    def measure(self, vectors: Tensor) -> None:
+        """Measure mean and deviation of the triangles (n, out_features) that :meth:`raw` gave."""
+        if self.config.standardize != "none":
+            vectors = vectors.double()
+            mean = vectors.mean(0) if self.config.standardize == "entry" else vectors.mean().view(1)
             self.mean.copy_(mean)
             self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
         self.calibrated.fill_(True)
-
-
-def _grid(maps: Tensor) -> tuple[int, int]:
-    return maps.shape[-2], maps.shape[-1]
 
 
 def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dropout: float = 0.0) -> nn.Sequential:
@@ -222,25 +190,25 @@ def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dro
     return layers
 
 
+def _sift_o2p(config: RegionModelConfig, canvas: int) -> RegionModelConfig:
+    """The configuration that ``head="sift"`` is short for: the mean of all scales' descriptors is pooled."""
+    sift = build_backbone("sift")
+    sides = [(canvas - sift.info(tap).reach) // sift.info(tap).stride + 1 for tap in sift.taps]
+    scale = sum(max(side, 1) ** 2 for side in sides) ** -0.5
+    return replace(config, head="o2p", backbone="sift", tap="+".join(sift.taps), feature_scale=scale)
+
+
 class RegionClassifier(PretrainedMixin, nn.Module):
     """A network that names the object in a region.
 
     Args:
         classes: number of classes.
-        backbone: ``"alexnet"`` or ``"vgg16"``.
-        head: ``"fc"``, ``"o2p"``, ``"o2p_fc"`` or ``"both"``, see the module's table.
-        tap: the map that the second-order layer pools: ``"pool5"`` (6×6 in AlexNet), ``"relu5"`` (13×13), …
-        further_taps: maps that are pooled besides; their descriptors are put beside the first.
-        further_width: channels that they are projected to, if they have more.
+        config: the network.
         canvas: side of the input image.
-        hidden: width of the fully connected layers.
-        dropout: share dropped after each fully connected layer.
-        input_dropout: share dropped before the first fully connected layer.
-        vector_dropout: share dropped of the pooled descriptor.
         names: names of the classes, kept for those who use the trained model.
-        background: how training treated the background, kept likewise.
+        background: how training treated the pixels around the object, kept likewise.
         side: longest side of a region on the canvas in training, kept likewise.
-        pooling: arguments of :class:`SecondOrderVector`.
+        changes: fields that differ from ``config``.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -252,96 +220,128 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def __init__(
         self,
         classes: int,
+        config: RegionModelConfig | None = None,
         *,
-        backbone: str = "alexnet",
-        head: Head = "o2p",
-        tap: str = "pool5",
-        further_taps: Sequence[str] = (),
-        further_width: int = 96,
         canvas: int = 227,
-        hidden: int = 4096,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        vector_dropout: float = 0.0,
-        names: list[str] | None = None,
-        background: Literal["keep", "mask"] = "keep",
+        names: Sequence[str] | None = None,
+        background: Background = "mask",
         side: int = 200,
-        **pooling: Any,
+        **changes: Any,
     ) -> None:
         super().__init__()
-        if head not in ("fc", "o2p", "o2p_fc", "both"):
-            raise ConfigurationError(f"unknown head {head!r}; choose fc, o2p, o2p_fc or both.")
+        config = changed(config or RegionModelConfig(), changes)
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
+        self.canvas, self.background, self.side = canvas, background, min(side, canvas)
+        self.names = None if names is None else list(names)
         self.hparams_dict = {
             "classes": classes,
-            "backbone": backbone,
-            "head": head,
-            "tap": tap,
-            "further_taps": list(further_taps),
-            "further_width": further_width,
+            **asdict(config),
             "canvas": canvas,
-            "hidden": hidden,
-            "dropout": dropout,
-            "input_dropout": input_dropout,
-            "vector_dropout": vector_dropout,
-            "names": names,
+            "names": self.names,
             "background": background,
             "side": side,
-            **pooling,
         }
-        self.head = head
-        self.tap = tap
-        self.canvas = canvas
-        self.names = names
-        self.background = background
-        self.side = min(side, canvas)
-        pooled = () if head == "fc" else (tap, *further_taps)
-        self.backbone = build_backbone(backbone).up_to([*pooled, *(["pool5"] if head in ("fc", "both") else [])])
-        if len({tap, *further_taps}) <= len(further_taps):
-            raise ConfigurationError(f"each map is pooled once, got {', '.join((tap, *further_taps))}.")
-        with torch.device("meta"):
-            probe = build_backbone(backbone)(torch.empty(1, 3, canvas, canvas), ["pool5"])[0]
+        if config.head == "sift":
+            config = _sift_o2p(config, canvas)
+        self.config = config
+        pooled = () if config.head == "fc" else (config.tap, *config.further_taps)
+        if len(set(pooled)) < len(pooled):
+            raise ConfigurationError(f"each map is pooled once, got {', '.join(pooled)}.")
+        if config.head == "fc" and config.further_taps:
+            raise ConfigurationError("head 'fc' does not pool and takes no further_taps.")
+        self.backbone = build_backbone(config.backbone)
+        self.last = self.backbone.taps[-1]
+        """The map that fully connected layers see."""
+        self._wanted = [part for tap in pooled for part in tap.split("+")]
+        self._wanted += [self.last] if config.head in ("fc", "both") and self.last not in self._wanted else []
+        self.backbone.cut(self._wanted)
         self.pooling: SecondOrderVector | None = None
         self.further = nn.ModuleDict()
         self.first: nn.Module | None = None
-        self.vector_dropout = nn.Dropout(vector_dropout)
+        self.vector_dropout = nn.Dropout(config.vector_dropout)
         width = 0
-        if head != "fc":
-            self.pooling = SecondOrderVector(self.backbone.channels[tap], **pooling)
-            for other in further_taps:
-                channels = self.backbone.channels[other]
-                reduced = further_width if further_width < channels else None
-                self.further[other] = SecondOrderVector(channels, **{**pooling, "reduce": reduced})
+        if pooled:
+            self.pooling = SecondOrderVector(self._channels(config.tap), config)
+            for other in config.further_taps:
+                channels = self._channels(other)
+                reduced = config.further_width if config.further_width < channels else None
+                self.further[other] = SecondOrderVector(channels, config, reduce=reduced)
             width = sum(one.out_features for one in self.poolings().values())
-        elif pooling or further_taps:
-            given = [*pooling, *(["further_taps"] if further_taps else [])]
-            raise ConfigurationError(f"head 'fc' does not pool and takes no {', '.join(given)}.")
-        if head != "o2p":
-            inputs = width if head == "o2p_fc" else probe[0].numel()
-            self.first = fully_connected(inputs, hidden, dropout=dropout, input_dropout=input_dropout)
-            width = width + hidden if head == "both" else hidden
+        if config.head != "o2p":
+            inputs = width
+            if config.head != "o2p_fc":
+                with torch.device("meta"):
+                    whole = build_backbone(config.backbone)(torch.empty(1, 3, canvas, canvas), [self.last])
+                inputs = whole[self.last][0].numel()
+            self.first = fully_connected(
+                inputs, config.hidden, dropout=config.dropout, input_dropout=config.input_dropout
+            )
+            width = width + config.hidden if config.head == "both" else config.hidden
         self.classifier = nn.Linear(width, classes)
         # A descriptor of 32,896 entries of size one would otherwise begin with scores of size two.
-        nn.init.normal_(self.classifier.weight, std=0.01 if head in ("fc", "o2p_fc") else 0.001)
+        nn.init.normal_(self.classifier.weight, std=0.01 if config.head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
+
+    def _channels(self, tap: str) -> int:
+        channels = {self.backbone.info(part).channels for part in tap.split("+")}
+        if len(channels) > 1:
+            raise ConfigurationError(f"maps that are pooled together have equally many channels, not {tap!r}.")
+        return channels.pop()
+
+    @property
+    def learns_features(self) -> bool:
+        """Whether anything before the descriptors' standardisation learns; otherwise they are computed once."""
+        fixed = [self.backbone, *self.poolings().values()]
+        return self.config.head in ("fc", "both") or any(True for module in fixed for _ in module.parameters())
 
     def poolings(self) -> dict[str, SecondOrderVector]:
         """The second-order layers, by the name of the map that each pools."""
-        found = {} if self.pooling is None else {self.tap: self.pooling}
+        found = {} if self.pooling is None else {self.config.tap: self.pooling}
         return found | {tap: one for tap, one in self.further.items() if isinstance(one, SecondOrderVector)}
 
     def maps(self, image: Tensor) -> dict[str, Tensor]:
-        """The maps (b, c, h, w) that are pooled and, where fully connected layers see it, ``pool5``."""
-        wanted = [*self.poolings(), *(["pool5"] if self.head in ("fc", "both") else [])]
-        wanted = list(dict.fromkeys(wanted))
-        return dict(zip(wanted, self.backbone(image, wanted), strict=True))
+        """The maps (b, c, h, w) of the backbone that are used."""
+        return self.backbone(image, self._wanted)
 
-    def grid_mask(self, mask: Tensor | None, tap: str, grid: tuple[int, int]) -> Tensor | None:
-        """The pixel mask (b, canvas, canvas) carried to the grid of a map; None where pooling does not look at it."""
-        if mask is None or self.pooling is None or self.pooling.support == "all":
-            return None
-        return mask_to_grid(mask.float(), grid, *grid_geometry(self.backbone, tap))
+    def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
+        """What is pooled under a name: a map and the pixel mask (b, canvas, canvas) carried to its grid.
+
+        Cells of several maps are put one under the other, (b, c, cells, 1). The mask is None where pooling does not
+        look at it.
+        """
+        parts = tap.split("+")
+        masks: list[Tensor] = []
+        if mask is not None and self.config.support != "all":
+            for part in parts:
+                info = self.backbone.info(part)
+                grid = (maps[part].shape[-2], maps[part].shape[-1])
+                masks.append(mask_to_grid(mask.float(), grid, info.offset, info.stride))
+        if len(parts) == 1:
+            return maps[tap], masks[0] if masks else None
+        joined = torch.cat([maps[part].flatten(2) for part in parts], -1).unsqueeze(-1)
+        return joined, torch.cat([m.flatten(1) for m in masks], -1).unsqueeze(-1) if masks else None
+
+    def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The triangles of all pooled maps side by side, before they are standardised."""
+        maps = self.maps(image)
+        return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self.poolings().items()], -1)
+
+    def classify(self, triangles: Tensor) -> Tensor:
+        """Scores (b, classes) of what :meth:`describe` gave, where the head looks at nothing else."""
+        parts = triangles.float().split([one.out_features for one in self.poolings().values()], -1)
+        return self._scores([o.standardized(p) for o, p in zip(self.poolings().values(), parts, strict=True)])
+
+    def _scores(self, descriptors: list[Tensor], last: Tensor | None = None) -> Tensor:
+        parts = [self.vector_dropout(vector) for vector in descriptors]
+        if last is not None:
+            assert self.first is not None
+            parts.append(self.first(last.flatten(1)))
+        joined = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        if self.config.head == "o2p_fc":
+            assert self.first is not None
+            joined = self.first(joined)
+        return self.classifier(joined)
 
     def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores of the classes.
@@ -354,21 +354,14 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             (b, classes), before the softmax.
         """
         maps = self.maps(image)
-        parts = []
+        descriptors = []
         for tap, pooling in self.poolings().items():
-            vector = pooling(maps[tap], self.grid_mask(mask, tap, _grid(maps[tap])))
-            parts.append(self.vector_dropout(vector.to(maps[tap].dtype)))
-        if self.head in ("fc", "both"):
-            assert self.first is not None
-            parts.append(self.first(maps["pool5"].flatten(1)))
-        joined = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        if self.head == "o2p_fc":
-            assert self.first is not None
-            joined = self.first(joined)
-        return self.classifier(joined)
+            cells, inside = self.cells(maps, mask, tap)
+            descriptors.append(pooling(cells, inside).to(cells.dtype))
+        return self._scores(descriptors, maps[self.last] if self.config.head in ("fc", "both") else None)
 
     @torch.no_grad()
-    def calibrate(self, batches: list[tuple[Tensor, Tensor | None]]) -> None:
+    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
         """Start what is measured, once, on the first batches (images, masks) of the training data.
 
         These are the descriptors' means and deviations, and the projections of maps that are reduced.
@@ -376,11 +369,18 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         waiting = {tap: one for tap, one in self.poolings().items() if not bool(one.calibrated)}
         if not waiting:
             return
-        seen = [self.maps(image) for image, _ in batches]
+        seen = [(self.maps(image), mask) for image, mask in batches]
         for tap, pooling in waiting.items():
-            maps = [found[tap] for found in seen]
-            masks = [self.grid_mask(mask, tap, _grid(m)) for (_, mask), m in zip(batches, maps, strict=True)]
-            pooling.calibrate(maps, masks)
+            cells = [self.cells(maps, mask, tap) for maps, mask in seen]
+            pooling.calibrate([c for c, _ in cells], [m for _, m in cells])
+
+    @torch.no_grad()
+    def calibrate_described(self, triangles: Tensor) -> None:
+        """The same from triangles (n, …) that :meth:`describe` gave."""
+        parts = triangles.split([one.out_features for one in self.poolings().values()], -1)
+        for pooling, part in zip(self.poolings().values(), parts, strict=True):
+            if not bool(pooling.calibrated):
+                pooling.measure(part)
 
     def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
         """Optimiser groups: the backbone at ``rate · backbone_factor``, the head at ``rate``, scalars without decay."""

@@ -78,9 +78,9 @@ class PretrainedMixin:
         if config.get("class") != cls.__name__:
             raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
         try:
-            model = cls(**config["arguments"])
-        except TypeError as error:
-            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {error}.") from error
+            model = cls(**config.get("arguments", {}))
+        except (TypeError, ValueError) as error:
+            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {error}") from error
         assert isinstance(model, nn.Module)
         load_weights_into(model, read_weights(folder / WEIGHTS), str(folder / WEIGHTS))
         return model.eval()
@@ -94,11 +94,14 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / CONFIG
     try:
-        return json.loads(path.read_text())
+        config = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise WeightsError(f"{folder} holds no saved model: it has no {CONFIG}.") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise WeightsError(f"{path} is damaged: {error}.") from error
+    if not isinstance(config, dict) or not isinstance(config.get("arguments", {}), dict):
+        raise WeightsError(f"{path} does not describe a saved model: an object with 'class' and 'arguments' is needed.")
+    return config
 
 
 def fetch_pretrained(source: str | Path) -> Path:

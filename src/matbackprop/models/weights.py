@@ -8,31 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import DataError, MissingExtraError, WeightsError
-from matbackprop.models.backbone import Backbone
+from matbackprop.models.backbones import BACKBONES, BackboneEntry
+from matbackprop.models.backbones.base import Backbone
 
-__all__ = ["OFFICIAL", "OfficialWeights", "load_backbone_weights", "load_weights_into", "read_weights"]
-
-
-@dataclass(frozen=True)
-class OfficialWeights:
-    """Where torchvision keeps a network's weights. The file name ends with the first digits of its SHA-256."""
-
-    url: str
-    sha256: str
-    """First eight digits of the checksum, as in the official name."""
-
-
-OFFICIAL = {
-    "alexnet": OfficialWeights("https://download.pytorch.org/models/alexnet-owt-7be5be79.pth", "7be5be79"),
-    "vgg16": OfficialWeights("https://download.pytorch.org/models/vgg16-397923af.pth", "397923af"),
-}
+__all__ = ["find_weights", "load_backbone_weights", "load_weights_into", "read_weights"]
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -64,13 +49,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
     """Copy ``state`` into ``module``, both with the same keys and shapes.
 
-    Weights of layers that a backbone would have after the last map that the model takes are passed over.
+    Weights of layers that backbones in ``module`` were built without, behind their last maps, are passed over.
+
+    Args:
+        module: where to.
+        state: what.
+        origin: where it is from, for messages.
 
     Raises:
         WeightsError: keys are missing, too many, or of other shapes; the message names them. Nothing is changed then.
     """
     own = module.state_dict()
-    state = {k: v for k, v in state.items() if k in own or not _after_last_tap(module, k)}
+    spare = {
+        f"{at}.{k}" if at else k for at, m in module.named_modules() if isinstance(m, Backbone) for k in m.left_out
+    }
+    state = {k: v for k, v in state.items() if k not in spare}
     missing = [k for k in own if k not in state]
     surplus = [k for k in state if k not in own]
     shapes = [
@@ -94,62 +87,64 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
     module.load_state_dict(dict(state))
 
 
-def _after_last_tap(module: nn.Module, key: str) -> bool:
-    """Whether a key names a layer that a backbone in ``module`` was built without."""
-    for prefix, part in module.named_modules():
-        place = f"{prefix}.features." if prefix else "features."
-        if isinstance(part, Backbone) and key.startswith(place):
-            number = key.removeprefix(place).split(".")[0]
-            return number.isdigit() and len(part.features) <= int(number) < part.whole
-    return False
-
-
-def load_backbone_weights(backbone: nn.Module, name: str, source: str | Path | None = None) -> Path:
-    """Load ImageNet weights into a backbone.
+def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = "imagenet") -> Path | None:
+    """Load starting weights into a backbone.
 
     Args:
-        backbone: from :func:`matbackprop.models.backbone.build_backbone`.
-        name: ``"alexnet"`` or ``"vgg16"``.
-        source: a safetensors file with torchvision's keys (``features.N.weight``; those of the classifier are passed
-            over). None looks for ``<name>_features_fp16.safetensors`` in ``weights`` of ``$MATBACKPROP_DATA``, then in
-            the cache, then downloads torchvision's official file.
+        backbone: from :func:`~matbackprop.models.backbones.build_backbone`; it may have been cut behind its last map.
+        name: its name.
+        weights: ``"none"`` changes nothing; ``"imagenet"`` takes the file that :func:`find_weights` gives; otherwise a
+            safetensors file with the keys of the backbone; those of a classifier are passed over.
 
     Returns:
-        The file that was read.
+        The file that was read; None for none, and for a backbone that has no weights.
 
     Raises:
         WeightsError: no file, a damaged one, or one of another architecture.
     """
-    path = Path(source) if source is not None else find_weights(name)
+    if str(weights) == "none" or not any(True for _ in backbone.parameters()):
+        return None
+    path = find_weights(name) if str(weights) == "imagenet" else Path(weights)
     state = {k: v for k, v in read_weights(path).items() if not k.startswith("classifier.")}
     load_weights_into(backbone, state, str(path))
     return path
 
 
 def find_weights(name: str) -> Path:
-    """Return the local file of a backbone's weights, downloaded if need be."""
+    """The file of a backbone's published weights.
+
+    It is looked for in ``weights`` of ``$MATBACKPROP_DATA``, then in the cache, then downloaded from its official
+    address.
+
+    Raises:
+        WeightsError: it is not there and cannot be downloaded.
+    """
     from matbackprop.data.cache import default_cache_folder
 
-    if name not in OFFICIAL:
-        raise WeightsError(f"there are no official weights of {name!r}; there are of {', '.join(OFFICIAL)}.")
+    if name not in BACKBONES or not BACKBONES[name].file:
+        known = [n for n, entry in BACKBONES.items() if entry.file]
+        raise WeightsError(f"there are no published weights of {name!r}; there are of {', '.join(known)}.")
+    entry = BACKBONES[name]
     cached = default_cache_folder() / "weights" / f"{name}.safetensors"
-    candidates = [cached]
     root = os.environ.get("MATBACKPROP_DATA")
-    if root:
-        candidates.insert(0, Path(root) / "weights" / f"{name}_features_fp16.safetensors")
-    for path in candidates:
+    for path in [*([Path(root) / "weights" / entry.file] if root else []), cached]:
         if path.is_file():
             return path
+    if not entry.url:
+        raise WeightsError(
+            f"the weights of {name} are not here: put {entry.file} into the folder weights of $MATBACKPROP_DATA, or "
+            f"name a safetensors file, or start from random weights (none)."
+        )
     return download_weights(name, cached)
 
 
-def download_weights(name: str, target: Path, official: OfficialWeights | None = None) -> Path:
+def download_weights(name: str, target: Path, entry: BackboneEntry | None = None) -> Path:
     """Download torchvision's weights, check them, and keep them as safetensors.
 
     Args:
         name: ``"alexnet"`` or ``"vgg16"``.
         target: the safetensors file to write.
-        official: another address, for a mirror.
+        entry: another address, for a mirror.
 
     Raises:
         WeightsError: there is no network, or the file is damaged; the message says how to do it by hand.
@@ -158,13 +153,13 @@ def download_weights(name: str, target: Path, official: OfficialWeights | None =
 
     from matbackprop.data.download import download
 
-    official = official or OFFICIAL[name]
-    downloaded = target.with_name(official.url.rsplit("/", 1)[-1])
+    entry = entry or BACKBONES[name]
+    downloaded = target.with_name(entry.url.rsplit("/", 1)[-1])
     try:
-        download(official.url, downloaded, sha256=official.sha256)
+        download(entry.url, downloaded, sha256=entry.sha256)
     except DataError as error:
         raise WeightsError(
-            f"the weights of {name} are not here and cannot be downloaded: {error} By hand: fetch {official.url} on "
+            f"the weights of {name} are not here and cannot be downloaded: {error} By hand: fetch {entry.url} on "
             f"another machine, put it at {downloaded}, and try again; or give a .safetensors file with its keys."
         ) from error
     try:

@@ -7,6 +7,7 @@ result's folder, so a result that was made otherwise is never taken for the one 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -61,10 +62,16 @@ def fingerprint(provenance: Mapping[str, Any]) -> str:
 def settings(config: Any) -> dict[str, Any]:
     """What the numbers of a run depend on, of a recipe's configuration: not where and how it is carried out.
 
+    A field that was added later (its metadata say so) counts where it is set: unset it means what was meant before.
+
     Args:
         config: a configuration with the fields ``engine`` and ``data``, or its JSON form.
     """
     fields: dict[str, Any] = to_json(config)
+    for section, values in fields.items():
+        for one in dataclasses.fields(getattr(config, section)) if dataclasses.is_dataclass(config) else ():
+            if one.metadata.get("added") and getattr(getattr(config, section), one.name) == one.default:
+                del values[one.name]
     fields["engine"] = {name: fields["engine"][name] for name in _ENGINE}
     fields["data"] = {name: value for name, value in fields["data"].items() if name not in _PLACES}
     return fields

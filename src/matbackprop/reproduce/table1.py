@@ -40,9 +40,9 @@ from matbackprop.training.o2p import (
     build,
     confusion,
     data_folder,
+    described,
     open_regions,
     save_predictions,
-    sift_vectors,
 )
 from matbackprop.training.o2p_config import PRESETS, O2PConfig
 from matbackprop.training.run_folder import RunFolder
@@ -71,8 +71,7 @@ class Table1(Reproduction):
         for regions in open_regions(self.config.data):
             log.info("%s", regions.report())
             if "sift" in self.chosen:
-                model = self.run_config(Job("sift", "trial"), {}, self.device).model
-                sift_vectors(regions, model, self.config.data)
+                described(regions, self.run_config(Job("sift", "trial"), {}, self.device))
 
     def jobs(self, part: str) -> Iterable[Job]:
         """Trials of all rows, or seeds (or the timing) of those whose tuning is finished and won; long ones first."""

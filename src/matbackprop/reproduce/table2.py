@@ -29,7 +29,8 @@ from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.inference.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts, default_ks
+from matbackprop.models.config import VARIANTS
+from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import Workers
 from matbackprop.report.figures import curves, segmentation_grid
 from matbackprop.report.tables import Measured, Table
@@ -152,7 +153,7 @@ class Table2(Reproduction):
             made["method"], device = group.key, "cpu"
         elif recipe is not None:
             made["training"] = settings(recipe)
-            weights = weights_digest(VARIANTS[recipe.model.variant]["backbone"], recipe.model.weights)
+            weights = weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights)
         elif group.variant:
             made["network"] = group.variant
             weights = weights_digest(VARIANTS[group.variant]["backbone"], config.weights or "imagenet")

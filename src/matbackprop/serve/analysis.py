@@ -11,7 +11,6 @@ from torch.nn import functional as nnf
 from matbackprop.inference import classify_regions, segment_photograph
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.models.sift_o2p import SiftO2P
 from matbackprop.serve.views import Analysis, Picture
 from matbackprop.spectral import Embedding, ncut_embedding, rgb_to_lab, soft_embedding
 
@@ -114,7 +113,7 @@ class Namer:
         model: the classifier.
     """
 
-    def __init__(self, model: RegionClassifier | SiftO2P) -> None:
+    def __init__(self, model: RegionClassifier) -> None:
         self.model = model
 
     def __call__(self, photograph: Picture, mask: NDArray[np.bool_]) -> dict[str, float]:

@@ -23,17 +23,19 @@ from matbackprop.cuda.cuts import MAX_FEATURES
 from matbackprop.data.bsds import BSDS, tuning_split
 from matbackprop.data.cache import default_cache_folder
 from matbackprop.data.locate import dataset_folder
-from matbackprop.data.prepared import PreparedImage, PreparedImages, pad_stack, prepare_images
+from matbackprop.data.prepared import STRIDES, PreparedImage, PreparedImages, pad_stack, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.metrics.evaluation import evaluate_segmentations
-from matbackprop.models.deep_ncuts import VARIANTS, DeepNCuts
+from matbackprop.models.backbones import build_backbone
+from matbackprop.models.config import NCutsModelConfig
+from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.solvers import batched_eigh
 from matbackprop.training.graphs import GraphedLoss
 from matbackprop.training.loading import EpochLoader, generator_for
-from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig, NCutsModelConfig
+from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig
 from matbackprop.training.recording import RecordingModule
 from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.segmenting import segment_images
@@ -197,10 +199,16 @@ class NCutsData(pl.LightningDataModule):
                     "rows='grid' has labels for images of their own size only; set --data.scale 1 1, or train on "
                     "--train.rows superpixels."
                 )
-            strides = {"alexnet-relu5": 16, "vgg16-relu4": 8, "vgg16-relu5": 16}
-            if config.model.variant not in strides:
+            network = config.model.resolved()
+            if network["head"] == "hypercolumn":
                 raise ConfigurationError("hypercolumns are trained on superpixels; set --train.rows superpixels.")
-            self.stride: int | None = strides[config.model.variant]
+            with torch.device("meta"):
+                self.stride: int | None = build_backbone(network["backbone"]).info(network["taps"][0]).stride
+            if self.stride not in STRIDES:
+                raise ConfigurationError(
+                    f"labels are prepared for grids of stride {' and '.join(map(str, STRIDES))}, the map "
+                    f"{network['taps'][0]} has {self.stride}; set --train.rows superpixels."
+                )
         else:
             self.stride = None
         self.training, self.validation = split_images(open_images(self.config, "train"), self.config)
@@ -233,26 +241,14 @@ class NCutsData(pl.LightningDataModule):
 
 def build_model(config: NCutsModelConfig, *, superpixels: int = 600) -> DeepNCuts:
     """Build the network of a configuration, with its starting weights."""
-    changes: dict[str, Any] = {"dropout": config.dropout, "affinity": config.affinity, "space": config.space}
-    changes |= {"ridge": config.ridge, "cost": config.cost, "merge_ridge": config.merge_ridge}
-    changes |= {"superpixels": superpixels}
-    changes |= {name: getattr(config, name) for name in ("hidden", "channels") if getattr(config, name) is not None}
-    if VARIANTS[config.variant]["head"] == "paper":
-        changes["kernel"] = config.kernel
-    model = DeepNCuts.variant(config.variant, **changes)
-    if config.weights != "none":
-        backbone = VARIANTS[config.variant]["backbone"]
-        load_backbone_weights(model.backbone, backbone, None if config.weights == "imagenet" else config.weights)
+    model = DeepNCuts(config, superpixels=superpixels)
+    load_backbone_weights(model.backbone, config.resolved()["backbone"], config.weights)
     return model
 
 
 def untrained_model(variant: str, *, weights: str = "imagenet") -> DeepNCuts:
     """The paper's baseline: normalized cuts on the backbone's own feature map, without new layers."""
-    arguments = VARIANTS[variant]
-    model = DeepNCuts(backbone=arguments["backbone"], taps=arguments["taps"], head="none")
-    if weights != "none":
-        load_backbone_weights(model.backbone, arguments["backbone"], None if weights == "imagenet" else weights)
-    return model
+    return build_model(NCutsModelConfig(variant=variant, weights=weights, head="none"))  # type: ignore[arg-type]
 
 
 def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.models.config import NCutsModelConfig
 from matbackprop.training.config import EngineConfig, Recipe, check_ranges, later
 
 
@@ -49,34 +50,6 @@ class ImageDataConfig:
         check_ranges("data", self, superpixels="[1, inf)", batch_size="[1, inf)", limit="[1, inf)", fold="[0, 4]")
         check_ranges("data", self, made="[0, inf)", workers="[0, inf)", threads="[0, inf)")
         check_ranges("data", self, scale="(0, inf)", jitter="[0, 1]")
-
-
-@dataclass
-class NCutsModelConfig:
-    """The network (matbackprop.models.deep_ncuts.DeepNCuts)."""
-
-    variant: Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5", "hypercolumns"] = "vgg16-relu5"
-    """Which feature maps feed which head."""
-    weights: str = "imagenet"
-    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
-    hidden: int | None = None
-    """Filters of the hidden layer; by default the variant's (256 for AlexNet and hypercolumns, 1024 for VGG-16)."""
-    channels: int | None = None
-    """Output channels d, which bound the rank of W; by default the variant's (20, or 32 for hypercolumns)."""
-    kernel: int = 3
-    """Size of the first new convolution of the paper's head."""
-    dropout: float = 0.25
-    """Dropped before the last layer."""
-    affinity: Literal["identity", "lambda"] = "identity"
-    """W = FFᵀ, or FΛFᵀ with a learned Λ, for objective j1."""
-    space: Literal["ncut", "soft"] = "ncut"
-    """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
-    ridge: float = 0.3
-    """λ of the soft objective and of its space."""
-    cost: tuple[float, float, float, float] = (0.8, 0.4, 0.27, 0.1)
-    """Exponents of spectral distance, boundary, area and colour in the price of merging two regions."""
-    merge_ridge: float = 1.0
-    """λ of the space in which merging compares regions."""
 
 
 @dataclass

@@ -31,14 +31,12 @@ from matbackprop.data.coco_regions import (
 )
 from matbackprop.data.locate import dataset_folder
 from matbackprop.data.shapes import write_shapes_coco
-from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
-from matbackprop.models.sift_o2p import SiftO2P
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.solvers import batched_eigh
 from matbackprop.training.engine import evaluate
 from matbackprop.training.loading import EpochLoader
-from matbackprop.training.o2p_config import O2PConfig, RegionDataConfig, RegionModelConfig
+from matbackprop.training.o2p_config import O2PConfig, RegionDataConfig
 from matbackprop.training.recording import RecordingModule
 from matbackprop.training.run_folder import RunFolder
 
@@ -107,7 +105,7 @@ class RegionData(pl.LightningDataModule):
     def __init__(self, config: O2PConfig) -> None:
         super().__init__()
         self.config = config.data
-        self.model_config = config.model
+        self.recipe = config
         self.seed = config.engine.seed
         self.dtype = {"bf16-mixed": torch.bfloat16, "64": torch.float64}.get(config.engine.precision, torch.float32)
         self.train_regions, validation = open_regions(self.config)
@@ -144,19 +142,22 @@ class RegionData(pl.LightningDataModule):
         return self.validation_regions.areas[self.positions["validation"]]
 
     def setup(self, stage: str) -> None:
-        """Open the sources; SIFT-O2P's descriptors are computed on the first call."""
+        """Open the sources; descriptors that do not learn are computed on the first call."""
         if self.sources:
             return
         resident = self._resident()
         random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
             positions = self.positions[part]
-            if self.model_config.head == "sift":
-                vectors = sift_vectors(regions, self.model_config, self.config)
-                self.sources[part] = VectorSource(vectors, regions.labels, positions)
+            if not self._learns_features():
+                self.sources[part] = VectorSource(described(regions, self.recipe), regions.labels, positions)
             else:
                 drawn: dict[str, Any] = random if part == "train" else {}
                 self.sources[part] = RegionSource(regions, positions, resident=resident, **drawn)
+
+    def _learns_features(self) -> bool:
+        with torch.device("meta"):
+            return RegionClassifier(2, self.recipe.model, canvas=self.config.canvas).learns_features
 
     def _resident(self) -> bool:
         if self.config.resident != "auto":
@@ -218,11 +219,15 @@ class RegionData(pl.LightningDataModule):
         return out
 
 
-def sift_vectors(regions: Regions, model: RegionModelConfig, data: RegionDataConfig) -> Tensor:
-    """Descriptors of all regions, float16 (n, 8256): computed once, on the GPU if there is one, and cached."""
-    network = SiftO2P(len(regions.categories), **sift_arguments(model, data))
-    key = cache_key({"regions": regions.path.name, "sift": network.hparams_dict, "canvas": data.canvas})
-    path = (data.cache or default_cache_folder()) / f"sift-{key}"
+def described(regions: Regions, config: O2PConfig) -> Tensor:
+    """Triangles of all regions from a network whose features do not learn: computed once, and cached as float16.
+
+    They are computed on the GPU if there is one.
+    """
+    network = build_model(config, regions.classes)
+    data = config.data
+    key = cache_key({"regions": regions.path.name, "network": network.hparams_dict})
+    path = (data.cache or default_cache_folder()) / f"described-{key}"
     if not path.exists():
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         network.to(device)
@@ -233,7 +238,8 @@ def sift_vectors(regions: Regions, model: RegionModelConfig, data: RegionDataCon
                 batch = source.assemble(
                     source.fetch(indices, 0), device, canvas=data.canvas, background=data.background
                 )
-                yield network.describe(batch["image"], batch["mask"]).half().cpu().numpy()
+                with torch.no_grad():
+                    yield network.describe(batch["image"], batch["mask"]).half().cpu().numpy()
 
         write_cache(path, {"vectors": chunks()}, {"regions": regions.path.name})
     return torch.from_numpy(np.array(open_cache(path).arrays["vectors"]))
@@ -242,65 +248,13 @@ def sift_vectors(regions: Regions, model: RegionModelConfig, data: RegionDataCon
 # ------------------------------------------------------------------------------------------------------------- network
 
 
-def sift_arguments(model: RegionModelConfig, data: RegionDataConfig) -> dict[str, Any]:
-    """What :class:`SiftO2P` is built with."""
-    if model.function == "power":
-        raise ConfigurationError("SIFT-O2P pools with log or sqrt; set --model.function to one of them.")
-    return {
-        "function": model.function,
-        "eps": model.eps,
-        "support": "all" if model.support == "all" else "mask",
-        "canvas": data.canvas,
-        "background": data.background,
-        "side": data.side,
-    }
-
-
-def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier | SiftO2P:
+def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
     """Build the network of a configuration, with its starting weights."""
-    model, data = config.model, config.data
-    if model.head == "sift":
-        return SiftO2P(len(names), names=names, **sift_arguments(model, data))
-    pooling: dict[str, Any] = {}
-    if model.head != "fc":
-        pooling = {
-            name: getattr(model, name)
-            for name in (
-                "function",
-                "power",
-                "learn_power",
-                "eps",
-                "learn_eps",
-                "feature_scale",
-                "reduce",
-                "support",
-                "center",
-                "standardize",
-                "unit_norm",
-                "vector_scale",
-                "precision",
-            )
-        }
+    data = config.data
     network = RegionClassifier(
-        len(names),
-        backbone=model.backbone,
-        head=model.head,
-        tap=model.tap,
-        further_taps=model.further_taps,
-        further_width=model.further_width,
-        canvas=data.canvas,
-        hidden=model.hidden,
-        dropout=model.dropout,
-        input_dropout=model.input_dropout,
-        vector_dropout=model.vector_dropout,
-        names=names,
-        background=data.background,
-        side=data.side,
-        **pooling,
+        len(names), config.model, canvas=data.canvas, names=names, background=data.background, side=data.side
     )
-    if model.weights != "none":
-        source = None if model.weights == "imagenet" else model.weights
-        load_backbone_weights(network.backbone, model.backbone, source)
+    load_backbone_weights(network.backbone, network.config.backbone, config.model.weights)
     return network
 
 
@@ -321,7 +275,7 @@ class RegionModule(RecordingModule):
 
     def scores(self, batch: dict[str, Tensor]) -> Tensor:
         """Scores (b, classes) of an assembled batch."""
-        if isinstance(self.model, SiftO2P):
+        if "vector" in batch:
             return self.model.classify(batch["vector"])
         return self.model(batch["image"], batch["mask"])
 
@@ -329,20 +283,18 @@ class RegionModule(RecordingModule):
         """Prepare the device and, in a new run, measure the descriptor's mean and deviation."""
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = not self.config.engine.deterministic
-            if isinstance(self.model, RegionClassifier):
-                self.model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data: RegionData = self.trainer.datamodule  # type: ignore[attr-defined]
         self.calibrate(data)
 
     @torch.no_grad()
     def calibrate(self, data: RegionData) -> None:
         """Measure what the descriptors are standardised and projected by on the first training batches, once."""
-        if isinstance(self.model, SiftO2P):
-            if not bool(self.model.calibrated):
-                batches = data.first_batches(50, self.device)
-                self.model.calibrate(torch.cat([b["vector"] for b in batches]))
-            return
         if all(bool(pooling.calibrated) for pooling in self.model.poolings().values()):
+            return
+        if not self.model.learns_features:
+            batches = data.first_batches(50, self.device)
+            self.model.calibrate_described(torch.cat([b["vector"] for b in batches]))
             return
         batches = data.first_batches(self._calibration_batches, self.device)
         with self._autocast():
@@ -364,7 +316,7 @@ class RegionModule(RecordingModule):
     @contextlib.contextmanager
     def _watch(self) -> Iterator[None]:
         """Record rank, spectrum and gradient of the structured layer in the forward pass inside."""
-        pooling = self._pooling()
+        pooling = self.model.pooling
         if pooling is None:
             yield
             return
@@ -387,16 +339,13 @@ class RegionModule(RecordingModule):
         finally:
             handle.remove()
 
-    def _pooling(self) -> SecondOrderVector | None:
-        return self.model.pooling if isinstance(self.model, RegionClassifier) else None
-
     @torch.no_grad()
     def diagnose(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         """Spectrum and size of what the structured layer sees in a batch."""
-        pooling = self._pooling()
-        if pooling is None or not isinstance(self.model, RegionClassifier):
+        pooling = self.model.pooling
+        if pooling is None or "image" not in batch:
             return {"head": self.config.model.head, "structured_layer": None}
-        features = self.model.maps(batch["image"])[self.model.tap]
+        features, _ = self.model.cells(self.model.maps(batch["image"]), None, self.model.config.tap)
         finite = torch.isfinite(features.flatten(1)).all(-1)
         spectrum = _spectrum(pooling, features[finite][:32]) if bool(finite.any()) else features.new_zeros(0, 1)
         return {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from matbackprop.models.choices import Function, Head, Standardize, Support
+from matbackprop.models.config import RegionModelConfig
 from matbackprop.training.config import EngineConfig, Recipe, check_ranges, later
 
 
@@ -58,58 +58,6 @@ class RegionDataConfig:
         counts = ("side", "canvas", "batch_size", "validation_batch_size")
         check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
         check_ranges("data", self, **dict.fromkeys(("made", "minimum_area", "jitter", "threads"), "[0, inf)"))
-
-
-@dataclass
-class RegionModelConfig:
-    """The network (matbackprop.models.deep_o2p.RegionClassifier)."""
-
-    head: Head | Literal["sift"] = "o2p_fc"
-    """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P."""
-    backbone: Literal["alexnet", "vgg16"] = "alexnet"
-    """Convolutional layers."""
-    weights: str = "imagenet"
-    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
-    tap: str = "pool5"
-    """Map that is pooled: pool5 (6×6) or relu5 (13×13) in AlexNet."""
-    further_taps: tuple[str, ...] = ()
-    """Maps that are pooled besides, such as relu2 relu3 relu4."""
-    further_width: int = 96
-    """Channels that those are projected to."""
-    hidden: int = 4096
-    """Width of the fully connected layers."""
-    dropout: float = 0.5
-    """Dropped after each fully connected layer."""
-    input_dropout: float = 0.0
-    """Dropped before the first fully connected layer."""
-    vector_dropout: float = 0.0
-    """Dropped of the pooled descriptor."""
-    function: Function = "log"
-    """Matrix function of the pooling."""
-    power: float = 0.5
-    """Exponent of the matrix power."""
-    learn_power: bool = False
-    """Let the exponent learn."""
-    eps: float = 1e-3
-    """Regulariser ε of the pooling."""
-    learn_eps: bool = False
-    """Let ε learn."""
-    feature_scale: float = 0.01
-    """Factor on the features before pooling."""
-    reduce: int | None = None
-    """Channels that the map is projected to before pooling."""
-    support: Support = "all"
-    """Pool over all cells, inside the mask, or both."""
-    center: bool = False
-    """Subtract the mean feature before pooling."""
-    standardize: Standardize = "entry"
-    """How the pooled vector is standardised by numbers measured at the start."""
-    unit_norm: bool = False
-    """Divide the pooled vector by its own norm first."""
-    vector_scale: float = 1.0
-    """Factor on the standardised vector."""
-    precision: Literal["float64", "float32"] = "float64"
-    """Precision inside the structured layer."""
 
 
 @dataclass

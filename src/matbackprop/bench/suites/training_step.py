@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.bench.suites.entry import Entry, Scale
-from matbackprop.models.deep_o2p import Head, RegionClassifier
+from matbackprop.models.config import Head
+from matbackprop.models.deep_o2p import RegionClassifier
 
 __all__ = ["training_step"]
 

@@ -1,0 +1,69 @@
+"""Backbones: networks that give named feature maps. Heads, objectives and training know nothing else about them.
+
+A backbone answers two questions (:class:`~matbackprop.models.backbones.base.Backbone`): ``forward(image, taps)`` gives
+the maps that are named, and ``info(tap)`` says how many channels a map has and where its cells lie in the image.
+
+A new backbone is one file with a subclass and one line in :data:`BACKBONES`. This module imports nothing heavy, so that
+the command line can list them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from matbackprop.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from matbackprop.models.backbones.base import Backbone
+
+__all__ = ["BACKBONES", "BackboneEntry", "build_backbone"]
+
+_TORCH = "https://download.pytorch.org/models"
+
+
+class BackboneEntry(NamedTuple):
+    """Where a backbone's code and weights are.
+
+    Attributes:
+        code: ``"module:Class"`` in this package.
+        file: name of its weights below ``weights`` in ``$MATBACKPROP_DATA``; empty for one without weights.
+        url: official address of its weights; empty where there is none of a kind that can be read.
+        sha256: first digits of the checksum of what is there.
+    """
+
+    code: str
+    file: str = ""
+    url: str = ""
+    sha256: str = ""
+
+
+BACKBONES = {
+    "alexnet": BackboneEntry(
+        "alexnet:AlexNet", "alexnet_features_fp16.safetensors", f"{_TORCH}/alexnet-owt-7be5be79.pth", "7be5be79"
+    ),
+    "sift": BackboneEntry("sift:DenseSIFT"),
+    "vgg16": BackboneEntry(
+        "vgg16:VGG16", "vgg16_features_fp16.safetensors", f"{_TORCH}/vgg16-397923af.pth", "397923af"
+    ),
+}
+
+
+def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
+    """Build a backbone by name, with random weights.
+
+    Args:
+        name: one of :data:`BACKBONES`.
+        taps: the maps that will be asked for: layers behind the last one are left out. None keeps all.
+
+    Raises:
+        ConfigurationError: there is no such backbone, or it has no such map; the message names those that are there.
+    """
+    if name not in BACKBONES:
+        raise ConfigurationError(f"unknown backbone {name!r}; choose one of {', '.join(BACKBONES)}.")
+    module, _, kind = BACKBONES[name].code.partition(":")
+    backbone: Backbone = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+    if taps is not None:
+        backbone.cut(taps)
+    return backbone

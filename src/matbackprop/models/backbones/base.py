@@ -1,0 +1,162 @@
+"""What every backbone answers, and stacks of layers that answer it by their own kernels, strides and paddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.errors import ConfigurationError
+
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "LayerStack", "TapInfo", "normalize"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def normalize(image: Tensor) -> Tensor:
+    """Normalise RGB images (*b, 3, h, w) in [0, 1] as the ImageNet networks expect."""
+    # With plain numbers: a tensor of them would have to be copied to the device, which a CUDA graph cannot.
+    parts = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
+    return torch.cat([(channel - mean) / std for channel, mean, std in parts], -3)
+
+
+class TapInfo(NamedTuple):
+    """A feature map: its channels, and where its cells lie in the image.
+
+    Attributes:
+        channels: number of channels.
+        stride: distance of neighbouring cells in pixels.
+        offset: pixel coordinate of the centre of the first cell; cell i is centred on offset + i · stride.
+        reach: pixels along a side that the first cell needs; n cells need reach + (n − 1) · stride.
+    """
+
+    channels: int
+    stride: int
+    offset: float
+    reach: int
+
+
+class Backbone(nn.Module):
+    """A network that gives named feature maps.
+
+    Subclasses say which maps there are (:attr:`taps`), describe them (:meth:`info`) and compute them (:meth:`maps`).
+
+    Attributes:
+        taps: names of the maps, in the order in which the network computes them.
+        mean, std: how its pixels are normalised, for RGB in [0, 1].
+        left_out: keys of the weights that :meth:`cut` removed.
+    """
+
+    taps: Sequence[str]
+    left_out: frozenset[str] = frozenset()
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def info(self, tap: str) -> TapInfo:
+        """Channels and place of a map."""
+        raise NotImplementedError
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
+        """The maps (b, c, h', w') of images (b, 3, h, w) normalised with :attr:`mean` and :attr:`std`."""
+        raise NotImplementedError
+
+    def cut(self, taps: Sequence[str]) -> None:
+        """Leave out the layers behind the last of ``taps``: they would neither be used nor learn."""
+        self.check(taps)
+        last = max(self.taps.index(tap) for tap in taps)
+        before = set(self.state_dict())
+        self.remove_behind(self.taps[last])
+        self.left_out |= before - set(self.state_dict())
+        self.taps = tuple(self.taps)[: last + 1]
+
+    def remove_behind(self, tap: str) -> None:
+        """Remove the layers that compute later maps than ``tap``; a network without such layers has nothing to do."""
+
+    def check(self, taps: Sequence[str]) -> None:
+        """Raise ConfigurationError for a map that this backbone does not have."""
+        for tap in taps:
+            if tap not in self.taps:
+                raise ConfigurationError(f"unknown feature map {tap!r}; this backbone has {', '.join(self.taps)}.")
+
+    def forward(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """Compute the maps named in ``taps``; layers behind the last one are not run.
+
+        Args:
+            image: RGB (b, 3, h, w), normalised by :func:`normalize` for every backbone alike; one that wants other
+                numbers converts them here.
+            taps: names of maps.
+
+        Returns:
+            Name → map (b, c, h', w').
+        """
+        self.check(taps)
+        if (self.mean, self.std) != (IMAGENET_MEAN, IMAGENET_STD):
+            numbers = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, self.mean, self.std, strict=True)
+            image = torch.cat([x * (s / own_s) + (m - own_m) / own_s for x, m, s, own_m, own_s in numbers], -3)
+        found = self.maps(image, taps)
+        return {tap: found[tap] for tap in taps}
+
+
+class LayerStack(Backbone):
+    """A stack ``features`` whose maps are outputs of its layers.
+
+    Args:
+        features: the layers, applied in order. Their convolutions and poolings are square.
+        taps: name → index in ``features`` of the layer whose output the name means.
+    """
+
+    def __init__(self, features: nn.Sequential, taps: Mapping[str, int]) -> None:
+        super().__init__()
+        self.features = features
+        self.index = dict(sorted(taps.items(), key=lambda item: item[1]))
+        self.taps = tuple(self.index)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        self._info = {tap: self._measure(tap) for tap in self.taps}
+
+    def _measure(self, tap: str) -> TapInfo:
+        channels, offset, stride = 3, 0.0, 1
+        windows = []
+        for layer in list(self.features)[: self.index[tap] + 1]:
+            if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
+                sizes = (layer.kernel_size, layer.stride, layer.padding)
+                kernel, step, padding = (int(v[0]) if isinstance(v, tuple) else int(v) for v in sizes)
+                windows.append((kernel, step, padding))
+                offset += ((kernel - 1) / 2 - padding) * stride
+                stride *= step
+                channels = layer.out_channels if isinstance(layer, nn.Conv2d) else channels
+        reach = 1
+        for kernel, step, padding in reversed(windows):
+            reach = max(1, (reach - 1) * step + kernel - 2 * padding)
+        return TapInfo(channels, stride, offset, reach)
+
+    def info(self, tap: str) -> TapInfo:
+        """Channels and place of a map.
+
+        Example:
+            >>> from matbackprop.models.backbones import build_backbone
+            >>> build_backbone("alexnet").info("relu5")
+            TapInfo(channels=256, stride=16, offset=15.0, reach=31)
+        """
+        self.check([tap])
+        return self._info[tap]
+
+    def remove_behind(self, tap: str) -> None:
+        """Remove the layers behind a map."""
+        del self.features[self.index[tap] + 1 :]
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of the layers that ``taps`` mean."""
+        wanted = {self.index[tap]: tap for tap in taps}
+        found: dict[str, Tensor] = {}
+        for index in range(max(wanted) + 1):
+            image = self.features[index](image)
+            if index in wanted:
+                found[wanted[index]] = image
+        return found

@@ -1,0 +1,194 @@
+"""Configurations of the models: each field, its meaning and its default are written here and nowhere else.
+
+A model takes its configuration, training and the command line hold the same object, and a saved model's ``config.json``
+has its fields. Nothing heavy is imported, so that the command line can explain itself at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+from matbackprop.errors import ConfigurationError
+
+__all__ = ["VARIANTS", "Background", "NCutsModelConfig", "RegionModelConfig", "changed"]
+
+Head = Literal["fc", "o2p", "o2p_fc", "both"]
+Function = Literal["log", "sqrt", "power"]
+Support = Literal["all", "mask", "mask+all"]
+Standardize = Literal["none", "scalar", "entry"]
+Background = Literal["keep", "mask"]
+Affinity = Literal["identity", "lambda"]
+Space = Literal["ncut", "soft"]
+Variant = Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5", "hypercolumns"]
+
+ADDED = {"added": True}
+"""Marks fields that came after results were made: unset they mean what was meant without them."""
+
+C = TypeVar("C")
+_LARGEST = 1 << 16  # channels of a layer: wider ones ask for more memory than machines have
+
+
+def changed(config: C, changes: dict[str, Any]) -> C:
+    """A configuration with some fields changed.
+
+    Raises:
+        ConfigurationError: there is no such field; the message names those that there are.
+    """
+    known = [f.name for f in dataclasses.fields(config)]  # type: ignore[arg-type]
+    unknown = [name for name in changes if name not in known]
+    if unknown:
+        raise ConfigurationError(f"{type(config).__name__} has no field {unknown[0]!r}; it has {', '.join(known)}.")
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def _choose(config: Any, **choices: Any) -> None:
+    for name, kind in choices.items():
+        value = getattr(config, name)
+        if value is not None and value not in get_args(kind):
+            raise ConfigurationError(f"unknown {name} {value!r}; choose one of {', '.join(get_args(kind))}.")
+
+
+def _whole(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, int) or not 1 <= value <= _LARGEST):
+            raise ConfigurationError(f"{name} must be a whole number from 1 to {_LARGEST}, got {value!r}.")
+
+
+@dataclass
+class RegionModelConfig:
+    """The network (matbackprop.models.deep_o2p.RegionClassifier)."""
+
+    head: Head | Literal["sift"] = "o2p_fc"
+    """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P,
+    which is o2p on all scales of the backbone sift."""
+    backbone: str = "alexnet"
+    """Convolutional layers: alexnet or vgg16."""
+    weights: str = "imagenet"
+    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    tap: str = "pool5"
+    """Map that is pooled: pool5 (6×6) or relu5 (13×13) in AlexNet."""
+    further_taps: tuple[str, ...] = ()
+    """Maps that are pooled besides, such as relu2 relu3 relu4; their descriptors are put beside the first."""
+    further_width: int = 96
+    """Channels that those are projected to, if they have more."""
+    hidden: int = 4096
+    """Width of the fully connected layers."""
+    dropout: float = 0.5
+    """Dropped after each fully connected layer."""
+    input_dropout: float = 0.0
+    """Dropped before the first fully connected layer."""
+    vector_dropout: float = 0.0
+    """Dropped of the pooled descriptor."""
+    function: Function = "log"
+    """Matrix function of the pooling."""
+    power: float = 0.5
+    """Exponent of the matrix power."""
+    learn_power: bool = False
+    """Let the exponent learn."""
+    eps: float = 1e-3
+    """Regulariser ε of the pooling."""
+    learn_eps: bool = False
+    """Let ε learn."""
+    feature_scale: float = 0.01
+    """Factor on the features before pooling."""
+    reduce: int | None = None
+    """Channels that the map is projected to before pooling."""
+    support: Support = "all"
+    """Pool over all cells, inside the mask, or both."""
+    center: bool = False
+    """Subtract the mean feature before pooling."""
+    standardize: Standardize = "entry"
+    """How the pooled vector is standardised by numbers measured at the start: one mean per entry and one deviation,
+    one mean and one deviation for all (scalar), or not at all."""
+    unit_norm: bool = False
+    """Divide the pooled vector by its own norm first."""
+    vector_scale: float = 1.0
+    """Factor on the standardised vector; the rate of the layer behind it scales with its square."""
+    precision: Literal["float64", "float32"] = "float64"
+    """Precision inside the structured layer."""
+
+    def __post_init__(self) -> None:
+        _choose(self, head=Literal["fc", "o2p", "o2p_fc", "both", "sift"], function=Function, support=Support)
+        _choose(self, standardize=Standardize, precision=Literal["float64", "float32"])
+        _whole(self, "further_width", "hidden", "reduce")
+        if self.learn_power and self.function != "power":
+            raise ConfigurationError(f"learn_power needs function='power', got {self.function!r}.")
+        self.further_taps = tuple(self.further_taps)
+
+
+@dataclass
+class NCutsModelConfig:
+    """The network (matbackprop.models.deep_ncuts.DeepNCuts)."""
+
+    variant: Variant = "vgg16-relu5"
+    """Which feature maps feed which head; the fields that are not set follow from it."""
+    weights: str = "imagenet"
+    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    backbone: str | None = field(default=None, metadata=ADDED)
+    """Convolutional layers: alexnet or vgg16; by default the variant's."""
+    taps: tuple[str, ...] = field(default=(), metadata=ADDED)
+    """Feature maps that feed the head; by default the variant's."""
+    head: Literal["paper", "hypercolumn", "none"] | None = field(default=None, metadata=ADDED)
+    """paper: Conv-ReLU, dropout, Conv-ReLU on one map. hypercolumn: several maps, colour and position. none: the map
+    itself. By default the variant's."""
+    hidden: int | None = None
+    """Filters of the hidden layer; by default the variant's (256 for AlexNet and hypercolumns, 1024 for VGG-16)."""
+    channels: int | None = None
+    """Output channels d, which bound the rank of W; by default the variant's (20, or 32 for hypercolumns)."""
+    stride: int | None = field(default=None, metadata=ADDED)
+    """Of the hypercolumns' grid; by default the variant's, then the finest map's."""
+    boundary: bool | None = field(default=None, metadata=ADDED)
+    """Also learn how likely humans separate two neighbouring superpixels, for merging; by default the variant's."""
+    kernel: int = 3
+    """Size of the first new convolution of the paper's head."""
+    dropout: float = 0.25
+    """Dropped before the last layer."""
+    affinity: Affinity = "identity"
+    """W = FFᵀ, or FΛFᵀ with a learned Λ, for objective j1."""
+    space: Space = "ncut"
+    """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
+    ridge: float = 0.3
+    """λ of the soft objective and of its space."""
+    cost: tuple[float, float, float, float] = (0.8, 0.4, 0.27, 0.1)
+    """Exponents of spectral distance, boundary, area and colour in the price of merging two regions."""
+    merge_ridge: float = 1.0
+    """λ of the space in which merging compares regions."""
+
+    def __post_init__(self) -> None:
+        if self.variant not in VARIANTS:
+            raise ConfigurationError(f"unknown model {self.variant!r}; choose one of {', '.join(VARIANTS)}.")
+        _choose(self, head=Literal["paper", "hypercolumn", "none"], affinity=Affinity, space=Space)
+        _whole(self, "hidden", "channels", "stride", "kernel")
+        self.taps, self.cost = tuple(self.taps), tuple(self.cost)  # type: ignore[assignment]
+        full = self.resolved()
+        if full["head"] != "hypercolumn" and (len(full["taps"]) != 1 or full["boundary"] or full["stride"]):
+            raise ConfigurationError(
+                f"head {full['head']!r} takes exactly one feature map, no stride and no boundary channel; got "
+                f"taps={list(full['taps'])}, stride={full['stride']}, boundary={full['boundary']}. Choose "
+                "head='hypercolumn' for more."
+            )
+
+    def resolved(self) -> dict[str, Any]:
+        """All fields, those that are not set taken from the variant."""
+        own = {name: value for name, value in vars(self).items() if value is not None and value != ()}
+        return {"stride": None, "boundary": False, **VARIANTS[self.variant], **own}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "alexnet-relu5": {"backbone": "alexnet", "taps": ("relu5",), "head": "paper", "hidden": 256, "channels": 20},
+    "vgg16-relu4": {"backbone": "vgg16", "taps": ("relu4_1",), "head": "paper", "hidden": 1024, "channels": 20},
+    "vgg16-relu5": {"backbone": "vgg16", "taps": ("relu5_3",), "head": "paper", "hidden": 1024, "channels": 20},
+    "hypercolumns": {
+        "backbone": "vgg16",
+        "taps": ("relu2_2", "relu3_3", "relu4_3", "relu5_3"),
+        "head": "hypercolumn",
+        "hidden": 256,
+        "channels": 32,
+        "stride": 4,
+        "boundary": True,
+    },
+}
+"""The models of the paper's second table and the extended one, as fields of :class:`NCutsModelConfig`."""

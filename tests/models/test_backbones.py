@@ -1,0 +1,108 @@
+"""The seam: every backbone names its maps, says where their cells lie, and ends with the last map that is asked for."""
+
+import pytest
+import torch
+from torch import nn
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.models.backbones import BACKBONES, build_backbone
+from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, LayerStack, TapInfo, normalize
+
+NEEDS = {"sift": "kornia"}
+SIDE = 224
+
+
+def built(name, taps=None):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    torch.manual_seed(0)
+    return build_backbone(name, taps).eval()
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_bright_pixel_moves_the_right_cell(name):
+    """A patch of noise moves a map most where ``info`` says that the cell over it is."""
+    backbone = built(name)
+    draw = torch.Generator().manual_seed(1)
+    plain = torch.randn(1, 3, SIDE, SIDE, generator=draw) * 0.1
+    row, column = 118, 101
+    bright = plain.clone()
+    bright[..., row - 1 : row + 2, column - 1 : column + 2] += 2 * torch.randn(1, 3, 3, 3, generator=draw)
+    with torch.no_grad():
+        before, after = (backbone(x, backbone.taps) for x in (plain, bright))
+    for tap in backbone.taps:
+        info = backbone.info(tap)
+        moved = (after[tap] - before[tap]).square().sum((0, 1))
+        assert moved.sum() > 0
+        for weight, pixel in ((moved.sum(1), row), (moved.sum(0), column)):
+            centre = float((weight * torch.arange(len(weight))).sum() / weight.sum())
+            assert info.offset + info.stride * centre == pytest.approx(pixel, abs=max(2.0, 0.75 * info.stride)), tap
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_maps_have_the_channels_and_cells_that_they_say(name):
+    backbone = built(name)
+    with torch.no_grad():
+        for tap in backbone.taps:
+            info = backbone.info(tap)
+            for cells in (1, 3):
+                pixels = info.reach + (cells - 1) * info.stride
+                map_ = backbone(torch.zeros(1, 3, max(pixels, 33), pixels), [tap])[tap] if pixels >= 33 else None
+                if map_ is not None:
+                    assert map_.shape[1] == info.channels and map_.shape[-1] == cells, (tap, pixels)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_backbone_ends_with_the_last_map_that_is_asked_for(name):
+    whole = built(name)
+    middle = whole.taps[len(whole.taps) // 2]
+    short = built(name, [middle])
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(short(image, [middle])[middle], whole(image, [middle])[middle])
+    for parameter in short.parameters():
+        assert parameter.grad is None
+    if any(True for _ in short.parameters()):
+        short(image, [middle])[middle].square().sum().backward()
+        assert [n for n, p in short.named_parameters() if p.requires_grad and p.grad is None] == []
+    with pytest.raises(ConfigurationError, match=f"unknown feature map 'nothing'; this backbone has {whole.taps[0]}"):
+        whole(image, ["nothing"])
+
+
+def test_an_unknown_backbone_names_the_known_ones():
+    with pytest.raises(ConfigurationError, match=r"unknown backbone 'resnet'; choose one of alexnet, .*vgg16"):
+        build_backbone("resnet")
+
+
+@pytest.mark.parametrize("tap", ["relu1", "relu5", "pool5"])
+def test_the_grid_lies_where_the_network_looks(tap):
+    """The gradient of one cell with respect to the image is centred where ``info`` says."""
+    backbone = built("alexnet").double()
+    for p in backbone.parameters():
+        p.data.abs_()  # positive weights: every pixel of the receptive field counts, no ReLU is shut
+    info = backbone.info(tap)
+    image = torch.rand(1, 3, 227, 227, dtype=torch.float64, requires_grad=True)
+    features = backbone(image, [tap])[tap]
+    cell = (features.shape[-2] // 2, features.shape[-1] // 2 - 1)
+    (gradient,) = torch.autograd.grad(features[0, :, cell[0], cell[1]].sum(), image)
+    rows, columns = (torch.nonzero(gradient.abs().sum((0, 1, d)))[:, 0] for d in (3, 2))
+    # max pooling looks at one of three cells, so that the edge of the field moves by up to the stride
+    assert float(rows.min() + rows.max()) / 2 == pytest.approx(info.offset + info.stride * cell[0], abs=info.stride)
+    assert float(columns.min() + columns.max()) / 2 == pytest.approx(
+        info.offset + info.stride * cell[1], abs=info.stride
+    )
+
+
+def test_vgg_grids_tile_the_image():
+    assert build_backbone("vgg16").info("pool5") == TapInfo(512, 32, 15.5, 32)
+    assert build_backbone("vgg16").info("relu1_1") == TapInfo(64, 1, 0.0, 1)
+
+
+def test_a_backbone_gets_the_numbers_that_it_was_trained_on():
+    class Own(LayerStack):
+        mean, std = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
+
+    own = Own(nn.Sequential(nn.Identity()), {"image": 0})
+    colours = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = (colours - torch.tensor(Own.mean).view(3, 1, 1)) / torch.tensor(Own.std).view(3, 1, 1)
+    torch.testing.assert_close(own(normalize(colours), ["image"])["image"], expected, rtol=1e-6, atol=1e-6)
+    assert (Backbone.mean, Backbone.std) == (IMAGENET_MEAN, IMAGENET_STD)
