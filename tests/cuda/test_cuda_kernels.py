@@ -192,5 +192,4 @@ def test_component_kernels_find_the_first_pixels(connectivity, tmp_path):
     out = cuda_on_cpu.run(program, (*shape, int(connectivity == 8)), labels.numpy(), dtype=np.int64)
     root = torch.from_numpy(out.copy())
     found = _number(root, torch.arange(labels.numel()), labels.shape)
-    assert torch.equal(found, connected_components(labels, connectivity=connectivity, method="skimage"))
-    assert torch.equal(found, connected_components(labels, connectivity=connectivity, method="torch"))
+    assert torch.equal(found, connected_components(labels, connectivity=connectivity))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
 from matbackprop.inference.colour_merging import merge_by_colour
-from matbackprop.spectral import connected_components, slic_superpixels
+from matbackprop.spectral import components, connected_components, slic_superpixels
 
 
 def flood(labels, connectivity):
@@ -42,8 +42,8 @@ def flood(labels, connectivity):
 def test_both_ways_equal_flood_fill(h, w, kinds, connectivity, seed):
     labels = torch.randint(-1, kinds, (h, w), generator=torch.Generator().manual_seed(seed))
     expected = flood(labels, connectivity)
-    for method in ("torch", "skimage"):
-        assert torch.equal(connected_components(labels, connectivity=connectivity, method=method), expected), method
+    for find in (components._components_torch, components._components_skimage):
+        assert torch.equal(find(labels[None], connectivity)[0], expected), find
 
 
 def test_a_long_winding_region_stays_one(device):
@@ -51,14 +51,13 @@ def test_a_long_winding_region_stays_one(device):
     spiral[1::2] = 1
     spiral[1::4, -1] = 0
     spiral[3::4, 0] = 0
-    found = connected_components(spiral, method="torch")
+    found = components._components_torch(spiral[None], 4)[0]
     assert len(found[spiral == 0].unique()) == 1
 
 
 def test_batches_are_numbered_each_from_zero():
     labels = torch.randint(0, 3, (2, 3, 12, 17), generator=torch.Generator().manual_seed(1))
-    found = connected_components(labels, method="torch")
-    assert torch.equal(found, connected_components(labels, method="skimage"))
+    found = connected_components(labels)
     assert (found.amin((-1, -2)) == 0).all() and torch.equal(found[1, 2], connected_components(labels[1, 2]))
 
 
@@ -67,8 +66,6 @@ def test_bad_input():
         connected_components(torch.zeros(3, 3))
     with pytest.raises(ConfigurationError, match="connectivity"):
         connected_components(torch.zeros(3, 3, dtype=torch.long), connectivity=6)
-    with pytest.raises(ConfigurationError, match="method"):
-        connected_components(torch.zeros(3, 3, dtype=torch.long), method="fast")
     assert connected_components(torch.zeros(0, 3, 3, dtype=torch.long)).shape == (0, 3, 3)
 
 
@@ -78,8 +75,6 @@ def test_without_scikit_image_torch_does_it_and_superpixels_say_what_to_install(
     for name in ("skimage", "skimage.color", "skimage.segmentation"):
         monkeypatch.setitem(sys.modules, name, None)
     assert torch.equal(connected_components(maps), expected)
-    with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
-        connected_components(maps, method="skimage")
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
         slic_superpixels(image, 20)

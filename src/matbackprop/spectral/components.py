@@ -10,7 +10,7 @@ from torch import Tensor
 
 from matbackprop.cuda.compiler import Source
 from matbackprop.cuda.twin import kernels_may_take
-from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
+from matbackprop.errors import ConfigurationError, ShapeError
 
 SOURCE = Source("components.cu")
 _THREADS = 256
@@ -67,14 +67,25 @@ def _components_cuda(labels: Tensor, connectivity: int) -> Tensor:
     return _number(root, torch.arange(count, device=labels.device), labels.shape)
 
 
-def connected_components(labels: Tensor, *, connectivity: int = 4, method: str = "auto") -> Tensor:
+def _components_skimage(labels: Tensor, connectivity: int) -> Tensor:
+    """scikit-image's own, map by map on the CPU."""
+    from skimage.measure import label
+
+    shifted = labels.numpy()
+    if shifted.min() < 1:
+        shifted = shifted - shifted.min() + 1
+    out = np.stack([label(one, background=0, connectivity=1 if connectivity == 4 else 2) for one in shifted]) - 1
+    return torch.from_numpy(out).long()
+
+
+def connected_components(labels: Tensor, *, connectivity: int = 4) -> Tensor:
     """Split every segment of a label map into its connected components.
+
+    Kernels of the package find them on CUDA, scikit-image on the CPU where it is installed, torch elsewhere.
 
     Args:
         labels: integer maps (*b, h, w); any integer is a label.
         connectivity: 4 or 8 neighbours.
-        method: ``"torch"``, ``"skimage"``, or ``"auto"``: kernels of the package on CUDA, scikit-image on the CPU where
-            it is installed, torch elsewhere.
 
     Returns:
         int64 maps (*b, h, w), numbered from 0 in each map in the raster order of the components' first pixels.
@@ -86,24 +97,15 @@ def connected_components(labels: Tensor, *, connectivity: int = 4, method: str =
     """
     if connectivity not in (4, 8):
         raise ConfigurationError(f"connectivity must be 4 or 8, got {connectivity}.")
-    if method not in ("auto", "torch", "skimage"):
-        raise ConfigurationError(f"method must be 'auto', 'torch' or 'skimage', got {method!r}.")
     if labels.ndim < 2 or labels.dtype.is_floating_point or labels.dtype.is_complex:
         raise ShapeError(f"labels must be an integer tensor (*b, h, w), got {labels.dtype} {tuple(labels.shape)}.")
     if labels.numel() == 0:
         return labels.long()
     flat = labels.reshape(-1, *labels.shape[-2:])
-    if method == "auto" and labels.numel() < 2**31 and kernels_may_take(flat):
-        return _components_cuda(flat, connectivity).view(labels.shape)
-    installed = find_spec("skimage") is not None
-    if method == "torch" or (method == "auto" and (labels.device.type != "cpu" or not installed)):
-        return _components_torch(flat, connectivity).view(labels.shape)
-    if not installed:
-        raise MissingExtraError("method='skimage' needs scikit-image: pip install 'matbackprop[train]'")
-    from skimage.measure import label
-
-    shifted = flat.cpu().numpy()
-    if shifted.min() < 1:
-        shifted = shifted - shifted.min() + 1
-    out = np.stack([label(one, background=0, connectivity=1 if connectivity == 4 else 2) for one in shifted]) - 1
-    return torch.from_numpy(out).long().view(labels.shape).to(labels.device)
+    if labels.numel() < 2**31 and kernels_may_take(flat):
+        find = _components_cuda
+    elif labels.device.type == "cpu" and find_spec("skimage") is not None:
+        find = _components_skimage
+    else:
+        find = _components_torch
+    return find(flat, connectivity).view(labels.shape)

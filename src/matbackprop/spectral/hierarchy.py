@@ -57,13 +57,6 @@ class Hierarchy:
         if len(ks) == 0 or min(ks) < 1:
             raise ConfigurationError(f"ks must name at least one positive number of segments, got {list(ks)}.")
         steps = [max(self.count - int(k), 0) for k in ks]
-        return self._after(steps)
-
-    def cuts(self, heights: Sequence[float]) -> NDArray[np.int64]:
-        """Labels (n, S) after all merges that cost at most each of ``heights``."""
-        return self._after([int(np.searchsorted(self.heights, t, side="right")) for t in heights])
-
-    def _after(self, steps: Sequence[int]) -> NDArray[np.int64]:
         out = np.empty((len(steps), self.count), dtype=np.int64)
         parent = np.arange(self.count)
         done = 0
@@ -76,22 +69,6 @@ class Hierarchy:
                 root = root[root]
             out[index] = np.unique(root, return_inverse=True)[1]
         return out
-
-    def ultrametric(self, graph: RegionGraph) -> NDArray[np.float64]:
-        """For each edge (i, j) of ``graph`` the height at which i and j become one region: an ultrametric contour."""
-        out = np.full(len(graph.edges), np.inf)
-        open_edges = np.arange(len(graph.edges))
-        label = np.arange(self.count)
-        for (keep, gone), height in zip(self.merges, self.heights, strict=True):
-            label[label == gone] = keep
-            met = label[graph.edges[open_edges, 0]] == label[graph.edges[open_edges, 1]]
-            out[open_edges[met]] = height
-            open_edges = open_edges[~met]
-        return out
-
-
-_UNSEEN = 2.5  # ‖ΔLab‖² that hardly anybody sees
-_TOUCH = 0.05  # share of an outline that counts like none
 
 
 def merge_regions(
@@ -109,7 +86,7 @@ def merge_regions(
     nested and the heights an ultrametric.
 
     Args:
-        features: (S, e) one row a region, for example means of :func:`soft_embedding`'s points.
+        features: (S, e) one row per region, for example means of :func:`soft_embedding`'s points.
         graph: neighbours, areas and border lengths, from :func:`region_graph`.
         boundary: (E,) strengths in [0, 1] of the edges; None for ones.
         colours: (S, 3) mean Lab colours; None leaves the factor of colour out.
@@ -127,95 +104,140 @@ def merge_regions(
         >>> merge_regions([[0.0], [0.1], [1.0]], graph).levels([2]).tolist()
         [[0, 0, 1]]
     """
-    cost = MergeCost() if cost is None else cost
-    x = np.array(features, dtype=np.float64)
-    count = len(graph.areas)
-    if x.ndim != 2 or len(x) != count:
-        raise ShapeError(f"features must be ({count}, e) for a graph of {count} regions, got {x.shape}.")
-    size = x.shape[1]
-    if colours is not None:
-        lab = np.asarray(colours, dtype=np.float64)
-        if lab.shape != (count, 3):
-            raise ShapeError(f"colours must be ({count}, 3), one Lab colour a region, got {lab.shape}.")
-        x = np.concatenate([x, lab], 1)
-    strength = np.ones(len(graph.edges)) if boundary is None else np.asarray(boundary, dtype=np.float64)
-    if strength.shape != (len(graph.edges),):
-        raise ShapeError(f"boundary must be ({len(graph.edges)},), one number an edge, got {strength.shape}.")
-    # A region has few neighbours, for which plain numbers are faster than arrays of them; only features stay arrays.
-    area: list[float] = (graph.areas / graph.areas.sum()).tolist()
-    rows = list(x)  # views: a new mean in one of them is in x
-    alpha, beta, gamma, delta = 0.5 * cost.region, cost.boundary, cost.area, 0.5 * cost.colour
-
-    def apart(difference: NDArray[np.float64]) -> list[float]:
-        """d^α · c^δ of rows of differences."""
-        squares = np.einsum("ij,ij->i", difference[:, :size], difference[:, :size])
-        powers = np.maximum(squares, 1e-18) ** alpha
-        if colours is not None and delta:
-            tints = difference[:, size:]
-            powers *= (np.einsum("ij,ij->i", tints, tints) + _UNSEEN) ** delta
-        return powers.tolist()
-
-    ends = np.concatenate([graph.edges[:, 0], graph.edges[:, 1]])
-    outline: list[float] = np.bincount(ends, np.concatenate([graph.lengths] * 2), count).tolist()
-
-    def price(distance: float, length: float, total: float, i: int, j: int) -> float:
-        a, b = area[i], area[j]
-        out = distance * max(total / length, 1e-9) ** beta * (a * b / (a + b)) ** gamma
-        if cost.contact:
-            out *= (length / min(outline[i], outline[j]) + _TOUCH) ** -cost.contact
-        return out
-
-    distances = apart(x[graph.edges[:, 0]] - x[graph.edges[:, 1]])
-    heap: list[tuple[float, int, int]] = []
-    # neighbours[i][j] = (price, length, length · boundary)
-    neighbours: list[dict[int, tuple[float, float, float]]] = [{} for _ in range(count)]
-    for (i, j), distance, length, value in zip(
-        graph.edges.tolist(), distances, graph.lengths.tolist(), strength.tolist(), strict=True
-    ):
-        now = price(distance, length, length * value, i, j)
-        neighbours[i][j] = neighbours[j][i] = (now, length, length * value)
-        heap.append((now, i, j))
-    heapq.heapify(heap)
-    absent = (np.inf, 0.0, 0.0)
-    merges, heights, top = [], [], 0.0
-    while heap:
-        seen, i, j = heap[0]
-        mine = neighbours[i]
-        now = mine[j][0] if j in mine else -np.inf
-        if now > seen:  # it has become dearer since
-            heapq.heapreplace(heap, (now, i, j))
-            continue
-        heapq.heappop(heap)
-        if now < seen:  # it has become cheaper, and stands elsewhere in the heap, or is gone
-            continue
-        top = max(top, now)
+    merger = _Merger(*_checked(features, graph, boundary, colours), MergeCost() if cost is None else cost, graph)
+    merges, heights, height = [], [], 0.0
+    while (cheapest := merger.cheapest()) is not None:
+        price, i, j = cheapest
+        height = max(height, price)
         merges.append((i, j))
-        heights.append(top)
-        outline[i] += outline[j] - 2 * mine[j][1]
-        theirs, neighbours[j] = neighbours[j], {}
-        del mine[j], theirs[i]
-        for k, (_, length, total) in theirs.items():
-            old = mine.get(k, absent)
-            mine[k] = (old[0], old[1] + length, old[2] + total)
-            del neighbours[k][j]
-        if not mine:
-            continue
-        mean, a = rows[i], area[i] + area[j]
-        mean *= area[i]
-        mean += area[j] * rows[j]
-        mean /= a
-        area[i] = a
-        difference = x.take(list(mine), 0)
-        difference -= mean
-        for (k, (before, length, total)), distance in zip(mine.items(), apart(difference), strict=True):
-            now = price(distance, length, total, i, k)
-            mine[k] = neighbours[k][i] = (now, length, total)
-            # The heap may hold less than the price of an edge, never more: the rest is made up for at the top.
-            if now < before:
-                heapq.heappush(heap, (now, i, k) if i < k else (now, k, i))
+        heights.append(height)
+        merger.unite(i, j)
     gone = {j for _, j in merges}
-    survivors = [i for i in range(count) if i not in gone]
+    survivors = [i for i in range(len(graph.areas)) if i not in gone]
     for other in survivors[1:]:  # parts that do not touch are united last, at an infinite price
         merges.append((survivors[0], other))
         heights.append(np.inf)
-    return Hierarchy(count, np.array(merges, dtype=np.int64).reshape(-1, 2), np.array(heights, dtype=np.float64))
+    ordered = np.array(merges, dtype=np.int64).reshape(-1, 2)
+    return Hierarchy(len(graph.areas), ordered, np.array(heights, dtype=np.float64))
+
+
+def _checked(
+    features: ArrayLike, graph: RegionGraph, boundary: ArrayLike | None, colours: ArrayLike | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None]:
+    """Features, boundary strengths and colours as arrays that fit the graph."""
+    x, count, edges = np.array(features, dtype=np.float64), len(graph.areas), len(graph.edges)
+    if x.ndim != 2 or len(x) != count:
+        raise ShapeError(f"features must be ({count}, e) for a graph of {count} regions, got {x.shape}.")
+    lab = None if colours is None else np.asarray(colours, dtype=np.float64)
+    if lab is not None and lab.shape != (count, 3):
+        raise ShapeError(f"colours must be ({count}, 3), one Lab colour per region, got {lab.shape}.")
+    strength = np.ones(edges) if boundary is None else np.asarray(boundary, dtype=np.float64)
+    if strength.shape != (edges,):
+        raise ShapeError(f"boundary must be ({edges},), one number per edge, got {strength.shape}.")
+    return x, strength, lab
+
+
+_Border = tuple[float, float, float]
+"""What two neighbours share: the price of uniting them, the length of their border, and length · boundary."""
+
+
+class _Merger:
+    """Regions on their way to one: means, areas, outlines, neighbours, and a heap of prices.
+
+    A region has few neighbours, for which plain numbers are faster than arrays of them; only features stay arrays. The
+    heap may hold less than the price of a pair, never more: the rest is made up for when the pair comes to the top.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[np.float64],
+        strength: NDArray[np.float64],
+        colours: NDArray[np.float64] | None,
+        cost: MergeCost,
+        graph: RegionGraph,
+    ) -> None:
+        self.cost, self.size = cost, x.shape[1]
+        self.x = x if colours is None else np.concatenate([x, colours], 1)
+        self.rows = list(self.x)  # views: a new mean in one of them is in x
+        self.area: list[float] = (graph.areas / graph.areas.sum()).tolist()
+        ends = graph.edges.T.ravel()
+        self.outline: list[float] = np.bincount(ends, np.tile(graph.lengths, 2), len(self.area)).tolist()
+        self.neighbours: list[dict[int, _Border]] = [{} for _ in self.area]
+        self.heap: list[tuple[float, int, int]] = []
+        distances = self.distances(self.x[graph.edges[:, 0]] - self.x[graph.edges[:, 1]])
+        totals = (graph.lengths * strength).tolist()
+        for (i, j), *border in zip(graph.edges.tolist(), distances, graph.lengths.tolist(), totals, strict=True):
+            self.heap.append((self.set_price(i, j, *border), i, j))
+        heapq.heapify(self.heap)
+
+    def distances(self, difference: NDArray[np.float64]) -> list[float]:
+        """d^region · c^colour of rows of differences."""
+        squares = np.einsum("ij,ij->i", difference[:, : self.size], difference[:, : self.size])
+        powers = np.maximum(squares, 1e-18) ** (0.5 * self.cost.region)
+        if difference.shape[1] > self.size and self.cost.colour:
+            tints = difference[:, self.size :]
+            powers *= (np.einsum("ij,ij->i", tints, tints) + _INVISIBLE) ** (0.5 * self.cost.colour)
+        return powers.tolist()
+
+    def set_price(self, i: int, j: int, distance: float, length: float, total: float) -> float:
+        """Price a pair of neighbours from their distance and what they share."""
+        a, b = self.area[i], self.area[j]
+        price = distance * max(total / length, 1e-9) ** self.cost.boundary * (a * b / (a + b)) ** self.cost.area
+        if self.cost.contact:
+            share = length / min(self.outline[i], self.outline[j])
+            price *= (share + _NO_CONTACT) ** -self.cost.contact
+        self.neighbours[i][j] = self.neighbours[j][i] = (price, length, total)
+        return price
+
+    def cheapest(self) -> tuple[float, int, int] | None:
+        """Take the cheapest pair out of the heap; None when no regions touch any more."""
+        while self.heap:
+            before, i, j = self.heap[0]
+            border = self.neighbours[i].get(j)
+            now = -np.inf if border is None else border[0]
+            if now > before:  # it has become dearer since
+                heapq.heapreplace(self.heap, (now, i, j))
+                continue
+            heapq.heappop(self.heap)
+            if now == before:  # otherwise it is gone, or has become cheaper and stands elsewhere in the heap
+                return now, i, j
+        return None
+
+    def unite(self, i: int, j: int) -> None:
+        """Let region i take in its neighbour j."""
+        self._join_borders(i, j)
+        if self.neighbours[i]:
+            self._join_means(i, j)
+            self._price_again(i)
+
+    def _join_borders(self, i: int, j: int) -> None:
+        mine, theirs = self.neighbours[i], self.neighbours[j]
+        self.outline[i] += self.outline[j] - 2 * mine[j][1]
+        self.neighbours[j] = {}
+        del mine[j], theirs[i]
+        for k, (_, length, total) in theirs.items():
+            old = mine.get(k, _NO_BORDER)
+            mine[k] = (old[0], old[1] + length, old[2] + total)
+            del self.neighbours[k][j]
+
+    def _join_means(self, i: int, j: int) -> None:
+        mean, area = self.rows[i], self.area[i] + self.area[j]
+        mean *= self.area[i]
+        mean += self.area[j] * self.rows[j]
+        mean /= area
+        self.area[i] = area
+
+    def _price_again(self, i: int) -> None:
+        """Price all neighbours of a region anew, and put into the heap what has become cheaper."""
+        mine = self.neighbours[i]
+        difference = self.x.take(list(mine), 0)
+        difference -= self.rows[i]
+        for (k, (before, length, total)), distance in zip(list(mine.items()), self.distances(difference), strict=True):
+            price = self.set_price(i, k, distance, length, total)
+            if price < before:
+                heapq.heappush(self.heap, (price, i, k) if i < k else (price, k, i))
+
+
+_NO_BORDER = (np.inf, 0.0, 0.0)
+_INVISIBLE = 2.5  # ‖ΔLab‖² that hardly anybody sees
+_NO_CONTACT = 0.05  # share of an outline that counts like none

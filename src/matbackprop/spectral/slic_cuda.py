@@ -14,7 +14,7 @@ from torch import Tensor
 from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.spectral.colour import rgb_to_lab
-from matbackprop.spectral.superpixels import COMPACTNESS, SMOOTHING, is_tiny, number_regions, slic_superpixels, torn
+from matbackprop.spectral.superpixels import COMPACTNESS, SMOOTHING, is_tiny, number_regions, slic_superpixels, too_few
 
 __all__ = ["assign_superpixels", "connect_superpixels", "slic_of", "works_on"]
 
@@ -131,7 +131,7 @@ def connect_superpixels(assigned: NDArray[np.integer], image: ArrayLike, count: 
     size = assigned.size / len(_centres(height, width, count)[0])
     labels = np.ascontiguousarray(assigned[None], dtype=np.intp)
     out = _enforce_label_connectivity_cython(labels, int(0.5 * size), int(3 * size), start_label=0)[0]
-    if torn(out, count):
+    if too_few(out, count):
         return slic_superpixels(image, count)
     return number_regions(out)
 

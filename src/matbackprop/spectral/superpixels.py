@@ -35,8 +35,8 @@ def is_tiny(height: int, width: int, count: int) -> bool:
     return height * width <= 4 * count or min(height, width) < 4
 
 
-def torn(regions: NDArray[np.integer], count: int) -> bool:
-    """Whether SLIC left less than a third of the superpixels wanted: on noise its pieces are torn and united again."""
+def too_few(regions: NDArray[np.integer], count: int) -> bool:
+    """Whether SLIC left less than a third of the superpixels wanted: on noise its pieces fall apart and are united."""
     return bool(3 * np.count_nonzero(np.bincount(regions.ravel())) < count)
 
 
@@ -80,7 +80,7 @@ def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float =
     for stronger in (1, 4, 16):  # weigh space more until enough are left
         weight = compactness * stronger
         out = slic(array, n_segments=count, compactness=weight, sigma=SMOOTHING, start_label=0, channel_axis=-1)
-        if not torn(out, count):
+        if not too_few(out, count):
             break
     return number_regions(out)
 
