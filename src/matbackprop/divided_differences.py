@@ -23,7 +23,7 @@ from torch import Tensor
 
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, OrderError
 
-__all__ = ["SpectralFunction", "named_function", "power_function", "resolve_function"]
+__all__ = ["STEP", "BoundFunction", "SpectralFunction", "named_function", "power_function", "resolve_function"]
 
 Domain = Literal["positive", "nonnegative", "nonzero", "real"]
 
@@ -370,6 +370,34 @@ class SpectralFunction:
         return cls(name, lambda lam, p=None: g(lam), first, _second_from_first(first), domain)
 
 
+@dataclass(frozen=True)
+class BoundFunction:
+    """A function with its exponent, one per matrix ``(*batch,)``, which broadcasts over any table of the spectrum."""
+
+    function: SpectralFunction
+    exponent: Tensor | None = None
+
+    def _column(self, *arguments: Tensor) -> Tensor | None:
+        p = self.exponent
+        return None if p is None else p.reshape(p.shape + (1,) * (max(x.ndim for x in arguments) - p.ndim))
+
+    def value(self, lam: Tensor) -> Tensor:
+        """g(λ)."""
+        return self.function.value(lam, self._column(lam))
+
+    def first(self, a: Tensor, b: Tensor) -> Tensor:
+        """g[a, b]."""
+        return self.function.first(a, b, self._column(a, b))
+
+    def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """g[a, b, c]."""
+        return self.function.second(a, b, c, self._column(a, b, c))
+
+    def in_exponent(self) -> BoundFunction:
+        """∂g/∂p at the same exponent."""
+        return BoundFunction(self.function.in_parameter(), self.exponent)
+
+
 def _simple(name: str, value: Callable[[Tensor], Tensor], first: Any, second: Any, domain: Domain) -> SpectralFunction:
     return SpectralFunction(name, lambda lam, p=None: value(lam), first, second, domain)
 
@@ -389,6 +417,27 @@ _NAMED = {
     "exp": _simple("exp", torch.exp, _exp_first, _exp_second, "real"),
     "inverse": _simple("inverse", torch.reciprocal, _inverse_first, _inverse_second, "nonzero"),
 }
+
+
+def _crosses(a: Tensor, b: Tensor, threshold: Tensor) -> Tensor:
+    """Where the threshold lies between a and b; equal numbers on both sides of it are not told apart."""
+    apart = (a - b).abs() > 4 * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
+    return ((a > threshold) != (b > threshold)) & apart
+
+
+def _step_first(a: Tensor, b: Tensor, threshold: Tensor) -> Tensor:
+    crosses = _crosses(a, b, threshold)
+    return torch.where(crosses, (a - b).abs(), 1).reciprocal() * crosses
+
+
+def _step_second(a: Tensor, b: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
+    a, b, c = _ordered(a, b, c)  # the step lies in one of the two gaps, so that nothing cancels
+    difference = _step_first(b, c, threshold) - _step_first(a, b, threshold)
+    return difference / torch.where(difference == 0, 1, c - a)
+
+
+STEP = SpectralFunction("step", lambda lam, p: (lam > p).to(lam.dtype), _step_first, _step_second)
+"""1 above a threshold, which takes the place of the exponent, and 0 elsewhere; constant on both sides of it."""
 
 
 def named_function(name: str) -> SpectralFunction:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import eager_transforms
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
+from matbackprop._torch import apply_directly, forward_level, is_wrapped, jvp_nesting, transforms_active
+from matbackprop._torch import keep_signature as _torch_keep_signature
 from matbackprop.errors import DomainError, DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError
 
 _FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -25,12 +25,12 @@ def symmetrize(a: Tensor) -> Tensor:
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
     """Switch autocast off locally: a structured layer chooses its own precision."""
-    if not torch.compiler.is_compiling() and device_type == "cpu" and not torch.is_autocast_enabled("cpu"):
-        return contextlib.nullcontext()  # entering autocast costs more than a small layer's products
     # CPU and CUDA are not asked: torch.compile cannot trace the question in releases before 2.12.
-    if device_type in ("cpu", "cuda") or torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
+    if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
+        return contextlib.nullcontext()
+    if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(device_type):
+        return contextlib.nullcontext()  # entering autocast costs more than a small layer's products
+    return torch.autocast(device_type, enabled=False)
 
 
 def compute_dtype(dtype: torch.dtype, precision: torch.dtype | None) -> torch.dtype:
@@ -66,12 +66,12 @@ def differentiated_again() -> bool:
 
 def forward_mode_active() -> bool:
     """Whether inputs may be dual numbers: inside ``torch.func.jvp`` or a dual level, and not compiling."""
-    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and forward_level()
 
 
 def refuse_nested_forward_mode(name: str) -> None:
     """Raise in a jvp that runs inside another one: torch would differentiate its operations to zero without a word."""
-    if eager_transforms.JVP_NESTING > 1:
+    if jvp_nesting() > 1:
         raise OrderError(
             f"{name} was asked for forward mode twice over, which torch does not carry through custom functions; "
             f"use torch.func.hessian (forward over reverse) or jacrev for the inner derivative."
@@ -80,7 +80,7 @@ def refuse_nested_forward_mode(name: str) -> None:
 
 def keep_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """Store the signature on a Function's forward, which `Function.apply` would work out again at every call."""
-    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    _torch_keep_signature(function)
     return function
 
 
@@ -89,9 +89,9 @@ def apply(function: type[Function], *arguments: Any) -> Any:
 
     Inspection fills in default arguments, which no Function here has. Under a transformation torch's own way is taken.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or transforms_active():
         return function.apply(*arguments)
-    return super(Function, function).apply(*arguments)  # type: ignore[misc]
+    return apply_directly(function, *arguments)
 
 
 def check_floating(a: Tensor, name: str) -> None:
@@ -118,8 +118,7 @@ def values_checkable(a: Tensor) -> bool:
         torch.compiler.is_compiling()
         or a.is_meta
         or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
-        or torch._C._functorch.maybe_get_level(a) > -1  # wrapped by vmap, grad or jvp
-        or torch._C._functorch.is_legacy_batchedtensor(a)  # batched gradients of torch.autograd.grad
+        or is_wrapped(a)
     )
 
 

@@ -1,5 +1,7 @@
 """Half precision, autocast and the precision argument."""
 
+import functools
+
 import pytest
 import torch
 
@@ -15,6 +17,8 @@ OPERATORS = {
     "pool_primal": (mb.second_order_pool, lambda: relu_features(9, 6, 2)),
     "eigh": (lambda a, **kw: mb.eigh(a, **kw)[0], lambda: symmetric("separated", 2)),
     "svd": (lambda a, **kw: mb.svd(a, **kw)[1], lambda: relu_features(6, 9, 2)),
+    "projector": (mb.projector, lambda: relu_features(9, 4, 2)),
+    "spectral_projector": (lambda a, **kw: mb.spectral_projector(a, rank=2, **kw), lambda: symmetric("separated", 2)),
 }
 
 
@@ -34,18 +38,40 @@ def test_low_precision_is_rounded_once(name, dtype):
     torch.testing.assert_close(low.grad, high.grad.to(dtype), rtol=torch.finfo(dtype).eps * 4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_autocast_does_not_reach_inside(name):
-    operator, make = OPERATORS[name]
+# Products outside of the operators are left to autocast; sums of entries are not.
+OF_VECTORS = {
+    "eigh": (lambda a, **kw: mb.eigh(a, **kw)[1][..., :2].square(), lambda: symmetric("separated", 2)),
+    "svd": (lambda a, **kw: mb.svd(a, **kw)[2].square(), lambda: relu_features(6, 9, 2)),
+}
+
+
+def _all_derivatives(operator, x):
+    """The value, the gradient, the gradient of the gradient, and the derivative along a direction."""
+    single = functools.partial(operator, precision=torch.float32)
+    out = single(x)
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    (again,) = torch.autograd.grad(grad.sin().sum(), x)
+    _, along = torch.func.jvp(single, (x.detach(),), (x.detach().cos(),))
+    return out, grad, again, along
+
+
+@pytest.mark.parametrize(
+    ("operator", "make"),
+    [
+        pytest.param(*case, id=name)
+        for name, case in [*OPERATORS.items(), *((f"vectors of {n}", c) for n, c in OF_VECTORS.items())]
+    ],
+)
+def test_autocast_does_not_reach_inside(operator, make):
+    """In float32, for autocast leaves float64 alone; with every derivative taken inside it."""
     x = make().float().requires_grad_()
-    expected = operator(x)
-    (grad,) = torch.autograd.grad(expected.square().sum(), x)
+    expected = _all_derivatives(operator, x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = operator(x)
-    assert out.dtype == torch.float32
-    assert torch.equal(out, expected)
-    (other,) = torch.autograd.grad(out.square().sum(), x)
-    assert torch.equal(grad, other)
+        inside = _all_derivatives(operator, x)
+        (plain,) = torch.autograd.grad(operator(x, precision=torch.float32).square().sum(), x)
+    assert all(out.dtype == torch.float32 for out in inside)
+    assert all(torch.equal(one, other) for one, other in zip(inside, expected, strict=True))
+    assert torch.equal(plain, torch.autograd.grad(operator(x, precision=torch.float32).square().sum(), x)[0])
 
 
 def test_features_of_an_autocast_layer_are_taken():

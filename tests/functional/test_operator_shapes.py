@@ -61,6 +61,19 @@ def test_empty_rectangles(name, shape):
     assert a.grad.shape == shape
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3), (0, 0)])
+@pytest.mark.parametrize("full", [False, True])
+def test_derivatives_of_the_svd_of_nothing(shape, full):
+    x = torch.zeros(shape, dtype=torch.float64)
+    outs, tangents = torch.func.jvp(lambda a: tuple(mb.svd(a, full)), (x,), (x,))
+    assert [t.shape for t in tangents] == [o.shape for o in outs]
+    x = x.requires_grad_()
+    outs = mb.svd(x, full, ties="drop")
+    batched = [torch.ones(5, *o.shape, dtype=torch.float64) for o in outs]
+    (grad,) = torch.autograd.grad(outs, x, batched, is_grads_batched=True)
+    assert grad.shape == (5, *shape)
+
+
 def test_kept_indices_do_not_cross_modes():
     """A triangle made in inference mode or for fake tensors must not serve a training step of the same order."""
     order = 17

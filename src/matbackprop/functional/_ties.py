@@ -1,8 +1,10 @@
 """What the decomposition layers do where vectors are not determined, and how they say so without waiting for a GPU.
 
 At a repeated eigenvalue or singular value any rotation of its vectors is as good as another: the gauge. A loss that
-does not see the gauge has a gradient whose antisymmetric part vanishes on the tied pair; a loss that does see it has
-no gradient there.
+sees the gauge has no gradient there. One that does not has a gradient, but the gradients of values and vectors do not
+determine it: with c = f(λ₁) = f(λ₂) the losses Σ c uᵢᵀGuᵢ and Σ f(λᵢ) uᵢᵀGuᵢ have the same ones where the uᵢᵀGuᵢ
+vanish, and gradients that differ by f'(λ) u₁ᵀGu₂. So a tied pair raises as soon as a gradient reaches one of its
+vectors or values, unless the policy says otherwise.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class TiePolicy:
         ties: ``"raise"``, ``"drop"`` or ``"broaden"``.
         tolerance: values closer than this share of the largest one are tied.
         broadening: η, as a share of the largest value: 1/x becomes x/(x² + η²).
-        gauge_tolerance: share of the gradient that may be antisymmetric on a tied pair before it counts as
-            gauge-dependent.
+        gauge_tolerance: share of the gradient that may be antisymmetric on a tied pair before ``"drop"`` and
+            ``"broaden"`` count it as gauge-dependent and warn.
         check: False never looks at values, True looks at once, None at once on the CPU and later on other devices.
     """
 
@@ -58,17 +60,28 @@ class TiePolicy:
         tied = self.tied(x, scale)
         return torch.where(tied, 0, 1 / torch.where(tied, 1, x))
 
-    def report(self, *parts: tuple[Tensor, Tensor, Tensor | float]) -> None:
-        """Complain when a part of a gradient that the gauge should not see is there.
+    def visible(self, used: Tensor, skew: Tensor, size: Tensor) -> Tensor:
+        """Which pairs of vectors matter to a loss: for ``"raise"`` those that it uses, else those whose gauge it sees.
 
-        Each part is (mask of tied entries, the entries, the size they are measured by).
+        ``used`` marks vectors ``(*batch, n)``; ``skew`` ``(*batch, n, n)`` is the antisymmetric part of their gradient
+        and ``size`` what it is measured by.
         """
-        if self.check is False or not parts or not all(values_checkable(entry) for _, entry, _ in parts):
+        if self.ties == "raise":
+            return used.unsqueeze(-1) | used.unsqueeze(-2)
+        return self.sees_gauge(skew, size)
+
+    def sees_gauge(self, skew: Tensor, size: Tensor) -> Tensor:
+        """Where the part of a gradient that should vanish does not."""
+        return skew.abs() > self.gauge_tolerance * size
+
+    def report(self, *ties: tuple[Tensor, Tensor]) -> None:
+        """Complain where an entry is both tied and visible, given as pairs of masks; first what a GPU has found."""
+        if torch.compiler.is_compiling():
             return
-        found = torch.stack(
-            [(mask & (entry.abs() > self.gauge_tolerance * size)).any() for mask, entry, size in parts]
-        ).any()
-        _notify(found.detach(), self)
+        raise_deferred()
+        if self.check is False or not all(values_checkable(mask) for pair in ties for mask in pair):
+            return
+        _notify(torch.stack([(tied & visible).any() for tied, visible in ties]).any(), self)
 
 
 def tie_policy(
@@ -93,14 +106,14 @@ _lock = threading.Lock()
 _MOST_DEFERRED = 256  # the oldest flag is waited for when there are more: it arrived long ago
 
 
-def _notify(found: Tensor, policy: TiePolicy) -> None:
-    """Raise or warn when ``found`` holds; on a GPU only after the flag has arrived by itself."""
-    if policy.check or found.device.type == "cpu":
-        if bool(found):
+def _notify(flagged: Tensor, policy: TiePolicy) -> None:
+    """Raise or warn when ``flagged`` holds; on a GPU only after the flag has arrived by itself."""
+    if policy.check or flagged.device.type == "cpu":
+        if bool(flagged):
             _complain(policy)
-    elif found.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+    elif flagged.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-        flag.copy_(found, non_blocking=True)
+        flag.copy_(flagged, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         _defer(event, flag, policy)
@@ -118,22 +131,24 @@ def _defer(event: Any, flag: Tensor, policy: TiePolicy) -> None:
 
 
 def _complain(policy: TiePolicy) -> None:
-    what = (
-        f"the loss of {policy.name} depends on the choice of vectors inside a repeated (or zero) value, closer than "
-        f"{policy.tolerance:.2g} of the largest one; its gradient is not defined there."
-    )
+    where = f"a repeated (or zero) value, closer than {policy.tolerance:.2g} of the largest one"
     if policy.ties == "raise":
         raise TieError(
-            f'{what} Pass ties="drop" to leave such pairs out, ties="broaden" for a smooth approximation, or use '
-            f"matrix_function, whose gradient is exact at ties."
+            f"the loss of {policy.name} uses vectors of {where}. It has no gradient if it depends on the choice of "
+            f"vectors, and if it does not, the gradients of values and vectors do not determine it. Use "
+            f"matrix_function, projector or spectral_projector, which are exact at ties, or pass "
+            f'ties="drop" to leave such pairs out or ties="broaden" for a smooth approximation.'
         )
     warnings.warn(
-        f'{what} The policy ties="{policy.ties}" gave a finite gradient that is not exact.', GaugeWarning, stacklevel=3
+        f"the loss of {policy.name} depends on the choice of vectors inside {where}; the policy "
+        f'ties="{policy.ties}" gave a finite gradient that is not exact.',
+        GaugeWarning,
+        stacklevel=3,
     )
 
 
 def raise_deferred(*, wait: bool = False) -> None:
-    """Raise or warn about gauge-dependent losses that a GPU has reported since.
+    """Raise or warn about ties that a GPU has reported since.
 
     The decomposition layers call this without waiting each time they run, so that a complaint arrives a few calls
     late and the device is never waited for.
@@ -142,7 +157,7 @@ def raise_deferred(*, wait: bool = False) -> None:
         wait: wait for flags that are still on their way, for example at the end of an epoch.
 
     Raises:
-        TieError: a loss depended on the gauge and the policy was to raise.
+        TieError: a loss used a tied pair and the policy was to raise.
 
     Example:
         >>> from matbackprop.functional import raise_deferred

@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from matbackprop.functional._ties import TiePolicy, Ties, raise_deferred, tie_policy
+from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import (
     autocast_off,
     check_finite,
     check_matrix,
     check_symmetric,
     compute_dtype,
-    refuse_nested_forward_mode,
     symmetrize,
     wants_check,
 )
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["eigh"]
+__all__ = ["Eigenpairs", "eigh"]
 
 
-def _scale(lam: Tensor) -> Tensor:
-    """The largest |λ| of each matrix, (*batch, 1, 1)."""
-    return lam.abs().amax(-1)[..., None, None] if lam.shape[-1] else lam.sum(-1)[..., None, None]
+class Eigenpairs(NamedTuple):
+    """The result of :func:`eigh`, with the names that torch.linalg.eigh gives its fields."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
 
 
-def _gaps(lam: Tensor) -> Tensor:
+def largest_entry(a: Tensor) -> Tensor:
+    """The largest absolute value of each matrix, (*batch, 1, 1)."""
+    return a.abs().amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else a.sum((-2, -1), keepdim=True)
+
+
+def gaps_of(values: Tensor) -> Tensor:
     """λⱼ − λᵢ, the K̃ᵀ of the paper before inversion."""
-    return lam.unsqueeze(-2) - lam.unsqueeze(-1)
+    return values.unsqueeze(-2) - values.unsqueeze(-1)
 
 
-def _off_diagonal(gaps: Tensor) -> Tensor:
-    return ~torch.eye(gaps.shape[-1], dtype=torch.bool, device=gaps.device)
+def tied_pairs(values: Tensor, policy: TiePolicy) -> Tensor:
+    """Which values i ≠ j coincide."""
+    gaps = gaps_of(values)
+    pairs = ~torch.eye(gaps.shape[-1], dtype=torch.bool, device=gaps.device)
+    return policy.tied(gaps, largest_entry(values.unsqueeze(-1))) & pairs
 
 
-def _largest(a: Tensor) -> Tensor:
-    return a.abs().amax((-2, -1), keepdim=True) if a.shape[-1] else a.sum((-2, -1), keepdim=True)
+def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
+    """Which vectors, or their values, receive a gradient that is not zero, (*batch, n)."""
+    used = (g_vectors != 0).any(-2)
+    return used if g_values is None else used | (g_values != 0)
 
 
-class _Eigh(Function):
-    generate_vmap_rule = True
+class _Eigh(Operation):
+    forward_twice = "eigh"
 
     @staticmethod
     def forward(a: Tensor, policy: TiePolicy) -> tuple[Tensor, Tensor]:
@@ -51,42 +63,29 @@ class _Eigh(Function):
         return lam.clone(), u.clone()  # a solver may hand out views, which forward mode does not take as outputs
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.policy = inputs[1]
-        ctx.set_materialize_grads(False)  # a zero gradient of U would meet 1/0 at a tie
-        ctx.save_for_backward(*output)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
+        return *outputs, inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, g_lam: Tensor | None, g_u: Tensor | None) -> tuple[Tensor | None, None]:
-        if g_lam is None and g_u is None:
-            return None, None
-        lam, u = ctx.saved_tensors
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (lam, u, policy), (g_lam, g_u) = saved, gradients
         inner = torch.zeros_like(u)
         if g_u is not None:
-            gaps, scale = _gaps(lam), _scale(lam)
             seen = u.mT @ g_u
-            raise_deferred()
-            ctx.policy.report((ctx.policy.tied(gaps, scale) & _off_diagonal(gaps), seen - seen.mT, _largest(g_u)))
-            inner = symmetrize(ctx.policy.invert(gaps, scale) * seen)
+            visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mT, largest_entry(g_u))
+            policy.report((tied_pairs(lam, policy), visible))
+            inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
         if g_lam is not None:
             inner = inner + torch.diag_embed(g_lam)
-        return u @ inner @ u.mT, None
-
-
-class _EighForwardAD(_Eigh):  # a jvp in the base class would break fullgraph compilation
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _Eigh.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*output)
+        return u @ inner @ u.mT
 
     @staticmethod
-    def jvp(ctx: Any, da: Tensor, _: None) -> tuple[Tensor, Tensor]:
-        refuse_nested_forward_mode("eigh")
-        lam, u = ctx.saved_tensors
-        gaps, scale = _gaps(lam), _scale(lam)
+    def tangent(saved: Sequence[Any], da: Tensor, _: None) -> tuple[Tensor, Tensor]:
+        lam, u, policy = saved
         variation = u.mT @ symmetrize(da) @ u
-        ctx.policy.report((ctx.policy.tied(gaps, scale) & _off_diagonal(gaps), variation, _largest(da)))
-        return variation.diagonal(dim1=-2, dim2=-1).clone(), u @ (ctx.policy.invert(gaps, scale) * variation)
+        policy.report((tied_pairs(lam, policy), variation.abs() > policy.tolerance * largest_entry(da)))
+        turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * variation
+        return variation.diagonal(dim1=-2, dim2=-1).clone(), u @ turn
 
 
 def eigh(
@@ -97,17 +96,17 @@ def eigh(
     broadening: float = 1e-6,
     check: bool | None = None,
     precision: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Eigenpairs:
     r"""Eigendecomposition of symmetric matrices with the adjoints of the paper's EIG proposition, corrected.
 
     .. math:: A = U \operatorname{diag}(\lambda) U^\top
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
-        ties: what the gradient of U does with pairs of eigenvalues that coincide. ``"raise"``: leave them out, and
-            raise when the loss depends on the choice of vectors inside a tie (its gradient is not defined there).
-            ``"drop"``: leave them out with a GaugeWarning in that case. ``"broaden"``: use x/(x² + η²) for 1/x,
-            smooth and biased.
+        ties: what the gradient of U does with pairs of eigenvalues that coincide. ``"raise"``: raise when a gradient
+            reaches a vector or value of such a pair and any vector is used at all (below), else leave the pair out.
+            ``"drop"``: leave them out, with a GaugeWarning where the loss depends on the choice of vectors. Right for
+            losses of whole eigenspaces, such as projectors. ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased.
         tie_tol: share of the largest |λ| below which two eigenvalues coincide; by default what the dtype of ``a``
             resolves.
         broadening: η as a share of the largest |λ|, for ``"broaden"``.
@@ -127,8 +126,11 @@ def eigh(
 
     Gradient:
         dλ = diag(UᵀdAU), dU = U(K̃ᵀ∘(UᵀdAU)) with K̃ᵢⱼ = 1/(λᵢ − λⱼ); backward U((K̃ᵀ∘(UᵀG_U))_sym + diag(G_λ))Uᵀ.
-        Never inf or NaN at ties. Second order by differentiating these, right where no pair is tied. For functions of
-        A use `matrix_function`.
+        Second order by differentiating these, right where no pair is tied. Never inf or NaN at ties, where the loss
+        has a gradient only if it does not depend on the choice of vectors; and even then the gradients of λ and U do
+        not determine it, since the antisymmetric part of UᵀG_U over the gap is 0/0. For functions of A use
+        `matrix_function`, for eigenspaces `spectral_projector`: they are exact at ties. Eigenvalues alone never raise;
+        the gradient of one that is repeated is that of the vector chosen.
 
     Example:
         >>> import torch, matbackprop
@@ -150,6 +152,5 @@ def eigh(
         if wants_check(check, a):
             check_finite(a, "a")
             check_symmetric(a, "a")
-        kind = _Eigh if torch.compiler.is_compiling() else _EighForwardAD
-        lam, u = kind.apply(symmetrize(a.to(dtype)), policy)
-        return lam.to(a.dtype), u.to(a.dtype)
+        lam, u = apply(_Eigh, symmetrize(a.to(dtype)), policy)
+        return Eigenpairs(lam.to(a.dtype), u.to(a.dtype))

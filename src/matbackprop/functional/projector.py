@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from matbackprop.errors import DomainError, OrderError, TieError
-from matbackprop.functional._spans import forward_mode, rank_tolerance
+from matbackprop.divided_differences import STEP
+from matbackprop.errors import DomainError, TieError
+from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._spans import rank_tolerance
+from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import (
     autocast_off,
     check_finite,
     check_matrix,
     check_symmetric,
     compute_dtype,
-    keep_signature,
-    refuse_nested_forward_mode,
     symmetrize,
     wants_check,
 )
@@ -40,25 +41,22 @@ def _span_and_inverse(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, T
     return symmetrize((u * kept.unsqueeze(-2)) @ u.mT), (vt.mT * inverse.unsqueeze(-2)) @ u.mT
 
 
-class _Projector(Function):
+class _Projector(Operation):
     """Π = AA⁺ and A⁺; both are outputs, so that the adjoint's own derivative sees how they move."""
 
-    generate_vmap_rule = True
+    forward_twice = "projector"
 
     @staticmethod
-    @keep_signature
     def forward(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, Tensor]:
         return _span_and_inverse(a, tol, symmetric)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], *output)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return inputs[0], *outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
-        a, onto, inverse = ctx.saved_tensors
-        g_onto, g_inverse = grads
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, onto, inverse), (g_onto, g_inverse) = saved, gradients
         g_a = torch.zeros_like(a)
         if g_onto is not None:
             g = 2 * symmetrize(g_onto)
@@ -68,19 +66,11 @@ class _Projector(Function):
             outside = turned - onto @ turned
             g_a = g_a - inverse.mT @ g_inverse @ inverse.mT + outside @ inverse @ inverse.mT
             g_a = g_a + inverse.mT @ inverse @ (turned - (turned @ inverse) @ a)
-        return g_a, None, None
-
-
-class _ProjectorForwardAD(_Projector):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _Projector.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0], *output)
+        return g_a
 
     @staticmethod
-    def jvp(ctx: Any, da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
-        refuse_nested_forward_mode("projector")
-        a, onto, inverse = ctx.saved_tensors
+    def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
+        a, onto, inverse = saved
         moved = (da - onto @ da) @ inverse
         turned = da.mT - da.mT @ onto
         d_inverse = -(inverse @ da @ inverse) + inverse @ inverse.mT @ turned
@@ -144,139 +134,26 @@ def projector(
     tol = rank_tolerance(a.dtype, dtype, rank_tol)
     with autocast_off(a.device.type):
         x = a.to(dtype)
-        function = forward_mode(_Projector, _ProjectorForwardAD)
-        onto, _ = function.apply(symmetrize(x) if symmetric else x, tol, symmetric)
+        onto, _ = apply(_Projector, symmetrize(x) if symmetric else x, tol, symmetric)
         return onto.to(a.dtype)
 
 
-def _cross_gaps(values: Tensor, chosen: Tensor) -> Tensor:
-    """Γᵢⱼ = 1/(λᵢ − λⱼ) for i chosen and j not, symmetric, zero inside the blocks and across an exact tie."""
-    gap = values.unsqueeze(-1) - values.unsqueeze(-2)
-    cross = (chosen.unsqueeze(-1) != chosen.unsqueeze(-2)) & (gap != 0)
-    return torch.where(cross, gap, 1).reciprocal().abs() * cross
+def _cut(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The threshold ``(*batch,)`` above which ascending eigenvalues are the ``rank`` largest, and the eigenvalues.
 
-
-def _along(e: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
-    """First derivative of the projector in the direction E: U(Γ ∘ (UᵀEU))Uᵀ."""
-    return u @ (_cross_gaps(values, chosen) * (u.mT @ e @ u)) @ u.mT
-
-
-class _ProjectorSecond(Function):
-    """Second derivative of the projector in the directions E and H.
-
-    The second divided differences of a step function are products of entries of Γ, so matrix products are all it takes,
-    and nothing is divided by a gap inside a block.
+    Equal ones on both sides of it are told apart by one unit of rounding, so that the rank is what was asked for.
     """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    @keep_signature
-    def forward(e: Tensor, h: Tensor, a: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
-        gamma = _cross_gaps(values, chosen)
-        same = chosen.unsqueeze(-1) == chosen.unsqueeze(-2)
-        sign = torch.where(chosen, 1.0, -1.0).to(u.dtype).unsqueeze(-1)
-        e_hat, h_hat = u.mT @ e @ u, u.mT @ h @ u
-        e_cross, h_cross, e_same, h_same = gamma * e_hat, gamma * h_hat, same * e_hat, same * h_hat
-        inside = e_cross @ h_cross + h_cross @ e_cross
-        across = e_cross @ h_same + h_cross @ e_same - e_same @ h_cross - h_same @ e_cross
-        return u @ (sign * (gamma * across - same * inside)) @ u.mT
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, ...]:
-        raise OrderError("spectral_projector has derivatives of the first and second order; a third was asked for.")
+    n = values.shape[-1]
+    if rank == n:
+        return values.new_full(values.shape[:-1], -torch.inf), values
+    threshold = values[..., n - rank - 1]
+    above = torch.nextafter(threshold, torch.full_like(threshold, torch.inf)).unsqueeze(-1)
+    chosen = torch.arange(n, device=values.device) >= n - rank
+    return threshold, torch.where(chosen, torch.maximum(values, above), values)
 
 
-class _ProjectorDerivative(Function):
-    """The first derivative, linear in E and self-adjoint; its own derivative in A is the second one."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    @keep_signature
-    def forward(e: Tensor, a: Tensor, values: Tensor, u: Tensor, chosen: Tensor) -> Tensor:
-        return _along(e, values, u, chosen)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, h: Tensor) -> tuple[Tensor | None, ...]:
-        e, a, values, u, chosen = ctx.saved_tensors
-        h = symmetrize(h)
-        g_e = g_a = None
-        if ctx.needs_input_grad[0]:
-            g_e = forward_mode(_ProjectorDerivative, _ProjectorDerivativeForwardAD).apply(h, a, values, u, chosen)
-        if ctx.needs_input_grad[1]:
-            g_a = _ProjectorSecond.apply(e, h, a, values, u, chosen)
-        return g_e, g_a, None, None, None
-
-
-class _ProjectorDerivativeForwardAD(_ProjectorDerivative):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _ProjectorDerivative.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def jvp(ctx: Any, de: Tensor | None, da: Tensor | None, *_: None) -> Tensor:
-        refuse_nested_forward_mode("spectral_projector")
-        e, a, values, u, chosen = ctx.saved_tensors
-        out = torch.zeros_like(e) if de is None else _along(de, values, u, chosen)
-        return out if da is None else out + _ProjectorSecond.apply(e, symmetrize(da), a, values, u, chosen)
-
-
-class _SpectralProjector(Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    @keep_signature
-    def forward(a: Tensor, rank: int | None, threshold: float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        values, u = batched_eigh(a)
-        if threshold is not None:
-            chosen = values > threshold
-        else:
-            n, rank = values.shape[-1], rank or 0
-            chosen = (torch.arange(n, device=a.device) >= n - rank).expand(values.shape)
-        return symmetrize((u * chosen.unsqueeze(-2)) @ u.mT), values, u, chosen.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, values, u, chosen = output
-        # Safe here: the derivative in A of what backward computes is given by _ProjectorDerivative itself.
-        ctx.mark_non_differentiable(values, u, chosen)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[0], values, u, chosen)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if grads[0] is None:
-            return None, None, None
-        a, values, u, chosen = ctx.saved_tensors
-        function = forward_mode(_ProjectorDerivative, _ProjectorDerivativeForwardAD)
-        return function.apply(symmetrize(grads[0]), a, values, u, chosen), None, None
-
-
-class _SpectralProjectorForwardAD(_SpectralProjector):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _SpectralProjector.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0], *output[1:])
-
-    @staticmethod
-    def jvp(ctx: Any, da: Tensor, *_: None) -> tuple[Tensor, None, None, None]:
-        refuse_nested_forward_mode("spectral_projector")
-        a, values, u, chosen = ctx.saved_tensors
-        moved = _ProjectorDerivativeForwardAD.apply(symmetrize(da), a, values, u, chosen)
-        return moved, None, None, None
-
-
-def _check_gap(values: Tensor, chosen: Tensor) -> None:
+def _check_gap(values: Tensor, threshold: Tensor) -> None:
+    chosen = values > threshold.unsqueeze(-1)
     inside = torch.where(chosen, values, torch.inf).amin(-1)
     outside = torch.where(chosen, -torch.inf, values).amax(-1)
     scale = values.abs().amax(-1)
@@ -318,9 +195,9 @@ def spectral_projector(
         ShapeError, DtypeError, NonFiniteError, SymmetryError: as for :func:`projector`.
 
     Gradient:
-        U(Γ ∘ (UᵀG_symU))Uᵀ with Γᵢⱼ = 1/(λᵢ − λⱼ) across the cut and 0 inside each block, so repeated eigenvalues on
-        one side do no harm. First and second order, forward mode, vmap. Lemma 1 of the paper is not the derivative of a
-        truncated projector (it lacks the eigenvalues below the cut).
+        That of the step function at the cut: U(Γ ∘ (UᵀG_symU))Uᵀ with Γᵢⱼ = 1/|λᵢ − λⱼ| across it and 0 inside each
+        block, so repeated eigenvalues on one side do no harm. First and second order, forward mode, vmap. Lemma 1 of
+        the paper is not the derivative of a truncated projector (it lacks the eigenvalues below the cut).
 
     Example:
         >>> import torch
@@ -342,8 +219,11 @@ def spectral_projector(
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
         x = symmetrize(a.to(compute_dtype(a.dtype, precision)))
-        function = forward_mode(_SpectralProjector, _SpectralProjectorForwardAD)
-        onto, values, _, chosen = function.apply(x, rank, threshold)
+        values, u = batched_eigh(x.detach())
+        if rank is not None:
+            cut, values = _cut(values, rank)
+        else:
+            cut = values.new_full(values.shape[:-1], threshold or 0.0)
         if wanted and values.numel():
-            _check_gap(values, chosen)
-        return onto.to(a.dtype)
+            _check_gap(values, cut)
+        return spectral(x, Spectrum(values, u), STEP, cut).to(a.dtype)

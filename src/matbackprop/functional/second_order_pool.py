@@ -15,36 +15,27 @@ the primal form of a narrow spectrum does with the solver's eigenvalues, and wit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from matbackprop.cuda import pool as pool_kernels
 from matbackprop.divided_differences import SpectralFunction, resolve_function
 from matbackprop.errors import ConfigurationError, DomainError
+from matbackprop.functional._function import Operation, apply, differentiated_again, forward_mode_active
+from matbackprop.functional._spectrum import Spectrum, frechet, second_frechet, spectral
 from matbackprop.functional.eigh import eigh
-from matbackprop.functional.matrix_function import (
-    FunctionLike,
-    _column,
-    check_domain,
-    frechet,
-    parameter_tensor,
-    second_frechet,
-    spectral,
-)
+from matbackprop.functional.matrix_function import FunctionLike, check_domain, parameter_tensor
 from matbackprop.functional.svd import svd
 from matbackprop.numerics import (
-    apply,
     autocast_off,
     check_finite,
     check_matrix,
     check_weight,
     check_weight_values,
     compute_dtype,
-    differentiated_again,
-    forward_mode_active,
     symmetrize,
     values_checkable,
     wants_check,
@@ -55,6 +46,11 @@ from matbackprop.solvers.gram import gram_eigh
 __all__ = ["second_order_pool"]
 
 Method = Literal["fused", "svd", "eig"]
+
+
+def _column(p: Tensor | None, extra: int) -> Tensor | None:
+    """Give a value per matrix, or None, ``extra`` trailing dimensions so that it broadcasts over a table."""
+    return None if p is None else p.reshape(p.shape + (1,) * extra)
 
 
 def _scaled_identity(value: Tensor, d: int) -> Tensor:
@@ -200,19 +196,17 @@ def _weight_gradient(
     return total + function.first(shift, shift, _column(p, 1)) * (outside @ g * outside).sum(-1)
 
 
-def _decompose(
-    f: Tensor, w: Tensor | None, eps: Tensor, fine: bool
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-    """A = Fᵀ diag(w) F + εI as a differentiable matrix, and what `spectral` needs of its decomposition as constants."""
+def _decompose(f: Tensor, w: Tensor | None, eps: Tensor, fine: bool) -> tuple[Tensor, Spectrum]:
+    """A = Fᵀ diag(w) F + εI as a differentiable matrix, and its spectrum."""
     a = symmetrize(f.mT @ _weighted(f, w)) + _scaled_identity(eps, f.shape[-1])
     f, eps = f.detach(), eps.detach()
     if w is not None:
         f = f * w.detach().sqrt().unsqueeze(-1)
     if f.shape[-2] >= f.shape[-1]:
         s, v, _ = gram_eigh(f.mT, eps, fine)
-        return a, (s + eps.unsqueeze(-1), v, None)
+        return a, Spectrum(s + eps.unsqueeze(-1), v)
     s, _, y = gram_eigh(f, eps, fine)
-    return a, (s + eps.unsqueeze(-1), _orthonormal_rows(s, y).mT, eps)
+    return a, Spectrum(s + eps.unsqueeze(-1), _orthonormal_rows(s, y).mT, eps)
 
 
 def _orthonormal_rows(s: Tensor, y: Tensor) -> Tensor:
@@ -229,10 +223,8 @@ def _row_products(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1)
 
 
-class _Pool(Function):
+class _Pool(Operation):
     """C and the factors that its gradient needs; every derivative is taken in F, w, ε and p, never in the factors."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(
@@ -242,18 +234,14 @@ class _Pool(Function):
         return (_thin_forward if thin else _primal_forward)(scaled, eps, p, function, fine)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        f, w, eps, p, ctx.function, ctx.thin, ctx.fine = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(f, w, eps, p, *output[1:])
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return *inputs[:4], *outputs[1:], *inputs[4:]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if g is None:
-            return (None,) * 7
-        needed = frozenset(i for i in range(4) if ctx.needs_input_grad[i])
-        grads = pool_gradient(g, *ctx.saved_tensors, ctx.function, ctx.thin, ctx.fine, needed)
-        return *(grad if i in needed else None for i, grad in enumerate(grads)), None, None, None
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        wanted = frozenset(i for i in range(4) if needed[i])
+        grads = pool_gradient(gradients[0], *saved, wanted)
+        return tuple(grad if i in wanted else None for i, grad in enumerate(grads))
 
 
 def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor | None, deps: Tensor | None) -> Tensor:
@@ -302,49 +290,42 @@ def _first_order(
     return for_f, for_w, for_eps, for_p
 
 
-class _PoolGradient(Function):
+class _PoolGradient(Operation):
     """Gradients of F, w, ε and p, numbered 0 to 3, as a Function; one that is not needed comes back as an empty tensor.
 
     With M the derivative of g at A in the direction G they are 2 diag(w) F M, the rows' fᵢMfᵢᵀ, tr M and ⟨G,
     ∂g/∂p(A)⟩. Their own derivatives are those of g at the d×d matrix A, through second divided differences.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(g: Tensor, *others: Any) -> tuple[Tensor, ...]:
         return tuple(g.new_empty((0,)) if grad is None else grad for grad in _first_order(g, *others))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.function, _, ctx.fine, ctx.needed = inputs[8:]
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:5])
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        function, _, fine, wanted = inputs[8:]
+        return *inputs[:5], function, fine, wanted
 
     @staticmethod
-    def backward(
-        ctx: Any, on_f: Tensor | None, on_w: Tensor | None, on_eps: Tensor | None, on_p: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        g, f, w, eps, p = ctx.saved_tensors
-        on_f, on_w, on_eps, on_p = (c if i in ctx.needed else None for i, c in enumerate((on_f, on_w, on_eps, on_p)))
-        if on_f is None and on_w is None and on_eps is None and on_p is None:
-            return (None,) * 12
-        function, g = ctx.function, symmetrize(g)
-        a, factors = _decompose(f, w, eps, ctx.fine)
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        g, f, w, eps, p, function, fine, wanted = saved
+        on_f, on_w, on_eps, on_p = (c if i in wanted else None for i, c in enumerate(gradients))
+        g = symmetrize(g)
+        a, spectrum = _decompose(f, w, eps, fine)
         # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on_p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
         # cotangents.
         n = _gram_variation(f, w, on_f, on_w, on_eps)
-        m = frechet(a, g, p, None, *factors, function)
-        on_g = frechet(a, n, p, on_p, *factors, function)
-        on_a = second_frechet(a, g, n, p, *factors, function)
+        m = frechet(a, g, spectrum, function, p)
+        on_g = frechet(a, n, spectrum, function, p, on_p)
+        on_a = second_frechet(a, g, n, spectrum, function, p)
         grad_p = None
         if p is not None:
             in_p = function.in_parameter()
-            along_p = frechet(a, g, p, None, *factors, in_p)
+            along_p = frechet(a, g, spectrum, in_p, p)
             grad_p = (n * along_p).sum((-2, -1))
             if on_p is not None:
-                on_a = on_a + _column(on_p, 2) * along_p
-                grad_p = grad_p + on_p * (g * spectral(a, p, *factors, in_p.in_parameter())).sum((-2, -1))
+                on_a = on_a + on_p[..., None, None] * along_p
+                grad_p = grad_p + on_p * (g * spectral(a, spectrum, in_p.in_parameter(), p)).sum((-2, -1))
         fa, fm = f @ on_a, f @ m
         grad_f = 2 * _weighted(fa, w)
         grad_w = _row_products(fa, f)
@@ -354,7 +335,7 @@ class _PoolGradient(Function):
         if on_w is not None:
             grad_f = grad_f + 2 * fm * on_w.unsqueeze(-1)
         grad_eps = on_a.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p, *(None,) * 7
+        return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p
 
 
 def pool_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
@@ -481,8 +462,8 @@ def second_order_pool(
             return _reference_pool(x, w, shift, power, fn, method).to(f.dtype)
         fine = f.dtype == x.dtype == torch.float64
         if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
-            a, factors = _decompose(x, w, shift, fine)
-            return spectral(a, power, *factors, fn).to(f.dtype)
+            a, spectrum = _decompose(x, w, shift, fine)
+            return spectral(a, spectrum, fn, power).to(f.dtype)
         out, *_ = apply(_Pool, x, w, shift, power, fn, x.shape[-2] < x.shape[-1], fine)
         return out.to(f.dtype)
 

@@ -10,25 +10,26 @@ do not.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from matbackprop.functional._ties import TiePolicy, Ties, raise_deferred, tie_policy
-from matbackprop.functional.eigh import _gaps, _largest, _off_diagonal, _scale
-from matbackprop.numerics import (
-    autocast_off,
-    check_finite,
-    check_matrix,
-    compute_dtype,
-    refuse_nested_forward_mode,
-    symmetrize,
-    wants_check,
-)
+from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
+from matbackprop.functional.eigh import gaps_of, largest_entry, receives_gradient, tied_pairs
+from matbackprop.numerics import autocast_off, check_finite, check_matrix, compute_dtype, symmetrize, wants_check
 
-__all__ = ["svd"]
+__all__ = ["SingularTriples", "svd"]
+
+
+class SingularTriples(NamedTuple):
+    """The result of :func:`svd`, with the names that torch.linalg.svd gives its fields."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
 
 
 def _skew(a: Tensor) -> Tensor:
@@ -40,8 +41,22 @@ def _head(a: Tensor, k: int) -> Tensor:
     return a if a.shape[-1] == k else a.narrow(-1, 0, k)
 
 
-class _SVD(Function):
-    generate_vmap_rule = True
+def _tail(a: Tensor, k: int) -> Tensor:
+    """The columns after the first k."""
+    return a if k == 0 else a.narrow(-1, k, a.shape[-1] - k)
+
+
+def _sums_of(s: Tensor) -> Tensor:
+    return s.unsqueeze(-1) + s.unsqueeze(-2)
+
+
+def _zero_pairs(s: Tensor, policy: TiePolicy) -> Tensor:
+    """Which singular values i ≠ j are both zero, so that the vectors of either side turn by themselves."""
+    return tied_pairs(s, policy) & policy.tied(_sums_of(s), largest_entry(s.unsqueeze(-1)))
+
+
+class _SVD(Operation):
+    forward_twice = "svd"
 
     @staticmethod
     def forward(x: Tensor, full: bool, policy: TiePolicy) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,54 +64,77 @@ class _SVD(Function):
         return u, s, vh
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, _, ctx.policy = inputs
-        ctx.tall, ctx.wide = x.shape[-2] > x.shape[-1], x.shape[-2] < x.shape[-1]
-        ctx.set_materialize_grads(False)  # a zero gradient of U or V would meet 1/0 at a tie
-        ctx.save_for_backward(*output)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> Sequence[Any]:
+        return *outputs, inputs[2]
 
     @staticmethod
-    def backward(
-        ctx: Any, g_u: Tensor | None, g_s: Tensor | None, g_vh: Tensor | None
-    ) -> tuple[Tensor | None, None, None]:
-        if g_u is None and g_s is None and g_vh is None:
-            return None, None, None
-        u, s, vh = ctx.saved_tensors
-        k, policy = s.shape[-1], ctx.policy
-        u1, vh1 = _head(u, k), vh if vh.shape[-2] == k else vh.narrow(-2, 0, k)
-        inner = torch.zeros_like(s.unsqueeze(-1) * s.unsqueeze(-2)) if g_s is None else torch.diag_embed(g_s)
-        outer = None
-        if g_u is not None or g_vh is not None:
-            raise_deferred()
-            g_u = torch.zeros_like(u) if g_u is None else g_u
-            g_v = (torch.zeros_like(vh) if g_vh is None else g_vh).mT
-            scale, gaps = _scale(s), _gaps(s)
-            sums = s.unsqueeze(-1) + s.unsqueeze(-2)
-            within_u, within_v = u1.mT @ _head(g_u, k), vh1 @ _head(g_v, k)
-            ju, jv = _skew(within_u), _skew(within_v)
-            size = torch.maximum(_largest(g_u), _largest(g_v))
-            parts: list[tuple[Tensor, Tensor, Tensor | float]] = [
-                (policy.tied(gaps, scale) & _off_diagonal(gaps), ju + jv, size),
-                (policy.tied(sums, scale), ju - jv, size),
-            ]
-            inner = inner + (ju + jv) * policy.invert(gaps, scale) + (ju - jv) * policy.invert(sums, scale)
-            if ctx.tall or ctx.wide:  # the longer side has vectors outside the span of the factors
-                long, g_long, within = (u, g_u, within_u) if ctx.tall else (vh.mT, g_v, within_v)
-                outside = _outside(long, g_long, within)
-                zero = policy.tied(s, scale.squeeze(-1)).unsqueeze(-2)
-                parts.append((zero, outside, size))
-                if long.shape[-1] > k:
-                    rest = _skew(long[..., k:].mT @ g_long[..., k:])
-                    parts.append((torch.ones_like(rest, dtype=torch.bool), rest, size))
-                outer = outside * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
-            policy.report(*parts)
-        total = u1 @ inner
-        if outer is not None and ctx.tall:
-            total = total + outer
-        total = total @ vh1
-        if outer is not None and ctx.wide:
-            total = total + u1 @ outer.mT
-        return total, None, None
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (u, s, vh, policy), (g_u, g_s, g_vh) = saved, gradients
+        m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
+        v = vh.mT
+        u1, v1 = _head(u, k), _head(v, k)
+        if g_u is None and g_vh is None:
+            return (u1 * g_s.unsqueeze(-2)) @ v1.mT
+        g_u = torch.zeros_like(u) if g_u is None else g_u
+        g_v = torch.zeros_like(v) if g_vh is None else g_vh.mT
+        scale = largest_entry(s.unsqueeze(-1))
+        within_u, within_v = u1.mT @ _head(g_u, k), v1.mT @ _head(g_v, k)
+        even, odd = _skew(within_u) + _skew(within_v), _skew(within_u) - _skew(within_v)
+        inner = even * policy.invert(gaps_of(s), scale) + odd * policy.invert(_sums_of(s), scale)
+        if g_s is not None:
+            inner = inner + torch.diag_embed(g_s)
+        size = torch.maximum(largest_entry(g_u), largest_entry(g_v))
+        used = receives_gradient(_head(g_u, k), g_s) | receives_gradient(_head(g_v, k), None)
+        ties = [
+            (tied_pairs(s, policy), policy.visible(used, even, size)),
+            (_zero_pairs(s, policy), policy.visible(used, odd, size)),
+        ]
+        if m == n:
+            policy.report(*ties)
+            return u1 @ inner @ v1.mT
+        # The longer side has vectors outside the span of the factors.
+        long, g_long, within = (u, g_u, within_u) if m > n else (v, g_v, within_v)
+        outside = _outside(long, g_long, within)
+        zero = policy.tied(s, scale.squeeze(-1)).unsqueeze(-2)
+        if policy.ties == "raise":
+            ties.append((zero, receives_gradient(_head(g_long, k), g_s).unsqueeze(-2)))
+        else:
+            ties.append((zero, policy.sees_gauge(outside, size)))
+        if long.shape[-1] > k:
+            rest = _skew(_tail(long, k).mT @ _tail(g_long, k))
+            ties.append((torch.ones_like(rest, dtype=torch.bool), policy.sees_gauge(rest, size)))
+        policy.report(*ties)
+        outer = outside * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
+        return (u1 @ inner + outer) @ v1.mT if m > n else u1 @ (inner @ v1.mT + outer.mT)
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], dx: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
+        u, s, vh, policy = saved
+        m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
+        v = vh.mT
+        u1, v1 = _head(u, k), _head(v, k)
+        scale, least = largest_entry(s.unsqueeze(-1)), policy.tolerance * largest_entry(dx)
+        dp = u1.mT @ dx @ v1
+        even, odd = symmetrize(dp), _skew(dp)
+        ties = [
+            (tied_pairs(s, policy), even.abs() > least),
+            (_zero_pairs(s, policy), odd.abs() > least),
+        ]
+        even, odd = even * policy.invert(gaps_of(s), scale), odd * policy.invert(_sums_of(s), scale)
+        du, dv = u1 @ (even + odd), v1 @ (even - odd)
+        if m != n:
+            long, moved = (u, dx @ v1) if m > n else (v, dx.mT @ u1)
+            first = _head(long, k)
+            moved = moved - first @ (first.mT @ moved)
+            ties.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), moved.abs() > least))
+            change = moved * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
+            rest = -first @ (change.mT @ _tail(long, k))
+            if m > n:
+                du = torch.cat([du + change, rest], -1)
+            else:
+                dv = torch.cat([dv + change, rest], -1)
+        policy.report(*ties)
+        return du, dp.diagonal(dim1=-2, dim2=-1).clone(), dv.mT
 
 
 def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:
@@ -108,52 +146,8 @@ def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:
     first, g_first = _head(long, k), _head(g, k)
     if long.shape[-1] == k:
         return g_first - first @ within
-    rest, g_rest = long[..., k:], g[..., k:]
+    rest, g_rest = _tail(long, k), _tail(g, k)
     return rest @ (rest.mT @ g_first - g_rest.mT @ first)
-
-
-class _SVDForwardAD(_SVD):  # a jvp in the base class would break fullgraph compilation
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        _SVD.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*output)
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_nested_forward_mode("svd")
-        u, s, vh = ctx.saved_tensors
-        k, policy = s.shape[-1], ctx.policy
-        u1, v = _head(u, k), vh.mT
-        v1 = _head(v, k)
-        scale, gaps = _scale(s), _gaps(s)
-        sums = s.unsqueeze(-1) + s.unsqueeze(-2)
-        dp = u1.mT @ dx @ v1
-        even, odd = symmetrize(dp), _skew(dp)
-        size = _largest(dx)
-        parts: list[tuple[Tensor, Tensor, Tensor | float]] = [
-            (policy.tied(gaps, scale) & _off_diagonal(gaps), even, size),
-            (policy.tied(sums, scale), odd, size),
-        ]
-        even, odd = even * policy.invert(gaps, scale), odd * policy.invert(sums, scale)
-        du, dv = u1 @ (even + odd), v1 @ (even - odd)
-        if ctx.tall or ctx.wide:
-            long, moved = (u, dx @ v1) if ctx.tall else (v, dx.mT @ u1)
-            first = _head(long, k)
-            parts.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), moved - first @ (first.mT @ moved), size))
-            turn = moved * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
-            if long.shape[-1] == k:
-                change = turn - first @ (first.mT @ turn)
-                rest = turn[..., :0]
-            else:
-                rest = long[..., k:]
-                q = rest.mT @ turn
-                change, rest = rest @ q, -first @ q.mT
-            if ctx.tall:
-                du = torch.cat([du + change, rest], -1)
-            else:
-                dv = torch.cat([dv + change, rest], -1)
-        policy.report(*parts)
-        return du, dp.diagonal(dim1=-2, dim2=-1).clone(), dv.mT
 
 
 def svd(
@@ -165,18 +159,19 @@ def svd(
     broadening: float = 1e-6,
     check: bool | None = None,
     precision: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> SingularTriples:
     r"""Singular value decomposition with the adjoints of the paper's SVD proposition, corrected and for any shape.
 
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall.
-        full_matrices: whether U and V are square. The extra vectors follow the paper's gauge choice U₂ᵀdU₂ = 0.
-        ties: what the gradients of U and V do where singular values coincide, or are zero. ``"raise"``: leave such
-            pairs out, and raise when the loss depends on the choice of vectors (its gradient is not defined there).
-            ``"drop"``: leave them out with a GaugeWarning in that case. ``"broaden"``: use x/(x² + η²) for 1/x,
-            smooth and biased.
+        full_matrices: whether U and V are square; by default they are thin, unlike those of torch.linalg.svd. The
+            extra vectors follow the paper's gauge choice U₂ᵀdU₂ = 0.
+        ties: what the gradients of U and V do where singular values coincide, or are zero. ``"raise"``: raise when a
+            gradient reaches a vector or value of such a pair and any vector is used at all, else leave the pair out.
+            ``"drop"``: leave them out, with a GaugeWarning where the loss depends on the choice of vectors.
+            ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased. See `eigh` for why.
         tie_tol: share of the largest σ below which a gap is zero; by default what the dtype of ``a`` resolves.
         broadening: η as a share of the largest σ, for ``"broaden"``.
         check: whether values are checked, as in `eigh`: None never waits for a GPU.
@@ -215,6 +210,5 @@ def svd(
     with autocast_off(a.device.type):
         if wants_check(check, a):
             check_finite(a, "a")
-        kind = _SVD if torch.compiler.is_compiling() else _SVDForwardAD
-        u, s, vh = kind.apply(a.to(dtype), full_matrices, policy)
-        return u.to(a.dtype), s.to(a.dtype), vh.to(a.dtype)
+        u, s, vh = apply(_SVD, a.to(dtype), full_matrices, policy)
+        return SingularTriples(u.to(a.dtype), s.to(a.dtype), vh.to(a.dtype))

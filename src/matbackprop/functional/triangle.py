@@ -7,8 +7,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from matbackprop._torch import dispatch_mode_active
 from matbackprop.errors import ShapeError
 from matbackprop.numerics import check_floating, check_matrix, values_checkable
 
@@ -36,7 +36,7 @@ def _triangle_for(a: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     plain = (
         values_checkable(a)
-        and _get_current_dispatch_mode() is None
+        and not dispatch_mode_active()
         and not torch.is_inference_mode_enabled()
         and not (a.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
     )

@@ -1,0 +1,55 @@
+"""Every private interface of torch that the package leans on, one function each; seen to work in torch 2.11, 2.13."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import Function, forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def transforms_active() -> bool:
+    """Whether a transformation of ``torch.func`` is being applied."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_wrapped(a: Tensor) -> bool:
+    """Whether ``a`` stands for another tensor: inside vmap, grad or jvp, or among batched gradients."""
+    return torch._C._functorch.maybe_get_level(a) > -1 or torch._C._functorch.is_legacy_batchedtensor(a)
+
+
+def is_batched(a: Tensor) -> bool:
+    """Whether ``a`` stands for a batch inside vmap."""
+    return torch._C._functorch.is_batchedtensor(a)
+
+
+def dispatch_mode_active() -> bool:
+    """Whether something intercepts every operation, as fake tensors and profilers do."""
+    return _get_current_dispatch_mode() is not None
+
+
+def forward_level() -> bool:
+    """Whether dual numbers may be around: inside ``torch.func.jvp`` or a dual level."""
+    return forward_ad._current_level >= 0
+
+
+def jvp_nesting() -> int:
+    """How many calls of ``torch.func.jvp`` are nested here."""
+    return eager_transforms.JVP_NESTING
+
+
+def keep_signature(function: Any) -> None:
+    """Store the signature on a Function's forward, which ``Function.apply`` would work out again at every call."""
+    function.__signature__ = inspect.signature(function)
+
+
+def apply_directly(function: type[Function], *arguments: Any) -> Any:
+    """``function.apply`` without the inspection of its signature, which costs more than a small layer.
+
+    Inspection fills in default arguments, which no Function here has. Not for use inside a transformation.
+    """
+    return super(Function, function).apply(*arguments)  # type: ignore[misc]

@@ -1,0 +1,273 @@
+"""A symmetric matrix by its spectrum, and the functions of it with their derivatives, exact at repeated eigenvalues.
+
+With A = U diag(λ) Uᵀ the first derivative of g(A) in a direction E is U(Γ∘(UᵀEU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]
+(Daleckii–Krein), and the second in E and H is U(Σₖ g[λᵢ, λₖ, λⱼ] (ẼᵢₖH̃ₖⱼ + H̃ᵢₖẼₖⱼ))Uᵀ. Neither sees the choice of U
+inside a repeated eigenvalue, so neither divides by a gap. Three operations, one per order, call each other; each takes
+A itself as the differentiable input and the spectrum as a constant, which is why derivatives stay right at ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from matbackprop.divided_differences import BoundFunction, SpectralFunction
+from matbackprop.errors import OrderError
+from matbackprop.functional._function import Operation, apply, differentiated_again
+from matbackprop.numerics import symmetrize
+
+__all__ = ["Spectrum", "frechet", "second_frechet", "spectral"]
+
+_CONTRACTION_ENTRIES = 2**22  # entries of the table g[λᵢ, λₖ, λⱼ] held at one time
+
+
+def _contract(e: Tensor, h: Tensor, lam: Tensor, g: BoundFunction) -> Tensor:
+    """Σₖ g[λᵢ, λₖ, λⱼ] (Eᵢₖ Hₖⱼ + Hᵢₖ Eₖⱼ), a slice of k at a time."""
+    n = lam.shape[-1]
+    rows, columns = lam[..., :, None, None], lam[..., None, None, :]
+    total = torch.zeros_like(e)
+    step = max(1, min(n, _CONTRACTION_ENTRIES // max(1, lam.numel() * n)))
+    for start in range(0, n, step):
+        k = slice(start, start + step)
+        products = e[..., :, k, None] * h[..., None, k, :] + h[..., :, k, None] * e[..., None, k, :]
+        total = total + (g.second(rows, lam[..., None, k, None], columns) * products).sum(-2)
+    return total
+
+
+def _blocks(e: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The blocks of E inside the span of the columns of u, out of it, back into it, and inside its complement.
+
+    What leaves the span is cleared of it twice: the rounding of E would otherwise meet g''(ε), however small the block.
+    """
+    left, right = u.mT @ e, e @ u
+    inside = left @ u
+    out, back = left - inside @ u.mT, right - u @ inside
+    rest = e - u @ out - right @ u.mT
+    rest = rest - u @ (u.mT @ rest)
+    return inside, out - (out @ u) @ u.mT, back - u @ (u.mT @ back), rest - (rest @ u) @ u.mT
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues and eigenvectors of a symmetric matrix, as constants.
+
+    ``vectors`` holds all eigenvectors in columns and ``rest`` is None; or it holds some of them, orthonormal or zero,
+    and the matrix acts as the number ``rest`` on their complement, as the covariance of few features does.
+
+    Args:
+        values: λ ``(*batch, k)``.
+        vectors: ``(*batch, n, k)``.
+        rest: ``(*batch,)`` or None.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    rest: Tensor | None = None
+
+    def value(self, g: BoundFunction) -> Tensor:
+        """g(A), symmetric to the bit."""
+        u, values = self.vectors, g.value(self.values)
+        if self.rest is None:
+            return symmetrize((u * values.unsqueeze(-2)) @ u.mT)
+        rest = g.value(self.rest).unsqueeze(-1)
+        out = symmetrize((u * (values - rest).unsqueeze(-2)) @ u.mT)
+        return out + torch.diag_embed(rest.expand(*rest.shape[:-1], u.shape[-2]))
+
+    def first(self, g: BoundFunction, e: Tensor) -> Tensor:
+        """The derivative of g at A in the direction E."""
+        lam, u, null = self
+        gamma = g.first(lam.unsqueeze(-1), lam.unsqueeze(-2))
+        if null is None:
+            return u @ (gamma * (u.mT @ e @ u)) @ u.mT
+        inside, out, back, rest = _blocks(e, u)
+        slope = g.first(lam, null.unsqueeze(-1))
+        spread = u @ (gamma * inside @ u.mT + slope.unsqueeze(-1) * out) + back * slope.unsqueeze(-2) @ u.mT
+        return spread + g.first(null, null)[..., None, None] * rest
+
+    def second(self, g: BoundFunction, e: Tensor, h: Tensor) -> Tensor:
+        """The second derivative of g at A in the directions E and H."""
+        lam, u, null = self
+        if null is None:
+            return u @ _contract(u.mT @ e @ u, u.mT @ h @ u, lam, g) @ u.mT
+        (e, e_out, e_back, e_rest), (h, h_out, h_back, h_rest) = _blocks(e, u), _blocks(h, u)
+        pair = g.second(lam.unsqueeze(-1), lam.unsqueeze(-2), null[..., None, None])
+        single = g.second(lam, null.unsqueeze(-1), null.unsqueeze(-1))
+        row, column = single.unsqueeze(-1), single.unsqueeze(-2)
+        inside = _contract(e, h, lam, g) + pair * (e_out @ h_back + h_out @ e_back)
+        out = (pair * e) @ h_out + (pair * h) @ e_out + row * (e_out @ h_rest + h_out @ e_rest)
+        back = e_back @ (pair * h) + h_back @ (pair * e) + (e_rest @ h_back + h_rest @ e_back) * column
+        rest = (e_back * column) @ h_out + (h_back * column) @ e_out
+        rest = rest + g.second(null, null, null)[..., None, None] * (e_rest @ h_rest + h_rest @ e_rest)
+        return u @ (inside @ u.mT + out) + back @ u.mT + rest
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum((-2, -1))
+
+
+class _Value(Operation):
+    """g(A) from A and its spectrum; the derivative in A is `_First`, in p the function ∂g/∂p of A."""
+
+    @staticmethod
+    def forward(
+        a: Tensor, p: Tensor | None, values: Tensor, vectors: Tensor, rest: Tensor | None, function: SpectralFunction
+    ) -> Tensor:
+        return Spectrum(values, vectors, rest).value(BoundFunction(function, p))
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return inputs
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, p, *factors, function), (g,) = saved, gradients
+        spectrum = Spectrum(*factors)
+        grad_a = frechet(a, g, spectrum, function, p) if needed[0] else None
+        grad_p = _inner(g, spectral(a, spectrum, function.in_parameter(), p)) if needed[1] else None
+        return grad_a, grad_p
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], da: Tensor | None, dp: Tensor | None, *_: None) -> Tensor:
+        # One call of an operation: torch does not differentiate plain operations inside a jvp a second time.
+        a, p, *factors, function = saved
+        return frechet(a, torch.zeros_like(a) if da is None else da, Spectrum(*factors), function, p, dp)
+
+
+class _First(Operation):
+    """The variation of g(A) in the directions E of A and q of p: U(Γ∘(UᵀEU))Uᵀ + q ∂g/∂p(A); self-adjoint in E."""
+
+    @staticmethod
+    def forward(
+        a: Tensor,
+        e: Tensor,
+        p: Tensor | None,
+        q: Tensor | None,
+        values: Tensor,
+        vectors: Tensor,
+        rest: Tensor | None,
+        function: SpectralFunction,
+    ) -> Tensor:
+        return _variation(e, q, Spectrum(values, vectors, rest), BoundFunction(function, p))
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return inputs
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, e, p, q, *factors, function), (g,) = saved, gradients
+        spectrum = Spectrum(*factors)
+        grad_a = grad_e = grad_p = grad_q = None
+        if needed[0]:
+            grad_a = second_frechet(a, e.mT, g, spectrum, function, p)
+            if q is not None:
+                grad_a = grad_a + q[..., None, None] * frechet(a, g, spectrum, function.in_parameter(), p)
+        if needed[1]:
+            grad_e = frechet(a, g, spectrum, function, p)
+        if needed[2]:
+            grad_p = _inner(g, frechet(a, e, spectrum, function.in_parameter(), p, q))
+        if needed[3]:
+            grad_q = _inner(g, spectral(a, spectrum, function.in_parameter(), p))
+        return grad_a, grad_e, grad_p, grad_q
+
+    @staticmethod
+    def tangent(
+        saved: Sequence[Any], da: Tensor | None, de: Tensor | None, dp: Tensor | None, dq: Tensor | None, *_: None
+    ) -> Tensor:
+        a, e, p, q, *factors, function = saved
+        spectrum = Spectrum(*factors)
+        out = frechet(a, torch.zeros_like(e) if de is None else de, spectrum, function, p, dq)
+        if da is not None:
+            out = out + second_frechet(a, e, da, spectrum, function, p)
+            if q is not None:
+                out = out + q[..., None, None] * frechet(a, da, spectrum, function.in_parameter(), p)
+        if dp is not None:
+            out = out + dp[..., None, None] * frechet(a, e, spectrum, function.in_parameter(), p, q)
+        return out
+
+
+class _Second(Operation):
+    """The second derivative of g at A in the directions E and H; its trilinear form is symmetric."""
+
+    @staticmethod
+    def forward(
+        a: Tensor,
+        e: Tensor,
+        h: Tensor,
+        p: Tensor | None,
+        values: Tensor,
+        vectors: Tensor,
+        rest: Tensor | None,
+        function: SpectralFunction,
+    ) -> Tensor:
+        return Spectrum(values, vectors, rest).second(BoundFunction(function, p), e, h)
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return inputs
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, e, h, p, *factors, function), (g,) = saved, gradients
+        _refuse_third_order(needed[0] or needed[3])
+        spectrum = Spectrum(*factors)
+        grad_e = second_frechet(a, h.mT, g, spectrum, function, p) if needed[1] else None
+        grad_h = second_frechet(a, e.mT, g, spectrum, function, p) if needed[2] else None
+        return None, grad_e, grad_h
+
+    @staticmethod
+    def tangent(
+        saved: Sequence[Any], da: Tensor | None, de: Tensor | None, dh: Tensor | None, dp: Tensor | None, *_: None
+    ) -> Tensor:
+        _refuse_third_order(da is not None or dp is not None)
+        a, e, h, p, *factors, function = saved
+        spectrum = Spectrum(*factors)
+        out = torch.zeros_like(e)
+        if de is not None:
+            out = out + second_frechet(a, de, h, spectrum, function, p)
+        if dh is not None:
+            out = out + second_frechet(a, e, dh, spectrum, function, p)
+        return out
+
+
+def _refuse_third_order(asked: bool) -> None:
+    if asked:
+        raise OrderError(
+            "a third derivative of a matrix function was asked for; first and second derivatives are provided. "
+            "Detach the matrix before the third differentiation, or take finite differences of the second derivative."
+        )
+
+
+def _variation(e: Tensor, q: Tensor | None, spectrum: Spectrum, g: BoundFunction) -> Tensor:
+    out = spectrum.first(g, e)
+    return out if q is None else out + q[..., None, None] * spectrum.value(g.in_exponent())
+
+
+def spectral(a: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None) -> Tensor:
+    """g(A) given the spectrum of A; differentiable in A and in the exponent p ``(*batch,)``."""
+    return apply(_Value, a, p, *spectrum, function)
+
+
+def frechet(
+    a: Tensor,
+    e: Tensor,
+    spectrum: Spectrum,
+    function: SpectralFunction,
+    p: Tensor | None = None,
+    q: Tensor | None = None,
+) -> Tensor:
+    """The variation of g(A) in the directions E of A and q of p; differentiable in A, E, p and q."""
+    if not differentiated_again():
+        return _variation(e, q, spectrum, BoundFunction(function, p))
+    return apply(_First, a, e, p, q, *spectrum, function)
+
+
+def second_frechet(
+    a: Tensor, e: Tensor, h: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None
+) -> Tensor:
+    """The second derivative of g at A in the directions E and H; differentiable in E and H."""
+    if not differentiated_again():
+        return spectrum.second(BoundFunction(function, p), e, h)
+    return apply(_Second, a, e, h, p, *spectrum, function)
