@@ -199,7 +199,7 @@ def test_fused_cuts_match_the_cpu(objective, annotators):
     f = torch.rand(5, 700, 12, generator=generator)
     labels = torch.randint(-1, 30, (5, *((annotators,) if annotators else ()), 700), generator=generator)
     x = f.cuda().requires_grad_()
-    assert cuts.applies(x, labels.cuda(), None, None)
+    assert cuts.applies(x, labels.cuda(), None)
     value = objective(x, labels.cuda(), num_labels=30)
     (found,) = torch.autograd.grad(value.sum(), x)
     y = f.double().requires_grad_()

@@ -7,7 +7,6 @@ sums are float64 and are added in a fixed order, so results repeat exactly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +23,10 @@ _MIN_PIECE, _MAX_PIECES = 128, 256  # rows a block sums up; blocks an image is s
 _GRID_LIMIT = 65535
 
 
-def applies(f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Any) -> bool:
-    """Whether the kernels take a batch: no weights, images padded, d ≤ 63."""
+def applies(f: Tensor, labels: Tensor, weight: Tensor | None) -> bool:
+    """Whether the kernels take a batch: no weights, d ≤ 63."""
     return (
         weight is None
-        and offsets is None
         and 0 < f.shape[-1] <= MAX_FEATURES
         and f.shape[-2] <= TILE * _GRID_LIMIT
         and f.dtype in TYPES

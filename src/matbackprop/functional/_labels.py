@@ -15,7 +15,6 @@ from matbackprop.numerics import (
     check_matrix,
     check_weight,
     check_weight_values,
-    compute_dtype,
     wants_check,
 )
 
@@ -34,14 +33,65 @@ class LabelledRows(NamedTuple):
         weight: ``(*batch, m)``, zero where the row is ignored; None where every row is known to count once.
         region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary where the weight is zero.
         num_labels: the number of columns of E.
-        annotators: whether the last batch dimension runs over annotators.
     """
 
     f: Tensor
     weight: Tensor | None
     region: Tensor
     num_labels: int
-    annotators: bool
+
+
+class LabelledImages(NamedTuple):
+    """Features, labels and weights that have been checked, images of different sizes padded; for kernels and for sums.
+
+    Attributes:
+        f: features ``(*b, m, d)`` in their own dtype.
+        labels: ``(*b, m)`` or ``(*b, a, m)``, rows with one outside of 0 … num_labels−1 do not count.
+        weight: ``(*b, m)`` or None.
+        num_labels: the number of columns of E.
+        all_labelled: whether every row is known to be labelled.
+    """
+
+    f: Tensor
+    labels: Tensor
+    weight: Tensor | None
+    num_labels: int
+    all_labelled: bool = False
+
+    @property
+    def annotators(self) -> bool:
+        """Whether each image has several labellings."""
+        return self.labels.ndim == self.f.ndim
+
+    def _weight(self) -> Tensor | None:
+        return self.weight.unsqueeze(-2) if self.weight is not None and self.annotators else self.weight
+
+    def _labelled(self) -> Tensor:
+        return (self.labels >= 0) & (self.labels < self.num_labels)
+
+    def rows(self, dtype: torch.dtype) -> LabelledRows:
+        """The rows in the dtype to compute in, those that do not count with weight 0."""
+        f, weight = self.f.to(dtype), self._weight()
+        if self.annotators:
+            f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
+        if self.all_labelled:
+            w = None if weight is None else weight.to(dtype).expand(self.labels.shape)
+            return LabelledRows(f, w, self.labels.long(), self.num_labels)
+        w = self._labelled().to(dtype)
+        if weight is not None:
+            w = w * weight.to(dtype)
+        return LabelledRows(f, w, self.labels.clamp(0, self.num_labels - 1).long(), self.num_labels)
+
+    def average(self, value: Tensor) -> Tensor:
+        """Mean over the annotators that labelled anything; one of nothing but −1 fills up the batch only."""
+        if not self.annotators:
+            return value
+        weight = self._weight()
+        if self.all_labelled and weight is None:
+            return value.mean(-1)
+        present = self._labelled() if weight is None else self._labelled() & (weight > 0)
+        share = present.any(-1).to(value.dtype)
+        return (value * share).sum(-1) / share.sum(-1).clamp(min=1)
 
 
 def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
@@ -163,17 +213,16 @@ def pad_packed(
     return f_padded, spread_labels.mT, w_padded
 
 
-def labelled_rows(
+def labelled_images(
     f: Tensor,
     labels: Tensor,
     *,
     weight: Tensor | None = None,
     offsets: Tensor | Sequence[int] | None = None,
     num_labels: int | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
-) -> LabelledRows:
-    """Check features, labels and weights, and bring them into the layout that the sums over rows use."""
+) -> LabelledImages:
+    """Check features, labels and weights, and pad packed images: what every objective of labelled rows begins with."""
     check_matrix(f, "f")
     if f.shape[-1] == 0:
         raise ShapeError(f"f must have at least one feature (*batch, m, d ≥ 1), got shape {tuple(f.shape)}.")
@@ -182,37 +231,14 @@ def labelled_rows(
         check_weight(weight, f)
     if offsets is not None:
         f, labels, weight = pad_packed(f, labels, weight, offsets)
-    annotators = labels.ndim == f.ndim
-    k = count_labels(labels, num_labels)
-    dtype = compute_dtype(f.dtype, precision)
-    if weight is not None and annotators:
-        weight = weight.unsqueeze(-2)
-    all_labelled = False
-    if wants_check(check, f):
-        check_finite(f, "f")
-        all_labelled = check_label_values(labels, weight, k, annotators)
-        if weight is not None:
-            check_weight_values(weight)
-    f = f.to(dtype)
-    if annotators:
-        f = f.unsqueeze(-3).expand(*labels.shape, f.shape[-1])
-    if all_labelled:
-        w = None if weight is None else weight.to(dtype).expand(labels.shape)
-        return LabelledRows(f, w, labels.long(), k, annotators)
-    w = ((labels >= 0) & (labels < k)).to(dtype)
+    images = LabelledImages(f, labels, weight, count_labels(labels, num_labels))
+    if not wants_check(check, f):
+        return images
+    check_finite(f, "f")
     if weight is not None:
-        w = w * weight.to(dtype)
-    return LabelledRows(f, w, labels.clamp(0, k - 1).long(), k, annotators)
-
-
-def average_annotators(value: Tensor, rows: LabelledRows) -> Tensor:
-    """Mean over the annotators that labelled anything; an annotator of nothing but −1 fills up the batch only."""
-    if not rows.annotators:
-        return value
-    if rows.weight is None:
-        return value.mean(-1)
-    present = (rows.weight > 0).any(-1).to(value.dtype)
-    return (value * present).sum(-1) / present.sum(-1).clamp(min=1)
+        check_weight_values(weight)
+    whole = check_label_values(labels, images._weight(), images.num_labels, images.annotators)
+    return images._replace(all_labelled=whole)
 
 
 def _flat(index: Tensor, k: int) -> Tensor:

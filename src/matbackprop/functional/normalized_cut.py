@@ -9,22 +9,15 @@ gradient. :mod:`matbackprop.functional.normalized_cut_dense` holds the definitio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.functional._labels import (
-    LabelledRows,
-    average_annotators,
-    check_labels,
-    count_labels,
-    labelled_rows,
-    pad_packed,
-    region_masses,
-)
+from matbackprop.functional._labels import LabelledImages, LabelledRows, labelled_images, region_masses
 from matbackprop.functional._spans import (
     degree_row_sums,
     degrees_of,
@@ -35,7 +28,7 @@ from matbackprop.functional._spans import (
     thin_soft_alignment,
 )
 from matbackprop.functional.affinity import check_lambda
-from matbackprop.numerics import autocast_off, check_finite, wants_check
+from matbackprop.numerics import autocast_off, check_finite, compute_dtype, wants_check
 
 __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
 
@@ -125,9 +118,8 @@ def normalized_cut_j1(
         eq. J₁ and the proposition on dM, dΩ.
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        rows = labelled_rows(
-            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-        )
+        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        rows = images.rows(compute_dtype(f.dtype, precision))
         wanted = wants_check(check, f)
         if lam is not None:
             check_lambda(lam, f.shape[-1])
@@ -135,12 +127,12 @@ def normalized_cut_j1(
                 check_finite(lam, "lam")
             lam = lam.to(rows.f.dtype)
             batch = rows.f.shape[:-2]
-            if lam.ndim > 2 and lam.shape[:-2] != (batch[:-1] if rows.annotators else batch):
+            if lam.ndim > 2 and lam.shape[:-2] != (batch[:-1] if images.annotators else batch):
                 raise ShapeError(
-                    f"lam must be one matrix (d, d) or one an image (*batch, d, d), got shape "
+                    f"lam must be one matrix (d, d) or one per image (*batch, d, d), got shape "
                     f"{tuple(lam.shape)} for features of shape {tuple(f.shape)}."
                 )
-            lam = lam.unsqueeze(-3) if rows.annotators and lam.ndim > 2 else lam
+            lam = lam.unsqueeze(-3) if images.annotators and lam.ndim > 2 else lam
             lam = lam.expand(*batch, *lam.shape[-2:])
         if wanted:
             _check_degrees(rows, lam)
@@ -148,7 +140,7 @@ def normalized_cut_j1(
         tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
         trace, rank = span_trace(b, s, n, tol, lam)
         value = 0.5 * (rank + (n > 0).sum(-1)) - trace
-        return average_annotators(value, rows).to(f.dtype)
+        return images.average(value).to(f.dtype)
 
 
 def normalized_cut_j2(
@@ -213,75 +205,51 @@ def normalized_cut_j2(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
         eq. J₂ and the proposition after it.
     """
-    fused = _kernel_objective(f, labels, weight, offsets, num_labels, precision, check, rank_tol=rank_tol)
-    if fused is not None:
-        return fused
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        rows = labelled_rows(
-            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-        )
-        return _j2(rows, f.dtype, rank_tol)
+        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        dtype = compute_dtype(f.dtype, precision)
+        tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
+        return _evaluate(images, dtype, partial(_j2, tol=tol), tol=tol)
 
 
-def _j2(rows: LabelledRows, dtype: torch.dtype, rank_tol: float | torch.dtype | None) -> Tensor:
-    """J₂ of prepared rows, in ``dtype``."""
+def _j2(rows: LabelledRows, tol: float) -> Tensor:
     c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-    tol = gram_tolerance(dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
     trace, rank = span_trace(c, s, n, tol)
-    value = 0.5 * (rank + (n > 0).sum(-1)) - trace
-    return average_annotators(value, rows).to(dtype)
+    return 0.5 * (rank + (n > 0).sum(-1)) - trace
 
 
-def _soft(rows: LabelledRows, dtype: torch.dtype, ridge: float) -> Tensor:
-    """The soft objective of prepared rows, in ``dtype``."""
+def _soft(rows: LabelledRows, ridge: float) -> Tensor:
     if rows.f.shape[-2] < rows.f.shape[-1]:
         n = region_masses(rows.weight, rows.region, rows.num_labels, rows.f.dtype)
         value = thin_soft_alignment(rows.f, rows.weight, rows.region, n, ridge)
     else:
         c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
         value = soft_alignment(c, s, n, ridge)
-    value = value + 0.5 * (n > 0).sum(-1)
-    return average_annotators(value, rows).to(dtype)
+    return value + 0.5 * (n > 0).sum(-1)
 
 
-def _kernel_objective(
-    f: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    offsets: Tensor | Sequence[int] | None,
-    num_labels: int | None,
-    precision: torch.dtype | None,
-    check: bool | None,
+def _evaluate(
+    images: LabelledImages,
+    dtype: torch.dtype,
+    objective: Callable[[LabelledRows], Tensor],
     *,
-    rank_tol: float | torch.dtype | None = None,
-    ridge: float | None = None,
-) -> Tensor | None:
-    """J₂, or with a ridge the soft objective, by the package's CUDA kernels; None where they do not apply."""
-    if not isinstance(f, Tensor) or f.device.type != "cuda" or f.ndim < 2 or f.dtype not in cut_kernels.TYPES:
-        return None
-    if precision not in (None, torch.float64) or wants_check(check, f):
-        return None
-    check_labels(labels, f)
-    if offsets is not None and weight is None:
-        f, labels, _ = pad_packed(f, labels, None, offsets)
-        offsets = None
-    if not cut_kernels.applies(f, labels, weight, offsets) or (ridge is not None and f.shape[-2] < f.shape[-1]):
-        return None
-    k = count_labels(labels, num_labels)
-    tol = gram_tolerance(f.dtype, torch.float64, f.shape[-1], rank_tol)
-    carried = f.dtype if rank_tol is None else rank_tol
+    ridge: float = 0.0,
+    tol: float = 0.0,
+) -> Tensor:
+    """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels where they apply and on the rows elsewhere."""
+    f, labels, weight, k, _ = images
 
     def general(x: Tensor, y: Tensor) -> Tensor:
         x = x.repeat_interleave(y.shape[0] // x.shape[0], 0)
         with autocast_off(x.device.type):
-            rows = labelled_rows(x, y, num_labels=k, check=False)
-            return _j2(rows, x.dtype, carried) if ridge is None else _soft(rows, x.dtype, ridge)
+            return objective(LabelledImages(x, y, None, k).rows(dtype)).to(x.dtype)
 
-    value = cut_kernels.objective(f, labels, k, ridge or 0.0, tol, general)
-    if labels.ndim < f.ndim:
-        return value
-    present = ((labels >= 0) & (labels < k)).any(-1).to(value.dtype)
-    return (value * present).sum(-1) / present.sum(-1).clamp(min=1)
+    thin = ridge > 0 and f.shape[-2] < f.shape[-1]  # a small ridge would cost the kernels their digits
+    if dtype == torch.float64 and not thin and cut_kernels.applies(f, labels, weight):
+        value = cut_kernels.objective(f, labels, k, ridge, tol, general)
+    else:
+        value = objective(images.rows(dtype))
+    return images.average(value).to(f.dtype)
 
 
 def normalized_cut_soft(
@@ -344,11 +312,7 @@ def normalized_cut_soft(
         raise DomainError(
             f"ridge must be positive and finite, got {ridge}; normalized_cut_j2 is the objective without a ridge."
         )
-    fused = _kernel_objective(f, labels, weight, offsets, num_labels, precision, check, ridge=float(ridge))
-    if fused is not None:
-        return fused
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        rows = labelled_rows(
-            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-        )
-        return _soft(rows, f.dtype, float(ridge))
+        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        dtype = compute_dtype(f.dtype, precision)
+        return _evaluate(images, dtype, partial(_soft, ridge=float(ridge)), ridge=float(ridge))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matbackprop.functional._labels import labelled_rows
+from matbackprop.functional._labels import labelled_images
 from matbackprop.functional._spans import gram_tolerance, row_sums, span_trace
-from matbackprop.numerics import autocast_off
+from matbackprop.numerics import autocast_off, compute_dtype
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["RankReport", "rank_report"]
@@ -97,9 +97,8 @@ def rank_report(
         2, its corollary, and §6.2.
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        rows = labelled_rows(
-            f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-        )
+        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        rows = images.rows(compute_dtype(f.dtype, precision))
         c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
         tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
         trace, rank = span_trace(c, s, n, tol)
