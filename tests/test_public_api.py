@@ -141,7 +141,18 @@ def test_importing_needs_torch_and_nothing_else_heavy():
     assert "matbackprop" in loaded
     assert not {name.split(".")[0] for name in loaded} & HEAVY
     rooms = {name.split(".")[1] for name in loaded if name.startswith("matbackprop.")}
-    assert not rooms & {"training", "models", "data", "metrics", "report", "cli", "serve", "reproduce", "spectral"}
+    assert not rooms & {
+        "training",
+        "models",
+        "inference",
+        "data",
+        "metrics",
+        "report",
+        "cli",
+        "serve",
+        "reproduce",
+        "spectral",
+    }
 
 
 def loaded_by(program):
@@ -173,7 +184,7 @@ def test_names_are_found_on_first_use():
         "assert 'svd' in vars(matbackprop); nn.SecondOrderPool(); matbackprop.solvers.batched_eigh"
     )
     assert "torch" in loaded_by(program)
-    assert {*matbackprop.__all__, "errors", "functional"} <= set(dir(matbackprop))
+    assert {*matbackprop.__all__, "errors", "functional", "segment", "classify"} <= set(dir(matbackprop))
     assert pickle.loads(pickle.dumps(matbackprop.matrix_log)) is matbackprop.matrix_log
     with pytest.raises(AttributeError, match="module 'matbackprop' has no attribute 'matrix_lgo'"):
         matbackprop.matrix_lgo  # noqa: B018

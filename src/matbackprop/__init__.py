@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         unvectorize_symmetric,
         vectorize_symmetric,
     )
+    from matbackprop.inference import classify as classify
+    from matbackprop.inference import segment as segment
 
 __version__ = "0.1.0"
 
@@ -72,17 +74,30 @@ __all__ = [
 
 _MODULES = {"divided_differences", "errors", "functional", "nn", "numerics", "solvers"}
 
+_INFERENCE = {"classify", "segment"}
+"""Functions on pictures. They need the extra ``train``, so that ``from matbackprop import *`` leaves them out."""
+
 if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
-        if name not in __all__:
+        if name not in __all__ and name not in _INFERENCE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.functional"), name)
+        if name in _INFERENCE:
+            try:
+                value = getattr(import_module(f"{__name__}.inference"), name)
+            except ModuleNotFoundError as error:
+                from matbackprop.errors import MissingExtraError
+
+                raise MissingExtraError(
+                    f"matbackprop.{name} needs {error.name}: pip install 'matbackprop[train]'"
+                ) from error
+        else:
+            value = getattr(import_module(f"{__name__}.functional"), name)
         globals()[name] = value  # found without this function from now on
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*globals(), *__all__, *_MODULES, *_INFERENCE})

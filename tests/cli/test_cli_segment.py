@@ -119,6 +119,14 @@ def test_sixteen_bits_are_rescaled_and_that_is_said(tmp_path, capsys):
     assert labels[0, 0] == 0 and labels[0, -1] == 1
 
 
+def test_other_formats(picture, tmp_path, capsys):
+    assert main(Config((picture,), out=tmp_path / "out", format=("coco", "svg"), k=3)) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["photo-coco.json", "photo.svg"]
+    assert "→ " in capsys.readouterr().out
+    coco = json.loads((tmp_path / "out" / "photo-coco.json").read_text())
+    assert len(coco["annotations"]) == 3 and coco["images"][0]["file_name"] == "photo.png"
+
+
 def test_run_of_a_segmenter_does_not_classify(tmp_path):
     (tmp_path / "config.json").write_text('{"model": {"variant": "paper"}}')
     with pytest.raises(WeightsError, match=r"holds no saved model.*train one"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+import matbackprop
 from matbackprop.cli import main
 from matbackprop.data.coco import coco_files, decode_mask, read_regions
 from matbackprop.data.coco_regions import RegionSource, cache_regions
@@ -78,6 +79,15 @@ def test_a_folder_with_another_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"class": "DeepNCuts", "arguments": {}}')
     with pytest.raises(WeightsError, match="does not classify regions"):
         load_classifier(tmp_path)
+
+
+def test_one_line_names_the_regions_of_a_picture_file(model, shapes, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    path = sorted((shapes / "images" / "train").iterdir())[0]
+    (answer,) = matbackprop.classify(path, str(tmp_path / "model"), [(0, 0, 20, 20)], device="cpu")
+    expected = classify_regions(model, picture(path), [(0, 0, 20, 20)])[0]
+    assert answer == pytest.approx(dict(zip(NAMES, expected.tolist(), strict=True)), abs=1e-5)
+    assert next(iter(answer)) == NAMES[int(expected.argmax())]
 
 
 def run(capsys, *words):

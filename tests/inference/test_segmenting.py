@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import matbackprop
 from matbackprop.data.bsds import BSDS
-from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.inference import segment_photograph
+from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.inference import Segments, segment, segment_photograph
+from matbackprop.inference.segmenting import read_input
 from matbackprop.models.deep_ncuts import DeepNCuts
 
 
@@ -62,7 +65,7 @@ def test_large_photographs_are_segmented_small_and_returned_large(method):
 
 def test_enlarged_labels_are_those_of_the_nearest_cell():
     result = segment_photograph(halves(50, 70), side=30)
-    small = segment_photograph(np.asarray(result.pixels), side=30)._small(4)
+    small = segment_photograph(np.asarray(result.pixels), side=30).small_labels(4)
     maps = torch.from_numpy(small.astype(np.float32))[None, None]
     expected = torch.nn.functional.interpolate(maps, size=(50, 70), mode="nearest-exact")[0, 0].numpy()
     np.testing.assert_array_equal(result.labels(4), expected)
@@ -113,6 +116,52 @@ def test_bad_input():
         segment_photograph(halves(), side=0)
     with pytest.raises(ConfigurationError, match="at least one positive"):
         segment_photograph(halves(), ks=())
+
+
+def test_one_picture_in_every_form_gives_the_same_regions(tmp_path):
+    pixels = halves()
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    tensor = torch.from_numpy(pixels)
+    forms = [
+        tmp_path / "photo.png",
+        str(tmp_path / "photo.png"),
+        Image.fromarray(pixels),
+        pixels,
+        pixels.transpose(2, 0, 1),
+        pixels / 255.0,
+        tensor,
+        tensor.permute(2, 0, 1),
+        (tensor / 255.0).permute(2, 0, 1).requires_grad_(),
+        (tensor / 255.0).bfloat16(),
+    ]
+    expected = matbackprop.segment(pixels).labels(2)
+    for form in forms:
+        result = segment(form)
+        assert isinstance(result, Segments) and np.array_equal(result.labels(2), expected)
+    assert segment(tmp_path / "photo.png").name == segment(Image.open(tmp_path / "photo.png")).name == "photo.png"
+
+
+def test_lists_folders_and_patterns_give_lists(tmp_path):
+    for name in ("b.png", "a.png"):
+        Image.fromarray(halves(20, 30)).save(tmp_path / name)
+    assert (
+        [r.name for r in segment(tmp_path)] == [r.name for r in segment(str(tmp_path / "*.png"))] == ["a.png", "b.png"]
+    )
+    assert [r.size for r in segment([halves(20, 30), tmp_path / "a.png"])] == [(20, 30)] * 2
+    with pytest.raises(DataError, match="does not exist"):
+        segment(tmp_path / "c.png")
+
+
+def test_where_both_ends_could_be_channels_tensors_have_them_first_and_arrays_last():
+    values = np.random.default_rng(0).integers(0, 256, (3, 5, 4), dtype=np.uint8)
+    assert read_input(values)[0].pixels.shape == (3, 5, 3)
+    assert read_input(torch.from_numpy(values))[0].pixels.shape == (5, 4, 3)
+
+
+def test_a_model_may_be_named(tmp_path):
+    network().save_pretrained(tmp_path / "model")
+    result = segment(halves(), str(tmp_path / "model"), (2,), device="cpu")
+    assert result.network and result.count(2) == 2
 
 
 @pytest.mark.data

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import tyro
 
-from matbackprop.data.pictures import find_pictures, read_picture
+from matbackprop.data.pictures import find_pictures
 from matbackprop.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ __all__ = ["Config", "main"]
 
 @dataclass
 class Config:
-    """Segment photographs: label maps (PNG and npz) and pictures with the borders drawn in.
+    """Segment photographs: label maps, pictures with the borders drawn in, and exports for other programs.
 
     A picture that cannot be read is named and skipped; the exit code is then 1, and 2 where no picture could be read.
     """
@@ -45,6 +43,9 @@ class Config:
     k: int | None = None
     """Number of regions (merge) or of clusters (cluster) that the PNG files show; by default about as many regions as
     people would draw."""
+    format: tuple[Literal["png", "npz", "coco", "svg", "labelme"], ...] = ("png", "npz")
+    """What to write. png: label map, colours, borders. npz: all levels and the tree of merges. coco: JSON with exact
+    masks. svg: one path per region. labelme: polygons."""
     side: int = 480
     """Larger photographs are segmented at this length of their longer side."""
     seed: int = 0
@@ -77,12 +78,12 @@ def main(config: Config) -> int:
     entries, skipped = [], []
     for path, stem in zip(paths, _stems(paths), strict=True):
         try:
-            picture = read_picture(path)
+            result = segment_photograph(path, model, ks, method=config.method, side=config.side, seed=config.seed)
         except DataError as error:
             skipped.append({"image": path.as_posix(), "reason": str(error)})
             print(f"matbackprop: skipped: {error}", file=sys.stderr)
             continue
-        result = segment_photograph(picture.pixels, model, ks, method=config.method, side=config.side, seed=config.seed)
+        files = result.save(config.out, config.k, formats=config.format, stem=stem)
         count = result.count(config.k)
         entry: dict[str, Any] = {
             "image": path.as_posix(),
@@ -90,13 +91,14 @@ def main(config: Config) -> int:
             "confidence": result.confidence,
             "shown": count,
             "regions": [result.count(k) for k in result.ks],
-            "note": picture.note,
+            "note": result.note,
             "seconds": round(result.seconds, 3),
-            **_write(config.out, stem, result, config.k),
+            **{name: file.as_posix() for name, file in files.items()},
         }
         entries.append(entry)
         if not config.json:
-            print(f"{path}: {_summary(result, count, config.k, picture.note)} → {entry['overlay']}")
+            shown = files.get("overlay", next(iter(files.values())))
+            print(f"{path}: {_summary(result, count, config.k)} → {shown}")
     if config.json:
         network = model is not None
         document = {"network": network, "method": config.method, "ks": list(ks), "images": entries, "skipped": skipped}
@@ -106,7 +108,7 @@ def main(config: Config) -> int:
     return 0 if not skipped else 1 if entries else 2
 
 
-def _summary(result: Segments, count: int, k: int | None, note: str) -> str:
+def _summary(result: Segments, count: int, k: int | None) -> str:
     words = [f"{count} region{'' if count == 1 else 's'} shown"]
     if k is not None:
         words.append(f"{result.k} suggested")
@@ -114,7 +116,7 @@ def _summary(result: Segments, count: int, k: int | None, note: str) -> str:
         words.append("nothing in it differs")
     if result.confidence is not None:
         words.append(f"confidence {result.confidence:.2f}")
-    return ", ".join([*words, *([note] if note else []), f"{result.seconds:.2f} s"])
+    return ", ".join([*words, *([result.note] if result.note else []), f"{result.seconds:.2f} s"])
 
 
 def _stems(paths: Iterable[Path]) -> list[str]:
@@ -126,30 +128,3 @@ def _stems(paths: Iterable[Path]) -> list[str]:
         seen[path.stem] = count + 1
         stems.append(path.stem if count == 0 else f"{path.stem}-{count + 1}")
     return stems
-
-
-def _write(folder: Path, stem: str, result: Segments, k: int | None) -> dict[str, str]:
-    """Write all levels as npz, and the shown one as a 16-bit PNG, in colours, and as borders on the picture."""
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    names = {"labels": ".png", "colours": "-colours.png", "overlay": "-overlay.png", "levels": ".npz"}
-    paths = {name: folder / f"{stem}{end}" for name, end in names.items()}
-    Image.fromarray(result.labels(k).astype(np.uint16)).save(paths["labels"])
-    Image.fromarray(result.painted(k)).save(paths["colours"])
-    Image.fromarray(result.outlined(k)).save(paths["overlay"])
-    _write_levels(paths["levels"], result)
-    return {name: path.as_posix() for name, path in paths.items()}
-
-
-def _write_levels(path: Path, result: Segments) -> None:
-    """What ``np.savez_compressed(path, labels=…, ks=…)`` writes, one level at a time to save memory."""
-    shape = (len(result.ks), *result.size)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        with archive.open("labels.npy", "w", force_zip64=True) as file:
-            head = {"descr": "<u2", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, head)  # type: ignore[no-untyped-call]
-            for k in result.ks:
-                file.write(result.labels(k).astype("<u2").tobytes())
-        with archive.open("ks.npy", "w") as file:
-            np.lib.format.write_array(file, np.asarray(result.ks))

@@ -34,7 +34,8 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
     - ``.seg``: one human map of BSDS300.
     - ``.png``: one map; grey values (1 to 16 bits) and palette indices are labels, in a colour picture each colour is
       one. Contours and photographs, which have no regions, are refused.
-    - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names; ``.npy`` likewise.
+    - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names, also those of ``matbackprop
+      segment``; ``.npy`` likewise.
 
     Args:
         path: the file.
@@ -177,7 +178,8 @@ def _read_npz(path: Path) -> list[NDArray[np.integer]]:
     if not is_zipfile(path):
         raise DataError(f"{path} cannot be read: it is no archive of NumPy arrays, or damaged")
     with np.load(path, allow_pickle=False) as content:
-        names = sorted(content.files, key=_natural)
+        # What `matbackprop segment` writes holds more than its label maps.
+        names = ["labels"] if {"labels", "ks"} <= set(content.files) else sorted(content.files, key=_natural)
         return [labels for name in names for labels in _stack(content[name], path)]
 
 

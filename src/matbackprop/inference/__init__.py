@@ -1,16 +1,18 @@
 """Using trained models, or none: load one, segment photographs, name regions. Programs and pages use only this room."""
 
-from matbackprop.inference.classifying import classify_regions
+from matbackprop.inference.classifying import classify, classify_regions
 from matbackprop.inference.colour_merging import merge_by_colour
 from matbackprop.inference.loading import choose_device, load_classifier, load_segmenter
-from matbackprop.inference.segmenting import Segments, segment_photograph
+from matbackprop.inference.segmenting import Segments, segment, segment_photograph
 
 __all__ = [
     "Segments",
     "choose_device",
+    "classify",
     "classify_regions",
     "load_classifier",
     "load_segmenter",
     "merge_by_colour",
+    "segment",
     "segment_photograph",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +13,48 @@ from torch import Tensor
 from matbackprop.data.coco import region_window
 from matbackprop.data.coco_regions import crop_region, place_regions
 from matbackprop.errors import DataError, ShapeError
+from matbackprop.inference.loading import load_classifier
+from matbackprop.inference.segmenting import read_input
 from matbackprop.models.deep_o2p import RegionClassifier
 
-__all__ = ["Box", "classify_regions"]
+__all__ = ["Box", "classify", "classify_regions"]
 
 Box = tuple[float, float, float, float]
 """x, y, width and height in pixels."""
+
+
+def classify(
+    x: Any,
+    model: RegionClassifier | SiftO2P | str | Path,
+    boxes: Sequence[Box] | None = None,
+    masks: Sequence[np.ndarray | None] | None = None,
+    *,
+    device: str = "auto",
+) -> list[dict[str, float]]:
+    """Name the objects in regions of a picture.
+
+    Args:
+        x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
+        model: a trained classifier, or where to load one from (see :func:`load_classifier`).
+        boxes: x, y, width and height of each region in pixels; None takes the masks' own boxes or, without masks, the
+            whole picture as one region.
+        masks: (h, w) arrays, nonzero inside the region; None, or a None among them, takes the whole box.
+        device: where a model that is loaded computes: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        For each region the names of the classes with their probabilities, most likely first.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> network = RegionClassifier(2, names=["cup", "plate"], head="o2p", canvas=67, reduce=4)
+        >>> [sorted(region) for region in classify(np.zeros((40, 60, 3), np.uint8), network)]
+        [['cup', 'plate']]
+    """
+    if isinstance(model, (str, Path)):
+        model = load_classifier(model, device)
+    probabilities = classify_regions(model, read_input(x)[0].pixels, boxes, masks)
+    names = model.names or [str(i) for i in range(probabilities.shape[1])]
+    return [dict(sorted(zip(names, row, strict=True), key=lambda pair: -pair[1])) for row in probabilities.tolist()]
 
 
 @torch.no_grad()

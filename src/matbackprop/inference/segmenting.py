@@ -1,25 +1,31 @@
-"""Segmenting one photograph of any size, with a trained network or without any."""
+"""Segmenting photographs of any size and kind, with a trained network or without any."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from matbackprop.data.pictures import Picture, find_pictures, picture_of, read_picture
 from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.inference import export
 from matbackprop.inference.colour_merging import merge_by_colour
 from matbackprop.inference.drawing import draw_boundaries, paint_labels
+from matbackprop.inference.loading import load_segmenter
 from matbackprop.inference.number import suggest_number
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.spectral import Hierarchy
 
-__all__ = ["Segments", "segment_photograph"]
+__all__ = ["Segments", "read_input", "segment", "segment_photograph"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +44,9 @@ class Segments:
         superpixels: (h', w') the small regions that merging starts from, at the size that was segmented; None after
             clustering.
         hierarchy: the tree of merges over the superpixels; None after clustering.
-        clusterings: number of clusters → (h', w') label map; empty after merging.
+        clusterings: number of clusters → (h', w') label map; None after merging.
+        name: file name of the photograph.
+        note: what was done to its values, such as rescaling 16 bits; empty for nothing.
     """
 
     pixels: NDArray[np.uint8]
@@ -51,6 +59,8 @@ class Segments:
     superpixels: NDArray[np.int32] | None = None
     hierarchy: Hierarchy | None = None
     clusterings: Mapping[int, NDArray[np.int32]] | None = None
+    name: str = "picture.png"
+    note: str = ""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -67,7 +77,7 @@ class Segments:
         Raises:
             ConfigurationError: k is not positive, or no number of clusters that was asked for.
         """
-        small = self._small(k)
+        small = self.small_labels(k)
         height, width = self.size
         if small.shape == (height, width):
             return small
@@ -76,7 +86,8 @@ class Segments:
         columns = ((np.arange(width) + 0.5) * small.shape[1] / width).astype(np.int64)
         return small[rows][:, columns]
 
-    def _small(self, k: int | None) -> NDArray[np.int32]:
+    def small_labels(self, k: int | None = None) -> NDArray[np.int32]:
+        """The label map at the size (h', w') that was segmented."""
         if self.hierarchy is not None and self.superpixels is not None:
             return self.hierarchy.levels([self.k if k is None else k])[0].astype(np.int32)[self.superpixels]
         assert self.clusterings is not None
@@ -88,7 +99,7 @@ class Segments:
 
     def count(self, k: int | None = None) -> int:
         """The number of regions of :meth:`labels`."""
-        return int(self._small(k).max()) + 1
+        return int(self.small_labels(k).max()) + 1
 
     def outlined(self, k: int | None = None) -> NDArray[np.uint8]:
         """The photograph with the borders of the regions, wide enough to be seen when it fills a screen."""
@@ -98,9 +109,114 @@ class Segments:
         """Every region in a hue of its own."""
         return paint_labels(self.labels(k))
 
+    def show(self, k: int | None = None) -> None:
+        """Open a window (or draw into the notebook) with the borders and the regions side by side."""
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, 2, figsize=(12, 12 / 2 * self.size[0] / self.size[1]), layout="constrained")
+        for axis, picture in zip(axes, (self.outlined(k), self.painted(k)), strict=True):
+            axis.imshow(picture)
+            axis.set_axis_off()
+        figure.suptitle(f"{self.name}: {self.count(k)} regions")
+        plt.show()
+
+    def _repr_png_(self) -> bytes:
+        """The picture that notebooks show: the photograph with its borders, at most 800 pixels wide or high."""
+        from PIL import Image
+
+        picture, file = Image.fromarray(self.outlined()), io.BytesIO()
+        picture.thumbnail((800, 800))
+        picture.save(file, "PNG")
+        return file.getvalue()
+
+    def to_coco(self, k: int | None = None) -> dict[str, Any]:
+        """The regions as a COCO data set of one image: exact run-length masks, boxes and areas, one category."""
+        return export.to_coco(self, k)
+
+    def to_labelme(self, k: int | None = None) -> dict[str, Any]:
+        """The regions as LabelMe's polygons, large ones first, because LabelMe knows no holes."""
+        return export.to_labelme(self, k)
+
+    def to_svg(self, k: int | None = None) -> str:
+        """The regions as one SVG path each, in their mean colours."""
+        return export.to_svg(self, k)
+
+    def save(
+        self,
+        folder: str | Path = "segments",
+        k: int | None = None,
+        *,
+        formats: Sequence[export.Format] = ("png", "npz"),
+        stem: str | None = None,
+    ) -> dict[str, Path]:
+        """Write the segmentations.
+
+        Args:
+            folder: made if need be.
+            k: number of regions in all files but the npz one; None for the suggested number.
+            formats: ``"png"`` (label map of 16 bits, ``-colours``, and borders as ``-overlay``), ``"npz"`` (``labels``
+                of all ``ks`` and, after merging, the tree: ``superpixels``, ``merges``, ``heights``), ``"coco"``,
+                ``"labelme"`` and ``"svg"``.
+            stem: beginning of the names; None for that of the photograph.
+
+        Returns:
+            Kind of file → its path.
+        """
+        return export.save(self, folder, k, formats=formats, stem=stem)
+
+
+def segment(
+    x: Any,
+    model: DeepNCuts | str | Path | None = None,
+    ks: Sequence[int] | None = None,
+    *,
+    method: str = "merge",
+    side: int = 480,
+    seed: int = 0,
+    device: str = "auto",
+) -> Any:
+    """Segment one picture or many.
+
+    Args:
+        x: a file, a Pillow image, an array or tensor of one picture, (h, w), (h, w, 3) or (3, h, w), bytes or numbers
+            in [0, 1]; or a folder, a pattern such as ``"holiday/*.jpg"``, or a list of any of these.
+        model: a trained network, or where to load one from (see :func:`load_segmenter`); None merges superpixels by
+            colour and contrast, without a network.
+        ks: numbers of regions (``"merge"``) or of clusters (``"cluster"``); None for the eight of the method's default.
+        method: ``"merge"`` for a nested hierarchy, ``"cluster"`` for K-means and connected components.
+        side: larger pictures are segmented at this length of their longer side; borders are then as fine as that.
+        seed: of K-means.
+        device: where a model that is loaded computes: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        :class:`Segments`; a list of them for a folder, a pattern or a list.
+
+    Raises:
+        DataError: a file cannot be read.
+        ShapeError: an array is no picture.
+        ConfigurationError: clustering without a network, or an unknown method.
+
+    Example:
+        >>> picture = np.zeros((40, 60, 3), np.uint8)
+        >>> picture[:, 30:] = 200
+        >>> result = segment(picture)
+        >>> result.k, result.labels(2)[0, [0, 29, 30, 59]].tolist()
+        (2, [0, 0, 1, 1])
+    """
+    if isinstance(model, (str, Path)):
+        model = load_segmenter(model, device)
+    options: dict[str, Any] = {"method": method, "side": side, "seed": seed}
+    if isinstance(x, (str, Path)):
+        paths = find_pictures([x])
+        if paths != [Path(x)]:
+            return [segment_photograph(path, model, ks, **options) for path in paths]
+    elif isinstance(x, (list, tuple)):
+        return [segment(one, model, ks, **options) for one in x]
+    return segment_photograph(x, model, ks, **options)
+
 
 def segment_photograph(
-    image: ArrayLike,
+    x: Any,
     model: DeepNCuts | None = None,
     ks: Sequence[int] | None = None,
     *,
@@ -108,30 +224,7 @@ def segment_photograph(
     side: int = 480,
     seed: int = 0,
 ) -> Segments:
-    """Segment a photograph at its full size.
-
-    Args:
-        image: (h, w, 3) uint8 or floating point in [0, 1]; grey and RGBA are accepted too.
-        model: a trained network; None merges superpixels by colour and contrast, without a network.
-        ks: numbers of regions (``"merge"``) or of clusters (``"cluster"``); None for the eight of the method's default.
-        method: ``"merge"`` for a nested hierarchy, ``"cluster"`` for K-means and connected components.
-        side: larger photographs are segmented at this length of their longer side; borders are then as fine as that.
-        seed: of K-means.
-
-    Returns:
-        :class:`Segments`.
-
-    Raises:
-        ShapeError: no image.
-        ConfigurationError: clustering without a network, or an unknown method.
-
-    Example:
-        >>> picture = np.zeros((40, 60, 3), np.uint8)
-        >>> picture[:, 30:] = 200
-        >>> result = segment_photograph(picture)
-        >>> result.k, result.labels(2)[0, [0, 29, 30, 59]].tolist()
-        (2, [0, 0, 1, 1])
-    """
+    """Segment one picture: :func:`segment` without lists and folders, with a model that is loaded."""
     started = time.perf_counter()
     if method not in ("merge", "cluster"):
         raise ConfigurationError(f"unknown method {method!r}; choose merge or cluster.")
@@ -142,8 +235,8 @@ def segment_photograph(
     ks = tuple(default_ks(method) if ks is None else ks)
     if not ks or min(ks) < 1:
         raise ConfigurationError(f"ks must name at least one positive number of regions, got {list(ks)}.")
-    pixels = _pixels(image)
-    small = _shrink(torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))), side)
+    picture, name = read_input(x)
+    small = _shrink(torch.from_numpy(np.ascontiguousarray(picture.pixels.transpose(2, 0, 1))), side)
     merging = merge_by_colour(small.permute(1, 2, 0).numpy(), ks)
     k, confidence = suggest_number(merging.hierarchy)
     clusterings = None
@@ -155,7 +248,7 @@ def segment_photograph(
         else:
             merging = model.merge(on_device, ks)
     return Segments(
-        pixels,
+        picture.pixels,
         ks,
         k,
         confidence,
@@ -165,23 +258,49 @@ def segment_photograph(
         None if clusterings else merging.superpixels,
         None if clusterings else merging.hierarchy,
         clusterings,
+        name,
+        picture.note,
     )
 
 
-def _pixels(image: ArrayLike) -> NDArray[np.uint8]:
-    array = np.asarray(image)
-    if array.ndim == 2:
-        array = np.repeat(array[..., None], 3, -1)
-    if array.ndim != 3 or array.shape[-1] not in (3, 4) or 0 in array.shape:
-        raise ShapeError(f"a photograph is (h, w), (h, w, 3) or (h, w, 4) with at least one pixel, got {array.shape}.")
-    array = array[..., :3]
-    if array.dtype == np.uint8:
-        return array
+def read_input(x: Any) -> tuple[Picture, str]:
+    """One picture of any kind, and its file name.
+
+    Args:
+        x: a file, a Pillow image, or an array or tensor: (h, w), or with 1, 3 or 4 channels first or last. Where both
+            ends could be channels, tensors have them first and arrays last.
+
+    Raises:
+        DataError: the file cannot be read.
+        ShapeError: the array is no picture, or holds neither bytes nor numbers in [0, 1].
+    """
+    from PIL import Image
+
+    if isinstance(x, (str, Path)):
+        return read_picture(x), Path(x).name
+    if isinstance(x, Image.Image):
+        return picture_of(x.copy()), Path(str(getattr(x, "filename", "") or "picture.png")).name
+    if isinstance(x, Tensor):
+        tensor = x.detach().cpu()
+        array = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        ends = (0, -1)
+    else:
+        array, ends = np.asarray(x), (-1, 0)
+    if array.ndim == 3:
+        channels = next((end for end in ends if array.shape[end] in (1, 3, 4)), None)
+        array = array[None] if channels is None else np.moveaxis(array, channels, -1)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise ShapeError(
+            f"a picture is (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got {np.shape(x)}."
+        )
     if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:  # NaN is neither
-        return (array * 255).round().astype(np.uint8)
-    raise ShapeError(
-        f"a photograph holds uint8, or floating point in [0, 1]; got {array.dtype} from {array.min()} to {array.max()}."
-    )
+        array = (array * 255).round().astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise ShapeError(
+            f"a picture holds uint8 or floating point in [0, 1]; got {array.dtype} from {array.min()} to {array.max()}."
+        )
+    squeezed = array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
+    return picture_of(Image.fromarray(np.ascontiguousarray(squeezed))), "picture.png"
 
 
 def _shrink(image: Tensor, side: int) -> Tensor:
