@@ -25,7 +25,7 @@ Box = tuple[float, float, float, float]
 
 def classify(
     x: Any,
-    model: RegionClassifier | SiftO2P | str | Path,
+    model: RegionClassifier | str | Path,
     boxes: Sequence[Box] | None = None,
     masks: Sequence[np.ndarray | None] | None = None,
     *,
