@@ -24,7 +24,7 @@ __all__ = ["Config", "main"]
 
 @dataclass
 class Config:
-    """Score segmentations against human maps: covering, Rand index, variation of information, boundary F-measure.
+    """Score segmentations against human maps: covering, Rand index, variation of information, boundaries, objects.
 
     Both folders hold .mat (the benchmark's own segs, groundTruth and ucm2), .seg, .png, .npz or .npy files, named after
     the image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are searched too.
@@ -40,6 +40,8 @@ class Config:
     """Also write one line per image to this file."""
     boundary: bool = True
     """Match boundaries too, which takes most of the time."""
+    objects: bool = True
+    """Match objects and parts too."""
     tolerance: float = 0.0075
     """Largest distance of matched boundary pixels, as a share of the image diagonal."""
     thresholds: int = 99
@@ -65,6 +67,7 @@ def main(config: Config) -> int:
         {name: partial(read, paths) for name, paths in segmentations.items()},
         {name: partial(read, truth[name]) for name in segmentations if name in truth},
         boundary=config.boundary,
+        objects=config.objects,
         tolerance=config.tolerance,
         workers=config.workers or _workers(len(segmentations)),
     )
@@ -143,6 +146,7 @@ def _print_table(results: list[ImageScores], summary: dict[str, float]) -> None:
         "pri": "Rand index (PRI)",
         "vi": "variation of information, bits",
         "boundary": "boundary F-measure",
+        "objects": "objects and parts, F-measure",
     }
     rows: list[list[Cell]] = [
         [title, *(document["scores"].get(f"{stem}_{scale}") for scale in ("ods", "ois", "best"))]

@@ -1,4 +1,4 @@
-"""Measures of segmentations: covering, Rand index, variation of information and boundary F-measure.
+"""Measures of segmentations: covering, Rand index, variation of information, boundaries, objects and parts.
 
 Functions on NumPy arrays score one image or a data set; classes for torchmetrics gather the same scores over batches
 and processes. The classes are imported on first use, because torchmetrics is slow to import.
@@ -23,6 +23,7 @@ from matbackprop.metrics.evaluation import (
     score_images,
     summarize,
 )
+from matbackprop.metrics.objects_parts import objects_and_parts
 from matbackprop.metrics.regions import (
     RegionScores,
     as_label_map,
@@ -57,6 +58,7 @@ __all__ = [
     "evaluate_segmentations",
     "f_measure",
     "match_boundaries",
+    "objects_and_parts",
     "paired_bootstrap",
     "rand_index",
     "region_scores",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import DataError
 from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
+from matbackprop.metrics.objects_parts import objects_and_parts, objects_over_scales
 from matbackprop.metrics.regions import region_scores
 from matbackprop.processes import parallel_map
 
@@ -32,6 +33,7 @@ class ImageScores:
         best_covering: each human region covered by the best region over all segmentations, ``(g,)``.
         boundary: matched and all human pixels, matched and all pixels of the segmentation, ``(t, 4)``; None when not
             asked for.
+        objects: precision and recall of objects and parts, ``(t, 2)``; None when not asked for.
     """
 
     id: str
@@ -40,6 +42,7 @@ class ImageScores:
     variation_of_information: NDArray[np.float64]
     best_covering: NDArray[np.float64]
     boundary: NDArray[np.int64] | None = None
+    objects: NDArray[np.float64] | None = None
 
     @property
     def paper_best(self) -> float:
@@ -65,6 +68,8 @@ class ImageScores:
         }
         if self.boundary is not None:
             row["boundary_f"] = float(f_measure(self.boundary)[2].max())
+        if self.objects is not None:
+            row["objects_f"] = objects_over_scales([self.objects])[1]
         return row
 
 
@@ -74,6 +79,7 @@ def score_image(
     ground_truth: Maps,
     *,
     boundary: bool = False,
+    objects: bool = False,
     tolerance: float = TOLERANCE,
 ) -> ImageScores:
     """All measures of one image.
@@ -83,6 +89,7 @@ def score_image(
         segmentations: label maps ``(h, w)`` from fine to coarse (any fixed order), or a function that reads them.
         ground_truth: human label maps ``(h, w)``, or a function that reads them.
         boundary: match boundaries too, which takes most of the time.
+        objects: also match objects and parts.
         tolerance: of the boundary match, as a share of the image diagonal.
 
     Returns:
@@ -108,6 +115,7 @@ def score_image(
         regions.variation_of_information,
         regions.best_covering,
         counts,
+        objects_and_parts(maps, truths) if objects else None,
     )
 
 
@@ -116,6 +124,7 @@ def score_images(
     ground_truth: Mapping[str, Maps],
     *,
     boundary: bool = False,
+    objects: bool = False,
     tolerance: float = TOLERANCE,
     workers: int = 0,
 ) -> Iterator[ImageScores]:
@@ -125,7 +134,7 @@ def score_images(
     Args:
         segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).
         ground_truth: human maps of at least these images, likewise.
-        boundary, tolerance: see ``score_image``.
+        boundary, objects, tolerance: see ``score_image``.
         workers: number of processes; 0 and 1 stay in this one.
 
     Yields:
@@ -141,7 +150,7 @@ def score_images(
     if without:
         shown = ", ".join(sorted(without)[:5]) + (", …" if len(without) > 5 else "")
         raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}")
-    score = partial(_score, boundary=boundary, tolerance=tolerance)
+    score = partial(_score, boundary=boundary, objects=objects, tolerance=tolerance)
     jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
     problems = []
     for result in parallel_map(score, jobs, workers):
@@ -168,15 +177,16 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
 
     ODS fixes the number of the segmentation for all images, OIS takes the best one for each image. Covering pools all
     human maps (an image with more annotators weighs more); PRI, VI and the paper's measures are plain means over
-    images; boundary precision and recall come from pooled counts, and ODS between two neighbouring segmentations is
-    interpolated, as in the benchmark.
+    images, as are precision and recall of objects and parts; boundary precision and recall come from pooled counts, and
+    ODS between two neighbouring segmentations is interpolated, as in the benchmark.
 
     Args:
         scores: of at least one image.
 
     Returns:
         ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best``, ``paper_average``, ``pri_ods``,
-        ``pri_ois``, ``vi_ods``, ``vi_ois`` and, where boundaries were matched, ``boundary_ods``, ``boundary_ois``.
+        ``pri_ois``, ``vi_ods``, ``vi_ois`` and, where boundaries were matched, ``boundary_ods``, ``boundary_ois``, and
+        where objects and parts were, ``objects_ods``, ``objects_ois``.
         ODS values are NaN where images have different numbers of segmentations, because there is no common scale then.
 
     Raises:
@@ -208,6 +218,9 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     counts = [score.boundary for score in scores if score.boundary is not None]
     if len(counts) == len(scores):
         summary["boundary_ods"], summary["boundary_ois"] = boundary_over_scales(counts)
+    pairs = [score.objects for score in scores if score.objects is not None]
+    if len(pairs) == len(scores):
+        summary["objects_ods"], summary["objects_ois"] = objects_over_scales(pairs)
     return summary
 
 
@@ -262,6 +275,7 @@ def evaluate_segmentations(
     ground_truth: Mapping[str, Maps],
     *,
     boundary: bool = False,
+    objects: bool = False,
     tolerance: float = TOLERANCE,
     workers: int = 0,
 ) -> dict[str, float]:
@@ -271,6 +285,7 @@ def evaluate_segmentations(
         segmentations: label maps of each image, or functions that read them.
         ground_truth: human maps of at least these images.
         boundary: also the boundary F-measure.
+        objects: also the F-measure of objects and parts.
         tolerance: of the boundary match, as a share of the image diagonal.
         workers: number of processes; 0 and 1 stay in this one.
 
@@ -285,5 +300,7 @@ def evaluate_segmentations(
         >>> evaluate_segmentations({"pond": [half]}, {"pond": [half, [[0, 1, 2, 3]]]})["paper_average"]
         0.75
     """
-    scores = score_images(segmentations, ground_truth, boundary=boundary, tolerance=tolerance, workers=workers)
+    scores = score_images(
+        segmentations, ground_truth, boundary=boundary, objects=objects, tolerance=tolerance, workers=workers
+    )
     return summarize(scores)
