@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.cuts import features, regions
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.functional.linear_solve import gaussian_crf, linear_solve
 from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.functional.projector import projector, spectral_projector
@@ -104,3 +104,51 @@ def test_a_small_network_learns_a_segmentation():
         value.backward()
         optimizer.step()
     assert value.item() < 0.5 * first
+
+
+MAPS = F.mT.reshape(3, 4, 3, 4)  # (b, c, h, w)
+GRID = L.reshape(3, 3, 4)
+
+
+@pytest.mark.parametrize("objective", ["j1", "j2", "soft"])
+def test_maps_are_rows_in_another_shape(objective):
+    expected = NormalizedCutLoss(objective)(F, L)
+    loss = NormalizedCutLoss(objective, maps=True)
+    torch.testing.assert_close(loss(MAPS, GRID), expected)
+    larger = GRID.repeat_interleave(5, 1).repeat_interleave(3, 2)
+    torch.testing.assert_close(loss(MAPS, larger), expected)
+    several = torch.stack([larger, larger.flip(0)], 1)
+    both = NormalizedCutLoss(objective)(F, torch.stack([L, L.flip(0)], 1))
+    torch.testing.assert_close(loss(MAPS, several), both)
+
+
+def test_the_label_of_a_cell_is_the_one_under_its_middle():
+    labels = torch.arange(6 * 10).reshape(1, 6, 10) % 5
+    wanted = torch.nn.functional.interpolate(labels[None].float(), size=(4, 3), mode="nearest-exact")[0].long()
+    f = features(1, 12, 4)
+    torch.testing.assert_close(
+        NormalizedCutLoss("soft", maps=True)(f.mT.reshape(1, 4, 4, 3), labels),
+        NormalizedCutLoss("soft")(f, wanted.flatten(1)),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_ignored_labels_are_left_out_and_not_a_region(dtype):
+    void = torch.zeros(3, 12, dtype=torch.bool)
+    void[:, ::5] = True
+    marked = L.clamp(min=0).masked_fill(void, 255).to(dtype)
+    left_out = L.clamp(min=0).masked_fill(void, -1)
+    for objective in ("j1", "j2", "soft"):
+        loss = NormalizedCutLoss(objective, ignore_index=255)
+        torch.testing.assert_close(loss(F, marked), NormalizedCutLoss(objective)(F, left_out))
+    assert "ignore_index=255" in repr(loss)
+
+
+def test_maps_are_weighted_and_bad_ones_refused():
+    weight = C.reshape(3, 3, 4)
+    loss = NormalizedCutLoss("soft", maps=True)
+    torch.testing.assert_close(loss(MAPS, GRID, weight=weight), NormalizedCutLoss("soft")(F, L, weight=C))
+    with pytest.raises(ShapeError, match=r"maps need features \(b, c, h, w\)"):
+        loss(F, L)
+    with pytest.raises(ConfigurationError, match="offsets"):
+        loss(MAPS, GRID, offsets=[0, 12])

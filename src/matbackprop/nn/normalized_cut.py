@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
 __all__ = ["NormalizedCutLoss"]
@@ -23,6 +23,8 @@ class NormalizedCutLoss(nn.Module):
         ridge: λ of the soft objective.
         lambda_features: learn Λ ``(d, d)`` of W = FΛFᵀ for d features, from the identity; with ``"j1"`` only, since the
             other two do not depend on it.
+        maps: features are maps ``(b, c, h, w)`` and labels ``(b, H, W)`` of any size, as for other segmentation losses.
+        ignore_index: label of elements to leave out, such as 255 in many data sets; −1 is always left out.
         num_labels: a bound of the number of regions of an image; spares one device synchronisation.
         rank_tol: relative rank tolerance, or the dtype whose precision the features carry; not for ``"soft"``.
         reduction: ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
@@ -30,7 +32,9 @@ class NormalizedCutLoss(nn.Module):
         check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
 
     Shape:
-        f ``(*b, m, d)`` and labels ``(*b, m)`` or ``(*b, a, m)`` to a scalar, or ``(*b,)`` without reduction.
+        f ``(*b, m, d)`` and labels ``(*b, m)`` or ``(*b, a, m)`` to a scalar, or ``(*b,)`` without reduction. With
+        ``maps``, f ``(b, c, h, w)`` and labels ``(b, H, W)`` or, of several annotators, ``(b, a, H, W)``: the label of
+        a cell is the one under its middle. A weight is ``(b, h, w)`` then.
 
     Example:
         >>> import torch
@@ -50,6 +54,8 @@ class NormalizedCutLoss(nn.Module):
         *,
         ridge: float = 0.3,
         lambda_features: int | None = None,
+        maps: bool = False,
+        ignore_index: int = -1,
         num_labels: int | None = None,
         rank_tol: float | torch.dtype | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
@@ -69,6 +75,8 @@ class NormalizedCutLoss(nn.Module):
             raise ConfigurationError("rank_tol does nothing with objective='soft', which has no rank; leave it out.")
         self.objective = objective
         self.ridge = ridge
+        self.maps = maps
+        self.ignore_index = ignore_index
         self.num_labels = num_labels
         self.rank_tol = rank_tol
         self.reduction = reduction
@@ -85,6 +93,14 @@ class NormalizedCutLoss(nn.Module):
         offsets: Tensor | Sequence[int] | None = None,
     ) -> Tensor:
         """Return the loss; ``weight`` and ``offsets`` as in the functional form."""
+        if self.ignore_index != -1:
+            labels = labels.long()  # bytes have no −1
+            labels = labels.masked_fill(labels == self.ignore_index, -1)
+        if self.maps:
+            if offsets is not None:
+                raise ConfigurationError("offsets belong to packed rows and not to maps; leave one of them out.")
+            f, labels = _rows(f, labels)
+            weight = None if weight is None else weight.flatten(-2)
         if self.objective == "soft":
             value = normalized_cut_soft(
                 f,
@@ -126,4 +142,20 @@ class NormalizedCutLoss(nn.Module):
     def extra_repr(self) -> str:
         """The arguments, for ``print(module)``."""
         ridge = f", ridge={self.ridge}" if self.objective == "soft" else ""
-        return f"{self.objective!r}{ridge}, reduction={self.reduction!r}"
+        maps = ", maps=True" if self.maps else ""
+        ignored = f", ignore_index={self.ignore_index}" if self.ignore_index != -1 else ""
+        return f"{self.objective!r}{ridge}{maps}{ignored}, reduction={self.reduction!r}"
+
+
+def _rows(f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Features ``(b, c, h, w)`` and labels ``(b, …, H, W)`` as rows ``(b, h·w, c)`` and labels ``(b, …, h·w)``."""
+    if f.ndim != 4 or labels.ndim not in (3, 4) or len(labels) != len(f) or 0 in labels.shape[-2:]:
+        raise ShapeError(
+            f"maps need features (b, c, h, w) and labels (b, H, W) or (b, a, H, W), got {tuple(f.shape)} and "
+            f"{tuple(labels.shape)}."
+        )
+    for dim, cells in ((-2, f.shape[-2]), (-1, f.shape[-1])):
+        if labels.shape[dim] != cells:
+            middle = (torch.arange(cells, device=labels.device) * 2 + 1) * labels.shape[dim] // (2 * cells)
+            labels = labels.index_select(dim, middle)
+    return f.flatten(2).mT, labels.flatten(-2)
