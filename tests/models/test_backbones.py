@@ -106,3 +106,20 @@ def test_a_backbone_gets_the_numbers_that_it_was_trained_on():
     expected = (colours - torch.tensor(Own.mean).view(3, 1, 1)) / torch.tensor(Own.std).view(3, 1, 1)
     torch.testing.assert_close(own(normalize(colours), ["image"])["image"], expected, rtol=1e-6, atol=1e-6)
     assert (Backbone.mean, Backbone.std) == (IMAGENET_MEAN, IMAGENET_STD)
+
+
+def test_efficientnet_is_padded_as_tensorflow_pads_even_sizes():
+    """The first convolution against one with the padding written out."""
+    backbone = built("efficientnet-lite2")
+    image = torch.randn(1, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    plain = nn.functional.conv2d(nn.functional.pad(image, (0, 1, 0, 1)), backbone._conv_stem.weight, stride=2)
+    torch.testing.assert_close(backbone._conv_stem(image), plain)
+    assert backbone._conv_stem(image[..., :31, :47]).shape[-2:] == (16, 24)  # the last pixel has its cell at any size
+
+
+def test_batch_normalisation_does_not_look_at_the_batch():
+    backbone = built("efficientnet-lite2").train()
+    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    together = backbone(images, ["stage2"])["stage2"]
+    alone = torch.cat([backbone(image[None], ["stage2"])["stage2"] for image in images])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)

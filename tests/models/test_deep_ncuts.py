@@ -47,19 +47,23 @@ def test_the_papers_widths():
     assert (model.channels, model.head.drop.p, model.taps) == (20, 0.25, ["relu5"])
 
 
-@pytest.mark.parametrize("name", ["alexnet", "vgg16"])
-def test_cells_lie_over_their_blocks(name):
+@pytest.mark.parametrize(
+    ("name", "tap"),
+    [("alexnet", "relu5"), ("vgg16", "relu4_1"), ("efficientnet-lite2", "stage3"), ("efficientnet-lite2", "stage5")],
+)
+def test_cells_lie_over_their_blocks(name, tap):
     """The gradient of one cell is centred on the cell's block of pixels.
 
     Positive weights keep gradients from cancelling, and means instead of maxima from leaning to one side.
     """
-    tap = "relu5" if name == "alexnet" else "relu4_1"
     model = DeepNCuts(backbone=name, taps=(tap,), head="none").eval()
-    for parameter in model.backbone.parameters():
-        nn.init.constant_(parameter, 0.01 if parameter.ndim > 1 else 0.0)
-    for index, layer in enumerate(model.backbone.features):
-        if isinstance(layer, nn.MaxPool2d):
-            model.backbone.features[index] = nn.AvgPool2d(layer.kernel_size, layer.stride)
+    for parameter_name, parameter in model.backbone.named_parameters():
+        weight = 0.01 if parameter.ndim > 1 else 1.0
+        nn.init.constant_(parameter, weight if parameter_name.endswith("weight") else 0.0)
+    for parent in model.backbone.modules():
+        for child_name, layer in parent.named_children():
+            if isinstance(layer, nn.MaxPool2d):
+                setattr(parent, child_name, nn.AvgPool2d(layer.kernel_size, layer.stride))
     stride = model.stride
     x = torch.full((1, 3, 13 * stride, 15 * stride), 0.9, requires_grad=True)
     features = model(x).features

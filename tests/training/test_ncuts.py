@@ -383,3 +383,16 @@ def test_a_learned_lambda_is_refused_where_nothing_depends_on_it(objective):
     with pytest.raises(ConfigurationError, match="objective 'j1' only"):
         NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective=objective))
     NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective="j1"))
+
+
+def test_another_backbone_trains_and_is_saved_and_loaded(tmp_path):
+    config = tiny("hypercolumns-lite2")
+    module = NCutsModule(config)
+    batch = augment(ImageSource(prepared(1), None).fetch(torch.tensor([0]), 0))
+    module.losses(batch)[0].backward()
+    assert [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
+    model = module.model.eval()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.taps == ["stage2", "stage3", "stage5", "stage7"]
+    torch.testing.assert_close(again(batch["image"]).features, model(batch["image"]).features)

@@ -6,6 +6,7 @@ VGG-16 (hypercolumns) with colour and position on a finer grid and may predict b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -104,14 +105,29 @@ class _Geometry:
         """Cells along a side of so many pixels."""
         return max(1, round(pixels / self.stride))
 
-    def skip(self, before: int) -> int:
-        """Cells to leave out when ``before`` pixels were put in front."""
-        return max(0, round((before - self.shift) / self.stride))
+    def start(self, before: int) -> tuple[int, float]:
+        """Which cell lies over the first block when ``before`` pixels were put in front: its number, and how much
+        further on towards the next one. Less than a pixel counts as nothing."""
+        place = (before - self.shift) / self.stride
+        if abs(place - round(place)) * self.stride < 1:
+            return max(0, round(place)), 0.0
+        return math.floor(place), place - math.floor(place)
 
     def after(self, pixels: int, before: int) -> int:
         """Pixels to add behind so that every cell has its input."""
-        last = self.skip(before) + self.cells(pixels) - 1
+        first, part = self.start(before)
+        last = first + self.cells(pixels) - (1 if part == 0 else 0)
         return max(0, self.reach + last * self.stride - pixels - before)
+
+    def over_blocks(self, maps: Tensor, size: tuple[int, int], before: int) -> Tensor:
+        """The cells (b, c, h, w) over the blocks of an image of ``size``; between cells, in proportion."""
+        first, part = self.start(before)
+        for dimension, pixels in zip((-2, -1), size, strict=True):
+            cells = maps.narrow(dimension, first, self.cells(pixels))
+            if part:
+                cells = torch.lerp(cells, maps.narrow(dimension, first + 1, self.cells(pixels)), part)
+            maps = cells
+        return maps
 
 
 class _PaperHead(nn.Module):
@@ -381,10 +397,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             padded = nnf.pad(padded, (before, right, before, below), mode="replicate")
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             maps = self.backbone(padded, self.taps)
-        cropped = []
-        for g, one in zip(self.geometry, (maps[tap] for tap in self.taps), strict=True):
-            skip = g.skip(before)
-            cropped.append(one[..., skip : skip + g.cells(height), skip : skip + g.cells(width)])
+        places = zip(self.geometry, self.taps, strict=True)
+        cropped = [g.over_blocks(maps[tap], (height, width), before) for g, tap in places]
         if self.head is None:
             return cropped[0]
         return self.head(cropped, image, self.grid((height, width)))

@@ -106,6 +106,8 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
         return None
     path = find_weights(name) if str(weights) == "imagenet" else Path(weights)
     state = {k: v for k, v in read_weights(path).items() if not k.startswith("classifier.")}
+    # How many batches the means of batch normalisation were taken over is published by some and used by none.
+    state |= {k: v for k, v in backbone.state_dict().items() if k.endswith("num_batches_tracked") and k not in state}
     load_weights_into(backbone, state, str(path))
     return path
 

@@ -141,6 +141,12 @@ def _smoke() -> NCutsConfig:
     return config
 
 
+def _on_lite2(config: NCutsConfig) -> NCutsConfig:
+    taps = ("stage2", "stage3", "stage5", "stage7")
+    config.model = dataclasses.replace(config.model, backbone="efficientnet-lite2", taps=taps)
+    return config
+
+
 PRESETS: dict[str, NCutsConfig] = {
     "smoke": _smoke(),
     "small": soft_config("alexnet-relu5", epochs=4),
@@ -152,6 +158,8 @@ PRESETS: dict[str, NCutsConfig] = {
     "soft-vgg16-relu5": soft_config("vgg16-relu5", backbone_rate=5e-5),
     "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
     "hypercolumns-tuned": soft_config("hypercolumns", epochs=15, boundary_weight=4.0),
+    # A network of a third of VGG-16's weights and a twentieth of its arithmetic.
+    "hypercolumns-lite2": _on_lite2(soft_config("hypercolumns", epochs=15)),
 }
 
 

@@ -120,6 +120,14 @@ PRESETS = {
         model=RegionModelConfig(head="o2p_fc"),
         optimizer=OptimizerConfig(rate=0.01),
     ),
+    # DeepO2P on EfficientNet-Lite2.
+    "lite2": O2PConfig(
+        engine=_ENGINE,
+        model=RegionModelConfig(
+            head="o2p", backbone="efficientnet-lite2", tap="stage7", reduce=128, feature_scale=0.1, vector_dropout=0.5
+        ),
+        optimizer=OptimizerConfig(rate=0.01),
+    ),
     # First and second order on four maps, the best of all that were tried beyond the paper.
     "maps": O2PConfig(
         engine=_ENGINE,

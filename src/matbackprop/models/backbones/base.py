@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import ConfigurationError
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "LayerStack", "TapInfo", "normalize"]
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "LayerStack", "TapInfo", "normalize", "start_randomly"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -21,6 +21,15 @@ def normalize(image: Tensor) -> Tensor:
     # With plain numbers: a tensor of them would have to be copied to the device, which a CUDA graph cannot.
     parts = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
     return torch.cat([(channel - mean) / std for channel, mean, std in parts], -3)
+
+
+def start_randomly(network: nn.Module) -> None:
+    """Draw the weights of all convolutions (Kaiming, for ReLU)."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 class TapInfo(NamedTuple):
@@ -43,6 +52,8 @@ class Backbone(nn.Module):
     """A network that gives named feature maps.
 
     Subclasses say which maps there are (:attr:`taps`), describe them (:meth:`info`) and compute them (:meth:`maps`).
+    Batch normalisation keeps the means and deviations that it was published with, in training too: batches of regions
+    or of single images would give others, and results would depend on how they are divided over processes.
 
     Attributes:
         taps: names of the maps, in the order in which the network computes them.
@@ -62,6 +73,14 @@ class Backbone(nn.Module):
     def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
         """The maps (b, c, h', w') of images (b, 3, h, w) normalised with :attr:`mean` and :attr:`std`."""
         raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Self:
+        """Train or evaluate, batch normalisation as it is."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
 
     def cut(self, taps: Sequence[str]) -> None:
         """Leave out the layers behind the last of ``taps``: they would neither be used nor learn."""
@@ -113,11 +132,7 @@ class LayerStack(Backbone):
         self.features = features
         self.index = dict(sorted(taps.items(), key=lambda item: item[1]))
         self.taps = tuple(self.index)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        start_randomly(self)
         self._info = {tap: self._measure(tap) for tap in self.taps}
 
     def _measure(self, tap: str) -> TapInfo:

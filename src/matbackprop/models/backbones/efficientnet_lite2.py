@@ -1,0 +1,112 @@
+"""EfficientNet-Lite2, with the keys of efficientnet-lite-pytorch (``_blocks.N._depthwise_conv.weight``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.models.backbones.base import Backbone, TapInfo, start_randomly
+
+__all__ = ["EfficientNetLite2"]
+
+# Blocks, kernel, stride of the first block, expansion and channels of each stage.
+STAGES = [(1, 3, 1, 1, 16), (3, 3, 2, 6, 24), (3, 5, 2, 6, 48), (4, 3, 2, 6, 88), (4, 5, 1, 6, 120), (5, 5, 2, 6, 208),
+          (1, 3, 1, 6, 352)]  # fmt: skip
+STEM, HEAD = 32, 1280
+
+
+class _Convolution(nn.Conv2d):
+    """A convolution padded as TensorFlow pads images of even size, whatever the size, so that cells never move."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        if kernel == 1:
+            return super().forward(x)
+        before = (kernel - stride) // 2
+        behind = [(-(-n // stride) - 1) * stride + kernel - n - before for n in x.shape[-2:]]
+        return super().forward(nnf.pad(x, (before, behind[1], before, behind[0])))
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3)
+
+
+class _Block(nn.Module):
+    """Expansion, depthwise convolution and projection, around which the input goes where its shape is kept."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        width = inputs * expansion
+        self.expands, self.keeps = expansion > 1, stride == 1 and inputs == outputs
+        if self.expands:
+            self._expand_conv = _Convolution(inputs, width, 1, bias=False)
+            self._bn0 = _norm(width)
+        self._depthwise_conv = _Convolution(width, width, kernel, stride, groups=width, bias=False)
+        self._bn1 = _norm(width)
+        self._project_conv = _Convolution(width, outputs, 1, bias=False)
+        self._bn2 = _norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = nnf.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        inner = nnf.relu6(self._bn1(self._depthwise_conv(inner)))
+        inner = self._bn2(self._project_conv(inner))
+        return x + inner if self.keeps else inner
+
+
+class EfficientNetLite2(Backbone):
+    """EfficientNet-Lite2: ``stem``, the outputs of its stages ``stage1`` to ``stage7``, and ``head``.
+
+    Reference:
+        Tan, Le. EfficientNet: rethinking model scaling for convolutional neural networks. ICML 2019. The Lite variants
+        are without squeeze-and-excitation and with ReLU6.
+    """
+
+    mean, std = (127 / 255,) * 3, (128 / 255,) * 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._conv_stem = _Convolution(3, STEM, 3, 2, bias=False)
+        self._bn0 = _norm(STEM)
+        blocks: list[nn.Module] = []
+        self._ends = {"stem": 0}
+        self._info = {"stem": TapInfo(STEM, 2, 1.0, 2)}
+        width, stride, offset = STEM, 2, 1.0
+        for number, (depth, kernel, step, expansion, channels) in enumerate(STAGES, start=1):
+            for i in range(depth):
+                blocks.append(_Block(width, channels, kernel, step if i == 0 else 1, expansion))
+                width = channels
+            offset += stride * (step - 1)  # with a stride of 2 the windows lie one cell behind the first of a pair
+            stride *= step
+            self._ends[f"stage{number}"] = len(blocks)
+            self._info[f"stage{number}"] = TapInfo(channels, stride, offset, stride)
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head = _Convolution(width, HEAD, 1, bias=False)
+        self._bn1 = _norm(HEAD)
+        self._info["head"] = TapInfo(HEAD, stride, offset, stride)
+        self.taps = (*self._ends, "head")
+        start_randomly(self)
+
+    def info(self, tap: str) -> TapInfo:
+        """Channels and place of a map."""
+        self.check([tap])
+        return self._info[tap]
+
+    def remove_behind(self, tap: str) -> None:
+        """Remove the layers behind a map."""
+        if tap != "head":
+            del self._conv_head, self._bn1
+            del self._blocks[self._ends[tap] :]
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of the stages that ``taps`` mean."""
+        x = nnf.relu6(self._bn0(self._conv_stem(image)))
+        found, done = {"stem": x}, 0
+        wanted = [tap for tap in self.taps if tap in taps]
+        for tap in wanted:
+            for block in self._blocks[done : self._ends.get(tap, len(self._blocks))]:  # type: ignore[union-attr]
+                x = block(x)
+            done = self._ends.get(tap, len(self._blocks))
+            found[tap] = nnf.relu6(self._bn1(self._conv_head(x))) if tap == "head" else x
+        return found
