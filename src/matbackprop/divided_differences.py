@@ -105,18 +105,21 @@ def _inverse_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) ->
 # --- exp -------------------------------------------------------------------------------------------------------------
 
 
-def _exp_quotient(x: Tensor) -> Tensor:
-    """(eˣ − 1)/x by Kahan's way, over log(eˣ) near zero, where the rounding of eˣ cancels.
+def _expm1(x: Tensor) -> Tensor:
+    """eˣ − 1 with all digits near zero, also in a compiled graph, which computes torch.expm1 as it is written here.
 
-    Not by expm1: a compiled graph computes that as eˣ − 1, which has no digits near zero.
+    There by Kahan's way: the rounding of u = eˣ cancels in (u − 1)/log u.
     """
+    if not torch.compiler.is_compiling():
+        return torch.expm1(x)
     u = x.exp()
     u = u.masked_fill(u == 1, 1 + torch.finfo(u.dtype).eps)
-    return (u - 1) / torch.where(x.abs() < 1, u.log(), x)
+    return (u - 1) * torch.where(x.abs() < 1, x / u.log(), 1)
 
 
 def _exp_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
-    return torch.maximum(a, b).exp() * _exp_quotient(-(a - b).abs())
+    gap = (a - b).abs().clamp_min(_SMALLEST_GAP)
+    return torch.maximum(a, b).exp() * (_expm1(-gap) / -gap)
 
 
 def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
@@ -142,7 +145,7 @@ def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     low = torch.minimum(a, b)
     x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
     t = x.log1p()
-    return low ** (p - 1) * (p * _exp_quotient(p * t) * (t / x))
+    return low ** (p - 1) * (_expm1(p * t) / x)
 
 
 def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
@@ -169,7 +172,7 @@ def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     low = torch.minimum(a, b)
     x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
     t = x.log1p()
-    return low ** (p - 1) * ((low.log() * p * _exp_quotient(p * t) + torch.exp(p * t)) * (t / x))
+    return low ** (p - 1) * ((low.log() * _expm1(p * t) + t * torch.exp(p * t)) / x)
 
 
 def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:

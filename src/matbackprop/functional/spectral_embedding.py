@@ -61,8 +61,8 @@ def spectral_embedding(
         TieError: see ``ties``.
 
     Gradient:
-        Of eigenvalues and degrees always; of eigenvectors through the EIG proposition, where they are determined. A
-        loss of the span only, such as UUᵀ, does not see ties inside it.
+        Of eigenvalues and degrees always; of eigenvectors through the EIG proposition, where they are determined:
+        at ties see `eigh`. A loss of the span of all d of them is one of `projector` of D^(−½)F, which is exact there.
 
     Example:
         >>> import torch
