@@ -2,6 +2,7 @@
 
 from matbackprop.spectral.colour import rgb_to_lab
 from matbackprop.spectral.components import connected_components
+from matbackprop.spectral.contour_map import contour_map, number_strengths
 from matbackprop.spectral.embedding import (
     Embedding,
     KChoice,
@@ -41,8 +42,10 @@ __all__ = [
     "border_mean",
     "choose_k",
     "connected_components",
+    "contour_map",
     "merge_regions",
     "ncut_embedding",
+    "number_strengths",
     "pivoted_qr_rotation",
     "region_graph",
     "region_means",
