@@ -2,7 +2,9 @@
 
 import os
 import struct
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +179,14 @@ def test_a_file_cut_short_is_one_line(tmp_path, name):
     with pytest.raises(DataError, match=name) as error:
         read_picture(path)
     assert "\n" not in str(error.value)
+
+
+def test_threads_that_read_leave_the_filters_of_warnings_as_they_were(tmp_path):
+    path = saved(tmp_path, Image.fromarray(COLOUR), "photo.png")
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(8) as pool:
+        assert len({p.pixels.tobytes() for p in pool.map(read_picture, [path] * 200)}) == 1
+    assert warnings.filters == before
 
 
 def test_folders_and_patterns_stand_for_their_pictures(tmp_path):

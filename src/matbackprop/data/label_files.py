@@ -10,6 +10,7 @@ from zipfile import is_zipfile
 import numpy as np
 from numpy.typing import NDArray
 
+from matbackprop.data.pictures import open_picture
 from matbackprop.errors import DataError, LabelError, ShapeError
 from matbackprop.metrics.regions import as_label_map
 
@@ -137,11 +138,9 @@ def _fill_contours(labels: NDArray[np.integer]) -> NDArray[np.integer]:
 
 
 def _read_png(path: Path) -> list[NDArray[np.integer]]:
-    from PIL import Image
-
-    with Image.open(path) as picture:
+    with open_picture(path) as picture:
         if picture.format != "PNG":
-            raise DataError(f"{path} is a {picture.format} file in truth; label maps must be PNG, which loses nothing")
+            raise DataError(f"is a {picture.format} file in truth; label maps must be PNG, which loses nothing")
         array = np.asarray(picture)
         palette = picture.mode == "P"
     if array.ndim == 2:

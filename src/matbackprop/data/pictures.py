@@ -7,10 +7,12 @@ Pillow decodes; this module decides what may be decoded. Only kinds that Pillow 
 from __future__ import annotations
 
 import glob
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +21,24 @@ from matbackprop.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
-__all__ = ["MAX_PIXELS", "PICTURE_SUFFIXES", "Picture", "find_pictures", "picture_of", "read_mask", "read_picture"]
-
-T = TypeVar("T")
+__all__ = [
+    "MAX_PIXELS",
+    "PICTURE_SUFFIXES",
+    "Picture",
+    "find_pictures",
+    "open_picture",
+    "picture_of",
+    "read_mask",
+    "read_picture",
+]
 
 MAX_PIXELS = 89_478_485
 """Pixels of the largest picture that is decoded: Pillow's own limit, a quarter of a gigabyte of RGB."""
 
 _KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000")
+_FILTERS = threading.Lock()  # the filters of warnings belong to all threads
 _DARK = 64  # 12 bits in 16 leave bytes below 16
 
 PICTURE_SUFFIXES = (
@@ -84,11 +95,11 @@ def read_picture(path: str | Path) -> Picture:
         DataError: there is no such file, it is no regular file (a folder, a named pipe), no picture, cut short,
             otherwise damaged, or has more than :data:`MAX_PIXELS` pixels; those are never decoded.
     """
-    picture, deep = _decode(path, picture_of)
-    if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
-        raise DataError(
-            f"{path} has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits."
-        )
+    with open_picture(path) as file:
+        deep = any(";16" in str(tile.args) for tile in file.tile)
+        picture = picture_of(file)
+        if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
+            raise DataError("has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits.")
     return picture
 
 
@@ -98,11 +109,17 @@ def read_mask(path: str | Path) -> NDArray[np.bool_]:
     Raises:
         DataError: as :func:`read_picture`.
     """
-    return _decode(path, _mask_of)[0]
+    with open_picture(path) as file:
+        return _mask_of(file)
 
 
-def _decode(path: str | Path, convert: Callable[[Image], T]) -> tuple[T, bool]:
-    """Open a picture, convert it, and say whether the file has 16 bits per colour."""
+@contextmanager
+def open_picture(path: str | Path) -> Iterator[ImageFile]:
+    """Open a picture whose pixels the body of the ``with`` statement decodes.
+
+    Raises:
+        DataError: as :func:`read_picture`, also for what goes wrong in the body; the message begins with the path.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -113,14 +130,13 @@ def _decode(path: str | Path, convert: Callable[[Image], T]) -> tuple[T, bool]:
         kind = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         raise DataError(f"{path} {kind}; name a picture.")
     try:
-        with warnings.catch_warnings():
+        with _FILTERS, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             file = Image.open(path, formats=_KINDS)
         with file:
             if file.width * file.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
-            deep = any(";16" in str(tile.args) for tile in file.tile)
-            return convert(file), deep
+            yield file
     except DataError as error:
         raise DataError(f"{path} {error}") from error.__cause__
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

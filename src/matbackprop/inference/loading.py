@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -11,6 +11,8 @@ from matbackprop.errors import ConfigurationError, WeightsError
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.models.pretrained import CONFIG, fetch_pretrained, pretrained_config
+
+M = TypeVar("M", DeepNCuts, RegionClassifier)
 
 __all__ = ["choose_device", "load_classifier", "load_segmenter"]
 
@@ -38,8 +40,8 @@ def load_segmenter(source: str | Path, device: str = "auto") -> DeepNCuts:
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    model = _load(source, (DeepNCuts,), "segment photographs", "ncuts")
-    return model.to(choose_device(device), memory_format=torch.channels_last)
+    model = _load(source, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifier:
@@ -52,13 +54,10 @@ def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifie
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    return _load(source, (RegionClassifier,), "classify regions", "o2p").to(choose_device(device))
+    return _load(source, RegionClassifier, "classify regions", "o2p").to(choose_device(device))
 
 
-_Model = DeepNCuts | RegionClassifier
-
-
-def _load(source: str | Path, kinds: tuple[type[_Model], ...], purpose: str, recipe: str) -> Any:
+def _load(source: str | Path, kind: type[M], purpose: str, recipe: str) -> M:
     folder = Path(source)
     if (folder / "model" / CONFIG).is_file():  # a run folder
         folder = folder / "model"
@@ -67,8 +66,7 @@ def _load(source: str | Path, kinds: tuple[type[_Model], ...], purpose: str, rec
     elif not folder.is_dir():
         folder = fetch_pretrained(source)
     name = pretrained_config(folder).get("class")
-    kind = next((k for k in kinds if k.__name__ == name), None)
-    if kind is None:
+    if name != kind.__name__:
         raise WeightsError(
             f"{folder} holds {f'a {name}' if name else 'no saved model'}, which does not {purpose}; train one with "
             f"'matbackprop train {recipe}'."
