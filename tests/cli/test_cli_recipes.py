@@ -43,13 +43,13 @@ def test_smoke_run(recipe, tmp_path, capsys):
     layer = {"layer/rank", "layer/eigen_max", "layer/eigen_min", "layer/gradient_norm"}
     assert {"train/loss", "train/gradient_norm", "train/learning_rate", "val/loss"} | layer <= names
     assert all(line["train/loss"] > 0 for line in metrics if "train/loss" in line)
-    for path in (run.report_path, run.summary_path, run.checkpoints / "last.ckpt", run.checkpoints / "best.ckpt"):
+    for path in (run.report_path, run.summary_path, run.checkpoints / "last.ckpt", run.path / "model" / "config.json"):
         assert path.stat().st_size > 0
     assert list(run.figures.glob("*.png"))
     shares = json.loads(run.profile_path.read_text())["share"]
     assert shares["layer forward"] > 0 and shares["layer backward"] > 0
 
-    # The same command does nothing without --resume, and goes on with it.
+    # The same command does nothing without --resume, and resumes with it.
     assert call(*words) == 2
     assert "already holds a run" in capsys.readouterr().err
     steps = run.read_summary()["steps"]
