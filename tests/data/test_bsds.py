@@ -7,8 +7,8 @@ from PIL import Image
 from scipy.io import savemat
 from torch.utils.data import DataLoader
 
+from helpers.seg_files import write_seg
 from matbackprop.data.bsds import BSDS, labels_to_grid, tuning_split
-from matbackprop.data.label_files import write_seg
 from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
 
 SIZE = (12, 16)

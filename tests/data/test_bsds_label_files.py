@@ -5,12 +5,13 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
+from helpers.seg_files import write_seg
+from matbackprop.data import label_files, pictures
 from matbackprop.data.label_files import (
     index_label_files,
     read_label_maps,
     read_seg,
     ucm_to_segmentations,
-    write_seg,
 )
 from matbackprop.errors import DataError
 
@@ -176,6 +177,25 @@ def test_damaged_and_wrong_files(tmp_path):
         read_label_maps(tmp_path / "photo.gif")
     with pytest.raises(DataError, match="does not exist"):
         read_label_maps(tmp_path / "nobody.png")
+
+
+def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch):
+    monkeypatch.setattr(label_files, "MAX_BYTES", 100_000)
+    for module in (label_files, pictures):
+        monkeypatch.setattr(module, "MAX_PIXELS", 100_000)
+    many, fine = np.zeros((1000, 200), np.uint16), np.zeros((100, 200), np.uint16)
+    savemat(tmp_path / "many.mat", {"labels": many}, do_compression=True)
+    savemat(tmp_path / "fine.mat", {"labels": fine}, do_compression=True)
+    np.savez_compressed(tmp_path / "many.npz", many)
+    np.savez_compressed(tmp_path / "fine.npz", fine)
+    Image.fromarray(many).save(tmp_path / "many.png")
+    (tmp_path / "many.seg").write_text(SEG.replace("width 4", "width 4000000"))
+    assert (tmp_path / "many.mat").stat().st_size < 2000
+    for kind in ("mat", "npz", "png", "seg"):
+        with pytest.raises(DataError, match=rf"many\.{kind} (unfolds to more than|has .*pixels)"):
+            read_label_maps(tmp_path / f"many.{kind}")
+    for kind in ("mat", "npz"):
+        assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
 
 
 def test_matlab_73_is_named(tmp_path):

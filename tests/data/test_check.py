@@ -87,7 +87,7 @@ def test_bsds_other_size(bsds):
 
 
 def test_bsds300_layout(bsds, tmp_path):
-    from matbackprop.data.label_files import write_seg
+    from helpers.seg_files import write_seg
 
     root = tmp_path / "BSDS300"
     shutil.copytree(bsds / "data" / "images", root / "images")

@@ -1,12 +1,12 @@
 """Object regions from any COCO-format file: read, crop, cache once, and feed to a GPU at full speed.
 
 The way of a region: its bounding box is cut out of the image and resized so that the longest side is 200 px; colours
-and mask are stored as four bytes a pixel in one memory-mapped array (:func:`cache_regions`). Training then reads whole
+and mask are stored as four bytes per pixel in one memory-mapped array (:func:`cache_regions`). Training reads whole
 batches of bytes, or keeps the array on the device (:func:`resident_store`), and :func:`place_regions` does everything
 else there at once: the jittered placement on the 227×227 canvas, the flip, masking and normalisation.
 
 What is random about a placement is drawn from (seed, epoch) alone (:func:`draw_placements`), so that a run that was
-stopped goes on with exactly the batches that were still to come, on any number of processes.
+stopped resumes with exactly the batches that were still to come, on any number of processes.
 """
 
 from __future__ import annotations
@@ -407,7 +407,7 @@ def _store(path: Path, device: torch.device) -> Tensor:
 
 
 def resident_store(regions: Regions, device: torch.device) -> Tensor:
-    """The bytes of all regions on ``device``, int32 (n, side, side); copied there once a process.
+    """The bytes of all regions on ``device``, int32 (n, side, side); copied there once per process.
 
     23,486 regions of 200 px take 3.8 GB.
     """

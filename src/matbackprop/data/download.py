@@ -83,7 +83,7 @@ def download(
     wait: float = 1.0,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Path:
-    """Download one file; an interrupted download goes on where it stopped, and the file appears only when it is whole.
+    """Download one file; an interrupted download resumes where it stopped, and the file appears only when it is whole.
 
     Args:
         url: http, https or file address.

@@ -1,27 +1,32 @@
 """Label maps on disk: the benchmark's .mat and .seg files, PNG and NumPy arrays, read without running any code."""
 
 import re
+import zlib
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import is_zipfile
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from matbackprop.data.pictures import open_picture
+from matbackprop.data.pictures import MAX_PIXELS, open_picture
 from matbackprop.errors import DataError, LabelError, ShapeError
 from matbackprop.metrics.regions import as_label_map
 
-__all__ = ["LABEL_SUFFIXES", "index_label_files", "read_label_maps", "read_seg", "ucm_to_segmentations", "write_seg"]
+__all__ = ["LABEL_SUFFIXES", "index_label_files", "read_label_maps", "read_seg", "ucm_to_segmentations"]
 
 #: Files that ``read_label_maps`` understands.
 LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
 
+MAX_BYTES = 1 << 30
+"""Most bytes that a compressed file of label maps may unfold to; a human's maps of an image take a few million."""
+
 #: Whether ``name_1.png``, ``name_2.png`` … are several maps of the image ``name``.
 Numbered = Literal["yes", "no"]
 
+_MAT_COMPRESSED = 15
 _NUMBER = re.compile(r"(?P<name>.+)_(?P<number>[1-9][0-9]*)$")
 _SINGLE = (".png", ".npy")  # files of one map each, which may be numbered
 
@@ -77,6 +82,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
 def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
     from scipy.io import loadmat
 
+    _check_mat(path)
     content = {name: value for name, value in loadmat(path).items() if not name.startswith("__")}
     if "groundTruth" in content:
         return [_labels(cell["Segmentation"][0, 0], path) for cell in content["groundTruth"].ravel()]
@@ -91,6 +97,24 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
         for _, value in sorted(content.items())
         if isinstance(value, np.ndarray) and value.ndim == 2 and value.size > 1 and value.dtype.kind in "iub"
     ]
+
+
+def _check_mat(path: Path) -> None:
+    """Refuse a file of version 5 to 7 whose compressed variables unfold to too many bytes; nothing is kept of them."""
+    left = MAX_BYTES
+    with path.open("rb") as file:
+        order: Literal["little", "big"] = "little" if file.read(128)[126:] == b"IM" else "big"
+        while len(tag := file.read(8)) == 8:
+            kind, length = int.from_bytes(tag[:4], order), int.from_bytes(tag[4:], order)
+            if kind != _MAT_COMPRESSED:
+                file.seek(length, 1)
+                continue
+            stream, data = zlib.decompressobj(), file.read(length)
+            while left >= 0 and (unfolded := stream.decompress(data, 1 << 20)):
+                left -= len(unfolded)
+                data = stream.unconsumed_tail
+            if left < 0:
+                raise DataError(f"{path} unfolds to more than {MAX_BYTES >> 20} MB, far more than label maps take")
 
 
 def _labels(array: Any, path: Path) -> NDArray[np.integer]:
@@ -173,9 +197,17 @@ def _is_drawn(labels: NDArray[np.integer]) -> bool:
     return int((others & inside).sum()) < 0.5 * int(others.sum())
 
 
+def _check_size(path: Path, height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise DataError(f"{path} has {height}×{width} pixels; at most {MAX_PIXELS} are read")
+
+
 def _read_npz(path: Path) -> list[NDArray[np.integer]]:
     if not is_zipfile(path):
         raise DataError(f"{path} cannot be read: it is no archive of NumPy arrays, or damaged")
+    with ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
+            raise DataError(f"{path} unfolds to more than {MAX_BYTES >> 20} MB, far more than label maps take")
     with np.load(path, allow_pickle=False) as content:
         # What `matbackprop segment` writes holds more than its label maps.
         names = ["labels"] if {"labels", "ks"} <= set(content.files) else sorted(content.files, key=_natural)
@@ -224,6 +256,7 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
     if missing:
         raise DataError(f"{path}: the header has no number for {', '.join(missing)}")
     width, height, segments = (int(fields[name]) for name in ("width", "height", "segments"))
+    _check_size(path, height, width)
     runs = np.array([int(number) for number in body.split()], dtype=np.int64)
     if runs.size == 0 or runs.size % 4 or width * height == 0:
         raise DataError(f"{path}: {runs.size} numbers after 'data'; each line holds 'segment row first last'")
@@ -245,27 +278,6 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
     labels = np.empty(height * width, dtype=np.int64)
     labels[pixels] = np.repeat(segment, length)
     return labels.reshape(height, width)
-
-
-def write_seg(path: str | Path, labels: NDArray[np.integer], *, image: str = "0", user: str = "0") -> None:
-    """Write a label map as a BSDS300 ``.seg`` file.
-
-    Args:
-        path: the file to write.
-        labels: labels ``(h, w)`` from 0.
-        image: image identifier in the header.
-        user: annotator identifier in the header.
-    """
-    height, width = labels.shape
-    change = np.ones((height, width), dtype=bool)
-    change[:, 1:] = labels[:, 1:] != labels[:, :-1]
-    row, first = np.nonzero(change)
-    last = np.append(first[1:] - 1, width - 1)
-    last[np.append(row[1:] != row[:-1], True)] = width - 1
-    lines = ["format ascii cr", f"image {image}", f"user {user}", f"width {width}", f"height {height}"]
-    lines += [f"segments {int(labels.max()) + 1}", "gray 0", "invert 0", "flipflop 0", "data"]
-    lines += [f"{labels[y, a]} {y} {a} {b}" for y, a, b in zip(row, first, last, strict=True)]
-    Path(path).write_text("\n".join(lines) + "\n", encoding="ascii")
 
 
 def index_label_files(

@@ -80,7 +80,7 @@ class ShapesRegions:
     def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), objects: int = 4, seed: int = 0) -> None:
         if length < 1 or objects < 1 or min(size) < 32:
             raise ConfigurationError(
-                f"length {length}, objects {objects}, size {size}: at least 1 image, 1 object and 32 pixels a side."
+                f"length {length}, objects {objects}, size {size}: at least 1 image, 1 object and 32 pixels per side."
             )
         self.length, self.size, self.objects, self.seed = length, size, objects, seed
 

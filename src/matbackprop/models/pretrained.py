@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
+from matbackprop.files import atomic_write
 from matbackprop.models.weights import load_weights_into, read_weights
 
 __all__ = ["PretrainedMixin"]
@@ -50,17 +51,17 @@ class PretrainedMixin:
         Returns:
             The folder.
         """
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         assert isinstance(self, nn.Module)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {"library": "matbackprop", "class": type(self).__name__, "arguments": self.hparams_dict, **notes}
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         state = {k: v.detach().cpu() for k, v in self.state_dict().items()}
         if dtype is not None:
             state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
-        save_file({k: v.contiguous().clone() for k, v in state.items()}, str(folder / WEIGHTS), {"format": "pt"})
+        atomic_write(folder / WEIGHTS, save({k: v.contiguous().clone() for k, v in state.items()}, {"format": "pt"}))
+        atomic_write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
         return folder
 
     @classmethod

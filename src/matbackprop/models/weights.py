@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import DataError, MissingExtraError, WeightsError
+from matbackprop.files import atomic_write
 from matbackprop.models.backbones import BACKBONES, BackboneEntry
 from matbackprop.models.backbones.base import Backbone
 
@@ -151,7 +152,7 @@ def download_weights(name: str, target: Path, entry: BackboneEntry | None = None
     Raises:
         WeightsError: there is no network, or the file is damaged; the message says how to do it by hand.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     from matbackprop.data.download import download
 
@@ -168,8 +169,6 @@ def download_weights(name: str, target: Path, entry: BackboneEntry | None = None
         state = torch.load(downloaded, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and runtime errors alike: the file holds more than tensors, or is damaged
         raise WeightsError(f"{downloaded} cannot be read as weights: {error}") from error
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    save_file({k: v.contiguous() for k, v in state.items()}, str(temporary))
-    temporary.replace(target)
+    atomic_write(target, save({k: v.contiguous() for k, v in state.items()}))
     downloaded.unlink()
     return target
