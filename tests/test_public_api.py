@@ -58,11 +58,11 @@ MODULES = {
 HEAVY = {
     "gradio",
     "kornia",
+    "lightning_fabric",
     "matplotlib",
     "pandas",
     "PIL",
     "pycocotools",
-    "pytorch_lightning",
     "rich",
     "safetensors",
     "scipy",

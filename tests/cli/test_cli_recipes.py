@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 
 from matbackprop.cli import main
 from matbackprop.data.cache import write_cache
 from matbackprop.training.config import RECIPES, Recipe
 from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.system import Data
 
 SHORT = {"o2p": ["--data.made", "12", "--data.batch-size", "8"], "ncuts": ["--data.made", "8", "--data.workers", "1"]}
 """What makes a smoke run even shorter."""
@@ -72,23 +72,22 @@ def test_a_configuration_that_fits_no_recipe(tmp_path, capsys):
 
 def test_data_cache_prepares_a_recipes_data(tmp_path, capsys, monkeypatch):
     @dataclass
-    class Data:
+    class DataConfig:
         cache: Path | None = None
         rows: int = 1
 
     @dataclass
     class Config:
-        data: Data = field(default_factory=Data)
+        data: DataConfig = field(default_factory=DataConfig)
 
-    class Module(pl.LightningDataModule):
+    class Rows(Data):
         def __init__(self, config):
-            super().__init__()
             self.config = config.data
 
-        def setup(self, stage):
+        def train_loader(self):
             write_cache(self.config.cache / "made", {"x": np.zeros((self.config.rows, 4))}, {})
 
-    recipe = Recipe("ncuts", Config, {"paper": Config()}, build=lambda config: (None, Module(config)))
+    recipe = Recipe("ncuts", Config, {"paper": Config()}, build=lambda config: (None, Rows(config)))
     monkeypatch.setattr("matbackprop.training.config.get_recipe", lambda name: recipe)
     (tmp_path / "c.json").write_text('{"data.rows": 3}')
     assert call("data", "cache", str(tmp_path / "p"), "--make", "ncuts", "--config", str(tmp_path / "c.json")) == 0

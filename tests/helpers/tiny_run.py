@@ -8,14 +8,13 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
 from torch import nn
 
 from matbackprop.training.config import EngineConfig
 from matbackprop.training.engine import RunInterrupted, fit
 from matbackprop.training.loading import EpochLoader, ItemSource, generator_for
-from matbackprop.training.recording import RecordingModule
+from matbackprop.training.system import Data, System
 
 
 @dataclass
@@ -29,9 +28,8 @@ class TinyConfig:
     held_out: int = 7
 
 
-class TinyData(pl.LightningDataModule):
+class TinyData(Data):
     def __init__(self, config: TinyConfig):
-        super().__init__()
         self.config = config
 
     def item(self, index, epoch):
@@ -42,16 +40,16 @@ class TinyData(pl.LightningDataModule):
             x = x * float("inf")
         return x, torch.tensor(float(index % 3), dtype=torch.float64)
 
-    def train_dataloader(self):
+    def train_loader(self):
         c = self.config
         return EpochLoader(ItemSource(c.items, self.item), c.batch, seed=c.engine.seed)
 
-    def val_dataloader(self):
+    def validation_loader(self):
         c = self.config
         return EpochLoader(ItemSource(c.held_out, lambda i, e: self.item(i, 0)), c.batch, shuffle=False)
 
 
-class TinyModule(RecordingModule):
+class TinyModule(System):
     def __init__(self, config: TinyConfig):
         super().__init__()
         self.config = config
@@ -61,30 +59,28 @@ class TinyModule(RecordingModule):
         x, y = batch
         return (self.net(x).squeeze(-1) - y).square().mean()
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch):
         if self.config.pause:
             time.sleep(self.config.pause)
         loss = self.loss(batch)
         self.record("train/twice", 2 * loss, weight=len(batch[1]))
         return loss
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch):
         torch.rand(1)  # validation may draw without changing the training
-        # on_epoch mean, weighted by the batch; reduced over processes by the engine
-        self.log("val/loss", self.loss(batch), batch_size=len(batch[1]))
+        self.record("val/loss", self.loss(batch), len(batch[1]))
 
     def diagnose(self, batch):
         return {"spectrum": torch.linalg.svdvals(torch.nan_to_num(batch[0])).tolist()}
 
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-        steps = self.trainer.estimated_stepping_batches
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    def optimizers(self, steps):
+        fused = self.device.type == "cuda"
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, fused=fused)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps)
 
 
 class GroupedModule(TinyModule):
-    """Groups by shape, in another order than the parameters and their names; a frozen layer; hooks that use the net."""
+    """Groups by shape, in another order than the parameters; a frozen layer; a start that uses the network."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -92,21 +88,17 @@ class GroupedModule(TinyModule):
         self.net[2].requires_grad_(False)
         self.register_buffer("start", torch.tensor(torch.nan, dtype=torch.float64))
 
-    def on_fit_start(self):
-        assert self.net[0].weight.shape == (8, 6)
+    def start(self, data):
         if self.start.isnan():
             self.start.fill_(self.net(torch.ones(1, 6, dtype=torch.float64, device=self.device)).item())
 
-    def on_validation_epoch_end(self):
-        self.net(torch.ones(1, 6, dtype=torch.float64, device=self.device))
-
-    def configure_optimizers(self):
+    def optimizers(self, steps):
         learning = [p for p in self.parameters() if p.requires_grad]
         vectors = [p for p in reversed(learning) if p.ndim == 1]
         matrices = [p for p in learning if p.ndim == 2]
         assert len(vectors) == len(matrices) == 2
         groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.3, "lr": 0.01}]
-        return torch.optim.AdamW(groups, lr=0.02)
+        return torch.optim.AdamW(groups, lr=0.02, fused=self.device.type == "cuda"), None
 
 
 def tiny_config(run, *, seed=3, max_epochs=3, **options) -> TinyConfig:
@@ -141,7 +133,6 @@ def train_groups(config):
     seed_all(config.engine.seed)
     module = GroupedModule(config)
     run = fit(config, module, TinyData(config), name="tiny")
-    assert "on_fit_start" not in vars(module)
     return run, module
 
 

@@ -10,7 +10,7 @@ from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import DomainError, NonFiniteError, SolverError
 from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.engine import fit, seed_all
-from matbackprop.training.guard import GradientGuard, flatten_tensors
+from matbackprop.training.guard import Guard, flatten_tensors
 from matbackprop.training.run_folder import RunFolder
 
 
@@ -54,33 +54,34 @@ def test_the_run_can_go_on_from_the_last_good_checkpoint(tmp_path):
 
 
 class Lagging(TinyModule):
-    """Lets the guard work as on a GPU: the flag is read every few steps."""
-
     fused = True
 
-    def on_train_start(self):
-        for callback in self.trainer.callbacks:
-            if isinstance(callback, GradientGuard):
-                callback._waits = False
+    def optimizers(self, steps):
+        optimizer, schedule = super().optimizers(steps)
+        optimizer.param_groups[0] |= {"fused": self.fused, "foreach": False}
+        return optimizer, schedule
 
-    def configure_optimizers(self):
-        found = super().configure_optimizers()
-        group = found["optimizer"].param_groups[0]
-        group["fused"], group["foreach"] = self.fused, False
-        found["optimizer"]._step_supports_amp_scaling = self.fused
-        return found
+
+class LaggingGuard(Guard):
+    """Works as on a GPU: the flag is read every few steps."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.waits = False
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("every", [3, 100])
 def test_a_flag_that_is_read_late_finds_the_right_batch_and_saves_nothing_bad(tmp_path, monkeypatch, fused, every):
     monkeypatch.setattr(Lagging, "fused", fused)
+    monkeypatch.setattr("matbackprop.training.engine.Guard", LaggingGuard)
     config = tiny_config(tmp_path / "run", poison=5, guard_every=every)
     seed_all(3)
     module = Lagging(config)
     with pytest.raises(NonFiniteError):
         fit(config, module, TinyData(config), name="tiny")
     run = RunFolder(tmp_path / "run")
+    monkeypatch.undo()
     with pytest.raises(NonFiniteError):
         train(tiny_config(tmp_path / "immediate", poison=5))
     (immediate,) = (tmp_path / "immediate" / "nonfinite").iterdir()
@@ -99,10 +100,10 @@ def test_a_flag_that_is_read_late_finds_the_right_batch_and_saves_nothing_bad(tm
 @pytest.mark.parametrize("kind", [SolverError, DomainError, torch.linalg.LinAlgError])
 def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
     class Refusing(TinyModule):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.global_step == 8:
+        def training_step(self, batch):
+            if self.step == 8:
                 raise kind("no decomposition")
-            return super().training_step(batch, batch_idx)
+            return super().training_step(batch)
 
     config = tiny_config(tmp_path / "run")
     seed_all(3)
@@ -119,7 +120,7 @@ def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
 
 def test_other_errors_are_left_alone(tmp_path):
     class Failing(TinyModule):
-        def training_step(self, batch, batch_idx):
+        def training_step(self, batch):
             raise ZeroDivisionError("a bug")
 
     config = tiny_config(tmp_path / "run")
@@ -130,8 +131,13 @@ def test_other_errors_are_left_alone(tmp_path):
 
 def test_weights_that_overflow_are_not_saved(tmp_path):
     class Exploding(TinyModule):
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            if self.trainer.global_step == 6:
+        def optimizers(self, steps):
+            optimizer, schedule = super().optimizers(steps)
+            optimizer.register_step_post_hook(self.explode)
+            return optimizer, schedule
+
+        def explode(self, *_):
+            if self.step == 5:
                 with torch.no_grad():
                     self.net[0].bias.fill_(float("inf"))
 
@@ -148,8 +154,12 @@ def test_clipping_bounds_the_gradient_and_the_norm_is_logged_unclipped(tmp_path)
     norms = []
 
     class Watching(TinyModule):
-        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        def optimizers(self, steps):
+            optimizer, schedule = super().optimizers(steps)
+            optimizer.register_step_post_hook(self.measure)
+            return optimizer, schedule
+
+        def measure(self, *_):
             norms.append(torch.nn.utils.get_total_norm([p.grad for p in self.parameters()]).item())
 
     for clip in (None, 0.5):

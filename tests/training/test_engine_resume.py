@@ -3,7 +3,6 @@
 import pickle
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
@@ -20,10 +19,10 @@ def _train_until(config, step):
     """Train, and die without a word before the given step."""
 
     class Dying(TinyModule):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.global_step == step:
+        def training_step(self, batch):
+            if self.step == step:
                 raise _Stop
-            return super().training_step(batch, batch_idx)
+            return super().training_step(batch)
 
     seed_all(config.engine.seed)
     with pytest.raises(_Stop):
@@ -44,7 +43,7 @@ def _lines(run):
 
 def _state(run):
     state = load_checkpoint(run.checkpoints / "last.ckpt")
-    return state["state_dict"], state["optimizer_states"][0]["state"], state["lr_schedulers"]
+    return state["state_dict"], state["optimizer"]["state"], state["schedule"]
 
 
 @pytest.mark.parametrize(
@@ -99,24 +98,15 @@ def test_a_folder_with_a_run_is_not_overwritten_by_accident(tmp_path):
 
 
 def test_without_validation_there_is_no_best_but_everything_else(tmp_path):
-    class Training(TinyModule):
-        validation_step = None
-
-    class TrainingData(pl.LightningDataModule):
-        def __init__(self, config):
-            super().__init__()
-            self.train_dataloader_ = TinyData(config).train_dataloader
-
-        def train_dataloader(self):
-            return self.train_dataloader_()
+    class TrainingData(TinyData):
+        def validation_loader(self):
+            return None
 
     config = tiny_config(tmp_path / "run", max_epochs=1)
-    data = TrainingData(config)
-    run = fit(config, Training(config), data, name="tiny")
+    run = fit(config, TinyModule(config), TrainingData(config), name="tiny")
     assert run.read_summary()["steps"] == 6
     assert "best" not in run.read_summary()
     assert (run.checkpoints / "last.ckpt").exists() and not (run.checkpoints / "best.ckpt").exists()
-    assert "train_dataloader" not in vars(data)  # the data module is given back as it was
 
 
 def test_a_run_without_checkpoints_leaves_numbers_only(tmp_path):
@@ -125,38 +115,15 @@ def test_a_run_without_checkpoints_leaves_numbers_only(tmp_path):
     assert not list(run.checkpoints.iterdir())
 
 
-def test_schedules_that_cannot_resume_exactly_are_refused(tmp_path):
+def test_schedules_that_need_a_metric_are_refused(tmp_path):
     class Plateau(TinyModule):
-        def configure_optimizers(self):
+        def optimizers(self, steps):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+            return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
     config = tiny_config(tmp_path / "run", max_epochs=1)
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau"):
         fit(config, Plateau(config), TinyData(config), name="tiny")
-
-
-def test_an_ordinary_loader_is_resumed_at_ends_of_epochs(tmp_path, caplog):
-    class Ordinary(TinyData):
-        def train_dataloader(self):
-            items = [self.item(i, 0) for i in range(self.config.items)]
-            return torch.utils.data.DataLoader(items, self.config.batch)
-
-    class Dying(TinyModule):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.global_step == 8:
-                raise _Stop
-            return super().training_step(batch, batch_idx)
-
-    config = tiny_config(tmp_path / "run", checkpoint_every_steps=1)
-    with pytest.raises(_Stop):
-        fit(config, Dying(config), Ordinary(config), name="tiny")
-    assert "not an EpochLoader" in caplog.text
-    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 6
-    config = tiny_config(tmp_path / "run", checkpoint_every_steps=1, resume=True)
-    run = fit(config, TinyModule(config), Ordinary(config), name="tiny")
-    assert run.read_summary()["steps"] == 18
 
 
 def test_a_monitor_that_is_not_there_is_announced_once(tmp_path, caplog):
@@ -170,7 +137,7 @@ def test_another_number_of_processes_within_an_epoch_is_refused(tmp_path):
     _train_until(tiny_config(tmp_path / "run", checkpoint_every_steps=2), 8)
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     state = load_checkpoint(path)
-    state["matbackprop"]["world_size"] = 2
+    state["processes"] *= 2
     save_checkpoint(state, path)
     with pytest.raises(ConfigurationError, match="within an epoch of 2 processes"):
         train(tiny_config(tmp_path / "run", checkpoint_every_steps=2, resume=True))

@@ -342,16 +342,16 @@ def test_tuning_and_final_splits(tmp_path):
     assert set(data.validation.ids) == set(sorted([*data.training.ids, *data.validation.ids])[::5])
     config.data.split = "final"
     data = NCutsData(config)
-    assert (len(data.training), len(data.validation)) == (6, 0) and data.val_dataloader() == []
+    assert (len(data.training), len(data.validation)) == (6, 0) and data.validation_loader() is None
 
 
 def test_groups_of_parameters():
     module = NCutsModule(tiny("paper-alexnet-relu5", schedule="constant"))
-    optimizer = module.configure_optimizers()
+    optimizer, _ = module.optimizers(10)
     assert [g["lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
     held = sum(p.numel() for g in optimizer.param_groups for p in g["params"])
     assert held == sum(p.numel() for p in module.parameters())
-    frozen = NCutsModule(tiny("hypercolumns", schedule="constant")).configure_optimizers()
+    frozen, _ = NCutsModule(tiny("hypercolumns", schedule="constant")).optimizers(10)
     assert len(frozen.param_groups) == 1
 
 

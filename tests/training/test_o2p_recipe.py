@@ -90,9 +90,7 @@ def test_the_first_command_of_the_tutorial_learns(cache, tmp_path):
 def test_weights_are_chosen_on_held_out_training_images_or_not_at_all(config, split, monkeypatch):
     """In the final split the validation regions are those that the result is reported on."""
     errors = iter([10.0, 20.0, 30.0])  # as if training made it worse, then once more after the run
-    monkeypatch.setattr(
-        RegionModule, "on_validation_epoch_end", lambda self: self.log("val/error", torch.tensor(next(errors)))
-    )
+    monkeypatch.setattr(RegionModule, "validation_end", lambda self, data: {"val/error": next(errors)})
     monkeypatch.setattr("matbackprop.training.o2p.save_predictions", lambda run, module: "")
     run = run_recipe(RECIPE, merge(config, {"data.split": split}), preset="smoke")
     summary, exported = run.read_summary(), RegionClassifier.from_pretrained(run.path / "model").state_dict()
@@ -126,10 +124,10 @@ def test_a_run_that_fell_over_goes_on_exactly(config, monkeypatch):
     broken = merge(config, {"engine.checkpoint_every_steps": 1, "engine.checkpoint_min_seconds": 0.0})
     step = RegionModule.training_step
 
-    def stumble(self, batch, batch_idx):
-        if self.global_step == 3:
+    def stumble(self, batch):
+        if self.step == 3:
             raise RuntimeError("power cut")
-        return step(self, batch, batch_idx)
+        return step(self, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(RegionModule, "training_step", stumble)
@@ -150,8 +148,7 @@ def test_the_tuning_split_takes_training_images_only(config):
 
 def test_balanced_sampling_draws_classes_equally_often(config):
     _, data = build(merge(config, {"data.sampling": "balanced"}))
-    data.setup("fit")
-    loader = data.train_dataloader()
+    loader = data.train_loader()
     labels = data.train_regions.labels[torch.cat([loader.order(epoch) for epoch in range(200)]).numpy()]
     shares = np.bincount(labels, minlength=len(data.classes)) / len(labels)
     present = np.unique(data.train_regions.labels)
@@ -175,7 +172,6 @@ def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypat
 
 def test_a_diagnosis_names_the_spectrum_of_the_batch(config):
     module, data = build(config)
-    data.setup("fit")
     (batch,) = data.first_batches(1, torch.device("cpu"))
     report = module.diagnose(batch)
     assert report["regions"] == report["regions_with_finite_features"] == 8

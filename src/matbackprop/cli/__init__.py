@@ -104,7 +104,7 @@ GROUPS = {
 EXTRAS: dict[str, tuple[str, ...]] = {
     "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
     "train": (
-        "pytorch_lightning",
+        "filelock",
         "lightning_fabric",
         "safetensors",
         "skimage",

@@ -160,7 +160,7 @@ def cache(config: CacheConfig) -> int:
 
 
 def _make(config: CacheConfig) -> None:
-    """Let a recipe's data module prepare its data, which caches them."""
+    """Let a recipe prepare its data, which caches them."""
     from matbackprop.training.config import get_recipe, merge, resolve
 
     recipe = get_recipe(config.make)
@@ -168,5 +168,5 @@ def _make(config: CacheConfig) -> None:
     if config.folder is not None:
         resolved = merge(resolved, {"data.cache": str(config.folder)})
     _, data = recipe.build(resolved)
-    data.prepare_data()
-    data.setup("fit")
+    data.train_loader()
+    data.validation_loader()

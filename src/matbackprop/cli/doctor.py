@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     report = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in ("matbackprop", "torch", "pytorch-lightning", "numpy", "scipy"):
+    for name in ("matbackprop", "torch", "lightning-fabric", "numpy", "scipy"):
         try:
             report[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

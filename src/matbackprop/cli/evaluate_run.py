@@ -67,7 +67,7 @@ def main(config: Config) -> int:
     overrides = read_config_file(config.config) if config.config is not None else {}
     resolved, module, data = rebuild(run, config.which, overrides)
     engine = replace(resolved.engine, accelerator=config.accelerator, resume=False, overwrite=False)
-    metrics = evaluate(engine, module, data, run)
+    metrics = evaluate(engine, module, data)
     if config.json:
         print(json.dumps(metrics, indent=2))
     else:

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 from matbackprop.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl
-
     from matbackprop.training.run_folder import RunFolder
+    from matbackprop.training.system import Data, System
 
 __all__ = [
     "RECIPES",
@@ -58,15 +57,15 @@ class EngineConfig:
     max_epochs: int = 1
     """Passes over the training data."""
     resume: bool = False
-    """Go on from the last checkpoint of the run folder, or start if there is none."""
+    """Resume from the last checkpoint of the run folder, or start if there is none."""
     overwrite: bool = False
     """Replace a run folder that is already there."""
     devices: str = "auto"
-    """How many devices a node, or which ones: auto, 1, 8, or a list such as 0,2."""
+    """How many devices per node, or which ones: auto, 1, 8, or a list such as 0,2."""
     nodes: int = 1
     """Number of nodes (torchrun and SLURM are recognised)."""
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How several devices share the work."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How several devices share the work; auto is ddp where there are several."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Kind of device."""
     precision: Literal["32", "64", "bf16-mixed", "16-mixed"] = "32"
@@ -88,7 +87,7 @@ class EngineConfig:
     monitor_mode: Literal["min", "max"] = "min"
     """Whether the monitored metric is to become small or large."""
     checkpoints: bool = True
-    """Write checkpoints. Without them a run cannot go on, and only its numbers remain."""
+    """Write checkpoints. Without them a run cannot be resumed, and only its numbers remain."""
     checkpoint_every_steps: int = 0
     """Steps between two checkpoints within an epoch; 0 saves at ends of epochs only."""
     checkpoint_every_epochs: int = 1
@@ -96,7 +95,7 @@ class EngineConfig:
     checkpoint_min_seconds: float = 30.0
     """A checkpoint that is due sooner than this after the one before waits (the last one never does)."""
     guard_every: int = 16
-    """Steps between two looks at the non-finite flag on a GPU (on the CPU every step)."""
+    """Batches between two looks at the non-finite flag on a GPU (on the CPU every step)."""
     profile: bool = False
     """Print and save how a training step's time divides into data, network, layer and optimiser."""
     profile_steps: int = 20
@@ -104,7 +103,7 @@ class EngineConfig:
     tensorboard: bool = True
     """Write TensorBoard curves beside metrics.jsonl."""
     progress: bool = True
-    """Show a progress bar on a terminal."""
+    """Say how far the training is: on a terminal in one line, elsewhere every half minute."""
     report: bool = True
     """Draw figures and write report.html at the end."""
 
@@ -147,7 +146,7 @@ class Recipe(Generic[T]):
         name: the word after ``matbackprop train``.
         config_class: the configuration's dataclass; it has a field ``engine``.
         presets: ``smoke``, ``small``, ``paper``, … → configuration.
-        build: configuration → (Lightning module, Lightning data module). Called with the seed set.
+        build: configuration → (system, data). Called with the seed set.
         export: called at the end with the run folder and both, on the first process only: what others use of the run.
         figures: called after it in the same way, where a report is wanted.
         summary: one line for ``--help``.
@@ -156,9 +155,9 @@ class Recipe(Generic[T]):
     name: str
     config_class: type[T]
     presets: Mapping[str, T]
-    build: Callable[[T], tuple[pl.LightningModule, pl.LightningDataModule]]
-    export: Callable[[RunFolder, pl.LightningModule, pl.LightningDataModule], None] | None = None
-    figures: Callable[[RunFolder, pl.LightningModule, pl.LightningDataModule], None] | None = None
+    build: Callable[[T], tuple[System, Data]]
+    export: Callable[[RunFolder, Any, Any], None] | None = None
+    figures: Callable[[RunFolder, Any, Any], None] | None = None
     summary: str = ""
 
     def preset(self, name: str) -> T:

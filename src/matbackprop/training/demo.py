@@ -10,13 +10,12 @@ Both trainings run in the common engine and leave a run folder each; one page sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -34,8 +33,8 @@ from matbackprop.spectral import NCutSpace, SoftSpace, segment_features
 from matbackprop.training.config import EngineConfig
 from matbackprop.training.engine import evaluate, fit, seed_all
 from matbackprop.training.loading import EpochLoader, ItemSource
-from matbackprop.training.recording import RecordingModule
 from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.system import Data, System
 
 __all__ = ["CutsConfig", "DemoConfig", "PoolingConfig", "gradient_check", "run_demo"]
 
@@ -173,12 +172,12 @@ def gradient_check(seed: int = 0) -> Table:
     return Table(columns, rows, note=note, formats=dict.fromkeys(columns[1:], ".1e"))
 
 
-def _one_cycle(module: pl.LightningModule, rate: float) -> Any:
+def _one_cycle(
+    module: nn.Module, rate: float, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """AdamW whose rate rises to ``rate`` and falls to nothing by the end of the training."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=1e-2)
-    steps = int(module.trainer.estimated_stepping_batches)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
 
 
 # ------------------------------------------------------------------------------------------- second-order pooling
@@ -209,9 +208,8 @@ def _crops(data: ShapesRegions) -> _Regions:
     return _Regions(torch.stack(images), torch.stack(weights), torch.tensor(labels))
 
 
-class _PoolingData(pl.LightningDataModule):
+class _PoolingData(Data):
     def __init__(self, config: DemoConfig) -> None:
-        super().__init__()
         self.train = _crops(ShapesRegions(config.pooling.train_images, seed=2 * config.seed))
         self.val = _crops(ShapesRegions(config.pooling.val_images, seed=2 * config.seed + 1))
         self.seed = config.seed
@@ -222,25 +220,24 @@ class _PoolingData(pl.LightningDataModule):
 
         return EpochLoader(ItemSource(len(regions.labels), item), size, seed=self.seed, shuffle=shuffle)
 
-    def train_dataloader(self) -> EpochLoader:
+    def train_loader(self) -> EpochLoader:
         return self._loader(self.train, 32, shuffle=True)
 
-    def val_dataloader(self) -> EpochLoader:
+    def validation_loader(self) -> EpochLoader:
         return self._loader(self.val, 128, shuffle=False)
 
 
-class _Narrated(RecordingModule):
+class _Narrated(System):
     """Says after each epoch of a training how far it is."""
 
     console: Console | None = None
+    epochs = 0
     measures: tuple[str, ...] = ("val/loss",)
 
-    def on_validation_end(self) -> None:
-        if self.console is None or self.trainer.state.fn != "fit":
-            return
-        found = self.trainer.callback_metrics
-        said = " · ".join(f"{name.removeprefix('val/')} {float(found[name]):.3f}" for name in self.measures)
-        self.console.print(f"  epoch {self.trainer.current_epoch + 1:>2} of {self.trainer.max_epochs} · {said}")
+    def validated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        said = " · ".join(f"{name.removeprefix('val/')} {metrics[name]:.3f}" for name in self.measures)
+        if self.console is not None:
+            self.console.print(f"  epoch {epoch + 1:>2} of {self.epochs} · {said}")
 
 
 class _PoolingModule(_Narrated):
@@ -259,25 +256,25 @@ class _PoolingModule(_Narrated):
         self.head = nn.Linear(d * (d + 1) // 2, len(CLASSES))
 
     def rows(self, images: Tensor) -> Tensor:
-        """Features (b, m, d), one row a cell of the grid."""
+        """Features (b, m, d), one row per cell of the grid."""
         return self.features(images - 0.5).flatten(2).mT
 
-    def forward(self, images: Tensor, weights: Tensor) -> Tensor:
+    def scores(self, images: Tensor, weights: Tensor) -> Tensor:
         share = weights / weights.sum(-1, keepdim=True)
         pooled = self.pool(self.rows(images), weight=share)
         return self.head(self.norm(matbackprop.vectorize_symmetric(pooled)))
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         images, weights, labels = batch
-        scores = self(images, weights)
+        scores = self.scores(images, weights)
         self.record("train/accuracy", (scores.argmax(1) == labels).float().mean(), len(labels))
         return nnf.cross_entropy(scores, labels)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         images, weights, labels = batch
-        scores = self(images, weights)
-        self.log("val/loss", nnf.cross_entropy(scores, labels), batch_size=len(labels))
-        self.log("val/accuracy", (scores.argmax(1) == labels).float().mean(), batch_size=len(labels))
+        scores = self.scores(images, weights)
+        self.record("val/loss", nnf.cross_entropy(scores, labels), len(labels))
+        self.record("val/accuracy", (scores.argmax(1) == labels).float().mean(), len(labels))
 
     def diagnose(self, batch: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
         """The spectra of the pooled matrices, for the engine's report on a batch that is not finite."""
@@ -289,26 +286,26 @@ class _PoolingModule(_Narrated):
         f = self.rows(images).double() * (weights / weights.sum(-1, keepdim=True)).double().sqrt().unsqueeze(-1)
         return torch.linalg.eigvalsh(f.mT @ f) + 1e-3
 
-    def configure_optimizers(self) -> Any:
-        return _one_cycle(self, 4e-3)
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        return _one_cycle(self, 4e-3, steps)
 
 
 def _train_pooling(config: DemoConfig, console: Console) -> tuple[RunFolder, dict[str, float]]:
     seed_all(config.seed)
     data = _PoolingData(config)
     module = _PoolingModule(config.pooling)
-    module.console = console
+    module.console, module.epochs = console, config.pooling.epochs
     engine = config.engine("pooling", config.pooling.epochs, "val/accuracy", "max")
     console.print(f"{len(data.train.labels)} training and {len(data.val.labels)} validation regions")
     spectra = {"before training": module.spectra(data.val.images[:64], data.val.weights[:64]).mean(0)}
     module.train()  # calibrate the normalisation: an untrained network deserves its best
     with torch.no_grad():
-        module(data.train.images[:256], data.train.weights[:256])
-    before = evaluate(engine, module, data, RunFolder(config.run / "pooling"))["val/accuracy"]
+        module.scores(data.train.images[:256], data.train.weights[:256])
+    before = evaluate(engine, module, data)["val/accuracy"]
     run = fit(engine, module, data, name="demo-pooling")
     module.eval()
     with torch.no_grad():
-        guess = module(data.val.images, data.val.weights).argmax(1)
+        guess = module.scores(data.val.images, data.val.weights).argmax(1)
     spectra["after training"] = module.spectra(data.val.images[:64], data.val.weights[:64]).mean(0)
     counts = np.zeros((len(CLASSES), len(CLASSES)))
     np.add.at(counts, (data.val.labels.numpy(), guess.numpy()), 1)
@@ -327,11 +324,10 @@ def _train_pooling(config: DemoConfig, console: Console) -> tuple[RunFolder, dic
 # ------------------------------------------------------------------------------------------------ normalized cuts
 
 
-class _CutsData(pl.LightningDataModule):
+class _CutsData(Data):
     size = (64, 96)
 
     def __init__(self, config: DemoConfig) -> None:
-        super().__init__()
         self.train = ShapesSegmentation(config.cuts.train_images, size=self.size, seed=2 * config.seed)
         self.val = ShapesSegmentation(config.cuts.val_images, size=self.size, seed=2 * config.seed + 1)
         self.seed = config.seed
@@ -354,10 +350,10 @@ class _CutsData(pl.LightningDataModule):
         source = ItemSource(len(data), lambda index, epoch: self._item(data, index))
         return EpochLoader(source, 8, seed=self.seed, shuffle=shuffle)
 
-    def train_dataloader(self) -> EpochLoader:
+    def train_loader(self) -> EpochLoader:
         return self._loader(self.train, shuffle=True)
 
-    def val_dataloader(self) -> EpochLoader:
+    def validation_loader(self) -> EpochLoader:
         return self._loader(self.val, shuffle=False)
 
 
@@ -380,7 +376,7 @@ class _CutsModule(_Narrated):
             nn.ReLU(),
         )
 
-    def forward(self, images: Tensor) -> Tensor:
+    def maps(self, images: Tensor) -> Tensor:
         """Features (b, h, w, d) of images (b, 3, 2h, 2w)."""
         axes = [torch.linspace(-1, 1, n, device=images.device) for n in images.shape[-2:]]
         place = torch.stack(torch.meshgrid(*axes, indexing="ij")).expand(len(images), 2, *images.shape[-2:])
@@ -390,32 +386,32 @@ class _CutsModule(_Narrated):
         cut = matbackprop.normalized_cut_j2 if self.objective == "j2" else matbackprop.normalized_cut_soft
         return cut(f.flatten(1, 2), labels).mean()
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
-        return self.loss(self(images), labels)
+        return self.loss(self.maps(images), labels)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
-        f = self(images)
-        self.log("val/loss", self.loss(f, labels), batch_size=len(images))
+        f = self.maps(images)
+        self.record("val/loss", self.loss(f, labels), len(images))
         report = matbackprop.rank_report(f.flatten(1, 2), labels)
         for name, value in (("j2", report.j2), ("rank", report.rank), ("alignment", report.alignment)):
-            self.log(f"val/{name}", value.double().mean(), batch_size=len(images))
+            self.record(f"val/{name}", value.double().mean(), len(images))
 
     def diagnose(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
         """Singular values of the features, for the engine's report on a batch that is not finite."""
         with torch.no_grad():
-            return {"singular_values": torch.linalg.svdvals(self(batch[0]).flatten(1, 2).double()).tolist()}
+            return {"singular_values": torch.linalg.svdvals(self.maps(batch[0]).flatten(1, 2).double()).tolist()}
 
-    def configure_optimizers(self) -> Any:
-        return _one_cycle(self, 6e-3)
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        return _one_cycle(self, 6e-3, steps)
 
     @torch.no_grad()
     def segment(self, image: Tensor) -> list[np.ndarray]:
         """Label maps of one image (3, h, w), one for each K."""
         space = NCutSpace() if self.objective == "j2" else SoftSpace()
         size = (image.shape[-2], image.shape[-1])
-        found = segment_features(self(image.unsqueeze(0))[0], _KS, size=size, space=space)
+        found = segment_features(self.maps(image.unsqueeze(0))[0], _KS, size=size, space=space)
         return list(found.labels.numpy())
 
 
@@ -438,7 +434,7 @@ def _train_cuts(config: DemoConfig, console: Console) -> tuple[RunFolder, dict[s
     seed_all(config.seed)
     data = _CutsData(config)
     module = _CutsModule(config.cuts)
-    module.console = console
+    module.console, module.epochs = console, config.cuts.epochs
     engine = config.engine("cuts", config.cuts.epochs, "val/loss", "min")
     console.print(f"{len(data.train)} training and {len(data.val)} validation images")
     before_maps, before = _segment_all(module, data)

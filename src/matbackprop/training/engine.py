@@ -1,7 +1,8 @@
-"""The one engine that both systems train in.
+"""The one engine that both systems train in: a loop to read from top to bottom.
 
-Lightning drives the loop; this module wires our parts to it: the run folder, checkpoints that survive, exact resuming,
-signals, the guard against NaN and Inf, metrics that do not make the device wait, and the profile of a step.
+:func:`fit` opens the run folder and hands over to ``_Training``, whose method ``run`` is the loop. Lightning Fabric
+chooses the device, starts processes and shares gradients between them; everything else is a plain call in the loop: the
+guard against NaN and Inf, metrics that do not make the device wait, checkpoints, signals, and the profile of a step.
 """
 
 from __future__ import annotations
@@ -9,42 +10,46 @@ from __future__ import annotations
 import logging
 import os
 import random
-import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import TQDMProgressBar
-from pytorch_lightning.plugins.environments import SLURMEnvironment
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from matbackprop.errors import ConfigurationError, NonFiniteError
-from matbackprop.training.checkpoint import CheckedCheckpointIO, Checkpointer, latest_checkpoint, load_checkpoint
+from matbackprop.errors import ConfigurationError, NonFiniteError, NumericalError, SolverError
+from matbackprop.progress import Progress, track
+from matbackprop.training.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    random_state,
+    save_checkpoint,
+    set_random_state,
+)
 from matbackprop.training.config import EngineConfig, Recipe
-from matbackprop.training.guard import GradientGuard
-from matbackprop.training.loading import EpochLoader, generator_for
+from matbackprop.training.distributed import any_process, gather_objects, is_first_process
+from matbackprop.training.guard import Guard
+from matbackprop.training.loading import EpochLoader, generator_for, map_tensors
+from matbackprop.training.metrics import MetricsWriter
 from matbackprop.training.profiling import StepProfile
-from matbackprop.training.recording import Means, MetricsCallback, MetricsLogger, ReduceLogs
 from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.signals import RunInterrupted, StopOnSignal
+from matbackprop.training.system import Data, System
 
 __all__ = ["RunInterrupted", "evaluate", "fit", "is_first_process", "load_weights", "run_recipe", "seed_all"]
 
 log = logging.getLogger("matbackprop")
-_file_log = logging.getLogger("matbackprop.training.file")  # what is said elsewhere too, by who catches it
+_file_log = logging.getLogger("matbackprop.training.file")  # errors, which whoever catches them says on the screen
 _file_log.propagate = False
 _file_log.addHandler(logging.NullHandler())
 
 T = TypeVar("T")
-
-_PRECISION = {"32": "32-true", "64": "64-true", "bf16-mixed": "bf16-mixed", "16-mixed": "16-mixed"}
 
 
 def seed_all(seed: int) -> None:
@@ -54,14 +59,7 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def is_first_process() -> bool:
-    """Return whether this is the first process of a run, also before the processes know each other."""
-    found = os.environ
-    if "RANK" in found:
-        return int(found["RANK"]) == 0
-    if "SLURM_PROCID" in found and found.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        return int(found["SLURM_PROCID"]) == 0
-    return int(found.get("NODE_RANK", found.get("GROUP_RANK", 0))) == int(found.get("LOCAL_RANK", 0)) == 0
+# ------------------------------------------------------------------------------------------------------------- entries
 
 
 def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFolder:
@@ -76,231 +74,63 @@ def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFo
         The run folder.
     """
     engine: EngineConfig = config.engine  # type: ignore[attr-defined]
-    seed_all(engine.seed)
-    module, data = recipe.build(config)
-    run = fit(config, module, data, name=f"{recipe.name}-{preset}")
-    if not is_first_process():
-        return run
-    sharded = engine.strategy == "fsdp"
-    if engine.checkpoints or not sharded:
-        if sharded:
-            module, data = recipe.build(config)  # the one that was trained is left in pieces
-        if engine.checkpoints:
-            load_weights(run, module)
-        if recipe.export is not None:
-            recipe.export(run, module, data)
-        if recipe.figures is not None and engine.report:
-            recipe.figures(run, module, data)
-    if engine.report:
-        from matbackprop.report.html import write_report
+    with _open_run(config, f"{recipe.name}-{preset}") as run:
+        seed_all(engine.seed)
+        system, data = recipe.build(config)
+        _fit(run, engine, system, data)
+        if is_first_process():
+            if engine.checkpoints:
+                load_weights(run, system)
+            if recipe.export is not None:
+                recipe.export(run, system, data)
+            if engine.report:
+                from matbackprop.report.html import write_report
 
-        write_report(run)
+                if recipe.figures is not None:
+                    recipe.figures(run, system, data)
+                write_report(run)
     return run
 
 
-def fit(config: Any, module: pl.LightningModule, data: pl.LightningDataModule, *, name: str) -> RunFolder:
-    """Train ``module`` on ``data`` in a run folder, from the start or from its last checkpoint.
+def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
+    """Train ``system`` on ``data`` in a run folder, from the start or from its last checkpoint.
 
     Args:
         config: an :class:`EngineConfig`, or a configuration with a field ``engine``; saved as it is.
-        module: the Lightning module. ``diagnose(batch)`` is asked for a report where a batch is not finite.
-        data: the Lightning data module. Its training loader should be an :class:`EpochLoader`. Where its attribute
-            ``may_choose`` is False, validation only reports, and the last weights are the result.
+        system: what is trained.
+        data: what it is trained on.
         name: the folder is ``runs/<name>-seed<seed>`` unless ``engine.run`` says otherwise.
 
     Returns:
         The run folder.
 
     Raises:
-        RunInterrupted: SIGINT or SIGTERM came; the state is saved.
+        RunInterrupted: a signal came; the state is saved.
         NonFiniteError: a loss or a gradient was not finite, or a layer could not compute a batch; the last good
             checkpoint is kept.
-        ConfigurationError: the folder holds another run.
+        ConfigurationError: the folder holds another run, or another process is training in it.
         CheckpointError: all checkpoints are damaged.
     """
-    engine: EngineConfig = getattr(config, "engine", config)
-    run = RunFolder(engine.run or Path("runs") / f"{name}-seed{engine.seed}")
-    with run.locked() if is_first_process() else nullcontext(), _quiet_lightning(), ExitStack() as logging_here:
-        if is_first_process():
-            run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
-        logging_here.enter_context(_logging_to(run))
-        checkpoint = latest_checkpoint(run.checkpoints) if engine.resume else None
-        if checkpoint is not None:
-            log.info("Going on from %s.", checkpoint)
-        elif engine.resume:
-            log.info("There is no checkpoint in %s yet: starting at the beginning.", run.checkpoints)
-        _fit(run, engine, module, data, checkpoint)
+    with _open_run(config, name) as run:
+        _fit(run, getattr(config, "engine", config), system, data)
     return run
 
 
-def _fit(
-    run: RunFolder,
-    engine: EngineConfig,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    checkpoint: Path | None,
-) -> None:
-    means = Means()
-    logger = MetricsLogger(run, engine.tensorboard)
-    guard = GradientGuard(run, engine, means)
-    checkpointer = Checkpointer(run, engine, means)
-    signals = StopOnSignal(checkpointer, logger, engine.guard_every)
-    profile = StepProfile(run.profile_path, engine.profile_steps) if engine.profile else None
-    callbacks: list[pl.Callback] = [_Sharing(), ReduceLogs(), guard, MetricsCallback(logger, means, engine.log_every)]
-    if profile is not None:
-        callbacks.insert(callbacks.index(guard) + 1, profile)
-    if engine.progress and sys.stderr.isatty():
-        callbacks.append(TQDMProgressBar(refresh_rate=max(1, engine.log_every // 5)))
-    trainer = _trainer(engine, run, [*callbacks, checkpointer, signals], logger)
-    checkpointer.is_good = lambda: guard.is_good(trainer, module)
-    started = time.perf_counter()
-    torch.set_float32_matmul_precision(engine.matmul_precision)
-    seed_all(engine.seed)
-    try:
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
-    except RunInterrupted as stop:
-        _file_log.warning("%s", stop)
-        raise
-    except SystemExit as end:  # what Lightning makes of it
-        raise KeyboardInterrupt from end
-    except Exception as error:
-        if guard.message is None:
-            raise
-        _file_log.error("%s", guard.message)
-        raise NonFiniteError(guard.message) from error
-    finally:
-        signals.restore()
-        logger.finalize("finished")
-    if isinstance(trainer.strategy, (DDPStrategy, FSDPStrategy)) and torch.distributed.is_initialized():
-        # What follows, figures and the report, is the first process's alone: nothing may wait for the others.
-        trainer.strategy.barrier()
-        torch.distributed.destroy_process_group()
-    if trainer.is_global_zero:
-        run.write_summary(_summary(trainer, checkpointer, profile, time.perf_counter() - started, run.read_summary()))
-        log.info("Done after %d steps: %s", trainer.global_step, run.path)
-    if signals.signum is not None:  # too late to end the run earlier, but not to be forgotten
-        raise signals.interrupted(trainer)
-
-
-def _summary(
-    trainer: pl.Trainer, checkpointer: Checkpointer, profile: StepProfile | None, seconds: float, before: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the final numbers; a run that was complete already keeps those it had."""
-    final = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    summary: dict[str, Any] = {
-        **before,
-        **final,
-        "epochs": trainer.current_epoch,
-        "steps": trainer.global_step,
-        "seconds": before.get("seconds", 0.0) + seconds,
-        "processes": trainer.world_size,
-    }
-    if checkpointer.best_score is not None:
-        summary |= {
-            "best": checkpointer.best_score,
-            "best_metric": checkpointer.config.monitor,
-            "best_step": checkpointer.best_step,
-        }
-    if profile is not None and profile.result is not None:
-        summary["step_milliseconds"] = profile.result["total_milliseconds"]
-    return summary
-
-
-def _trainer(engine: EngineConfig, run: RunFolder, callbacks: list[pl.Callback], logger: MetricsLogger) -> pl.Trainer:
-    plugins: list[Any] = [CheckedCheckpointIO()]
-    if SLURMEnvironment.detect():
-        plugins.append(SLURMEnvironment(auto_requeue=False))  # --resume and our own signals do it
+def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
+    """Validate a system in this process alone, with the device and precision of ``config``, and return its metrics."""
+    engine: EngineConfig = getattr(config, "engine", config)
+    devices = _devices(engine)
     cuda = torch.cuda.is_available() and engine.accelerator != "cpu"
-    precision: Any = _PRECISION[engine.precision]
-    strategy: Any = engine.strategy
-    if engine.strategy == "fsdp":
-        if engine.precision == "64":
-            raise ConfigurationError("--strategy fsdp does not go with --precision 64; use --strategy ddp.")
-        from matbackprop.training.sharding import ShardedStrategy
-
-        strategy = ShardedStrategy(precision, "cuda" if cuda else "cpu")
-        precision = None  # the strategy has it
-    elif engine.strategy == "ddp":
-        strategy = DDPStrategy(gradient_as_bucket_view=True)
-    return pl.Trainer(
-        default_root_dir=run.path,
-        accelerator=engine.accelerator,
-        devices=_devices(engine.devices, cuda),
-        num_nodes=engine.nodes,
-        strategy=strategy,
-        precision=precision,
-        max_epochs=engine.max_epochs,
-        accumulate_grad_batches=engine.accumulate,
-        check_val_every_n_epoch=engine.validate_every,
-        num_sanity_val_steps=0,
-        log_every_n_steps=engine.log_every,
-        logger=logger,
-        callbacks=callbacks,
-        plugins=plugins,
-        enable_checkpointing=True,
-        enable_progress_bar=any(isinstance(c, TQDMProgressBar) for c in callbacks),
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        deterministic=engine.deterministic or None,
-        benchmark=cuda and not engine.deterministic,
-    )
+    device = torch.device("cuda", devices[0] if isinstance(devices, list) else 0) if cuda else torch.device("cpu")
+    system.to(device)
+    loader = data.validation_loader()
+    with _torch_settings(engine, device):
+        seed_all(engine.seed)
+        return {} if loader is None else _validate(system, data, loader, engine) or {}
 
 
-def _devices(text: str, cuda: bool) -> Any:
-    """Return Lightning's ``devices``: auto, a number, or a list. On the CPU auto is one process."""
-    if text == "auto":
-        return "auto" if cuda else 1
-    try:
-        return [int(part) for part in text.split(",") if part] if "," in text else int(text)
-    except ValueError:
-        raise ConfigurationError(f"--devices is {text!r}; it must be auto, a number, or a list such as 0,2.") from None
-
-
-class _Sharing(pl.Callback):
-    """Tells every :class:`EpochLoader` which part of each batch is this process's, and lets processes draw apart."""
-
-    def __init__(self) -> None:
-        self._replaced: list[str] = []
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        data = getattr(trainer, "datamodule", None)
-        for name in ("train_dataloader", "val_dataloader"):
-            if data is not None and getattr(type(data), name) is not getattr(pl.LightningDataModule, name):
-                setattr(data, name, _sharing(getattr(data, name), trainer))
-                self._replaced.append(name)
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for name in self._replaced:
-            delattr(trainer.datamodule, name)  # type: ignore[attr-defined]
-        self._replaced = []
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.world_size > 1:
-            torch.manual_seed(generator_for(torch.initial_seed(), trainer.global_rank).initial_seed())
-
-
-def _sharing(make: Any, trainer: pl.Trainer) -> Any:
-    def made() -> Any:
-        loaders = make()
-        for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
-            if isinstance(loader, EpochLoader):
-                loader.share(trainer.global_rank, trainer.world_size)
-                uneven = not loader.shuffle and loader.batch_size == 1 and len(loader.source) % trainer.world_size
-                if uneven and isinstance(trainer.strategy, FSDPStrategy):
-                    raise ConfigurationError(
-                        f"fsdp needs equally many batches on every process, and {len(loader.source)} items one by "
-                        f"one do not divide by {trainer.world_size}; use batches of at least 2, or --strategy ddp."
-                    )
-        return loaders
-
-    return made
-
-
-# ------------------------------------------------------------------------------------------------- using finished runs
-
-
-def load_weights(run: RunFolder, module: pl.LightningModule, which: str = "best") -> Path:
-    """Load the best (or ``"last"``) weights of a run into a module; last where there is no best.
+def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
+    """Load the best (or ``"last"``) weights of a run into a system; the last where there are no best.
 
     Returns:
         The file that was read.
@@ -310,44 +140,436 @@ def load_weights(run: RunFolder, module: pl.LightningModule, which: str = "best"
         path = latest_checkpoint(run.checkpoints) or path
     state = load_checkpoint(path)["state_dict"]
     try:
-        module.load_state_dict(state)
+        system.load_state_dict(state)
     except RuntimeError as error:
-        raise ConfigurationError(f"{path} does not fit the model of {run.path / 'config.json'}: {error}") from error
+        raise ConfigurationError(f"{path} does not fit the model of {run.config_path}: {error}") from error
     return path
 
 
-def evaluate(config: Any, module: pl.LightningModule, data: pl.LightningDataModule, run: RunFolder) -> dict[str, float]:
-    """Validate a module on one device, with the precision of ``config``, and return its metrics.
+def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> None:
+    checkpoint = latest_checkpoint(run.checkpoints) if engine.resume else None
+    if checkpoint is not None:
+        log.info("Resuming from %s.", checkpoint)
+    elif engine.resume:
+        log.info("There is no checkpoint in %s yet: starting at the beginning.", run.checkpoints)
+    fabric = Fabric(
+        accelerator=engine.accelerator,
+        devices=_devices(engine),
+        num_nodes=engine.nodes,
+        strategy=DDPStrategy(gradient_as_bucket_view=True) if engine.strategy == "ddp" else "auto",
+    )
+    fabric.launch()
+    with _torch_settings(engine, fabric.device):
+        try:
+            _Training(run, engine, system, data, fabric, checkpoint).run()
+        except (RunInterrupted, NonFiniteError) as error:
+            _file_log.error("%s", error)
+            raise
+    if torch.distributed.is_initialized():
+        # What follows, exports and the report, is the first process's alone: nothing may wait for the others.
+        fabric.barrier()
+        torch.distributed.destroy_process_group()
 
-    After a distributed run the first process calls it alone.
+
+# ------------------------------------------------------------------------------------------------------------ the loop
+
+
+class _Training:
+    """One training, from its first step or from a checkpoint to its end.
+
+    The position is (epoch, batch): the number of batches of the epoch that are done. All of them done and the epoch not
+    over means that its validation is still to come.
     """
-    engine: EngineConfig = getattr(config, "engine", config)
-    first = engine.devices.split(",")[0] + "," if "," in engine.devices else "1"
-    engine = replace(engine, devices=first, nodes=1, strategy="auto")
-    with _quiet_lightning():
-        logger = MetricsLogger(run, tensorboard=False)
-        logger.muted = True
-        trainer = _trainer(engine, run, [_Sharing(), ReduceLogs()], logger)
-        torch.set_float32_matmul_precision(engine.matmul_precision)
+
+    def __init__(
+        self, run: RunFolder, engine: EngineConfig, system: System, data: Data, fabric: Fabric, checkpoint: Path | None
+    ) -> None:
+        self.run_folder, self.engine, self.system, self.data, self.fabric = run, engine, system, data, fabric
+        self.first, self.device = fabric.is_global_zero, fabric.device
+        self.epoch = self.batch = self.step = 0
+        self.best_score: float | None = None
+        self.best_step = 0
+        self.validation: dict[str, float] = {}
+        self._best: dict[str, Any] | None = None  # kept in memory until the next checkpoint is written
+        self._warned = False
+
         seed_all(engine.seed)
-        (metrics,) = trainer.validate(module, datamodule=data, verbose=False)
-    return {name: float(value) for name, value in metrics.items()}
+        system.processes = fabric.world_size
+        self.train_loader = data.train_loader().share(fabric.global_rank, fabric.world_size)
+        loader = data.validation_loader()
+        self.validation_loader = loader and loader.share(fabric.global_rank, fabric.world_size)
+        self.batches = len(self.train_loader)
+        self.steps = -(-self.batches // engine.accumulate) * engine.max_epochs
+
+        state = None if checkpoint is None else load_checkpoint(checkpoint)
+        if engine.precision == "64":
+            system.double()
+        system.to(self.device)
+        if state is not None:
+            system.load_state_dict(state["state_dict"])
+        system.train()
+        with _autocast(engine, self.device):
+            system.start(data)
+        self.optimizer, self.schedule = system.optimizers(max(self.steps, 1))
+        if isinstance(self.schedule, ReduceLROnPlateau):
+            raise ConfigurationError("ReduceLROnPlateau needs a metric; use a schedule that moves with every step.")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=engine.precision == "16-mixed")
+        self.wrapped = fabric.setup_module(system)
+        if fabric.world_size > 1:  # let processes draw apart
+            torch.manual_seed(generator_for(torch.initial_seed(), fabric.global_rank).initial_seed())
+        if state is not None:
+            self._restore(state)
+        self._saved_step = self.step if state is not None else -1
+        self._saved_epoch, self._saved_time = self.epoch, time.monotonic()
+
+        self.guard = Guard(run, engine, system, self.optimizer, fabric.global_rank, self.scaler.is_enabled())
+        self.metrics = MetricsWriter(run, self.step, self.batch == 0, engine.tensorboard) if self.first else None
+        self.profile: StepProfile | None = None
+        if engine.profile and self.first:
+            self.profile = StepProfile(system, run.profile_path, self.steps, engine.profile_steps)
+
+    def run(self) -> None:
+        """Train to the end."""
+        engine, started = self.engine, time.perf_counter()
+        self.progress = Progress("Training", self.steps, self.step) if self.first and engine.progress else None
+        with StopOnSignal() as self.signals:
+            try:
+                while self.epoch < engine.max_epochs:
+                    self._train_epoch()
+                    self._validate_epoch()
+                    self.epoch, self.batch = self.epoch + 1, 0
+                    last = self.epoch == engine.max_epochs
+                    due = self.epoch - self._saved_epoch >= engine.checkpoint_every_epochs
+                    if last or (due and self._may_save()):
+                        self._save()
+                    if not last:
+                        self._stop_if_asked(agree=True)
+            finally:
+                if self.progress is not None:
+                    self.progress.close()
+                if self.metrics is not None:
+                    self.metrics.close()
+            if self.profile is not None:
+                self.profile.finish()
+            if self.first:
+                self.run_folder.write_summary(self._summary(time.perf_counter() - started))
+                log.info("Done after %d steps: %s", self.step, self.run_folder.path)
+            if self.signals.signum is not None:  # too late to end the run earlier, but not to be forgotten
+                raise self._interrupted()
+
+    def _train_epoch(self) -> None:
+        """Train on the batches of the epoch that are not done yet."""
+        engine, system = self.engine, self.system
+        mark: Callable[[str], None] = self.profile.mark if self.profile is not None else lambda part: None
+        self._timer = self.step, time.perf_counter()
+        system.train()
+        system.step = self.step
+        if self.profile is not None:
+            self.profile.begin()
+        for index, batch in enumerate(self.train_loader.read(self.epoch, self.batch), self.batch):
+            batch = _on_device(batch, self.data, engine, self.device, training=True)
+            self.guard.batch(self.epoch, index, batch)
+            last = index + 1 == self.batches
+            whole = last or (index + 1) % engine.accumulate == 0
+            mark("data")
+
+            with self.fabric.no_backward_sync(self.wrapped, enabled=not whole):
+                try:
+                    with _autocast(engine, self.device):
+                        loss = self.wrapped(batch)
+                    mark("network forward")
+                    self.guard.loss(loss)
+                    if index % engine.accumulate == 0:
+                        self.optimizer.zero_grad()
+                    self.fabric.backward(self.scaler.scale(loss / engine.accumulate))
+                except (NumericalError, SolverError, torch.linalg.LinAlgError) as error:
+                    # A layer that looks at its input refuses a bad batch before there is a loss.
+                    raise self.guard.refused(error) from error
+            mark("network backward")
+
+            rate = max(float(group["lr"]) for group in self.optimizer.param_groups)
+            if whole:
+                self.scaler.unscale_(self.optimizer)
+                self.guard.gradient()
+                mark("gradient checks")
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                if self.schedule is not None:
+                    self.schedule.step()
+                self.step += 1
+                mark("optimiser")
+            system.record("train/loss", loss.detach())
+            self.batch = index + 1
+            self.guard.after_batch(whole)
+            if last or (whole and self.step % engine.log_every == 0):
+                self._write_metrics(rate)
+            system.step = self.step
+            if whole:
+                if self.progress is not None:
+                    self.progress.advance(note=f"epoch {self.epoch + 1} of {engine.max_epochs}{self._said_loss}")
+                if self.profile is not None:
+                    self.profile.end()
+                self._stop_if_asked()
+                every = engine.checkpoint_every_steps
+                due = every and self.step % every == 0 and self.step != self._saved_step
+                if due and not last and self._may_save():
+                    self._save()
+                if self.profile is not None:
+                    self.profile.begin()
+
+    def _validate_epoch(self) -> None:
+        """Validate after every so many epochs, and keep the weights in memory if they are the best so far."""
+        if self.validation_loader is None or (self.epoch + 1) % self.engine.validate_every:
+            return
+        alone = self.fabric.world_size == 1
+        stop = (lambda: self.signals.signum is not None) if alone else None
+        numbers = _validate(self.system, self.data, self.validation_loader, self.engine, stop)
+        if numbers is None:  # the numbers of a part of the data are none; a resumed run begins with this validation
+            self._stop_if_asked()
+            return
+        self.validation = numbers
+        if self.metrics is not None:
+            self.metrics.write(self.step, self.epoch, numbers)
+        self.system.validated(self.epoch, numbers)
+        if self.data.may_choose:
+            self._note_best()
+
+    def _note_best(self) -> None:
+        monitor, sign = self.engine.monitor, 1.0 if self.engine.monitor_mode == "min" else -1.0
+        score = self.validation.get(monitor)
+        if score is None and not self._warned:
+            self._warned = True
+            log.warning(
+                "There is no metric %s to choose the best checkpoint by; there are %s. Set --monitor.",
+                monitor,
+                ", ".join(sorted(self.validation)),
+            )
+        if score is None or score != score or (self.best_score is not None and sign * score >= sign * self.best_score):
+            return
+        self.best_score, self.best_step = score, self.step
+        if self.engine.checkpoints:
+            weights = {name: tensor.detach().clone() for name, tensor in self.system.state_dict().items()}
+            self._best = {"state_dict": weights, "epoch": self.epoch, "global_step": self.step, "monitor": monitor}
+            self._best["score"] = score
+
+    # ------------------------------------------------------------------------------------------- metrics and signals
+
+    _said_loss = ""
+
+    def _write_metrics(self, rate: float) -> None:
+        """Read the means and write a line; all processes call it together."""
+        numbers = self.system.means.flush(self.device if self.fabric.world_size > 1 else None)
+        self._said_loss = f", loss {numbers['train/loss']:.4g}"
+        then, at = self._timer
+        self._timer = self.step, time.perf_counter()
+        if self.step > then:
+            numbers["train/steps_per_second"] = (self.step - then) / max(self._timer[1] - at, 1e-9)
+        numbers["train/learning_rate"] = rate
+        if self.metrics is not None:
+            self.metrics.write(self.step, self.epoch, numbers)
+
+    def _stop_if_asked(self, agree: bool = False) -> None:
+        """Save and end where a signal came; several processes ask each other every ``guard_every`` steps."""
+        asked = self.signals.signum is not None
+        if self.fabric.world_size > 1:
+            if not agree and self.step % self.engine.guard_every:
+                return
+            asked = any_process(asked, self.device)
+        if asked:
+            self.signals.signum = self.signals.signum or 15
+            self._save()
+            raise self._interrupted()
+
+    def _interrupted(self) -> RunInterrupted:
+        assert self.signals.signum is not None
+        path = self.run_folder.checkpoints / "last.ckpt"
+        return RunInterrupted(self.signals.signum, self.step, path if path.exists() else None)
+
+    def _summary(self, seconds: float) -> dict[str, Any]:
+        """Return the final numbers; a run that was complete already keeps those it had."""
+        before = self.run_folder.read_summary()
+        summary: dict[str, Any] = {
+            **before,
+            **self.validation,
+            "epochs": self.epoch,
+            "steps": self.step,
+            "seconds": before.get("seconds", 0.0) + seconds,
+            "processes": self.fabric.world_size,
+        }
+        if self.best_score is not None:
+            summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
+        if self.profile is not None and self.profile.result is not None:
+            summary["step_milliseconds"] = self.profile.result["total_milliseconds"]
+        return summary
+
+    # --------------------------------------------------------------------------------------------------- checkpoints
+
+    def _may_save(self) -> bool:
+        waited = time.monotonic() - self._saved_time >= self.engine.checkpoint_min_seconds
+        # Clocks differ between processes.
+        return any_process(waited, self.device) if self.engine.checkpoint_min_seconds else waited
+
+    def _save(self) -> None:
+        """Save the best weights where they changed, then the state; all processes call it together.
+
+        A run that is killed in between finds best weights that it is going to reach again.
+        """
+        self.guard.check_weights()
+        if not self.engine.checkpoints:
+            return
+        own = {"random": random_state(), "means": self.system.means.state_dict()}
+        state = {
+            "state_dict": self.system.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "global_step": self.step,
+            "best_score": self.best_score,
+            "best_step": self.best_step,
+            "processes": gather_objects(own),
+        }
+        if self.first:
+            folder = self.run_folder.checkpoints
+            if self._best is not None:
+                save_checkpoint(self._best, folder / "best.ckpt")
+            save_checkpoint(state, folder / "last.ckpt", keep=folder / "previous.ckpt")
+        self._best = None
+        self._saved_step, self._saved_epoch, self._saved_time = self.step, self.epoch, time.monotonic()
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Bring the training to exactly where it was; the weights are loaded already."""
+        for live, saved in zip(self.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
+            # Which kernels compute a step depends on the device of this run, not on that of the checkpoint.
+            saved |= {name: live[name] for name in ("fused", "foreach") if name in live}
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["global_step"]
+        self.best_score, self.best_step = state["best_score"], state["best_step"]
+        then, now = len(state["processes"]), self.fabric.world_size
+        if then == now:
+            own = state["processes"][self.fabric.global_rank]
+            self.system.means.load_state_dict(own["means"])
+            set_random_state(own["random"])
+        elif self.batch:
+            raise ConfigurationError(
+                f"the checkpoint is from within an epoch of {then} processes, whose batches {now} processes cannot "
+                "continue. Finish the epoch with as many processes as before."
+            )
+        else:
+            log.warning(
+                "The run resumes with %d processes instead of %d: random numbers start anew, the order of the data "
+                "stays.",
+                now,
+                then,
+            )
 
 
-# ------------------------------------------------------------------------------------------------------------------ log
+def _validate(
+    system: System, data: Data, loader: EpochLoader, engine: EngineConfig, stop: Callable[[], bool] | None = None
+) -> dict[str, float] | None:
+    """Return the metrics of a validation, or None where ``stop`` ended it; training does not see what it drew."""
+    before, device = random_state(), system.device
+    training = system.training
+    system.eval()
+    batches = loader.read(0)
+    try:
+        with torch.no_grad():
+            for batch in track(batches, "Validating", len(loader)) if engine.progress else batches:
+                batch = _on_device(batch, data, engine, device, training=False)
+                with _autocast(engine, device):
+                    system.validation_step(batch)
+                if stop is not None and stop():
+                    system.means.flush()
+                    return None
+            numbers = system.means.flush(device if system.processes > 1 else None)
+            return numbers | {name: float(value) for name, value in system.validation_end(data).items()}
+    finally:
+        system.train(training)
+        set_random_state(before)
+
+
+# --------------------------------------------------------------------------------------------- devices and precision
+
+
+def _devices(engine: EngineConfig) -> Any:
+    """Return Fabric's ``devices``: auto, a number, or a list. On the CPU auto is one process."""
+    text = engine.devices
+    if text == "auto":
+        return "auto" if torch.cuda.is_available() and engine.accelerator != "cpu" else 1
+    try:
+        return [int(part) for part in text.split(",") if part] if "," in text else int(text)
+    except ValueError:
+        raise ConfigurationError(f"--devices is {text!r}; it must be auto, a number, or a list such as 0,2.") from None
+
+
+def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextManager[Any]:
+    dtypes = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+    if engine.precision not in dtypes:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtypes[engine.precision], cache_enabled=False)
+
+
+def _on_device(batch: Any, data: Data, engine: EngineConfig, device: torch.device, training: bool) -> Any:
+    """Move a batch without waiting, and let the data prepare it there."""
+    batch = data.on_device(map_tensors(batch, lambda t: t.to(device, non_blocking=True)), training)
+    if engine.precision == "64":
+        batch = map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
+    return batch
+
+
+@contextmanager
+def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None]:
+    """Set what torch keeps for the whole process, and give it back."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision(engine.matmul_precision)
+    torch.backends.cudnn.benchmark = device.type == "cuda" and not engine.deterministic
+    if engine.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(deterministic)
+
+
+# ---------------------------------------------------------------------------------------------------------- run folder
+
+
+@contextmanager
+def _open_run(config: Any, name: str) -> Iterator[RunFolder]:
+    """Enter the run folder, which no other process may enter meanwhile, and let what is said also go to its log."""
+    engine: EngineConfig = getattr(config, "engine", config)
+    run = RunFolder(engine.run or Path("runs") / f"{name}-seed{engine.seed}")
+    with warnings.catch_warnings():
+        for message in (".*isinstance\\(treespec, LeafSpec\\).*", ".*srun.*", ".*Grad strides do not match.*"):
+            warnings.filterwarnings("ignore", message=message)
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+        if not is_first_process():
+            yield run
+            return
+        with run.locked():
+            run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
+            with _logging_to(run):
+                yield run
 
 
 @contextmanager
 def _logging_to(run: RunFolder) -> Iterator[None]:
     """Let what is said also go to ``log.txt``, and to the screen where nobody else listens."""
-    added: list[tuple[logging.Logger, logging.Handler]] = []
-    if is_first_process():
-        run.path.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(run.log_path)
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        screen = logging.StreamHandler()
-        screen.setFormatter(logging.Formatter("%(message)s"))
-        added = [(log, file), (_file_log, file), *([] if log.hasHandlers() else [(log, screen)])]
+    file = logging.FileHandler(run.log_path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    screen = logging.StreamHandler()
+    screen.setFormatter(logging.Formatter("%(message)s"))
+    added: list[tuple[logging.Logger, logging.Handler]] = [(log, file), (_file_log, file)]
+    if not log.hasHandlers():
+        added.append((log, screen))
     level = log.level
     log.setLevel(min(level or logging.INFO, logging.INFO))
     for logger, handler in added:
@@ -359,31 +581,3 @@ def _logging_to(run: RunFolder) -> Iterator[None]:
         for logger, handler in added:
             logger.removeHandler(handler)
             handler.close()
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Leave out Lightning's banners and hints that do not apply to us."""
-    loggers = [logging.getLogger(n) for n in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            for message in (
-                ".*does not have many workers.*",
-                ".*smaller than the logging interval.*",
-                ".*module.*in eval mode at the start of training.*",
-                ".*Checkpoint directory.*exists and is not empty.*",
-                ".*isinstance\\(treespec, LeafSpec\\).*",
-                ".*srun.*",
-                ".*Total length of `list` across ranks is zero.*",
-                ".*It is recommended to use `self.log.*sync_dist=True.*",  # they are reduced, see ReduceLogs
-                ".*NO_SHARD.*",  # what one process does
-                ".*FSDP.state_dict_type.*being deprecated.*",
-            ):
-                warnings.filterwarnings("ignore", message=message)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""Batches in a seeded order that can go on from any batch, on any number of processes.
+"""Batches in a seeded order that can be read from any batch on, by any number of processes.
 
 The order of an epoch and the augmentation of an item depend on (seed, epoch, index) only, never on the number of
 workers, on processes, or on what was drawn before. That makes resumed and distributed runs repeat a single one.
@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from matbackprop.errors import ConfigurationError, DataError
 
-__all__ = ["BatchSource", "EpochLoader", "ItemSource", "generator_for"]
+__all__ = ["BatchSource", "EpochLoader", "ItemSource", "generator_for", "map_tensors"]
 
 
 class BatchSource(Protocol):
@@ -69,40 +68,45 @@ class ItemSource:
         return self.collate([self.item(int(i), epoch) for i in indices])
 
 
-class _Keys(Dataset):
-    """Lets a torch DataLoader call ``fetch`` in its worker processes: one item is one batch."""
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to all tensors in nested dicts, lists, tuples and named tuples.
 
-    def __init__(self, source: BatchSource) -> None:
-        self.source = source
-
-    def __getitem__(self, key: tuple[int, Tensor]) -> Any:
-        epoch, indices = key
-        return self.source.fetch(indices, epoch)
+    Example:
+        >>> map_tensors({"x": [torch.ones(1), "text"]}, torch.neg)
+        {'x': [tensor([-1.]), 'text']}
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 class EpochLoader:
-    """An iterable of batches for Lightning.
+    """Batches of any epoch, in an order that depends on the seed and the epoch alone.
 
     With W processes a step's batch has W·batch_size items: process r takes the r-th part of it, so that two processes
     see together what one with the doubled batch sees.
 
     Args:
         source: where batches come from.
-        batch_size: items a process and step.
+        batch_size: items per process and batch.
         seed: decides the order.
         shuffle: a new order every epoch; otherwise 0, 1, 2, …
         drop_last: leave out the last items where they do not fill a batch on every process. Without it and with
             ``shuffle`` they are filled up from the epoch's beginning; without ``shuffle`` (evaluation) all items are
             spread over the processes, and none is seen twice.
         weights: draw items with replacement in proportion to these instead of taking each once.
-        workers: worker processes; 0 reads in ``threads`` threads of this process, which suits memory-mapped arrays.
-        threads: reading threads where ``workers`` is 0; 0 reads in the calling thread.
-        prefetch: batches read ahead, for each worker or thread.
+        threads: threads that read ahead, which suits memory-mapped arrays; 0 reads in the calling thread.
+        prefetch: batches that each thread reads ahead.
         pin_memory: copy batches to page-locked memory, from where a GPU takes them faster.
 
     Example:
         >>> source = ItemSource(4, lambda index, epoch: torch.tensor(index))
-        >>> [batch.tolist() for batch in EpochLoader(source, 2, shuffle=False)]
+        >>> [batch.tolist() for batch in EpochLoader(source, 2, shuffle=False).read(0)]
         [[0, 1], [2, 3]]
     """
 
@@ -115,7 +119,6 @@ class EpochLoader:
         shuffle: bool = True,
         drop_last: bool | None = None,
         weights: Sequence[float] | Tensor | None = None,
-        workers: int = 0,
         threads: int = 0,
         prefetch: int = 2,
         pin_memory: bool | None = None,
@@ -131,22 +134,20 @@ class EpochLoader:
         self.weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         if self.weights is not None and self.weights.shape != (len(source),):
             raise ConfigurationError(f"{tuple(self.weights.shape)} weights for {len(source)} items.")
-        self.workers = workers
         self.threads = threads
         self.prefetch = max(1, prefetch)
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.rank, self.world = 0, 1
         self._drop_last = drop_last
-        self.epoch, self.batch = 0, 0
-        self._then: Callable[[], None] | None = None
 
     # ---------------------------------------------------------------------------------------------------------- order
 
-    def share(self, rank: int, world: int) -> None:
-        """Take the ``rank``-th of ``world`` parts of every batch (the engine calls it)."""
+    def share(self, rank: int, world: int) -> EpochLoader:
+        """Take the ``rank``-th of ``world`` parts of every batch (the engine calls it); return the loader itself."""
         if not self.shuffle and len(self.source) < world:
             raise DataError(f"{len(self.source)} items cannot be shared by {world} processes; use fewer processes.")
         self.rank, self.world = rank, world
+        return self
 
     @property
     def drop_last(self) -> bool:
@@ -186,54 +187,19 @@ class EpochLoader:
             return list(mine.tensor_split(min(whole + 1, len(mine))))
         return [part[self.rank * self.batch_size :][: self.batch_size] for part in order.split(size)]
 
-    # ------------------------------------------------------------------------------------------------------- position
-
-    def seek(self, epoch: int, batch: int, then: Callable[[], None] | None = None) -> None:
-        """Let the next iteration start at a batch of an epoch; ``then`` is called just before its first batch."""
-        self.epoch, self.batch, self._then = epoch, batch, then
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position (Lightning's protocol of loaders that can be resumed)."""
-        return {"epoch": self.epoch, "batch": self.batch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Set the position."""
-        self.seek(state["epoch"], state["batch"])
-
-    def __iter__(self) -> Iterator[Any]:
-        # A generator: nothing is read, and no position taken, before the first batch is asked for.
-        epoch, start = self.epoch, self.batch
-        keys = [(epoch, indices) for indices in self.batches(epoch)[start:]]
-        if self._then is not None:
-            then, self._then = self._then, None
-            then()
-        end = start + len(keys)
-        for done, batch in enumerate(self._read(keys), start=start + 1):
-            # Set before the batch leaves: nobody needs to ask for one more to move on to the next epoch.
-            self.epoch, self.batch = (epoch, done) if done < end else (epoch + 1, 0)
-            yield batch
-
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def _read(self, keys: list[tuple[int, Tensor]]) -> Iterator[Any]:
-        if self.workers:
-            yield from DataLoader(
-                _Keys(self.source),
-                batch_size=None,
-                sampler=keys,  # type: ignore[arg-type]
-                num_workers=self.workers,
-                prefetch_factor=self.prefetch,
-                pin_memory=self.pin_memory,
-                generator=torch.Generator(),  # the global generator stays untouched
-            )
-        elif self.threads:
+    def read(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield this process's batches of an epoch, from the ``start``-th on."""
+        keys = [(epoch, indices) for indices in self.batches(epoch)[start:]]
+        if self.threads:
             yield from self._read_in_threads(keys)
         else:
-            for epoch, indices in keys:
+            for _, indices in keys:
                 yield self._pinned(self.source.fetch(indices, epoch))
 
     def _pinned(self, batch: Any) -> Any:
-        return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin_memory else batch
+        return map_tensors(batch, Tensor.pin_memory) if self.pin_memory else batch
 
     def _read_in_threads(self, keys: list[tuple[int, Tensor]]) -> Iterator[Any]:
         """Read ahead in threads; batches come out in order."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
@@ -36,9 +35,9 @@ from matbackprop.solvers import batched_eigh
 from matbackprop.training.graphs import GraphedLoss
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig
-from matbackprop.training.recording import RecordingModule
 from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.segmenting import segment_images
+from matbackprop.training.system import Data, System
 
 SCALES = 6
 """Number of sizes that random scaling chooses from."""
@@ -187,11 +186,10 @@ def augment(batch: dict[str, Any]) -> dict[str, Any]:
     return out | {"image": image}
 
 
-class NCutsData(pl.LightningDataModule):
-    """The data module: prepared images of the chosen split."""
+class NCutsData(Data):
+    """Prepared images of the chosen split."""
 
     def __init__(self, config: NCutsConfig) -> None:
-        super().__init__()
         self.config, self.seed = config.data, config.engine.seed
         if config.train.rows == "grid":
             if config.data.scale != (1.0, 1.0):
@@ -213,15 +211,15 @@ class NCutsData(pl.LightningDataModule):
             self.stride = None
         self.training, self.validation = split_images(open_images(self.config, "train"), self.config)
 
-    def train_dataloader(self) -> EpochLoader:
+    def train_loader(self) -> EpochLoader:
         """Shuffled batches with augmentation."""
         source = ImageSource(self.training, self.config, self.seed, self.stride)
         return ShapeLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
-    def val_dataloader(self) -> Any:
+    def validation_loader(self) -> EpochLoader | None:
         """Single validation images as they are; none in the final split."""
         if len(self.validation) == 0:
-            return []
+            return None
         return EpochLoader(ImageSource(self.validation, None, 0, self.stride), 1, shuffle=False)
 
     def score(self, model: DeepNCuts, count: int) -> dict[str, float]:
@@ -231,7 +229,7 @@ class NCutsData(pl.LightningDataModule):
         truth = BSDS(data_folder(self.config), "train", ids=images.ids)
         return evaluate_segmentations(found, {name: truth.segmentations(name) for name in images.ids})
 
-    def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
+    def on_device(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """Augment on the device."""
         return augment(batch)
 
@@ -284,10 +282,29 @@ class _GridObjective(nn.Module):
         return self.compute(image, grid)
 
 
-class NCutsModule(RecordingModule):
-    """The Lightning module: the objective averaged over annotators and images, two rates, curves of the spectrum."""
+class Objective(nn.Module):
+    """The mean objective of a batch, J₁, J₂ or soft; Λ of J₁ is the network's."""
 
-    structured_methods = ("objective",)
+    structured = True
+
+    def __init__(self, name: Literal["j1", "j2", "soft"], ridge: float) -> None:
+        super().__init__()
+        self.name, self.ridge = name, ridge
+
+    def forward(self, f: Tensor, labels: Tensor, weight: Tensor | None, num_labels: int, lam: Tensor | None) -> Tensor:
+        """The objective of rows f (b, m, d) and labels (b, a, m)."""
+        if self.name == "soft":
+            value = normalized_cut_soft(f, labels, ridge=self.ridge, weight=weight, num_labels=num_labels)
+        elif self.name == "j1":
+            value = normalized_cut_j1(f, labels, lam=lam, weight=weight, num_labels=num_labels)
+        else:
+            value = normalized_cut_j2(f, labels, weight=weight, num_labels=num_labels)
+        return value.mean()
+
+
+class NCutsModule(System):
+    """The network with the objective averaged over annotators and images, two rates, and curves of the spectrum."""
+
     graphs: GraphedLoss | None = None
 
     def __init__(self, config: NCutsConfig) -> None:
@@ -295,24 +312,25 @@ class NCutsModule(RecordingModule):
         self.config = config
         self.model = build_model(config.model, superpixels=config.data.superpixels)
         self.model.freeze_backbone(config.train.backbone_rate == 0)
+        self.objective = Objective(config.train.objective, config.model.ridge)
 
-    def on_fit_start(self) -> None:
+    def start(self, data: NCutsData) -> None:
         """Let convolutions use the layout that tensor cores want, and search algorithms only for few sizes."""
         if self.device.type == "cuda":
             low, high = self.config.data.scale
             torch.backends.cudnn.benchmark = low == high and not self.config.engine.deterministic
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.graphs = self._capture()
+            self.graphs = self._capture(data)
 
-    def _capture(self) -> GraphedLoss | None:
+    def _capture(self, data: NCutsData) -> GraphedLoss | None:
         """Steps as CUDA graphs, one for each size of image; None where they do not fit."""
         config = self.config
-        alone = isinstance(self.trainer.strategy, pl.strategies.SingleDeviceStrategy) and config.engine.accumulate == 1
+        alone = self.processes == 1 and config.engine.strategy == "auto" and config.engine.accumulate == 1
         plain = config.train.rows == "grid" and config.data.batch_size == 1 and config.engine.precision == "32"
         kernels = config.train.objective != "j1" and self.model.channels <= MAX_FEATURES and available()
         if not (config.train.graphs and alone and plain and kernels) or config.engine.profile:
             return None
-        source: ImageSource = self.trainer.datamodule.train_dataloader().source  # type: ignore[attr-defined]
+        source = ImageSource(data.training, data.config, data.seed, data.stride)
         sizes = sorted({source.images.size(i) for i in range(len(source))})
         if len(sizes) > MAX_GRAPHS:
             return None
@@ -342,31 +360,20 @@ class NCutsModule(RecordingModule):
         grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)
         return features.flatten(1, 2), grid.flatten(-2), None, None
 
-    def objective(self, f: Tensor, labels: Tensor, weight: Tensor | None, num_labels: int) -> Tensor:
-        """The mean objective of a batch."""
-        name = self.config.train.objective
-        if name == "soft":
-            value = normalized_cut_soft(f, labels, ridge=self.config.model.ridge, weight=weight, num_labels=num_labels)
-        elif name == "j1":
-            value = normalized_cut_j1(f, labels, lam=self.model.lam, weight=weight, num_labels=num_labels)
-        else:
-            value = normalized_cut_j2(f, labels, weight=weight, num_labels=num_labels)
-        return value.mean()
-
     def losses(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Total loss, its parts, and the rows of F."""
         f, labels, weight, edges = self.rows(batch)
-        parts = {"objective": self.objective(f, labels, weight, batch["num_labels"])}
+        parts = {"objective": self.objective(f, labels, weight, batch["num_labels"], self.model.lam)}
         total = parts["objective"]
         if edges is not None:
             parts["boundary"] = boundary_loss(edges, batch["edges"], batch["labels"])
             total = total + self.config.train.boundary_weight * parts["boundary"]
         return total, parts, f
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Mean objective of a batch; rank, spectrum and gradient are looked at every ``log_every`` steps."""
-        looked_at = self.global_step % self.config.engine.log_every == 0
-        if self.graphs is not None and not looked_at:
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        """Mean objective of a batch; rank, spectrum and gradient are recorded every ``log_every`` steps."""
+        logged = self.step % self.config.engine.log_every == 0
+        if self.graphs is not None and not logged:
             image, grid = batch["image"], batch["grid"]
             grid = nnf.pad(grid, (0, 0, 0, 0, 0, self.annotators - grid.shape[1]), value=-1)
             total = self.graphs(image, grid)
@@ -375,7 +382,7 @@ class NCutsModule(RecordingModule):
         total, parts, f = self.losses(batch)
         for name, value in parts.items():
             self.record(f"train/{name}", value)
-        if looked_at:
+        if logged:
             for name, value in self.spectrum(f.detach()).items():
                 self.record(f"layer/{name}", value)
             if f.requires_grad:
@@ -396,23 +403,20 @@ class NCutsModule(RecordingModule):
             "eigen_min": values[..., 0].mean(),
         }
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def validation_step(self, batch: dict[str, Any]) -> None:
         """Loss on an image that was held out."""
         total, parts, _ = self.losses(batch)
-        self.log("val/loss", total, on_epoch=True, batch_size=len(batch["image"]))
-        for name, value in parts.items():
-            self.log(f"val/{name}", value, on_epoch=True, batch_size=len(batch["image"]))
+        for name, value in {"loss": total, **parts}.items():
+            self.record(f"val/{name}", value, len(batch["image"]))
 
-    def on_validation_epoch_end(self) -> None:
-        """Segment and score some held-out images, where the configuration asks for it."""
+    def validation_end(self, data: NCutsData) -> dict[str, float]:
+        """Scores of the segmentations of some held-out images, where the configuration asks for it."""
         if not self.config.train.score_images:
-            return
-        data: NCutsData = self.trainer.datamodule  # type: ignore[attr-defined]
+            return {}
         scores = data.score(self.model, self.config.train.score_images)
-        for name in ("paper_best", "paper_average"):
-            self.log(f"val/{name.removeprefix('paper_')}", scores[name])
+        return {f"val/{name}": scores[f"paper_{name}"] for name in ("best", "average")}
 
-    def configure_optimizers(self) -> Any:
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
         """Two groups: the backbone at its own rate, the new layers at theirs."""
         train = self.config.train
         body = [p for p in self.model.backbone.parameters() if p.requires_grad]
@@ -421,15 +425,15 @@ class NCutsModule(RecordingModule):
         groups: list[dict[str, Any]] = [{"params": new, "lr": train.rate}] + (
             [{"params": body, "lr": train.backbone_rate}] if body else []
         )
+        common: dict[str, Any] = {"weight_decay": train.decay, "fused": self.device.type == "cuda"}
         if train.optimizer == "sgd":
-            optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=train.decay)
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9, **common)
         else:
-            optimizer = torch.optim.AdamW(groups, weight_decay=train.decay)
+            optimizer = torch.optim.AdamW(groups, **common)
         if train.schedule == "constant":
-            return optimizer
-        steps = max(2, int(self.trainer.estimated_stepping_batches))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [g["lr"] for g in groups], total_steps=steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return optimizer, None
+        rates = [group["lr"] for group in groups]
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps))
 
     def diagnose(self, batch: dict[str, Any]) -> dict[str, Any]:
         """What the layer saw, for the report on a batch that was not finite."""
@@ -451,22 +455,20 @@ class NCutsModule(RecordingModule):
 
 
 def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:
-    """Module and data of a configuration."""
+    """Build the system and the data of a configuration."""
     data = NCutsData(config)
     return NCutsModule(config), data
 
 
-def export(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    """The trained model."""
-    assert isinstance(module, NCutsModule)
+def export(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
+    """Write the trained model."""
     module.model.save_pretrained(run.path / "model")
 
 
-def figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+def figures(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
     """Draw a few held-out images with their segmentations into the run folder."""
     from matbackprop.report.figures import segmentation_grid
 
-    assert isinstance(module, NCutsModule) and isinstance(data, NCutsData)
     images = data.validation if len(data.validation) else data.training
     module.model.eval()
     rows = []

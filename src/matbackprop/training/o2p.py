@@ -10,11 +10,11 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
@@ -34,11 +34,12 @@ from matbackprop.data.shapes import write_shapes_coco
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.solvers import batched_eigh
+from matbackprop.training.distributed import gather_rows
 from matbackprop.training.engine import evaluate
 from matbackprop.training.loading import EpochLoader
 from matbackprop.training.o2p_config import O2PConfig, RegionDataConfig
-from matbackprop.training.recording import RecordingModule
 from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.system import Data, System
 
 LARGE = 400
 """Regions of at least this many pixels are also scored on their own."""
@@ -99,11 +100,10 @@ class VectorSource:
         return {"vector": self.vectors[index], "target": self.targets[index], "index": index}
 
 
-class RegionData(pl.LightningDataModule):
-    """The data module: regions of the chosen split, batches assembled on the device."""
+class RegionData(Data):
+    """Regions of the chosen split, in batches that are assembled on the device."""
 
     def __init__(self, config: O2PConfig) -> None:
-        super().__init__()
         self.config = config.data
         self.recipe = config
         self.seed = config.engine.seed
@@ -119,12 +119,7 @@ class RegionData(pl.LightningDataModule):
                 "train": np.arange(len(self.train_regions)),
                 "validation": np.arange(len(validation)),
             }
-        self.sources: dict[str, Any] = {}
-
-    @property
-    def may_choose(self) -> bool:
-        """Whether validation may choose among checkpoints: not on the regions that a result is reported on."""
-        return self.config.split == "tuning"
+        self.may_choose = self.config.split == "tuning"  # not on the regions that a result is reported on
 
     @property
     def classes(self) -> list[str]:
@@ -141,19 +136,20 @@ class RegionData(pl.LightningDataModule):
         """Areas of the validation regions, in order."""
         return self.validation_regions.areas[self.positions["validation"]]
 
-    def setup(self, stage: str) -> None:
-        """Open the sources; descriptors that do not learn are computed on the first call."""
-        if self.sources:
-            return
-        resident = self._resident()
+    @cached_property
+    def sources(self) -> dict[str, Any]:
+        """Where the batches of both parts come from; descriptors that do not learn are computed on the first use."""
+        sources: dict[str, Any] = {}
+        resident, learns = self._resident(), self._learns_features()
         random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
             positions = self.positions[part]
-            if not self._learns_features():
-                self.sources[part] = VectorSource(described(regions, self.recipe), regions.labels, positions)
-            else:
+            if learns:
                 drawn: dict[str, Any] = random if part == "train" else {}
-                self.sources[part] = RegionSource(regions, positions, resident=resident, **drawn)
+                sources[part] = RegionSource(regions, positions, resident=resident, **drawn)
+            else:
+                sources[part] = VectorSource(described(regions, self.recipe), regions.labels, positions)
+        return sources
 
     def _learns_features(self) -> bool:
         with torch.device("meta"):
@@ -167,40 +163,26 @@ class RegionData(pl.LightningDataModule):
         needed = self.train_regions.pixels.nbytes + self.validation_regions.pixels.nbytes
         return needed <= torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 4
 
-    def train_dataloader(self) -> EpochLoader:
-        """Shuffled batches."""
-        source = self.sources["train"]
-        labels = self.train_regions.labels[self.positions["train"]]
-        resident = isinstance(source, VectorSource) or source.resident
-        return EpochLoader(
-            source,
-            self.config.batch_size,
-            seed=self.seed,
-            weights=balancing_weights(labels).tolist() if self.config.sampling == "balanced" else None,
-            threads=0 if resident else self.config.threads,
-            pin_memory=torch.cuda.is_available() and not resident,
-        )
-
-    def val_dataloader(self) -> EpochLoader:
-        """Validation batches in order."""
-        source = self.sources["validation"]
-        resident = isinstance(source, VectorSource) or source.resident
-        return EpochLoader(
-            source,
-            self.config.validation_batch_size,
-            shuffle=False,
-            threads=0 if resident else self.config.threads,
-            pin_memory=torch.cuda.is_available() and not resident,
-        )
-
-    def on_after_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Place, flip, mask and normalise the whole batch on the device."""
-        training = self.trainer is not None and self.trainer.training
-        return self.assemble(batch, "train" if training else "validation")
-
-    def assemble(self, batch: dict[str, Tensor], part: str) -> dict[str, Tensor]:
-        """The batch that the network takes, from what the loader gave."""
+    def _loader(self, part: str, batch_size: int, **options: Any) -> EpochLoader:
         source = self.sources[part]
+        resident = isinstance(source, VectorSource) or source.resident
+        pin = torch.cuda.is_available() and not resident
+        threads = 0 if resident else self.config.threads
+        return EpochLoader(source, batch_size, seed=self.seed, threads=threads, pin_memory=pin, **options)
+
+    def train_loader(self) -> EpochLoader:
+        """Shuffled batches."""
+        labels = self.train_regions.labels[self.positions["train"]]
+        weights = balancing_weights(labels).tolist() if self.config.sampling == "balanced" else None
+        return self._loader("train", self.config.batch_size, weights=weights)
+
+    def validation_loader(self) -> EpochLoader:
+        """Validation batches in order."""
+        return self._loader("validation", self.config.validation_batch_size, shuffle=False)
+
+    def on_device(self, batch: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
+        """Place, flip, mask and normalise the whole batch on the device."""
+        source = self.sources["train" if training else "validation"]
         device = batch["index"].device
         if isinstance(source, VectorSource):
             return source.assemble(batch, device)
@@ -210,12 +192,11 @@ class RegionData(pl.LightningDataModule):
 
     def first_batches(self, count: int, device: torch.device) -> list[dict[str, Tensor]]:
         """The first training batches of the seeded order, the same on every process, for calibration."""
-        loader = self.train_dataloader()
-        order = loader.order(0)[: count * self.config.batch_size]
+        order = self.train_loader().order(0)[: count * self.config.batch_size]
         out = []
         for indices in order.split(self.config.batch_size):
             batch = self.sources["train"].fetch(indices, 0)
-            out.append(self.assemble({k: v.to(device) for k, v in batch.items()}, "train"))
+            out.append(self.on_device({k: v.to(device) for k, v in batch.items()}, training=True))
         return out
 
 
@@ -258,8 +239,8 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
     return network
 
 
-class RegionModule(RecordingModule):
-    """The Lightning module: cross-entropy, SGD with a cosine schedule, errors on all and on large regions."""
+class RegionModule(System):
+    """The classifier with cross-entropy, SGD with a cosine schedule, and errors on all and on large regions."""
 
     def __init__(self, config: O2PConfig, data: RegionData) -> None:
         super().__init__()
@@ -279,12 +260,10 @@ class RegionModule(RecordingModule):
             return self.model.classify(batch["vector"])
         return self.model(batch["image"], batch["mask"])
 
-    def on_fit_start(self) -> None:
+    def start(self, data: RegionData) -> None:
         """Prepare the device and, in a new run, measure the descriptor's mean and deviation."""
         if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = not self.config.engine.deterministic
             self.model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        data: RegionData = self.trainer.datamodule  # type: ignore[attr-defined]
         self.calibrate(data)
 
     @torch.no_grad()
@@ -297,17 +276,11 @@ class RegionModule(RecordingModule):
             self.model.calibrate_described(torch.cat([b["vector"] for b in batches]))
             return
         batches = data.first_batches(self._calibration_batches, self.device)
-        with self._autocast():
-            self.model.calibrate([(b["image"], b["mask"]) for b in batches])
+        self.model.calibrate([(b["image"], b["mask"]) for b in batches])
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._trainer is not None:
-            return self.trainer.precision_plugin.forward_context()
-        return contextlib.nullcontext()
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
         """Mean cross-entropy of a batch."""
-        logged = self.global_step % self.config.engine.log_every == 0
+        logged = self.step % self.config.engine.log_every == 0
         watch: contextlib.AbstractContextManager[None] = self._watch() if logged else contextlib.nullcontext()
         with watch:
             scores = self.scores(batch)
@@ -358,23 +331,19 @@ class RegionModule(RecordingModule):
             "spectrum": [[float(v) for v in row] for row in spectrum.cpu()],
         }
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Collect predictions and losses on the device."""
         scores = self.scores(batch).float()
         loss = nnf.cross_entropy(scores, batch["target"], reduction="none")
         self._collected.append((batch["index"], batch["target"], scores.argmax(-1), loss))
 
-    def on_validation_epoch_end(self) -> None:
+    def validation_end(self, data: RegionData) -> dict[str, float]:
         """Errors over all processes, in percent."""
-        index, target, predicted, loss = (torch.cat(parts) for parts in zip(*self._collected, strict=True))
+        parts = (torch.cat(part) for part in zip(*self._collected, strict=True))
+        index, target, predicted, loss = (gather_rows(part) for part in parts)
         self._collected.clear()
-        if self.trainer.world_size > 1:
-            index, target, predicted, loss = (_gather(t) for t in (index, target, predicted, loss))
         wrong = (predicted != target).float()
         large = self.areas[index] >= LARGE
-        self.log("val/loss", loss.mean())
-        self.log("val/error", 100 * wrong.mean())
-        self.log("val/error_large", 100 * wrong[large].mean() if bool(large.any()) else torch.nan)
         order = index.argsort()
         self.predictions = {
             "index": index[order].cpu().numpy(),
@@ -384,22 +353,26 @@ class RegionModule(RecordingModule):
             "large": large[order].cpu().numpy(),
             "image": self._image_ids[index[order].cpu().numpy()],
         }
+        return {
+            "val/loss": float(loss.mean()),
+            "val/error": float(100 * wrong.mean()),
+            "val/error_large": float(100 * wrong[large].mean()) if bool(large.any()) else math.nan,
+        }
 
-    def configure_optimizers(self) -> Any:
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         """SGD with momentum; linear warm-up, then half a cosine to zero."""
         config = self.config.optimizer
         groups = self.model.parameter_groups(config.rate, config.backbone_factor, config.decay)
-        optimizer = torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
-        total = max(int(self.trainer.estimated_stepping_batches), 1)
-        warmup = config.warmup * total / max(self.config.engine.max_epochs, 1)
+        fused = self.device.type == "cuda"
+        optimizer = torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum, fused=fused)
+        warmup = config.warmup * steps / max(self.config.engine.max_epochs, 1)
 
         def factor(step: int) -> float:
             if step < warmup:
                 return (step + 1) / (warmup + 1)
-            return 0.5 * (1 + math.cos(math.pi * min((step - warmup) / max(total - warmup, 1), 1.0)))
+            return 0.5 * (1 + math.cos(math.pi * min((step - warmup) / max(steps - warmup, 1), 1.0)))
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 @torch.no_grad()
@@ -407,18 +380,6 @@ def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
     """Ascending eigenvalues (b, min(m, d)) of what is pooled, before weights are applied and ε is added."""
     f = pooling.features(features).double()
     return batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp_min(0)
-
-
-def _gather(value: Tensor) -> Tensor:
-    """Concatenate tensors of different lengths from all processes, in the order of the processes."""
-    count = torch.tensor([len(value)], device=value.device)
-    counts = [torch.zeros_like(count) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(counts, count)
-    longest = int(max(counts))
-    padded = torch.cat([value, value.new_zeros(longest - len(value))])
-    parts = [torch.empty_like(padded) for _ in counts]
-    torch.distributed.all_gather(parts, padded)
-    return torch.cat([part[: int(n)] for part, n in zip(parts, counts, strict=True)])
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -431,19 +392,17 @@ def save_predictions(run: RunFolder, module: RegionModule) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def export(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    """The trained model, and its predictions."""
-    assert isinstance(module, RegionModule) and isinstance(data, RegionData)
+def export(run: RunFolder, module: RegionModule, data: RegionData) -> None:
+    """Write the trained model, and its predictions."""
     module.model.save_pretrained(run.path / "model")
-    evaluate(module.config, module, data, run)  # with the chosen weights, which need not be the last
+    evaluate(module.config, module, data)  # with the chosen weights, which need not be the last
     save_predictions(run, module)
 
 
-def write_figures(run: RunFolder, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    """Curves and the confusion of the last validation."""
+def write_figures(run: RunFolder, module: RegionModule, data: RegionData) -> None:
+    """Draw curves and the confusion of the last validation."""
     from matbackprop.report import figures
 
-    assert isinstance(module, RegionModule) and isinstance(data, RegionData)
     figures.curves(run.read_metrics(), run.figure_path("curves"))
     table = confusion(module.predictions["target"], module.predictions["predicted"], len(data.classes))
     figures.confusion_matrix(table, data.classes, run.figure_path("confusion"))
@@ -461,6 +420,6 @@ def confusion(target: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
 
 
 def build(config: O2PConfig) -> tuple[RegionModule, RegionData]:
-    """Build the module and the data module of a configuration."""
+    """Build the system and the data of a configuration."""
     data = RegionData(config)
     return RegionModule(config, data), data

@@ -25,7 +25,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
@@ -86,7 +86,7 @@ def versions() -> dict[str, Any]:
     for name in (
         "matbackprop",
         "torch",
-        "pytorch-lightning",
+        "lightning-fabric",
         "torchmetrics",
         "numpy",
         "scipy",
@@ -337,28 +337,38 @@ class RunFolder:
         """Append one line of metrics; the time is added. Values that are not finite are written as null."""
         line = {"step": 0, "epoch": 0, "time": round(time.time(), 3), **metrics}
         with self.metrics_path.open("a") as file:
-            file.write(json.dumps({k: _number(v) for k, v in line.items()}) + "\n")
+            file.write(json.dumps({k: plain_numbers(v) for k, v in line.items()}) + "\n")
 
-    def keep_metrics_until(self, step: int) -> None:
-        """Drop the lines after ``step``: a run that goes on from there writes them again."""
-        lines: Iterable[dict[str, Any]] = (m for m in self.read_metrics() if m.get("step", 0) <= step)
-        atomic_write(self.metrics_path, "".join(json.dumps(line) + "\n" for line in lines))
+    def keep_metrics_until(self, step: int, validated: bool = True) -> None:
+        """Drop the lines after ``step``, which a run that resumes there writes again.
+
+        Args:
+            step: optimiser steps done.
+            validated: keep the numbers of a validation after that very step.
+        """
+        kept = [
+            line
+            for line in self.read_metrics()
+            if line.get("step", 0) < step
+            or (line.get("step", 0) == step and (validated or not any(name.startswith("val/") for name in line)))
+        ]
+        atomic_write(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the final numbers."""
-        atomic_write(self.summary_path, json.dumps({k: _number(v) for k, v in summary.items()}, indent=2) + "\n")
+        atomic_write(self.summary_path, json.dumps({k: plain_numbers(v) for k, v in summary.items()}, indent=2) + "\n")
 
 
-def _number(value: Any) -> Any:
+def plain_numbers(value: Any) -> Any:
     """Return a value that JSON can hold: tensors and numpy scalars as numbers, NaN and Inf as null."""
     if hasattr(value, "item") and callable(value.item):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(k): _number(v) for k, v in value.items()}
+        return {str(k): plain_numbers(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_number(v) for v in value]
+        return [plain_numbers(v) for v in value]
     if isinstance(value, Path):
         return value.as_posix()
     return value
