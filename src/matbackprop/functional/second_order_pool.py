@@ -1,30 +1,19 @@
-"""Second-order pooling C = g(Fᵀ diag(w) F + εI) without a null-space basis, a singular vector or a division by a gap.
-
-F is m×d with rows scaled by √w. For m < d the thin dual form works on K = FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and
-λ = s + ε,
-
-    C = g(ε)I + Yᵀ diag(g[λᵢ, ε]) Y,    F·L = U(diag(g[λᵢ, ε]) Y G + (g[λᵢ, λⱼ, ε] ∘ (Y G Yᵀ)) Y),
-
-where L is the derivative of g at A = FᵀF + εI in the direction G, so that ∂L/∂F = 2 F·L. Otherwise the primal form
-works on FᵀF = V diag(s) Vᵀ with Z = FV: C = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the
-squared norms of the rows of Y (columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the
-largest, its squared norm far better. Where the spectrum is wide the vectors are refined too (`gram_eigh`); on the CPU
-the primal form of a narrow spectrum does with the solver's eigenvalues, and with F and V for Z.
-"""
+"""Second-order pooling C = g(Fᵀ diag(w) F + εI): no null-space basis, no singular vector, no division by a gap."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from matbackprop.cuda import pool as pool_kernels
-from matbackprop.divided_differences import SpectralFunction, resolve_function
+from matbackprop.divided_differences import BoundFunction, SpectralFunction, resolve_function
 from matbackprop.errors import ConfigurationError, DomainError
 from matbackprop.functional._function import Operation, apply, differentiated_again, forward_mode_active
+from matbackprop.functional._moments import Moments, Primal, Thin, factor
 from matbackprop.functional._spectrum import Spectrum, frechet, second_frechet, spectral
 from matbackprop.functional.eigh import eigh
 from matbackprop.functional.matrix_function import FunctionLike, check_domain, parameter_tensor
@@ -37,190 +26,40 @@ from matbackprop.numerics import (
     check_weight_values,
     compute_dtype,
     symmetrize,
-    values_checkable,
     wants_check,
 )
-from matbackprop.solvers import batched_eigh
-from matbackprop.solvers.gram import gram_eigh
 
 __all__ = ["second_order_pool"]
 
 Method = Literal["fused", "svd", "eig"]
 
 
-def _column(p: Tensor | None, extra: int) -> Tensor | None:
-    """Give a value per matrix, or None, ``extra`` trailing dimensions so that it broadcasts over a table."""
-    return None if p is None else p.reshape(p.shape + (1,) * extra)
+class _Gradients(NamedTuple):
+    """Gradients of the four inputs that have one; or their cotangents, or whether they are wanted."""
+
+    f: Any
+    w: Any
+    eps: Any
+    p: Any
 
 
 def _scaled_identity(value: Tensor, d: int) -> Tensor:
     return torch.diag_embed(value.unsqueeze(-1).expand(*value.shape, d))
 
 
-def _free_to_look(*tensors: Tensor) -> bool:
-    return all(t.is_cpu and values_checkable(t) for t in tensors)
+def _weighted(f: Tensor, w: Tensor | None) -> Tensor:
+    return f if w is None else f * w.unsqueeze(-1)
 
 
-def _narrow(s: Tensor) -> bool:
-    """Whether ascending s_max/s_min < 1e3 everywhere and may be looked at: the solver's own s has 12 digits then."""
-    if s.dtype != torch.float64 or s.numel() == 0 or not _free_to_look(s):
-        return False
-    # Numbers, not tensors: for one small matrix the kernels of a comparison would cost more than its products.
-    ends = zip(s.select(-1, 0).reshape(-1).tolist(), s.select(-1, -1).reshape(-1).tolist(), strict=True)
-    return all(low > 1e-3 * high for low, high in ends)
-
-
-def _thin_forward(
-    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """C, s, U, Y of the thin dual form for F ``(*batch, m, d)`` and ε ``(*batch,)``."""
-    s, u, y = gram_eigh(f, eps, fine)
-    shift = eps.unsqueeze(-1)
-    slope = torch.where(s > 0, function.first(s + shift, shift, _column(p, 1)), 0)
-    c = (y * slope.unsqueeze(-1)).mT @ y
-    c.diagonal(dim1=-2, dim2=-1).add_(function.value(eps, p).unsqueeze(-1))
-    return c, s, u, y
-
-
-def _thin_backward(
-    g: Tensor, eps: Tensor, p: Tensor | None, s: Tensor, u: Tensor, y: Tensor, function: SpectralFunction
-) -> Tensor:
-    """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2.
-
-    g[λᵢ, λⱼ, ε] is the quotient over the widest gap, max(sᵢ, sⱼ). What cancels in it when both are far below ε is
-    multiplied by √(sᵢsⱼ) in Y G Yᵀ, so that its rounding error stays that of the first term.
-    """
-    lam, shift = s + eps.unsqueeze(-1), eps.unsqueeze(-1)
-    slope = torch.where(s > 0, function.first(lam, shift, _column(p, 1)), 0)
-    rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
-    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
-    nearer = torch.where(rows < columns, slope.unsqueeze(-1), slope.unsqueeze(-2))
-    widest = torch.maximum(rows, columns)
-    second = torch.where(widest > 0, (gamma - nearer) / widest, 0)
-    yg = y @ g + y @ g.mT
-    return u @ (slope.unsqueeze(-1) * yg + (second * (yg @ y.mT)) @ y)
-
-
-def _primal_forward(
-    f: Tensor, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """C, s, V, Z of the primal form for F ``(*batch, m, d)`` and ε ``(*batch,)``; Z is empty where s is narrow."""
-    s, v = batched_eigh(f.mT @ f)
-    if _narrow(s):
-        z = f.new_empty(0)
-    else:
-        s, v, y = gram_eigh(f.mT, eps, fine, v)
-        z = y.mT
-    values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
-    return (v * values.unsqueeze(-2)) @ v.mT, s, v, z
-
-
-def _primal_backward(
-    g: Tensor, f: Tensor, eps: Tensor, p: Tensor | None, s: Tensor, v: Tensor, z: Tensor, function: SpectralFunction
-) -> Tensor:
-    """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
-    lam = s + eps.unsqueeze(-1)
-    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
-    h = v.mT @ g @ v
-    h = h + h.mT
-    if z.ndim < f.ndim:  # a narrow spectrum: no direction is absent
-        return f @ (v @ (gamma * h) @ v.mT)
-    return z @ ((gamma.masked_fill((s == 0).unsqueeze(-1), 0) * h) @ v.mT)
-
-
-def _directional_trace(
-    g: Tensor,
-    eps: Tensor,
-    p: Tensor | None,
-    s: Tensor,
-    basis: Tensor,
-    y: Tensor,
-    function: SpectralFunction,
-    thin: bool,
-) -> Tensor:
-    """tr L = ⟨G, g'(A)⟩, the gradient of ε."""
-    lam = s + eps.unsqueeze(-1)
-    slopes = function.first(lam, lam, _column(p, 1))
-    if not thin:
-        return (slopes * ((basis.mT @ g) * basis.mT).sum(-1)).sum(-1)
-    at_eps = function.first(eps, eps, p)
-    rise = (slopes - at_eps.unsqueeze(-1)) / s.clamp_min(torch.finfo(s.dtype).tiny)
-    return at_eps * g.diagonal(dim1=-2, dim2=-1).sum(-1) + (rise * ((y @ g) * y).sum(-1)).sum(-1)
-
-
-def _pairing(
-    g: Tensor,
-    eps: Tensor,
-    p: Tensor | None,
-    s: Tensor,
-    basis: Tensor,
-    y: Tensor,
-    function: SpectralFunction,
-    thin: bool,
-) -> Tensor:
-    """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
-    if not thin:
-        values = function.value(s + eps.unsqueeze(-1), _column(p, 1))
-        return (values * ((basis.mT @ g) * basis.mT).sum(-1)).sum(-1)
-    shift = eps.unsqueeze(-1)
-    slope = function.first(s + shift, shift, _column(p, 1))
-    trace = g.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return function.value(eps, p) * trace + (slope * ((y @ g) * y).sum(-1)).sum(-1)
-
-
-def _weight_gradient(
-    g: Tensor,
-    f: Tensor,
-    eps: Tensor,
-    p: Tensor | None,
-    s: Tensor,
-    basis: Tensor,
-    y: Tensor,
-    function: SpectralFunction,
-    thin: bool,
-) -> Tensor:
-    """fᵢ L fᵢᵀ for each row of the unweighted F, also where the weight is zero and fᵢ leaves the span of the others."""
-    lam = s + eps.unsqueeze(-1)
-    gamma = function.first(lam.unsqueeze(-1), lam.unsqueeze(-2), _column(p, 2))
-    if not thin:
-        fv = f @ basis
-        return (fv @ (gamma * (basis.mT @ g @ basis)) * fv).sum(-1)
-    v = _orthonormal_rows(s, y)  # on their complement A acts as ε
-    inside = f @ v.mT
-    outside = f - inside @ v
-    vg = 0.5 * (v @ g + v @ g.mT)
-    shift = eps.unsqueeze(-1)
-    slope = function.first(lam, shift, _column(p, 1))
-    total = (inside @ (gamma * (vg @ v.mT)) * inside).sum(-1)
-    total = total + 2 * (inside * slope.unsqueeze(-2) * (outside @ vg.mT)).sum(-1)
-    return total + function.first(shift, shift, _column(p, 1)) * (outside @ g * outside).sum(-1)
+def _root_weighted(f: Tensor, w: Tensor | None) -> Tensor:
+    return f if w is None else _weighted(f, w.sqrt())
 
 
 def _decompose(f: Tensor, w: Tensor | None, eps: Tensor, fine: bool) -> tuple[Tensor, Spectrum]:
     """A = Fᵀ diag(w) F + εI as a differentiable matrix, and its spectrum."""
     a = symmetrize(f.mT @ _weighted(f, w)) + _scaled_identity(eps, f.shape[-1])
-    f, eps = f.detach(), eps.detach()
-    if w is not None:
-        f = f * w.detach().sqrt().unsqueeze(-1)
-    if f.shape[-2] >= f.shape[-1]:
-        s, v, _ = gram_eigh(f.mT, eps, fine)
-        return a, Spectrum(s + eps.unsqueeze(-1), v)
-    s, _, y = gram_eigh(f, eps, fine)
-    return a, Spectrum(s + eps.unsqueeze(-1), _orthonormal_rows(s, y).mT, eps)
-
-
-def _orthonormal_rows(s: Tensor, y: Tensor) -> Tensor:
-    """Rows of Y over their norms, each cleared of what rounding left of larger ones; zero where s is zero."""
-    v = y * torch.where(s > 0, s, torch.inf).rsqrt().unsqueeze(-1)
-    return v - ((v @ v.mT) * (s.unsqueeze(-1) < s.unsqueeze(-2))) @ v
-
-
-def _weighted(f: Tensor, w: Tensor | None) -> Tensor:
-    return f if w is None else f * w.unsqueeze(-1)
-
-
-def _row_products(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1)
+    rows = _root_weighted(f.detach(), None if w is None else w.detach())
+    return a, factor(rows, eps.detach(), fine).spectrum()
 
 
 class _Pool(Operation):
@@ -228,20 +67,45 @@ class _Pool(Operation):
 
     @staticmethod
     def forward(
-        f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, thin: bool, fine: bool
+        f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        scaled = f if w is None else f * w.sqrt().unsqueeze(-1)
-        return (_thin_forward if thin else _primal_forward)(scaled, eps, p, function, fine)
+        moments = factor(_root_weighted(f, w), eps, fine)
+        return moments.value(BoundFunction(function, p)), *moments[:3]
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        return *inputs[:4], *outputs[1:], *inputs[4:]
+        return *inputs, *outputs[1:]
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        wanted = frozenset(i for i in range(4) if needed[i])
-        grads = pool_gradient(gradients[0], *saved, wanted)
-        return tuple(grad if i in wanted else None for i, grad in enumerate(grads))
+        wanted = _Gradients(*needed[:4])
+        arguments = (gradients[0], *saved, wanted)
+        out = apply(_PoolGradient, *arguments) if differentiated_again() else _first_order(*arguments)
+        return tuple(grad if want else None for grad, want in zip(out, wanted, strict=True))
+
+
+def _first_order(
+    g: Tensor,
+    f: Tensor,
+    w: Tensor | None,
+    eps: Tensor,
+    p: Tensor | None,
+    function: SpectralFunction,
+    fine: bool,
+    s: Tensor,
+    basis: Tensor,
+    y: Tensor,
+    wanted: _Gradients,
+) -> _Gradients:
+    """The gradients that are wanted."""
+    moments: Moments = (Thin if f.shape[-2] < f.shape[-1] else Primal)(s, basis, y, eps)
+    bound = BoundFunction(function, p)
+    return _Gradients(
+        f=_root_weighted(moments.feature_gradient(bound, g), w) if wanted.f else None,
+        w=moments.weight_gradient(bound, g, f) if wanted.w else None,
+        eps=moments.eps_gradient(bound, g) if wanted.eps else None,
+        p=moments.pairing(bound.in_exponent(), g) if wanted.p else None,
+    )
 
 
 def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor | None, deps: Tensor | None) -> Tensor:
@@ -257,41 +121,8 @@ def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor |
     return total
 
 
-def _first_order(
-    g: Tensor,
-    f: Tensor,
-    w: Tensor | None,
-    eps: Tensor,
-    p: Tensor | None,
-    s: Tensor,
-    basis: Tensor,
-    y: Tensor,
-    function: SpectralFunction,
-    thin: bool,
-    fine: bool,
-    needed: frozenset[int],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of F, w, ε and p, numbered 0 to 3, that are needed."""
-    for_f = for_w = for_eps = for_p = None
-    if 0 in needed:
-        root = None if w is None else w.sqrt().unsqueeze(-1)
-        if thin:
-            for_f = _thin_backward(g, eps, p, s, basis, y, function)
-        else:
-            for_f = _primal_backward(g, f if root is None else f * root, eps, p, s, basis, y, function)
-        if root is not None:
-            for_f = for_f * root
-    if 1 in needed:
-        for_w = _weight_gradient(g, f, eps, p, s, basis, y, function, thin)
-    if 2 in needed:
-        for_eps = _directional_trace(g, eps, p, s, basis, y, function, thin)
-    if 3 in needed:
-        for_p = _pairing(g, eps, p, s, basis, y, function.in_parameter(), thin)
-    return for_f, for_w, for_eps, for_p
-
-
 class _PoolGradient(Operation):
-    """Gradients of F, w, ε and p, numbered 0 to 3, as a Function; one that is not needed comes back as an empty tensor.
+    """Gradients of F, w, ε and p as an operation; one that is not wanted comes back as an empty tensor.
 
     With M the derivative of g at A in the direction G they are 2 diag(w) F M, the rows' fᵢMfᵢᵀ, tr M and ⟨G,
     ∂g/∂p(A)⟩. Their own derivatives are those of g at the d×d matrix A, through second divided differences.
@@ -303,46 +134,37 @@ class _PoolGradient(Operation):
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        function, _, fine, wanted = inputs[8:]
-        return *inputs[:5], function, fine, wanted
+        return *inputs[:7], inputs[-1]
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         g, f, w, eps, p, function, fine, wanted = saved
-        on_f, on_w, on_eps, on_p = (c if i in wanted else None for i, c in enumerate(gradients))
+        on = _Gradients(*(c if want else None for c, want in zip(gradients, wanted, strict=True)))
         g = symmetrize(g)
         a, spectrum = _decompose(f, w, eps, fine)
-        # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on_p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
+        # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on.p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
         # cotangents.
-        n = _gram_variation(f, w, on_f, on_w, on_eps)
+        n = _gram_variation(f, w, on.f, on.w, on.eps)
         m = frechet(a, g, spectrum, function, p)
-        on_g = frechet(a, n, spectrum, function, p, on_p)
+        on_g = frechet(a, n, spectrum, function, p, on.p)
         on_a = second_frechet(a, g, n, spectrum, function, p)
         grad_p = None
         if p is not None:
             in_p = function.in_parameter()
             along_p = frechet(a, g, spectrum, in_p, p)
             grad_p = (n * along_p).sum((-2, -1))
-            if on_p is not None:
-                on_a = on_a + on_p[..., None, None] * along_p
-                grad_p = grad_p + on_p * (g * spectral(a, spectrum, in_p.in_parameter(), p)).sum((-2, -1))
+            if on.p is not None:
+                on_a = on_a + on.p[..., None, None] * along_p
+                grad_p = grad_p + on.p * (g * spectral(a, spectrum, in_p.in_parameter(), p)).sum((-2, -1))
         fa, fm = f @ on_a, f @ m
-        grad_f = 2 * _weighted(fa, w)
-        grad_w = _row_products(fa, f)
-        if on_f is not None:
-            grad_f = grad_f + 2 * _weighted(on_f @ m, w)
-            grad_w = grad_w + 2 * _row_products(fm, on_f)
-        if on_w is not None:
-            grad_f = grad_f + 2 * fm * on_w.unsqueeze(-1)
+        grad_f, grad_w = 2 * _weighted(fa, w), (fa * f).sum(-1)
+        if on.f is not None:
+            grad_f = grad_f + 2 * _weighted(on.f @ m, w)
+            grad_w = grad_w + 2 * (fm * on.f).sum(-1)
+        if on.w is not None:
+            grad_f = grad_f + 2 * fm * on.w.unsqueeze(-1)
         grad_eps = on_a.diagonal(dim1=-2, dim2=-1).sum(-1)
         return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p
-
-
-def pool_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
-    """Gradients of F, w, ε and p; see `_PoolGradient`."""
-    if not differentiated_again():
-        return _first_order(*arguments)
-    return apply(_PoolGradient, *arguments)
 
 
 def _prepare_weight(weight: Tensor, f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -387,7 +209,7 @@ def second_order_pool(
     .. math:: C = g(F^\top \operatorname{diag}(w) F + \varepsilon I)
 
     Args:
-        f: features ``(*batch, m, d)``, one row a location.
+        f: features ``(*batch, m, d)``, one row per location.
         eps: ε > 0, a number or a tensor broadcastable to the batch (and regions) that receives a gradient.
         function: g, as in `matrix_function`.
         exponent: the exponent of ``function="power"``; a tensor learns.
@@ -464,8 +286,7 @@ def second_order_pool(
         if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
             a, spectrum = _decompose(x, w, shift, fine)
             return spectral(a, spectrum, fn, power).to(f.dtype)
-        out, *_ = apply(_Pool, x, w, shift, power, fn, x.shape[-2] < x.shape[-1], fine)
-        return out.to(f.dtype)
+        return apply(_Pool, x, w, shift, power, fn, fine)[0].to(f.dtype)
 
 
 def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Tensor:
@@ -473,8 +294,7 @@ def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Te
     with autocast_off(f.device.type):
         x = f.to(torch.float64)
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
-        out, *_ = apply(_Pool, x, None, shift, None, function, True, f.dtype == torch.float64)
-        return out.to(f.dtype)
+        return apply(_Pool, x, None, shift, None, function, f.dtype == torch.float64)[0].to(f.dtype)
 
 
 def _check_values(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:
@@ -506,4 +326,4 @@ def _reference_pool(
         _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=f.dtype)
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mT
-    return (v * function.value(q, _column(p, 1)).unsqueeze(-2)) @ v.mT
+    return (v * BoundFunction(function, p).value(q).unsqueeze(-2)) @ v.mT
