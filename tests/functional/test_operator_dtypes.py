@@ -9,6 +9,13 @@ import matbackprop as mb
 from helpers.matrices import relu_features, symmetric
 from matbackprop.errors import DtypeError
 
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2]).expand(2, 9)
+
+
+def _cut(objective, f, **options):
+    return objective(f, LABELS, num_labels=3, **options)
+
+
 OPERATORS = {
     "matrix_log": (mb.matrix_log, lambda: symmetric("separated", 2)),
     "matrix_sqrt": (mb.matrix_sqrt, lambda: symmetric("separated", 2)),
@@ -17,6 +24,17 @@ OPERATORS = {
     "pool_primal": (mb.second_order_pool, lambda: relu_features(9, 6, 2)),
     "eigh": (lambda a, **kw: mb.eigh(a, **kw)[0], lambda: symmetric("separated", 2)),
     "svd": (lambda a, **kw: mb.svd(a, **kw)[1], lambda: relu_features(6, 9, 2)),
+    "pool_centered": (
+        lambda f, **kw: mb.second_order_pool(f, center=True, weight=torch.linspace(0, 1, 9).expand(2, 9), **kw),
+        lambda: relu_features(9, 6, 2),
+    ),
+    "normalized_cut_j1": (functools.partial(_cut, mb.normalized_cut_j1), lambda: relu_features(9, 4, 2)),
+    "normalized_cut_j2": (functools.partial(_cut, mb.normalized_cut_j2), lambda: relu_features(9, 4, 2)),
+    "normalized_cut_soft": (functools.partial(_cut, mb.normalized_cut_soft), lambda: relu_features(9, 4, 2)),
+    "linear_solve": (
+        lambda a, **kw: mb.linear_solve(a, torch.ones(2, 4, 1, dtype=a.dtype), **kw),
+        lambda: symmetric("separated", 2),
+    ),
     "projector": (mb.projector, lambda: relu_features(9, 4, 2)),
     "spectral_projector": (lambda a, **kw: mb.spectral_projector(a, rank=2, **kw), lambda: symmetric("separated", 2)),
 }

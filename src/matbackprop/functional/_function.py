@@ -46,14 +46,16 @@ def _wide(values: Sequence[Any]) -> list[Any]:
     return [v.double() if isinstance(v, Tensor) and v.dtype == torch.float32 else v for v in values]
 
 
-def _derivative(formula: Any, saved: Sequence[Any], given: Sequence[Any], *between: Any) -> tuple[Any, ...]:
+def _derivative(
+    formula: Any, widen: bool, saved: Sequence[Any], given: Sequence[Any], *between: Any
+) -> tuple[Any, ...]:
     """A formula without autocast; in float64 where it may be differentiated again.
 
     The derivatives of its plain operations run whenever somebody asks for them, autocast on or off. Autocast leaves
     float64 alone.
     """
     first = next(v for v in given if v is not None)
-    widen = first.dtype == torch.float32 and differentiated_again()
+    widen = widen and first.dtype == torch.float32 and differentiated_again()
     if widen:
         saved, given = _wide(saved), _wide(given)
     with autocast_off(first.device.type):
@@ -68,6 +70,8 @@ class Operation(Function):
     generate_vmap_rule = True
     forward_twice: ClassVar[str] = ""
     """Name to refuse forward mode inside forward mode by, where ``tangent`` is made of plain operations."""
+    widen: ClassVar[bool] = True
+    """Whether derivatives that may be differentiated again run in float64; a user's function may not take it."""
     _with_tangent: ClassVar[type[Function]]
 
     @staticmethod
@@ -99,7 +103,7 @@ class Operation(Function):
             needed = ctx.needs_input_grad
             if all(g is None for g in gradients):
                 return (None,) * len(needed)
-            out = _derivative(cls.adjoint, restore(ctx), gradients, needed)
+            out = _derivative(cls.adjoint, cls.widen, restore(ctx), gradients, needed)
             return (*out, *(None,) * (len(needed) - len(out)))
 
         cls.setup_context = staticmethod(setup_context)  # type: ignore[method-assign,assignment]
@@ -124,7 +128,7 @@ class Operation(Function):
                         f"through custom functions; use torch.func.hessian (forward over reverse) or jacrev for the "
                         f"inner derivative."
                     )
-                out = _derivative(cls.tangent, restore(ctx), directions)  # type: ignore[attr-defined]
+                out = _derivative(cls.tangent, cls.widen, restore(ctx), directions)  # type: ignore[attr-defined]
                 return out if len(out) > 1 else out[0]
 
         WithTangent.__name__ = WithTangent.__qualname__ = cls.__name__ + "WithTangent"

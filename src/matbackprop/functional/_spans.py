@@ -9,15 +9,16 @@ the first kind is one product with F and one gather, so nothing is ever m×m.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from matbackprop.errors import DomainError
+from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
-from matbackprop.numerics import data_rounding, keep_signature, refuse_nested_forward_mode, symmetrize
+from matbackprop.numerics import data_rounding, symmetrize
 from matbackprop.solvers import batched_eigh
 
 
@@ -51,69 +52,51 @@ def _inverse_or_zero(x: Tensor) -> Tensor:
     return torch.where(positive, x, 1).reciprocal() * positive
 
 
-def forward_mode(function: type[Function], with_jvp: type[Function]) -> type[Function]:
-    """A Function that has a jvp does not compile; forward mode is not needed while compiling."""
-    return function if torch.compiler.is_compiling() else with_jvp
-
-
 def _scaled(w: Tensor | None, x: Tensor) -> Tensor:
     return x if w is None else w.unsqueeze(-1) * x
 
 
-class _RowSums(Function):
-    generate_vmap_rule = True
+class _RowSums(Operation):
+    forward_twice = "normalized_cut"
 
     @staticmethod
-    @keep_signature
     def forward(f: Tensor, w: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         wf = _scaled(w, f)
         return inner(wf, f), region_sums(wf, index, k), region_masses(w, index, k, f.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        f, w, index, ctx.k = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(f, w, index)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return inputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        f, w, index = ctx.saved_tensors
-        g_gram, g_sums, g_mass = grads
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (f, w, index, _), (g_gram, g_sums, g_mass) = saved, gradients
         g_f = g_w = None
         moved = None if g_sums is None else gather_rows(g_sums, index)
-        if ctx.needs_input_grad[0]:
+        if needed[0]:
             row = torch.zeros_like(f) if moved is None else moved
             g_f = _scaled(w, row if g_gram is None else add_product(row, f, symmetrize(g_gram), 2))
-        if ctx.needs_input_grad[1]:
+        if needed[1]:
             row = torch.zeros_like(f) if moved is None else moved
             row = row if g_gram is None else add_product(row, f, symmetrize(g_gram))
             g_w = (f * row).sum(-1)
             if g_mass is not None:
                 g_w = g_w + gather_rows(g_mass.unsqueeze(-1), index).squeeze(-1)
-        return g_f, g_w, None, None
-
-
-class _RowSumsForwardAD(_RowSums):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _RowSums.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:3])
+        return g_f, g_w
 
     @staticmethod
-    def jvp(ctx: Any, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_nested_forward_mode("normalized_cut")
-        f, w, index = ctx.saved_tensors
+    def tangent(saved: Sequence[Any], df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor, Tensor]:
+        f, w, index, k = saved
         wdf = torch.zeros_like(f) if df is None else _scaled(w, df)
         dw = f.new_zeros(index.shape) if dw is None else dw
         dwf = dw.unsqueeze(-1) * f
         gram = 2 * symmetrize(inner(wdf, f)) + inner(dwf, f)
-        return gram, region_sums(wdf + dwf, index, ctx.k), region_masses(dw, index, ctx.k, f.dtype)
+        return gram, region_sums(wdf + dwf, index, k), region_masses(dw, index, k, f.dtype)
 
 
 def row_sums(f: Tensor, w: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gram matrix Fᵀ diag(w) F ``(*b, d, d)``, region sums ``(*b, k, d)`` and region masses ``(*b, k)``."""
-    function = forward_mode(_RowSums, _RowSumsForwardAD)
-    return function.apply(f, w, index, k)
+    return apply(_RowSums, f, w, index, k)
 
 
 def degrees_of(f: Tensor, w: Tensor | None, lam: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,11 +106,10 @@ def degrees_of(f: Tensor, w: Tensor | None, lam: Tensor | None) -> tuple[Tensor,
     return (f @ v.unsqueeze(-1)).squeeze(-1), total, v
 
 
-class _DegreeRowSums(Function):
-    generate_vmap_rule = True
+class _DegreeRowSums(Operation):
+    forward_twice = "normalized_cut_j1"
 
     @staticmethod
-    @keep_signature
     def forward(
         f: Tensor, w: Tensor | None, lam: Tensor | None, index: Tensor, k: int
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,15 +119,12 @@ class _DegreeRowSums(Function):
         return gram, region_sums(_scaled(kept, f), index, k), region_masses(kept * degree, index, k, f.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        f, w, lam, index, ctx.k = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(f, w, lam, index)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return inputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        f, w, lam, index = ctx.saved_tensors
-        g_gram, g_sums, g_mass = grads
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (f, w, lam, index, _), (g_gram, g_sums, g_mass) = saved, gradients
         degree, total, v = degrees_of(f, w, lam)
         valid = (degree > 0).to(f.dtype)
         kept, inverse = valid if w is None else w * valid, _inverse_or_zero(degree)
@@ -153,7 +132,7 @@ class _DegreeRowSums(Function):
         if g_sums is not None:
             moved = gather_rows(g_sums, index)
             row = _scaled(kept, moved)
-            if ctx.needs_input_grad[1]:
+            if needed[1]:
                 per_weight = per_weight + (f * moved).sum(-1)
         if g_gram is not None:
             half = f @ symmetrize(g_gram)
@@ -169,29 +148,21 @@ class _DegreeRowSums(Function):
         back = (g_degree.unsqueeze(-2) @ f).squeeze(-2)  # Fᵀ g_degree
         turned = back if lam is None else (back.unsqueeze(-2) @ lam).squeeze(-2)
         g_f = g_w = g_lam = None
-        if ctx.needs_input_grad[0]:
+        if needed[0]:
             ones = torch.ones_like(degree) if w is None else w
             left, right = torch.stack([g_degree, ones], -1), torch.stack([v, turned], -2)
             g_f = left @ right if row is None else add_product(row, left, right)
-        if ctx.needs_input_grad[1]:
+        if needed[1]:
             g_w = valid * per_weight + (f @ turned.unsqueeze(-1)).squeeze(-1)
-        if lam is not None and ctx.needs_input_grad[2]:
+        if lam is not None and needed[2]:
             g_lam = back.unsqueeze(-1) * total.unsqueeze(-2)
-        return g_f, g_w, g_lam, None, None
-
-
-class _DegreeRowSumsForwardAD(_DegreeRowSums):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _DegreeRowSums.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:4])
+        return g_f, g_w, g_lam
 
     @staticmethod
-    def jvp(
-        ctx: Any, df: Tensor | None, dw: Tensor | None, dlam: Tensor | None, *_: None
+    def tangent(
+        saved: Sequence[Any], df: Tensor | None, dw: Tensor | None, dlam: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_nested_forward_mode("normalized_cut_j1")
-        f, w, lam, index = ctx.saved_tensors
+        f, w, lam, index, k = saved
         df = torch.zeros_like(f) if df is None else df
         dw = f.new_zeros(index.shape) if dw is None else dw
         degree, total, v = degrees_of(f, w, lam)
@@ -205,8 +176,8 @@ class _DegreeRowSumsForwardAD(_DegreeRowSums):
         d_degree = df @ v.unsqueeze(-1) + f @ d_v.unsqueeze(-1)
         gram = 2 * symmetrize(inner(kept * inverse * df, f))
         gram = gram + inner((d_kept - kept * inverse * d_degree) * inverse * f, f)
-        sums = region_sums(kept * df + d_kept * f, index, ctx.k)
-        mass = region_sums(kept * d_degree + d_kept * degree.unsqueeze(-1), index, ctx.k)
+        sums = region_sums(kept * df + d_kept * f, index, k)
+        mass = region_sums(kept * d_degree + d_kept * degree.unsqueeze(-1), index, k)
         return gram, sums, mass.squeeze(-1)
 
 
@@ -217,8 +188,7 @@ def degree_row_sums(
 
     Rows with no positive degree are left out of all three, as if D were inverted by Moore and Penrose.
     """
-    function = forward_mode(_DegreeRowSums, _DegreeRowSumsForwardAD)
-    return function.apply(f, w, lam, index, k)
+    return apply(_DegreeRowSums, f, w, lam, index, k)
 
 
 def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor]:
@@ -226,10 +196,10 @@ def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor]:
     values, vectors = batched_eigh(a)
     kept = (values > tol * values[..., -1:]) & (values > 0)
     inverse = torch.where(kept, values, 1).reciprocal() * kept
-    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT, kept.sum(-1).to(a.dtype)
+    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT, kept.sum(-1)
 
 
-class _SpanTrace(Function):
+class _SpanTrace(Operation):
     """tr(P S N⁻¹ Sᵀ) with P = B⁺.
 
     For variations of F that keep its rank, F P Fᵀ stays the projector on its span when P varies as −P dB P (the inverse
@@ -237,26 +207,20 @@ class _SpanTrace(Function):
     follow from dP = −P dB P, and no null-space term is needed.
     """
 
-    generate_vmap_rule = True
+    forward_twice = "normalized_cut"
 
     @staticmethod
-    @keep_signature
     def forward(b: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         p, rank = _inverse_on_span(b, tol)
         return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, rank
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, s, n, _ = inputs
-        _, p, rank = output
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(rank)
-        ctx.save_for_backward(s, n, p)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return inputs[1], inputs[2], outputs[1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, n, p = ctx.saved_tensors
-        g_trace, g_p, _ = grads
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (s, n, p), (g_trace, g_p, _) = saved, gradients
         g_b = g_s = g_n = None
         if g_trace is not None:
             a, mass = s @ p, _inverse_or_zero(n)
@@ -267,21 +231,13 @@ class _SpanTrace(Function):
         if g_p is not None:
             extra = -(p @ symmetrize(g_p) @ p)
             g_b = extra if g_b is None else g_b + extra
-        return g_b, g_s, g_n, None
-
-
-class _SpanTraceForwardAD(_SpanTrace):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _SpanTrace.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[1], inputs[2], output[1])
+        return g_b, g_s, g_n
 
     @staticmethod
-    def jvp(
-        ctx: Any, db: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
+    def tangent(
+        saved: Sequence[Any], db: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        refuse_nested_forward_mode("normalized_cut")
-        s, n, p = ctx.saved_tensors
+        s, n, p = saved
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
         d_p = torch.zeros_like(p) if db is None else -(p @ symmetrize(db) @ p)
         trace = ((s @ d_p) * s * mass).sum((-2, -1))
@@ -292,17 +248,16 @@ class _SpanTraceForwardAD(_SpanTrace):
         return trace, d_p, None
 
 
-class _SpanTraceLambda(Function):
+class _SpanTraceLambda(Operation):
     """tr(P S N⁻¹ Sᵀ) with P = ΛHΛᵀ, H = (ΛᵀBΛ)⁺ on the row space of F: the projector on the span of FΛFᵀ is XPXᵀ.
 
     It equals B⁺ for a non-singular Λ, where only the degrees depend on Λ. For a singular Λ of constant rank
     dP = −P dB P + 2((I − PB) dΛ H Λᵀ)_sym.
     """
 
-    generate_vmap_rule = True
+    forward_twice = "normalized_cut_j1"
 
     @staticmethod
-    @keep_signature
     def forward(b: Tensor, lam: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inverse, _ = _inverse_on_span(b, tol)
         onto = inverse @ b
@@ -312,17 +267,12 @@ class _SpanTraceLambda(Function):
         return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, h, rank
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        b, lam, s, n, _ = inputs
-        _, p, h, rank = output
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(rank)
-        ctx.save_for_backward(b, lam, s, n, p, h)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return *inputs[:4], outputs[1], outputs[2]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        b, lam, s, n, p, h = ctx.saved_tensors
-        g_trace, g_p, g_h, _ = grads
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (b, lam, s, n, p, h), (g_trace, g_p, g_h, _) = saved, gradients
         g_s = g_n = None
         z = torch.zeros_like(p) if g_p is None else symmetrize(g_p)
         if g_trace is not None:
@@ -337,21 +287,13 @@ class _SpanTraceLambda(Function):
             inner_h = -(h @ symmetrize(g_h) @ h)
             g_b = g_b + lam @ inner_h @ lam.mT
             g_lam = g_lam + 2 * b @ lam @ inner_h
-        return g_b, g_lam, g_s, g_n, None
-
-
-class _SpanTraceLambdaForwardAD(_SpanTraceLambda):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _SpanTraceLambda.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:4], output[1], output[2])
+        return g_b, g_lam, g_s, g_n
 
     @staticmethod
-    def jvp(
-        ctx: Any, db: Tensor | None, dlam: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
+    def tangent(
+        saved: Sequence[Any], db: Tensor | None, dlam: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        refuse_nested_forward_mode("normalized_cut_j1")
-        b, lam, s, n, p, h = ctx.saved_tensors
+        b, lam, s, n, p, h = saved
         mass = _inverse_or_zero(n).unsqueeze(-1)
         d_p, d_h = torch.zeros_like(p), torch.zeros_like(h)
         if db is not None:
@@ -372,11 +314,10 @@ class _SpanTraceLambdaForwardAD(_SpanTraceLambda):
 def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """tr(Π_X Π_E) from B = XᵀX, S = EᵀX and N = diag(EᵀE) ``(*b,)``, and the rank of the span ``(*b,)``."""
     if lam is None:
-        trace, _, rank = forward_mode(_SpanTrace, _SpanTraceForwardAD).apply(b, s, n, tol)
+        trace, _, rank = apply(_SpanTrace, b, s, n, tol)
     else:
-        function = forward_mode(_SpanTraceLambda, _SpanTraceLambdaForwardAD)
-        trace, _, _, rank = function.apply(b, lam, s, n, tol)
-    return trace, rank
+        trace, _, _, rank = apply(_SpanTraceLambda, b, lam, s, n, tol)
+    return trace, rank.to(trace.dtype)
 
 
 def _ridge(c: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -386,13 +327,12 @@ def _ridge(c: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     return mu, mu + (trace <= 0)
 
 
-class _SoftAlignment(Function):
+class _SoftAlignment(Operation):
     """½tr((CP)²) − tr(P S N⁻¹ Sᵀ) with P = (C + μI)⁻¹, μ = ridge·tr(C)/d."""
 
-    generate_vmap_rule = True
+    forward_twice = "normalized_cut_soft"
 
     @staticmethod
-    @keep_signature
     def forward(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
         _, shift = _ridge(c, ridge)
         eye = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
@@ -403,15 +343,12 @@ class _SoftAlignment(Function):
         return 0.5 * (cp * cp.mT).sum((-2, -1)) - trace, p
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        c, s, n, ctx.ridge = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(c, s, n, output[1])
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return *inputs, outputs[1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        c, s, n, p = ctx.saved_tensors
-        g_value, g_p = grads
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (c, s, n, ridge, p), (g_value, g_p) = saved, gradients
         g_s = g_n = None
         direct = torch.zeros_like(c)
         z = torch.zeros_like(p) if g_p is None else symmetrize(g_p)
@@ -424,24 +361,18 @@ class _SoftAlignment(Function):
             g_s = -2 * scaled * a
             g_n = g_value.unsqueeze(-1) * mass.square() * (a * s).sum(-1)
         through = -(p @ z @ p)
-        slope = ctx.ridge / c.shape[-1] * through.diagonal(dim1=-2, dim2=-1).sum(-1)
+        slope = ridge / c.shape[-1] * through.diagonal(dim1=-2, dim2=-1).sum(-1)
         g_c = direct + through + torch.diag_embed(slope.unsqueeze(-1).expand(c.shape[:-1]))
-        return g_c, g_s, g_n, None
-
-
-class _SoftAlignmentForwardAD(_SoftAlignment):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _SoftAlignment.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:3], output[1])
+        return g_c, g_s, g_n
 
     @staticmethod
-    def jvp(ctx: Any, dc: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
-        refuse_nested_forward_mode("normalized_cut_soft")
-        c, s, n, p = ctx.saved_tensors
+    def tangent(
+        saved: Sequence[Any], dc: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
+    ) -> tuple[Tensor, Tensor]:
+        c, s, n, ridge, p = saved
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
         dc = torch.zeros_like(c) if dc is None else symmetrize(dc)
-        d_mu = _ridge(dc, ctx.ridge)[0]
+        d_mu = _ridge(dc, ridge)[0]
         d_p = -(p @ dc @ p) - d_mu[..., None, None] * (p @ p)
         value = ((p @ c @ p) * dc).sum((-2, -1)) + ((c @ p @ c) * d_p).sum((-2, -1))
         value = value - ((s @ d_p) * s * mass).sum((-2, -1))
@@ -454,7 +385,7 @@ class _SoftAlignmentForwardAD(_SoftAlignment):
 
 def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> Tensor:
     """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
-    value, _ = forward_mode(_SoftAlignment, _SoftAlignmentForwardAD).apply(c, s, n, ridge)
+    value, _ = apply(_SoftAlignment, c, s, n, ridge)
     return value
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
-from matbackprop.functional._spans import forward_mode
+from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import (
     autocast_off,
     check_finite,
@@ -24,8 +23,6 @@ from matbackprop.numerics import (
     check_matrix,
     check_symmetric,
     compute_dtype,
-    keep_signature,
-    refuse_nested_forward_mode,
     symmetrize,
     wants_check,
 )
@@ -33,50 +30,40 @@ from matbackprop.numerics import (
 __all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve"]
 
 
-class _Solve(Function):
+class _Solve(Operation):
     """A⁻¹b for b ``(*b, n, r)``. The factors are constants: the adjoint in A is given here and solves with them."""
 
-    generate_vmap_rule = True
+    forward_twice = "linear_solve"
 
     @staticmethod
-    @keep_signature
-    def forward(a: Tensor, b: Tensor, factor: Tensor, pivots: Tensor | None, adjoint: bool) -> Tensor:
+    def forward(a: Tensor, b: Tensor, factor: Tensor, pivots: Tensor | None, transposed: bool) -> Tensor:
         if pivots is None:
             return torch.cholesky_solve(b, factor)
-        return torch.linalg.lu_solve(factor, pivots, b, adjoint=adjoint)
+        return torch.linalg.lu_solve(factor, pivots, b, adjoint=transposed)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, _, factor, pivots, ctx.adjoint = inputs
-        ctx.save_for_backward(a, factor, pivots, output)
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        a, _, *how = inputs
+        return a, outputs, *how
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        a, factor, pivots, x = ctx.saved_tensors
-        g_b = forward_mode(_Solve, _SolveForwardAD).apply(a, g, factor, pivots, not ctx.adjoint)
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, x, factor, pivots, transposed), (g,) = saved, gradients
+        g_b = apply(_Solve, a, g, factor, pivots, not transposed)
         g_a = None
-        if ctx.needs_input_grad[0]:
-            g_a = -(x @ g_b.mT) if ctx.adjoint else -(g_b @ x.mT)
+        if needed[0]:
+            g_a = -(x @ g_b.mT) if transposed else -(g_b @ x.mT)
             if pivots is None:
                 g_a = symmetrize(g_a)
-        return g_a, g_b, None, None, None
-
-
-class _SolveForwardAD(_Solve):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Solve.setup_context(ctx, inputs, output)
-        a, _, factor, pivots, _ = inputs
-        ctx.save_for_forward(a, factor, pivots, output)
+        return g_a, g_b
 
     @staticmethod
-    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, *_: None) -> Tensor:
-        refuse_nested_forward_mode("linear_solve")
-        a, factor, pivots, x = ctx.saved_tensors
+    def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None, *_: None) -> Tensor:
+        a, x, factor, pivots, transposed = saved
         right = torch.zeros_like(x) if db is None else db
         if da is not None:
-            right = right - (da.mT if ctx.adjoint else da) @ x
-        return _SolveForwardAD.apply(a, right, factor, pivots, ctx.adjoint)
+            right = right - (da.mT if transposed else da) @ x
+        return apply(_Solve, a, right, factor, pivots, transposed)
 
 
 def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -162,7 +149,7 @@ def linear_solve(
                     else "singular; add a multiple of the identity."
                 )
             )
-        out = forward_mode(_Solve, _SolveForwardAD).apply(full, columns, factor, pivots, False)
+        out = apply(_Solve, full, columns, factor, pivots, False)
         return (out.squeeze(-1) if vector else out).to(b.dtype)
 
 
@@ -242,50 +229,46 @@ def _products(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor]
     return torch.func.vjp(product, *(params[i] for i in moving))
 
 
-class _ConjugateGradients(Function):
+class _ConjugateGradients(Operation):
     """x(θ, b) with A(θ)x = b; backward is one more solution and the vector-Jacobian product of θ ↦ A(θ)x."""
 
-    generate_vmap_rule = True
+    forward_twice = "conjugate_gradient_solve"
+    widen = False  # the products may hold tensors of their own
 
     @staticmethod
-    @keep_signature
     def forward(
         matvec: Any, tolerance: float | None, steps: int, preconditioner: Tensor | None, b: Tensor, *params: Tensor
     ) -> Tensor:
         return _conjugate_gradients(lambda v: matvec(v, *params), b, preconditioner, tolerance, steps)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        preconditioner, _, *params = inputs[3:]
-        ctx.how = inputs[:3]
-        ctx.save_for_backward(output, preconditioner, *params)
-        ctx.save_for_forward(output, preconditioner, *params)
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return *inputs[:4], outputs, *inputs[5:]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, preconditioner, *params = ctx.saved_tensors
-        lam = _ConjugateGradients.apply(*ctx.how, preconditioner, g, *params)
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[5:]) if needed]
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        matvec, tolerance, steps, preconditioner, x, *params = saved
+        lam = apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, gradients[0], *params)
+        wanted = [i for i, wants in enumerate(needed[5:]) if wants]
         g_params: list[Tensor | None] = [None] * len(params)
         if wanted:
-            _, pull = _products(ctx.how[0], x, params, wanted)
+            _, pull = _products(matvec, x, params, wanted)
             for i, value in zip(wanted, pull(-lam), strict=True):
                 g_params[i] = value
         return None, None, None, None, lam, *g_params
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        refuse_nested_forward_mode("conjugate_gradient_solve")
-        x, preconditioner, *params = ctx.saved_tensors
-        db, d_params = tangents[4], tangents[5:]
+    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
+        matvec, tolerance, steps, preconditioner, x, *params = saved
+        db, d_params = directions[4], directions[5:]
         right = torch.zeros_like(x) if db is None else db
         moving = [i for i, d in enumerate(d_params) if d is not None]
         if moving:
             # A Jacobian-vector product as the transpose of the vector-Jacobian product, which is linear.
-            value, pull = _products(ctx.how[0], x, params, moving)
+            value, pull = _products(matvec, x, params, moving)
             push: Any = torch.func.vjp(pull, torch.zeros_like(value))[1]
             right = right - push(tuple(d_params[i] for i in moving))[0]
-        return _ConjugateGradients.apply(*ctx.how, preconditioner, right, *params)
+        return apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, right, *params)
 
 
 def conjugate_gradient_solve(
@@ -364,7 +347,7 @@ def conjugate_gradient_solve(
     with autocast_off(b.device.type):
         cast = [p.to(dtype) if p.dtype.is_floating_point else p for p in params]
         inverse = None if preconditioner is None else preconditioner.detach().to(dtype)
-        return _ConjugateGradients.apply(matvec, tolerance, steps, inverse, b.to(dtype), *cast).to(b.dtype)
+        return apply(_ConjugateGradients, matvec, tolerance, steps, inverse, b.to(dtype), *cast).to(b.dtype)
 
 
 def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ def _center(f: Tensor, w: Tensor | None) -> Tensor:
         return f - f.mean(-2, keepdim=True)
     total = w.sum(-1, keepdim=True)
     share = w / torch.where(total == 0, 1, total)
-    return f - share.unsqueeze(-2) @ f
+    return f - (share.unsqueeze(-1) * f).sum(-2, keepdim=True)
 
 
 def check_method(method: str) -> None:
