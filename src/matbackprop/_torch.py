@@ -32,9 +32,17 @@ def dispatch_mode_active() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
-def forward_level() -> bool:
-    """Whether dual numbers may be around: inside ``torch.func.jvp`` or a dual level."""
-    return forward_ad._current_level >= 0
+def forward_mode_active() -> bool:
+    """Whether inputs may be dual numbers: inside ``torch.func.jvp`` or a dual level, and not compiling."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def differentiated_again() -> bool:
+    """Whether what a derivative computes may be differentiated in its turn.
+
+    Where it may not (an ordinary training step, a compiled graph), a formula can run bare instead of inside a Function.
+    """
+    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
 
 def jvp_nesting() -> int:

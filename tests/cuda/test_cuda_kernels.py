@@ -9,7 +9,7 @@ from matbackprop import normalized_cut_j2, normalized_cut_soft, second_order_poo
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
 from matbackprop.cuda import pool
-from matbackprop.functional._spans import gram_tolerance
+from matbackprop.numerics import gram_tolerance
 from matbackprop.spectral import components
 from matbackprop.spectral.components import _number, connected_components
 

@@ -5,8 +5,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from helpers.cuts import features, lambda_matrix, regions
+from matbackprop import affinity, normalized_affinity, normalized_cut_value
 from matbackprop.errors import DomainError, DtypeError, LabelError, NonFiniteError, ShapeError, SymmetryError
-from matbackprop.functional.affinity import affinity, normalized_affinity, normalized_cut_value
 from matbackprop.numerics import symmetrize
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from matbackprop import conjugate_gradient_solve, gaussian_crf, linear_solve
 from matbackprop.errors import (
     DomainError,
     DtypeError,
@@ -13,7 +14,6 @@ from matbackprop.errors import (
     SolverError,
     SymmetryError,
 )
-from matbackprop.functional.linear_solve import conjugate_gradient_solve, gaussian_crf, linear_solve
 from matbackprop.numerics import symmetrize
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from helpers.cuts import OBJECTIVES, features, lambda_matrix, regions
+from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.errors import DomainError, DtypeError, LabelError, NonFiniteError, ShapeError
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
 F, L = features(2, 10, 3), regions(2, 10)
 

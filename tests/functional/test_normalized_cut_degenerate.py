@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.cuts import OBJECTIVES, dense_value, features, lambda_matrix, regions
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
 NAMES = list(OBJECTIVES)
 

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from helpers.cuts import OBJECTIVES, features, lambda_matrix, regions
-from matbackprop.functional.normalized_cut import normalized_cut_j1
+from matbackprop import normalized_cut_j1
 
 NAMES = list(OBJECTIVES)
 M, D, K = 9, 2, 3

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.cuts import OBJECTIVES, dense_value, features, lambda_matrix, regions
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
 NAMES = list(OBJECTIVES)
 

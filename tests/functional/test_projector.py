@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
+from matbackprop import projector, spectral_projector
 from matbackprop.errors import DomainError, DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError, TieError
-from matbackprop.functional.projector import projector, spectral_projector
 from matbackprop.numerics import symmetrize
 
 

@@ -3,8 +3,7 @@
 import torch
 
 from helpers.cuts import features, regions
-from matbackprop.functional.normalized_cut import normalized_cut_j2
-from matbackprop.functional.rank_report import rank_report
+from matbackprop import normalized_cut_j2, rank_report
 
 
 def test_report_against_dense_bases():

@@ -5,10 +5,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from helpers.cuts import features
-from matbackprop import projector
+from matbackprop import affinity, normalized_affinity, projector, spectral_embedding
 from matbackprop.errors import DomainError, DtypeError, NonFiniteError, ShapeError, TieError
-from matbackprop.functional.affinity import affinity, normalized_affinity
-from matbackprop.functional.spectral_embedding import spectral_embedding
 
 
 def test_eigenpairs_of_the_dense_matrix(device):

@@ -2,8 +2,8 @@
 
 import torch
 
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
-from matbackprop.functional.normalized_cut_dense import (
+from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional._normalized_cut_dense import (
     normalized_cut_j1_dense,
     normalized_cut_j2_dense,
     normalized_cut_soft_dense,

@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from helpers.cuts import features, regions
+from matbackprop import (
+    gaussian_crf,
+    linear_solve,
+    normalized_cut_j1,
+    normalized_cut_j2,
+    normalized_cut_soft,
+    projector,
+    spectral_projector,
+)
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.functional.linear_solve import gaussian_crf, linear_solve
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
-from matbackprop.functional.projector import projector, spectral_projector
 from matbackprop.nn.linear_solve import GaussianCRF, LinearSolve
 from matbackprop.nn.normalized_cut import NormalizedCutLoss
 from matbackprop.nn.projector import Projector, SpectralProjector

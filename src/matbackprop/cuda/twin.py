@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop._torch import forward_level
+from matbackprop._torch import forward_mode_active
+from matbackprop.checks import values_checkable
 from matbackprop.cuda import compiler
-from matbackprop.numerics import values_checkable
 
 __all__ = ["Pair", "call_pair", "is_plain", "kernels_may_take"]
 
@@ -40,7 +40,7 @@ def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> 
         device.type == "cuda"
         and all(t.device == device and t.numel() > 0 for t in tensors)
         and is_plain(*tensors)
-        and not forward_level()
+        and not forward_mode_active()
         and _capability(tensors[0].get_device()) >= capability
     )
 

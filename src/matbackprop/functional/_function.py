@@ -22,24 +22,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop._torch import apply_directly, forward_level, jvp_nesting, keep_signature, transforms_active
+from matbackprop._torch import apply_directly, differentiated_again, jvp_nesting, keep_signature, transforms_active
 from matbackprop.errors import OrderError
 from matbackprop.numerics import autocast_off
 
-__all__ = ["Operation", "apply", "differentiated_again", "forward_mode_active"]
-
-
-def forward_mode_active() -> bool:
-    """Whether inputs may be dual numbers: inside ``torch.func.jvp`` or a dual level, and not compiling."""
-    return not torch.compiler.is_compiling() and forward_level()
-
-
-def differentiated_again() -> bool:
-    """Whether what a derivative computes may be differentiated in its turn.
-
-    Where it may not (an ordinary training step, a compiled graph), a formula can run bare instead of inside a Function.
-    """
-    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_level())
+__all__ = ["Operation", "apply"]
 
 
 def _wide(values: Sequence[Any]) -> list[Any]:

@@ -9,14 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.errors import LabelError, ShapeError
-from matbackprop.numerics import (
-    check_finite,
-    check_matrix,
-    check_weight,
-    check_weight_values,
-    wants_check,
-)
 
 # One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
 _ONE_HOT_LIMIT = 16_000_000

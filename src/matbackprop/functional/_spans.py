@@ -15,36 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
-from matbackprop.numerics import data_rounding, symmetrize
+from matbackprop.numerics import symmetrize
 from matbackprop.solvers import batched_eigh
-
-
-def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
-    """Relative size of a singular value below which it counts as zero.
-
-    Args:
-        dtype: dtype of the data.
-        compute: dtype of the computation, the floor of the tolerance.
-        rank_tol: None for what rounding of the data explains (`data_rounding`), a dtype to say what precision the data
-            carry (a float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
-    """
-    if isinstance(rank_tol, torch.dtype):
-        dtype = rank_tol
-    elif rank_tol is not None:
-        if not 0 <= rank_tol < 1:
-            raise DomainError(f"rank_tol must be a dtype or lie in [0, 1), got {rank_tol}.")
-        return float(rank_tol)
-    return data_rounding(dtype, compute)
-
-
-def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: float | torch.dtype | None) -> float:
-    """:func:`rank_tolerance` for the d eigenvalues of FᵀF: squared, and no smaller than what the product resolves."""
-    tol = rank_tolerance(dtype, compute, rank_tol) ** 2
-    given = rank_tol is not None and not isinstance(rank_tol, torch.dtype)
-    return tol if given else max(tol, 16 * d * torch.finfo(compute).eps)
 
 
 def _inverse_or_zero(x: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop._torch import differentiated_again
 from matbackprop.divided_differences import BoundFunction, SpectralFunction
 from matbackprop.errors import OrderError
-from matbackprop.functional._function import Operation, apply, differentiated_again
+from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import symmetrize
 
 __all__ = ["Spectrum", "frechet", "second_frechet", "spectral"]

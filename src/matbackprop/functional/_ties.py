@@ -13,13 +13,14 @@ import threading
 import warnings
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_option, values_checkable
 from matbackprop.errors import ConfigurationError, GaugeWarning, TieError
-from matbackprop.numerics import values_checkable
+from matbackprop.numerics import half_of_the_digits, tie_tolerance
 
 __all__ = ["TiePolicy", "Ties", "raise_deferred", "tie_policy"]
 
@@ -85,19 +86,17 @@ class TiePolicy:
 
 
 def tie_policy(
-    name: str, ties: str, tie_tol: float | None, broadening: float, check: bool | None, a: Tensor, dtype: torch.dtype
+    name: str, ties: Ties, tie_tol: float | None, broadening: float, check: bool | None, a: Tensor, dtype: torch.dtype
 ) -> TiePolicy:
     """Resolve the arguments of a decomposition layer for an input ``a`` computed in ``dtype``."""
-    if ties not in ("raise", "drop", "broaden"):
-        raise ConfigurationError(f'ties must be "raise", "drop" or "broaden", got {ties!r}.')
+    check_option(ties, get_args(Ties), "ties")
     if tie_tol is not None and not tie_tol >= 0:
         raise ConfigurationError(f"tie_tol must not be negative, got {tie_tol}.")
     if not broadening > 0:
         raise ConfigurationError(f"broadening must be positive, got {broadening}.")
-    carried = torch.finfo(a.dtype).eps
     if tie_tol is None:
-        tie_tol = max(carried, max(a.shape[-2:]) * torch.finfo(dtype).eps)
-    return TiePolicy(name, ties, tie_tol, broadening, carried**0.5, check)  # type: ignore[arg-type]
+        tie_tol = tie_tolerance(a.dtype, dtype, max(a.shape[-2:]))
+    return TiePolicy(name, ties, tie_tol, broadening, half_of_the_digits(a.dtype), check)
 
 
 # Flags on their way from a device: (event, flag in pinned memory, policy). Backward passes run in threads of their own.

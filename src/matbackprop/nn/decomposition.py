@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from matbackprop.functional._eigh import eigh
+from matbackprop.functional._svd import svd
 from matbackprop.functional._ties import Ties
-from matbackprop.functional.eigh import eigh
-from matbackprop.functional.svd import svd
 
 __all__ = ["EIG", "SVD"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from matbackprop.functional.linear_solve import gaussian_crf, linear_solve
+from matbackprop.functional._linear_solve import gaussian_crf, linear_solve
 
 __all__ = ["GaussianCRF", "LinearSolve"]
 

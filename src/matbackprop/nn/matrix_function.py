@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.divided_differences import power_function, resolve_function
-from matbackprop.functional.matrix_function import FunctionLike, matrix_function
+from matbackprop.functional._matrix_function import FunctionLike, matrix_function
 from matbackprop.numerics import compute_dtype
 
 __all__ = [
@@ -44,7 +44,7 @@ class MatrixFunction(nn.Module):
     ) -> None:
         super().__init__()
         resolve_function(function)
-        compute_dtype(torch.float64, precision)
+        compute_dtype(precision)
         self.function = function
         self.check = check
         self.precision = precision
@@ -162,7 +162,7 @@ class MatrixPower(nn.Module):
     ) -> None:
         super().__init__()
         power_function(exponent)
-        compute_dtype(torch.float64, precision)
+        compute_dtype(precision)
         self.exponent = nn.Parameter(torch.tensor(float(exponent))) if learn else exponent
         self.check = check
         self.precision = precision

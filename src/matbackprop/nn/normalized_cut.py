@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
 __all__ = ["NormalizedCutLoss"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from matbackprop.functional.projector import projector, spectral_projector
+from matbackprop.functional._projector import projector, spectral_projector
 
 __all__ = ["Projector", "SpectralProjector"]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from matbackprop.checks import check_option
 from matbackprop.divided_differences import resolve_function
 from matbackprop.errors import ConfigurationError, DomainError, ShapeError
-from matbackprop.functional.matrix_function import FunctionLike
-from matbackprop.functional.second_order_pool import Method, check_method, second_order_pool
-from matbackprop.functional.triangle import vectorize_symmetric
+from matbackprop.functional._matrix_function import FunctionLike
+from matbackprop.functional._second_order_pool import Method, second_order_pool
+from matbackprop.functional._triangle import vectorize_symmetric
 from matbackprop.numerics import compute_dtype
 
 __all__ = ["SecondOrderPool"]
@@ -69,9 +71,9 @@ class SecondOrderPool(nn.Module):
         precision: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_method(method)
+        check_option(method, get_args(Method), "method")
         resolve_function(function, exponent)
-        compute_dtype(torch.float64, precision)
+        compute_dtype(precision)
         if learn_exponent and (function != "power" or exponent is None):
             raise ConfigurationError(
                 'learn_exponent=True needs function="power" and exponent=, the value to start from.'

@@ -9,11 +9,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.functional.affinity import check_lambda
-from matbackprop.functional.matrix_function import matrix_sqrt
-from matbackprop.functional.spectral_embedding import spectral_embedding
-from matbackprop.numerics import check_matrix, check_weight, check_weight_values, symmetrize, wants_check
+from matbackprop.functional._affinity import check_lambda
+from matbackprop.functional._matrix_function import matrix_sqrt
+from matbackprop.functional._spectral_embedding import spectral_embedding
+from matbackprop.numerics import symmetrize
 from matbackprop.solvers import batched_eigh
 
 

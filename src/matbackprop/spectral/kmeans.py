@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.cuda.graphs import replayed
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.numerics import check_matrix, check_weight, check_weight_values, wants_check
 
 _REPLAY_LIMIT = 2**24  # scores of all runs; more of them keep a GPU busy by themselves
 

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_matrix
 from matbackprop.errors import ShapeError
-from matbackprop.numerics import check_matrix
 from matbackprop.spectral.kmeans import center_scores, weighted_kmeans
 
 

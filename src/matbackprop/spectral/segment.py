@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from matbackprop.checks import check_floating
 from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
-from matbackprop.numerics import autocast_off, check_floating
+from matbackprop.numerics import autocast_off
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.embedding import Embedding, KChoice, NCutSpace, SoftSpace, choose_k
 from matbackprop.spectral.kmeans import check_ks

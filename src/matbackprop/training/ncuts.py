@@ -25,7 +25,7 @@ from matbackprop.data.locate import dataset_folder
 from matbackprop.data.prepared import STRIDES, PreparedImage, PreparedImages, pad_stack, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.metrics.evaluation import evaluate_segmentations
 from matbackprop.models.backbones import build_backbone
 from matbackprop.models.config import NCutsModelConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 from matbackprop.bench import peers
 from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.bench.suites.pooling import Maker, forward_backward
-from matbackprop.functional.matrix_function import matrix_function
+from matbackprop.functional._matrix_function import matrix_function
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["functions", "log_methods", "positive_definite"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.bench.suites.entry import Entry, Scale
-from matbackprop.functional.normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
 __all__ = ["ncuts"]
 

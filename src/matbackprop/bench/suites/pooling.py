@@ -11,7 +11,7 @@ from torch import Tensor
 
 from matbackprop.bench import peers
 from matbackprop.bench.suites.entry import Entry, Scale
-from matbackprop.functional.second_order_pool import second_order_pool
+from matbackprop.functional._second_order_pool import second_order_pool
 
 __all__ = ["EPS", "Maker", "features", "forward_backward", "pool_methods", "pooling"]
 

@@ -5,20 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.errors import DomainError
-from matbackprop.functional._spans import degrees_of, gram_tolerance
+from matbackprop.functional._eigh import eigh
+from matbackprop.functional._spans import degrees_of
 from matbackprop.functional._ties import Ties
-from matbackprop.functional.eigh import eigh
-from matbackprop.numerics import (
-    autocast_off,
-    check_finite,
-    check_matrix,
-    check_weight,
-    check_weight_values,
-    compute_dtype,
-    symmetrize,
-    wants_check,
-)
+from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, symmetrize
 
 __all__ = ["spectral_embedding"]
 
@@ -66,7 +58,7 @@ def spectral_embedding(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.spectral_embedding import spectral_embedding
+        >>> from matbackprop import spectral_embedding
         >>> f = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])  # two separate groups
         >>> values, vectors, degrees = spectral_embedding(f, 2)
         >>> values, degrees
@@ -90,7 +82,7 @@ def spectral_embedding(
         check_finite(f, "f")
         if weight is not None:
             check_weight_values(weight)
-    dtype = compute_dtype(f.dtype, precision)
+    dtype = compute_dtype(precision)
     with autocast_off(f.device.type):
         x = f.to(dtype)
         w = torch.ones_like(x[..., 0]) if weight is None else weight.to(dtype)

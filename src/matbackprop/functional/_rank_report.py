@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from matbackprop.functional._labels import labelled_images
-from matbackprop.functional._spans import gram_tolerance, row_sums, span_trace
-from matbackprop.numerics import autocast_off, compute_dtype
+from matbackprop.functional._spans import row_sums, span_trace
+from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["RankReport", "rank_report"]
@@ -86,7 +86,7 @@ def rank_report(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.rank_report import rank_report
+        >>> from matbackprop import rank_report
         >>> labels = torch.tensor([0, 0, 1, 1, 2])
         >>> report = rank_report(torch.nn.functional.one_hot(labels).float(), labels)
         >>> int(report.rank), int(report.regions), bool(report.certified)
@@ -98,7 +98,7 @@ def rank_report(
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        rows = images.rows(compute_dtype(f.dtype, precision))
+        rows = images.rows(compute_dtype(precision))
         c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
         tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
         trace, rank = span_trace(c, s, n, tol)

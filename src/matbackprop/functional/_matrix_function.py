@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
 from matbackprop.divided_differences import (
     SpectralFunction,
     infinite_derivative,
@@ -16,16 +17,7 @@ from matbackprop.divided_differences import (
 )
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import (
-    autocast_off,
-    check_finite,
-    check_matrix,
-    check_symmetric,
-    compute_dtype,
-    data_rounding,
-    symmetrize,
-    wants_check,
-)
+from matbackprop.numerics import autocast_off, compute_dtype, rounding_of_zero, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = [
@@ -66,7 +58,7 @@ def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype)
     """
     if function.domain != "nonnegative" or lam.shape[-1] == 0:
         return lam
-    share = max(data_rounding(dtype, lam.dtype), 4 * lam.shape[-1] * torch.finfo(lam.dtype).eps)
+    share = rounding_of_zero(dtype, lam.dtype, lam.shape[-1])
     return torch.where((lam < 0) & (lam >= -share * lam.abs().amax(-1, keepdim=True)), 0, lam)
 
 
@@ -148,7 +140,7 @@ def matrix_function(
             check_symmetric(a, "a", unit=1.0 if fn.name == "exp" else 0.0)
             if isinstance(p, Tensor):
                 check_finite(p, "exponent")
-        x = symmetrize(a.to(compute_dtype(a.dtype, precision)))
+        x = symmetrize(a.to(compute_dtype(precision)))
         lam, u = batched_eigh(x.detach())
         lam = round_to_domain(lam, fn, a.dtype)
         if looked_at:

@@ -9,20 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._spans import rank_tolerance
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import (
-    autocast_off,
-    check_finite,
-    check_matrix,
-    check_symmetric,
-    compute_dtype,
-    symmetrize,
-    wants_check,
-)
+from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, rank_tolerance, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["projector", "spectral_projector"]
@@ -114,7 +106,7 @@ def projector(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.projector import projector
+        >>> from matbackprop import projector
         >>> a = torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0]])
         >>> projector(a)
         tensor([[0.5000, 0.0000, 0.5000],
@@ -130,7 +122,7 @@ def projector(
         check_finite(a, "a")
         if symmetric:
             check_symmetric(a, "a")
-    dtype = compute_dtype(a.dtype, precision)
+    dtype = compute_dtype(precision)
     tol = rank_tolerance(a.dtype, dtype, rank_tol)
     with autocast_off(a.device.type):
         x = a.to(dtype)
@@ -157,7 +149,7 @@ def _check_gap(values: Tensor, threshold: Tensor) -> None:
     inside = torch.where(chosen, values, torch.inf).amin(-1)
     outside = torch.where(chosen, -torch.inf, values).amax(-1)
     scale = values.abs().amax(-1)
-    tied = inside - outside <= 16 * values.shape[-1] * torch.finfo(values.dtype).eps * scale
+    tied = inside - outside <= gap_tolerance(values.dtype, values.shape[-1]) * scale
     if bool(tied.any()):
         raise TieError(
             f"{int(tied.sum())} of {max(tied.numel(), 1)} matrices have equal eigenvalues on both sides of the cut "
@@ -201,7 +193,7 @@ def spectral_projector(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.projector import spectral_projector
+        >>> from matbackprop import spectral_projector
         >>> spectral_projector(torch.diag(torch.tensor([3.0, 1.0, 2.0])), rank=2).diagonal()
         tensor([1., 0., 1.])
     """
@@ -218,7 +210,7 @@ def spectral_projector(
         check_finite(a, "a")
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(compute_dtype(a.dtype, precision)))
+        x = symmetrize(a.to(compute_dtype(precision)))
         values, u = batched_eigh(x.detach())
         if rank is not None:
             cut, values = _cut(values, rank)

@@ -9,25 +9,25 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from matbackprop.cuda import pool as pool_kernels
-from matbackprop.divided_differences import BoundFunction, SpectralFunction, resolve_function
-from matbackprop.errors import ConfigurationError, DomainError
-from matbackprop.functional._function import Operation, apply, differentiated_again, forward_mode_active
-from matbackprop.functional._moments import Moments, Primal, Thin, factor
-from matbackprop.functional._spectrum import Spectrum, frechet, second_frechet, spectral
-from matbackprop.functional.eigh import eigh
-from matbackprop.functional.matrix_function import FunctionLike, check_domain, parameter_tensor
-from matbackprop.functional.svd import svd
-from matbackprop.numerics import (
-    autocast_off,
+from matbackprop._torch import differentiated_again, forward_mode_active
+from matbackprop.checks import (
     check_finite,
     check_matrix,
+    check_option,
     check_weight,
     check_weight_values,
-    compute_dtype,
-    symmetrize,
     wants_check,
 )
+from matbackprop.cuda import pool as pool_kernels
+from matbackprop.divided_differences import BoundFunction, SpectralFunction, resolve_function
+from matbackprop.errors import DomainError
+from matbackprop.functional._eigh import eigh
+from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._matrix_function import FunctionLike, check_domain, parameter_tensor
+from matbackprop.functional._moments import Moments, Primal, Thin, factor
+from matbackprop.functional._spectrum import Spectrum, frechet, second_frechet, spectral
+from matbackprop.functional._svd import svd
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 
 __all__ = ["second_order_pool"]
 
@@ -186,12 +186,6 @@ def _center(f: Tensor, w: Tensor | None) -> Tensor:
     return f - (share.unsqueeze(-1) * f).sum(-2, keepdim=True)
 
 
-def check_method(method: str) -> None:
-    """Raise unless ``method`` is one of `Method`."""
-    if method not in get_args(Method):
-        raise ConfigurationError(f'method must be "fused", "svd" or "eig", got {method!r}.')
-
-
 def second_order_pool(
     f: Tensor,
     *,
@@ -255,7 +249,7 @@ def second_order_pool(
         and Corollary "DeepO2P".
     """
     check_matrix(f, "f")
-    check_method(method)
+    check_option(method, get_args(Method), "method")
     fn, p = resolve_function(function, exponent)
     if not isinstance(eps, Tensor) and (not 0 <= eps < math.inf or (eps == 0 and fn.domain in ("positive", "nonzero"))):
         sign = ">=" if fn.domain in ("nonnegative", "real") else ">"
@@ -267,7 +261,7 @@ def second_order_pool(
         fixed = shift if isinstance(eps, Tensor) and shift is not None else eps
         return pool_kernels.pool(f, fixed, fn, lambda x: _thin_pool(x, fixed, fn))
     with autocast_off(f.device.type):
-        x = f.to(compute_dtype(f.dtype, precision))
+        x = f.to(compute_dtype(precision))
         w = None
         if weight is not None:
             x, w = _prepare_weight(weight, x, x.dtype)

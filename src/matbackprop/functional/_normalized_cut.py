@@ -15,20 +15,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, wants_check
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
+from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._labels import LabelledImages, LabelledRows, labelled_images, region_masses
 from matbackprop.functional._spans import (
     degree_row_sums,
     degrees_of,
-    gram_tolerance,
     row_sums,
     soft_alignment,
     span_trace,
     thin_soft_alignment,
 )
-from matbackprop.functional.affinity import check_lambda
-from matbackprop.numerics import autocast_off, check_finite, compute_dtype, wants_check
+from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
 
 __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
 
@@ -104,7 +104,7 @@ def normalized_cut_j1(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.normalized_cut import normalized_cut_j1
+        >>> from matbackprop import normalized_cut_j1
         >>> labels = torch.tensor([0, 0, 1, 1, 1])
         >>> perfect = torch.nn.functional.one_hot(labels).double()
         >>> bool(normalized_cut_j1(perfect, labels).abs() < 1e-12)
@@ -119,7 +119,7 @@ def normalized_cut_j1(
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        rows = images.rows(compute_dtype(f.dtype, precision))
+        rows = images.rows(compute_dtype(precision))
         wanted = wants_check(check, f)
         if lam is not None:
             check_lambda(lam, f.shape[-1])
@@ -192,7 +192,7 @@ def normalized_cut_j2(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.normalized_cut import normalized_cut_j2
+        >>> from matbackprop import normalized_cut_j2
         >>> _ = torch.manual_seed(0)
         >>> labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, -1])
         >>> f = torch.rand(8, 3, dtype=torch.float64, requires_grad=True)
@@ -207,7 +207,7 @@ def normalized_cut_j2(
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        dtype = compute_dtype(f.dtype, precision)
+        dtype = compute_dtype(precision)
         tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
         return _evaluate(images, dtype, partial(_j2, tol=tol), tol=tol)
 
@@ -301,7 +301,7 @@ def normalized_cut_soft(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.normalized_cut import normalized_cut_soft
+        >>> from matbackprop import normalized_cut_soft
         >>> labels = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, -1]])
         >>> _ = torch.manual_seed(0)
         >>> f = torch.rand(2, 6, 4, dtype=torch.float64)
@@ -314,5 +314,5 @@ def normalized_cut_soft(
         )
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        dtype = compute_dtype(f.dtype, precision)
+        dtype = compute_dtype(precision)
         return _evaluate(images, dtype, partial(_soft, ridge=float(ridge)), ridge=float(ridge))

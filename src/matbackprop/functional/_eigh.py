@@ -8,17 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.numerics import (
-    autocast_off,
-    check_finite,
-    check_matrix,
-    check_symmetric,
-    compute_dtype,
-    symmetrize,
-    wants_check,
-)
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["Eigenpairs", "eigh"]
@@ -146,7 +139,7 @@ def eigh(
         "EIG Variations", with K̃ for K in dU and the adjoint symmetrised.
     """
     check_matrix(a, "a", square=True)
-    dtype = compute_dtype(a.dtype, precision)
+    dtype = compute_dtype(precision)
     policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
         if wants_check(check, a):

@@ -5,17 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels
-from matbackprop.numerics import (
-    autocast_off,
-    check_finite,
-    check_matrix,
-    check_symmetric,
-    compute_dtype,
-    symmetrize,
-    wants_check,
-)
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 
 __all__ = ["affinity", "normalized_affinity", "normalized_cut_value"]
 
@@ -50,7 +43,7 @@ def affinity(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.affinity import affinity
+        >>> from matbackprop import affinity
         >>> affinity(torch.tensor([[1.0, 0.0], [1.0, 2.0]]))
         tensor([[1., 1.],
                 [1., 5.]])
@@ -65,7 +58,7 @@ def affinity(
         check_finite(f, "f")
         if lam is not None:
             check_finite(lam, "lam")
-    dtype = compute_dtype(f.dtype, precision)
+    dtype = compute_dtype(precision)
     with autocast_off(f.device.type):
         x = f.to(dtype)
         return ((x if lam is None else x @ lam.to(dtype)) @ x.mT).to(f.dtype)
@@ -133,7 +126,7 @@ def normalized_affinity(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.affinity import normalized_affinity
+        >>> from matbackprop import normalized_affinity
         >>> normalized_affinity(torch.tensor([[1.0, 1.0], [1.0, 7.0]]))
         tensor([[0.5000, 0.2500],
                 [0.2500, 0.8750]])
@@ -146,7 +139,7 @@ def normalized_affinity(
     if wants_check(check, w):
         check_finite(w, "w")
     k = 0 if labels is None else _region_count(w, labels, num_labels, check)
-    dtype = compute_dtype(w.dtype, precision)
+    dtype = compute_dtype(precision)
     with autocast_off(w.device.type):
         x = w.to(dtype)
         degree = _degrees(x, check)
@@ -194,7 +187,7 @@ def normalized_cut_value(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.affinity import normalized_cut_value
+        >>> from matbackprop import normalized_cut_value
         >>> w = torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 3.0]])
         >>> normalized_cut_value(w, torch.tensor([0, 0, 1]))  # 1/7 + 1/4
         tensor(0.3929)
@@ -208,7 +201,7 @@ def normalized_cut_value(
         check_finite(w, "w")
         check_symmetric(w, "w")
     k = _region_count(w, labels, num_labels, check)
-    dtype = compute_dtype(w.dtype, precision)
+    dtype = compute_dtype(precision)
     with autocast_off(w.device.type):
         e = _indicators(labels, k, dtype)
         labelled = e.sum(-1)

@@ -1,6 +1,6 @@
 """The normalized-cut objectives as the paper defines them, F → W → (M, Ω) → (Π_M, Π_Ω) → J, with m×m matrices.
 
-They are the references that the thin forms of :mod:`matbackprop.functional.normalized_cut` are tested against, and a
+They are the references that the thin forms of ``_normalized_cut.py`` are tested against, and a
 way to follow the paper layer by layer. They cost O(m³) time and O(m²) memory, and take one image without ignored rows.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.functional.affinity import affinity, normalized_affinity
-from matbackprop.functional.projector import projector
+from matbackprop.functional._affinity import affinity, normalized_affinity
+from matbackprop.functional._projector import projector
 
 __all__ = ["normalized_cut_j1_dense", "normalized_cut_j2_dense", "normalized_cut_soft_dense"]
 
@@ -34,7 +34,7 @@ def normalized_cut_j1_dense(f: Tensor, labels: Tensor, lam: Tensor | None = None
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.normalized_cut_dense import normalized_cut_j1_dense
+        >>> from matbackprop.functional._normalized_cut_dense import normalized_cut_j1_dense
         >>> labels = torch.tensor([0, 0, 1])
         >>> f = torch.nn.functional.one_hot(labels).double()
         >>> bool(normalized_cut_j1_dense(f, labels) < 1e-12)
@@ -57,7 +57,7 @@ def normalized_cut_j2_dense(f: Tensor, labels: Tensor, rank_tol: float = 1e-9) -
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.normalized_cut_dense import normalized_cut_j2_dense
+        >>> from matbackprop.functional._normalized_cut_dense import normalized_cut_j2_dense
         >>> bool(normalized_cut_j2_dense(torch.eye(2).double(), torch.tensor([0, 1])) < 1e-12)
         True
     """
@@ -79,7 +79,7 @@ def normalized_cut_soft_dense(f: Tensor, labels: Tensor, ridge: float = 0.3) -> 
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.normalized_cut_dense import normalized_cut_soft_dense
+        >>> from matbackprop.functional._normalized_cut_dense import normalized_cut_soft_dense
         >>> value = normalized_cut_soft_dense(torch.eye(2).double(), torch.tensor([0, 1]), ridge=1.0)
         >>> round(float(value), 6)  # both singular values become one half
         0.25

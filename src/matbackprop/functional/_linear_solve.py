@@ -14,18 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matbackprop._torch import is_batched
+from matbackprop.checks import check_finite, check_floating, check_matrix, check_symmetric, wants_check
 from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import (
-    autocast_off,
-    check_finite,
-    check_floating,
-    check_matrix,
-    check_symmetric,
-    compute_dtype,
-    symmetrize,
-    wants_check,
-)
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 
 __all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve"]
 
@@ -118,7 +111,7 @@ def linear_solve(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.linear_solve import linear_solve
+        >>> from matbackprop import linear_solve
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
         >>> linear_solve(a, torch.tensor([3.0, 4.0]))
         tensor([1., 1.])
@@ -131,7 +124,7 @@ def linear_solve(
         check_finite(b, "b")
         if symmetric:
             check_symmetric(a, "a")
-    dtype = compute_dtype(a.dtype, precision)
+    dtype = compute_dtype(precision)
     with autocast_off(a.device.type):
         x = a.to(dtype)
         full, columns, vector = _as_columns(symmetrize(x) if symmetric else x, b.to(dtype))
@@ -312,7 +305,7 @@ def conjugate_gradient_solve(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.linear_solve import conjugate_gradient_solve
+        >>> from matbackprop import conjugate_gradient_solve
         >>> theta = torch.tensor([2.0, 4.0], dtype=torch.float64, requires_grad=True)
         >>> x = conjugate_gradient_solve(lambda x, t: t * x, torch.ones(2, dtype=torch.float64), (theta,))
         >>> x.sum().backward()
@@ -335,7 +328,7 @@ def conjugate_gradient_solve(
         raise DtypeError("params must be tensors; bind other arguments into matvec.")
     if wants_check(check, b):
         check_finite(b, "b")
-    if torch.compiler.is_compiling() or (tolerance is not None and torch._C._functorch.is_batchedtensor(b)):
+    if torch.compiler.is_compiling() or (tolerance is not None and is_batched(b)):
         raise SolverError(
             "conjugate gradients decide while they run, which torch.compile and vmap cannot follow; give a batch as "
             "leading dimensions, keep this call out of the compiled region, pass tolerance=None under vmap, or use "
@@ -343,7 +336,7 @@ def conjugate_gradient_solve(
         )
     if b.device.type == "meta":  # shapes only: one step without a test
         tolerance, steps = None, min(steps, 1)
-    dtype = compute_dtype(b.dtype, precision)
+    dtype = compute_dtype(precision)
     with autocast_off(b.device.type):
         cast = [p.to(dtype) if p.dtype.is_floating_point else p for p in params]
         inverse = None if preconditioner is None else preconditioner.detach().to(dtype)
@@ -399,7 +392,7 @@ def gaussian_crf(
 
     Example:
         >>> import torch
-        >>> from matbackprop.functional.linear_solve import gaussian_crf
+        >>> from matbackprop import gaussian_crf
         >>> y = torch.tensor([0.0, 0.0, 1.0])
         >>> w = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0], [0.0, 3.0, 0.0]])
         >>> gaussian_crf(y, torch.ones(3), affinity=w)  # the strong link averages the last two
@@ -424,7 +417,7 @@ def gaussian_crf(
         check_finite(confidence, "confidence")
         if bool((confidence <= 0).any()):
             raise DomainError(f"confidence must be positive, got {float(confidence.min()):.3g}; use softplus or exp.")
-    dtype = compute_dtype(mean.dtype, precision)
+    dtype = compute_dtype(precision)
     with autocast_off(mean.device.type):
         y, c = mean.to(dtype), confidence.to(dtype)
         right = c * y if vector else c.unsqueeze(-1) * y

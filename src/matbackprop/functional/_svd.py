@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_finite, check_matrix, wants_check
+from matbackprop.functional._eigh import gaps_of, largest_entry, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.functional.eigh import gaps_of, largest_entry, receives_gradient, tied_pairs
-from matbackprop.numerics import autocast_off, check_finite, check_matrix, compute_dtype, symmetrize, wants_check
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 
 __all__ = ["SingularTriples", "svd"]
 
@@ -205,7 +206,7 @@ def svd(
         "SVD Variations".
     """
     check_matrix(a, "a")
-    dtype = compute_dtype(a.dtype, precision)
+    dtype = compute_dtype(precision)
     policy = tie_policy("svd", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
         if wants_check(check, a):

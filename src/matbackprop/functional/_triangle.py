@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import dispatch_mode_active
+from matbackprop.checks import check_floating, check_matrix, values_checkable
 from matbackprop.errors import ShapeError
-from matbackprop.numerics import check_floating, check_matrix, values_checkable
 
 __all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
 

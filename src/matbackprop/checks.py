@@ -1,0 +1,130 @@
+"""Every check of an argument: shape, dtype, device, values. Messages say what came, what was needed, what to try.
+
+Checks of values wait for a GPU, so that operators make them there only when asked (``check=True``), and never while
+compiling or under a transformation, where there are no values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from matbackprop._torch import is_wrapped
+from matbackprop.errors import ConfigurationError, DomainError, DtypeError, NonFiniteError, ShapeError, SymmetryError
+from matbackprop.numerics import half_of_the_digits
+
+_FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_floating(a: Tensor, name: str) -> None:
+    """Raise unless ``a`` is a real floating-point tensor of 16 bits or more."""
+    if not isinstance(a, Tensor):
+        raise DtypeError(f"{name} must be a torch.Tensor, got {type(a).__name__}.")
+    if a.dtype not in _FLOATING:
+        remedy = "complex matrices are not supported" if a.dtype.is_complex else "convert it with .float() first"
+        raise DtypeError(f"{name} must be a real floating-point tensor, got {a.dtype}; {remedy}.")
+
+
+def check_matrix(a: Tensor, name: str, *, square: bool = False) -> None:
+    """Raise unless ``a`` is a batch of (square) floating-point matrices."""
+    check_floating(a, name)
+    if a.ndim < 2:
+        raise ShapeError(f"{name} must have at least two dimensions (*batch, m, n), got shape {tuple(a.shape)}.")
+    if square and a.shape[-1] != a.shape[-2]:
+        raise ShapeError(f"{name} must be square (*batch, n, n), got shape {tuple(a.shape)}.")
+
+
+def values_checkable(a: Tensor) -> bool:
+    """Whether the values of ``a`` may be looked at: not while compiling, transforming, on meta or in a fake tensor."""
+    return not (
+        torch.compiler.is_compiling()
+        or a.is_meta
+        or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
+        or is_wrapped(a)
+    )
+
+
+def wants_check(check: bool | None, a: Tensor) -> bool:
+    """Resolve a ``check`` argument: None looks at values on the CPU only, where looking costs no synchronisation.
+
+    True looks on every device, False never. No value is looked at while compiling, under a functorch transform or on
+    meta.
+    """
+    if check is None:
+        check = a.device.type == "cpu"
+    return check and values_checkable(a)
+
+
+def check_option(value: object, options: Sequence[str], name: str) -> None:
+    """Raise unless a named choice is one of the options."""
+    if value not in options:
+        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}.")
+
+
+def check_finite(a: Tensor, name: str) -> None:
+    """Raise when ``a`` holds NaN or Inf."""
+    # The sum of finite numbers is finite unless it overflows: one pass in the usual case, a count only when it is not.
+    if values_checkable(a) and not math.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
+        raise NonFiniteError(
+            f"{name} holds {bad} non-finite of {a.numel()} entries; look for an exploding activation or a division by "
+            f"zero upstream."
+        )
+
+
+def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: str = "weight") -> None:
+    """Raise unless ``weight`` is a mask or floating point ``(*b, m)`` on the device of ``rows`` ``(*b, m, d)``.
+
+    With ``regions`` it may also be ``(*b, r, m)``.
+    """
+    if not isinstance(weight, Tensor):
+        raise DtypeError(f"{name} must be a torch.Tensor, got {type(weight).__name__}; pass torch.tensor({name}).")
+    if weight.dtype != torch.bool and not weight.dtype.is_floating_point:
+        raise DtypeError(
+            f"{name} must be boolean or floating point, got {weight.dtype}; convert it with .bool() or .float()."
+        )
+    if weight.device != rows.device:
+        raise ShapeError(
+            f"{name} is on {weight.device} and the features on {rows.device}; move one of them with .to()."
+        )
+    batch, m = tuple(rows.shape[:-2]), rows.shape[-2]
+    several = regions and weight.ndim == rows.ndim and weight.shape[:-2] == batch and weight.shape[-1] == m
+    if weight.shape != (*batch, m) and not several:
+        sizes = "".join(f"{n}, " for n in batch)
+        raise ShapeError(
+            f"{name} must have shape {(*batch, m)}, one value per row"
+            + (f", or ({sizes}r, {m}) for r regions" if regions else "")
+            + f"; got {tuple(weight.shape)} for features of shape {tuple(rows.shape)}."
+        )
+
+
+def check_weight_values(weight: Tensor, name: str = "weight") -> None:
+    """Raise when a weight is negative, NaN or Inf."""
+    if weight.dtype == torch.bool:
+        return
+    check_finite(weight, name)
+    if values_checkable(weight) and bool((weight < 0).any()):
+        raise DomainError(f"{name} must not be negative, its smallest entry is {float(weight.detach().min()):.3g}.")
+
+
+def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> None:
+    """Raise when ``a`` is further from its transpose than rounding explains: by more than half of its digits.
+
+    Products such as S^(−½)AS^(−½) lose digits by cancellation, and the matrix does not tell how many; a mistake shows
+    in the first ones. ``unit`` is a size below which A counts as zero, 1 for exp: where a sum cancels to nothing, no
+    digit is symmetric, and none need be.
+    """
+    a = a.detach()
+    if not values_checkable(a) or a.numel() == 0 or torch.equal(a, a.mT):
+        return
+    scale, gap = a.abs().amax((-2, -1)).flatten(), (a - a.mT).abs().amax((-2, -1)).flatten()
+    beyond = gap - half_of_the_digits(a.dtype) * scale.clamp_min(unit)
+    worst = beyond.argmax()
+    if bool(beyond[worst] > 0):
+        scale, gap = scale[worst], gap[worst]
+        raise SymmetryError(
+            f"{name} must be symmetric; its largest entry is {float(scale):.3g}, it differs from its transpose by "
+            f"up to {float(gap):.3g}. Pass (A + A.mT)/2, or check=False to take the symmetric part without this test."
+        )
