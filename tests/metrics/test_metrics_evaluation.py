@@ -69,6 +69,7 @@ def test_different_numbers_of_segmentations_have_no_ods(maps):
         "pri_ods",
         "vi_ods",
         "boundary_ods",
+        "boundary_ap",
     }
 
 
@@ -89,3 +90,14 @@ def test_missing_ground_truth_and_nothing_at_all(maps):
         evaluate_segmentations({}, truth)
     with pytest.raises(DataError, match="at least one"):
         summarize([])
+
+
+def test_average_precision_is_the_area_under_precision_over_recall():
+    """Precision 1 − recall/2 at recalls of .2 and .8, and on the straight line between them."""
+    from matbackprop.metrics.evaluation import boundary_average_precision
+
+    counts = np.array([[[80, 100, 60, 100], [20, 100, 90, 100]]])
+    points = np.arange(20, 81) / 100
+    assert boundary_average_precision(counts) == pytest.approx(0.01 * (1 - points / 2).sum())
+    assert boundary_average_precision(counts[:, :1]) == 0.0
+    assert np.isnan(boundary_average_precision([counts[0], counts[0, :1]]))

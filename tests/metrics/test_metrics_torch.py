@@ -11,13 +11,14 @@ import torch.multiprocessing as mp
 from matbackprop.errors import ShapeError
 from matbackprop.metrics import (
     BoundaryFMeasure,
+    ObjectsAndParts,
     RandIndex,
     SegmentationCovering,
     VariationOfInformation,
     evaluate_segmentations,
 )
 
-CLASSES = (SegmentationCovering, RandIndex, VariationOfInformation, BoundaryFMeasure)
+CLASSES = (SegmentationCovering, RandIndex, VariationOfInformation, BoundaryFMeasure, ObjectsAndParts)
 
 
 def images(count=5):
@@ -36,7 +37,7 @@ def expected():
     segmentations, truth = {}, {}
     for name, maps, human in images():
         segmentations[name], truth[name] = list(maps), list(human)
-    return evaluate_segmentations(segmentations, truth, boundary=True)
+    return evaluate_segmentations(segmentations, truth, boundary=True, objects=True)
 
 
 def gather(metrics):

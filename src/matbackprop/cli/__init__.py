@@ -80,6 +80,13 @@ COMMANDS: dict[str, Command] = {
         "table2",
         stopped=_RESUME,
     ),
+    "reproduce bsds500": Command(
+        "matbackprop.cli.reproduce",
+        "Contour maps of BSDS500's test images, scored beside published methods.",
+        "Bsds500Config",
+        "bsds500",
+        stopped=_RESUME,
+    ),
     "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is.", extra="bench"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command(
@@ -97,7 +104,7 @@ COMMANDS: dict[str, Command] = {
 GROUPS = {
     "train": "Train one of the two systems.",
     "evaluate": "Score segmentations, or validate a run.",
-    "reproduce": "Reproduce the paper's tables.",
+    "reproduce": "Reproduce the paper's tables, and the protocol of BSDS500.",
     "data": "Check, fetch and cache data.",
 }
 

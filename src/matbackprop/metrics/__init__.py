@@ -37,6 +37,7 @@ from matbackprop.metrics.regions import (
 if TYPE_CHECKING:
     from matbackprop.metrics.torch_metrics import (
         BoundaryFMeasure,
+        ObjectsAndParts,
         RandIndex,
         SegmentationCovering,
         VariationOfInformation,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BoundaryFMeasure",
     "ImageScores",
+    "ObjectsAndParts",
     "PairedInterval",
     "RandIndex",
     "RegionScores",
@@ -70,7 +72,7 @@ __all__ = [
     "variation_of_information",
 ]
 
-_CLASSES = ("BoundaryFMeasure", "RandIndex", "SegmentationCovering", "VariationOfInformation")
+_CLASSES = ("BoundaryFMeasure", "ObjectsAndParts", "RandIndex", "SegmentationCovering", "VariationOfInformation")
 
 
 def __getattr__(name: str) -> Any:

@@ -185,8 +185,8 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
 
     Returns:
         ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best``, ``paper_average``, ``pri_ods``,
-        ``pri_ois``, ``vi_ods``, ``vi_ois`` and, where boundaries were matched, ``boundary_ods``, ``boundary_ois``, and
-        where objects and parts were, ``objects_ods``, ``objects_ois``.
+        ``pri_ois``, ``vi_ods``, ``vi_ois`` and, where boundaries were matched, ``boundary_ods``, ``boundary_ois`` and
+        ``boundary_ap``, and where objects and parts were, ``objects_ods``, ``objects_ois``.
         ODS values are NaN where images have different numbers of segmentations, because there is no common scale then.
 
     Raises:
@@ -218,6 +218,7 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     counts = [score.boundary for score in scores if score.boundary is not None]
     if len(counts) == len(scores):
         summary["boundary_ods"], summary["boundary_ois"] = boundary_over_scales(counts)
+        summary["boundary_ap"] = boundary_average_precision(counts)
     pairs = [score.objects for score in scores if score.objects is not None]
     if len(pairs) == len(scores):
         summary["objects_ods"], summary["objects_ois"] = objects_over_scales(pairs)
@@ -258,6 +259,28 @@ def boundary_over_scales(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]
     best = [count[f_measure(count)[2].argmax()] for count in counts]
     ods = _best_interpolated_f(np.sum(counts, 0)) if common else float("nan")
     return ods, float(f_measure(np.sum(best, 0))[2])
+
+
+def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
+    """The area under the curve of boundary precision over recall, as the benchmark measures it.
+
+    Precision is interpolated linearly between the recalls of the segmentations at 0, .01, … 1, counts as 0 outside of
+    them, and is summed with a weight of .01.
+
+    Args:
+        counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them.
+
+    Returns:
+        The area; 0 where all recalls are one, NaN where images have different numbers of segmentations.
+    """
+    if len({len(count) for count in counts}) > 1:
+        return float("nan")
+    recall, precision, _ = f_measure(np.sum(counts, 0))
+    recalls, first = np.unique(recall, return_index=True)
+    if len(recalls) < 2:
+        return 0.0
+    grid = np.arange(101) / 100
+    return 0.01 * float(np.interp(grid, recalls, precision[first], left=0, right=0).sum())
 
 
 def _best_interpolated_f(counts: NDArray[np.int64]) -> float:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from matbackprop.errors import MissingExtraError, ShapeError
 from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts
-from matbackprop.metrics.evaluation import boundary_over_scales, over_scales
+from matbackprop.metrics.evaluation import boundary_average_precision, boundary_over_scales, over_scales
+from matbackprop.metrics.objects_parts import objects_and_parts, objects_over_scales
 from matbackprop.metrics.regions import region_scores
 
 try:
@@ -153,7 +154,7 @@ class VariationOfInformation(_PerImage):
 
 
 class BoundaryFMeasure(_PerImage):
-    """F-measure of matched boundaries: ``boundary_ods`` and ``boundary_ois``.
+    """F-measure of matched boundaries: ``boundary_ods``, ``boundary_ois``, and their average precision ``boundary_ap``.
 
     Args:
         tolerance: the largest distance of matched pixels as a share of the image diagonal.
@@ -179,4 +180,27 @@ class BoundaryFMeasure(_PerImage):
 
     def _scores(self, rows: NDArray[np.int64]) -> dict[str, float]:
         ods, ois = boundary_over_scales(rows)
-        return {"boundary_ods": ods, "boundary_ois": ois}
+        return {"boundary_ods": ods, "boundary_ois": ois, "boundary_ap": boundary_average_precision(rows)}
+
+
+class ObjectsAndParts(_PerImage):
+    """F-measure of objects and parts: ``objects_ods`` and ``objects_ois``.
+
+    Example:
+        >>> import torch
+        >>> metric = ObjectsAndParts()
+        >>> metric.update([torch.tensor([[0, 0, 1, 1]])], [torch.tensor([[0, 0, 0, 0]])])
+        >>> round(metric.compute()["objects_ods"].item(), 4)
+        0.1818
+
+    Reference: Pont-Tuset, Marques, CVPR 2013.
+    """
+
+    higher_is_better = True
+
+    def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
+        return objects_and_parts(segmentations, ground_truth)
+
+    def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
+        ods, ois = objects_over_scales(list(rows))
+        return {"objects_ods": ods, "objects_ois": ois}

@@ -57,26 +57,45 @@ class Table1Config(TableConfig):
 
 
 @dataclass
-class Table2Config(TableConfig):
-    """Train and score the rows of the paper's second table, segmentation; finished runs are kept."""
+class SegmentationConfig(TableConfig):
+    """What both commands that segment take."""
 
-    out: Path = Path("results/table2")
-    stage: Literal["all", "train", "curves", "baselines", "timing", "summary"] = "all"
-    """Which step to do; all does one after the other."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of each row."""
-    images: Literal["test", "tuning", "folds"] = "test"
-    """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it.
-    folds: cross-validation, where each seed of 0 to 4 also names the fifth that is held out."""
     workers: int = 0
     """Processes of each run for superpixels, merging and scores; 0 divides the cores among the jobs."""
     boundary: bool = False
-    """Also the boundary F-measure, which takes a few seconds per row."""
+    """Also the boundary F-measure, which takes most of the time of scoring."""
     data: ImageDataConfig = field(default_factory=ImageDataConfig)
     """Where images come from: root, made, cache, limit and superpixels; the rest is each row's own."""
     epochs: int | None = None
     """Epochs of every training, instead of each preset's."""
     weights: str | None = None
     """Starting weights instead of the presets': imagenet, none or a file."""
+
+
+@dataclass
+class Table2Config(SegmentationConfig):
+    """Train and score the rows of the paper's second table, segmentation; finished runs are kept."""
+
+    out: Path = Path("results/table2")
+    stage: Literal["all", "train", "curves", "baselines", "timing", "summary"] = "all"
+    """Which step to do; all does one after the other."""
+    images: Literal["test", "tuning", "folds"] = "test"
+    """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it.
+    folds: cross-validation, where each seed of 0 to 4 also names the fifth that is held out."""
     shown: int = 8
     """Images in the qualitative figure."""
+
+
+@dataclass
+class Bsds500Config(SegmentationConfig):
+    """Train on BSDS500, write contour maps (ucm2) of its test images, and score them where people's maps are there."""
+
+    out: Path = Path("results/bsds500")
+    stage: Literal["all", "train", "summary"] = "all"
+    """Which step to do; all does one after the other."""
+    images: Literal["test", "val"] = "test"
+    """test: train on train and val, segment whatever images the folder test holds. val: train on train, segment val."""
+    boundary: bool = True
+    """Also the boundary F-measure, which takes most of the time of scoring."""

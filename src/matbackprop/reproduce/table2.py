@@ -35,7 +35,7 @@ from matbackprop.processes import Workers
 from matbackprop.report.figures import curves, segmentation_grid
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.baselines import run_baseline
-from matbackprop.reproduce.config import Table2Config
+from matbackprop.reproduce.config import SegmentationConfig, Table2Config
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table import Device, Reproduction, interval_text
 from matbackprop.reproduce.table2_rows import GROUP_OF, GROUPS, NETWORKS, ROWS, Group, Row
@@ -51,7 +51,7 @@ from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
 from matbackprop.training.segmenting import Segmented, segment_images, warm
 
-__all__ = ["Table2"]
+__all__ = ["Table2", "measure_digest", "shared_workers", "train", "training_recipe"]
 
 log = logging.getLogger("matbackprop")
 
@@ -59,6 +59,7 @@ log = logging.getLogger("matbackprop")
 _MEASURES = ("paper_best", "paper_average", "covering_ods", "covering_ois", "covering_best", "pri_ods", "pri_ois",
              "vi_ods", "vi_ois")  # fmt: skip
 _BOUNDARY = ("boundary_ods", "boundary_ois")
+_OBJECTS = ("objects_ods", "objects_ois")
 
 _IMAGES = {
     "test": "test images",
@@ -108,34 +109,17 @@ class Table2(Reproduction):
 
     def run_config(self, job: Job, device: Device) -> NCutsConfig:
         """The training configuration of a run."""
-        config = self.config
-        recipe = RECIPE.preset(GROUPS[job.key].preset)
-        recipe.engine = dataclasses.replace(
-            recipe.engine,
+        held_out = self.config.images != "test" or job.part == "curve"
+        recipe = training_recipe(
+            self.config,
+            GROUPS[job.key].preset,
+            device,
             seed=job.number,
-            accelerator=config.accelerator,
-            devices="1",
-            overwrite=True,
-            checkpoints=False,
-            tensorboard=False,
-            progress=False,
-            report=False,
-            max_epochs=3 if job.part == "timing" else config.epochs or recipe.engine.max_epochs,
-            precision=recipe.engine.precision if device == "cuda" else "32",
-        )
-        held_out = config.images != "test" or job.part == "curve"
-        recipe.data = dataclasses.replace(
-            recipe.data,
-            root=config.data.root,
-            made=config.data.made,
-            cache=config.data.cache,
-            limit=config.data.limit,
-            superpixels=config.data.superpixels,
             split="tuning" if held_out else "final",
-            fold=job.number if config.images == "folds" else 0,
+            fold=job.number if self.config.images == "folds" else 0,
         )
-        if config.weights is not None:
-            recipe.model.weights = config.weights
+        if job.part == "timing":
+            recipe.engine.max_epochs = 3
         if job.part == "curve":
             recipe.train.score_images = 16
         return recipe
@@ -190,7 +174,7 @@ class Table2(Reproduction):
     @property
     def workers(self) -> Workers:
         """The processes of a run."""
-        return _workers(self.config.workers or max(1, (os.cpu_count() or 1) // max(self.at_a_time, 1)))
+        return shared_workers(self.config)
 
     def run(self, job: Job) -> str:
         """Train a group if need be, segment, score, and keep the results of its rows."""
@@ -230,15 +214,7 @@ class Table2(Reproduction):
         model, seconds = None, None
         if group.preset:
             recipe = self.run_config(job, self.device)
-            recipe.engine.run = self.place(job)
-            seed_all(job.number)
-            started = time.perf_counter()
-            module, data = build(recipe)
-            run = fit(recipe, module, data, name=group.key)
-            seconds, model = time.perf_counter() - started, module.model
-            model.save_pretrained(
-                run.path / "model", dtype=torch.float16, trained_on=self.config.images, seed=job.number
-            )
+            model, seconds = train(recipe, self.place(job), trained_on=self.config.images)
         elif group.variant:
             model = untrained_model(group.variant, weights=self.config.weights or "imagenet")
         if model is not None:
@@ -451,20 +427,68 @@ class _Line:
         return {image: float(np.mean(values[image])) for image in sorted(values)}
 
 
+def training_recipe(config: SegmentationConfig, preset: str, device: Device, *, seed: int, **data: Any) -> NCutsConfig:
+    """A preset's training as a table's command wants it.
+
+    Args:
+        config: the command's options.
+        preset: the recipe's.
+        device: kind of device.
+        seed: of the training.
+        data: fields of the data's configuration that the command does not name.
+    """
+    recipe = RECIPE.preset(preset)
+    recipe.engine = dataclasses.replace(
+        recipe.engine,
+        seed=seed,
+        accelerator=config.accelerator,
+        devices="1",
+        overwrite=True,
+        checkpoints=False,
+        tensorboard=False,
+        progress=False,
+        report=False,
+        max_epochs=config.epochs or recipe.engine.max_epochs,
+        precision=recipe.engine.precision if device == "cuda" else "32",
+    )
+    places = {name: getattr(config.data, name) for name in ("root", "made", "cache", "limit", "superpixels")}
+    recipe.data = dataclasses.replace(recipe.data, **(places | data))
+    if config.weights is not None:
+        recipe.model.weights = config.weights
+    return recipe
+
+
+def train(recipe: NCutsConfig, folder: Path, **notes: Any) -> tuple[DeepNCuts, float]:
+    """Train in a run folder, save the model beside it, and return it with the seconds that training took."""
+    recipe.engine.run = folder
+    seed_all(recipe.engine.seed)
+    started = time.perf_counter()
+    module, data = build(recipe)
+    fit(recipe, module, data, name=folder.name)
+    seconds = time.perf_counter() - started
+    module.model.save_pretrained(folder / "model", dtype=torch.float16, seed=recipe.engine.seed, **notes)
+    return module.model, seconds
+
+
+def shared_workers(config: SegmentationConfig) -> Workers:
+    """The processes that all runs of this process share; they end with it."""
+    return _workers(config.workers or max(1, (os.cpu_count() or 1) // max(config.jobs, 1)))
+
+
 @cache
 def _workers(count: int) -> Workers:
-    """The processes that all runs of this process share; they end with it."""
     return Workers(count)
 
 
 @cache
-def measure_digest(boundary: bool) -> str:
+def measure_digest(boundary: bool, objects: bool = False) -> str:
     """The hash of what the measures say about a made-up image: it changes when their numbers do."""
     y, x = np.mgrid[:24, :36]
     maps = [(x // width) + 10 * (y // height) for width, height in ((6, 24), (9, 8), (14, 5))]
     people = [(x + y) // 20, (x // 12) + 10 * (y // 11)]
-    scores = summarize([score_image("made-up", maps, people, boundary=boundary)])
-    return cache_key({name: f"{scores[name]:.9f}" for name in (*_MEASURES, *(_BOUNDARY if boundary else ()))})
+    scores = summarize([score_image("made-up", maps, people, boundary=boundary, objects=objects)])
+    names = (*_MEASURES, *(_BOUNDARY if boundary else ()), *(_OBJECTS if objects else ()))
+    return cache_key({name: f"{scores[name]:.9f}" for name in names})
 
 
 def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:

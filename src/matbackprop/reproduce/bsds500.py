@@ -1,0 +1,234 @@
+"""BSDS500 as others report it: contour maps of its test images, scored at 99 thresholds beside published numbers.
+
+The network is trained on ``train`` and ``val`` (300 images). Every image of ``test`` becomes an ultrametric contour map
+(``ucm2``) that the benchmark's own tools can read; images with people's maps are scored. ``--images val`` trains on
+``train`` and segments ``val``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.io import savemat
+
+from matbackprop.data.bsds import BSDS, find_root
+from matbackprop.data.cache import default_cache_folder
+from matbackprop.data.label_files import index_label_files, read_label_maps
+from matbackprop.data.pictures import find_pictures, read_picture
+from matbackprop.errors import DataError
+from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
+from matbackprop.report.tables import Measured, Table
+from matbackprop.reproduce.config import Bsds500Config
+from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
+from matbackprop.reproduce.table import Device, Reproduction
+from matbackprop.reproduce.table2 import measure_digest, shared_workers, train, training_recipe
+from matbackprop.spectral import contour_map
+from matbackprop.training.ncuts import data_folder, open_images
+from matbackprop.training.ncuts_config import NCutsConfig
+from matbackprop.training.run_folder import versions
+
+__all__ = ["PUBLISHED", "Bsds500"]
+
+COLUMNS = {
+    "covering ODS": "covering_ods",
+    "covering OIS": "covering_ois",
+    "covering best": "covering_best",
+    "PRI ODS": "pri_ods",
+    "PRI OIS": "pri_ois",
+    "VI ODS": "vi_ods",
+    "VI OIS": "vi_ois",
+    "F boundary ODS": "boundary_ods",
+    "F boundary OIS": "boundary_ois",
+    "AP boundary": "boundary_ap",
+    "F objects ODS": "objects_ods",
+    "F objects OIS": "objects_ois",
+}
+"""Column of the table → name of the measure."""
+
+PUBLISHED: dict[str, tuple[str, dict[str, float]]] = {
+    "gPb-owt-ucm": (
+        "Arbelaez, Maire, Fowlkes, Malik, PAMI 2011; objects: Pont-Tuset, Marques, CVPR 2013",
+        {
+            "covering_ods": 0.59,
+            "covering_ois": 0.65,
+            "covering_best": 0.74,
+            "boundary_ods": 0.726,
+            "objects_ods": 0.348,
+            "objects_ois": 0.385,
+        },
+    ),
+    "PMI": (
+        "Isola, Zoran, Krishnan, Adelson, ECCV 2014",
+        {"covering_ods": 0.61, "covering_ois": 0.66, "covering_best": 0.76},
+    ),
+    "MCG": (
+        "Pont-Tuset, Arbelaez, Barron, Marques, Malik, PAMI 2017",
+        {"covering_ods": 0.61, "covering_ois": 0.66, "boundary_ods": 0.747, "objects_ods": 0.380},
+    ),
+    "Hierarchical merge tree": (
+        "Liu, Seyedhosseini, Tasdizen, TIP 2016",
+        {"covering_ods": 0.63, "covering_ois": 0.68},
+    ),
+    "LEP": ("Zhao, BMVC 2015", {"objects_ods": 0.417}),
+    "COB": (
+        "Maninis, Pont-Tuset, Arbelaez, Van Gool, PAMI 2018",
+        {"boundary_ods": 0.795, "objects_ods": 0.419},
+    ),
+}
+"""Published results on the 200 test images: method → (source, measures)."""
+
+
+class Bsds500(Reproduction):
+    """The table of BSDS500; see the module."""
+
+    rows: ClassVar[dict[str, str]] = {
+        "hypercolumns": "Hypercolumns, merging (VGG-16, frozen)",
+        "hypercolumns-tuned": "Hypercolumns, merging (VGG-16, tuned)",
+    }
+    parts: ClassVar[dict[str, tuple[str, ...]]] = {"all": ("seed",), "train": ("seed",)}
+
+    def __init__(self, config: Bsds500Config) -> None:
+        super().__init__(config)
+        self.config = config
+
+    # ---------------------------------------------------------------------------------------------------------- runs
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The parts of BSDS500 that are trained on."""
+        return ("train", "val") if self.config.images == "test" else ("train",)
+
+    def prepare(self) -> None:
+        """Decode the training images and find their superpixels."""
+        open_images(self._recipe(Job("hypercolumns", "seed"), self.device).data, "train")
+
+    def jobs(self, part: str) -> Iterable[Job]:
+        """One run for each row and seed."""
+        return [Job(key, part, seed) for seed in self.config.seeds for key in self.chosen] if part == "seed" else []
+
+    def _recipe(self, job: Job, device: Device) -> NCutsConfig:
+        recipe = training_recipe(self.config, job.key, device, seed=job.number, split="final")
+        cache = self.config.data.cache or default_cache_folder()
+        recipe.data.root = join_splits(data_folder(self.config.data), self.splits, cache)
+        recipe.data.made = 0
+        return recipe
+
+    def provenance(self, job: Job, device: Device) -> dict[str, Any]:
+        """Configuration, images, starting weights, device and measure of a run."""
+        recipe, boundary = self._recipe(job, device), self.config.boundary
+        root = data_folder(self.config.data)
+        return {
+            "configuration": {"training": settings(recipe), "splits": self.splits, "images": self.config.images},
+            "data": data_digest(root, tuple(sorted({*self.splits, self.config.images}))),
+            "weights": weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights),
+            "device": device,
+            "measure": {"boundary": boundary, "digest": measure_digest(boundary, objects=True)},
+        }
+
+    def run(self, job: Job) -> str:
+        """Train, write the contour map of every image, and score those that people have segmented."""
+        root = find_root(data_folder(self.config.data))
+        images = find_pictures([root / "images" / self.config.images])[: self.config.data.limit]
+        truth_folder = root / "groundTruth" / self.config.images
+        truth = index_label_files(truth_folder, names=[p.stem for p in images]) if truth_folder.is_dir() else {}
+        place = self.place(job)
+        model, seconds = train(self._recipe(job, self.device), place, trained_on="+".join(self.splits))
+        model = model.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        folder = place / "ucm2"
+        folder.mkdir(exist_ok=True)
+        for path in images:
+            pixels = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
+            merging = model.merge(pixels.to(self.device))
+            drawn = contour_map(merging.superpixels, merging.hierarchy)
+            savemat(folder / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
+        tasks = [(folder / f"{path.stem}.mat", truth[path.stem]) for path in images if path.stem in truth]
+        scores = list(shared_workers(self.config).map(partial(_score, boundary=self.config.boundary), tasks))
+        result: dict[str, Any] = {
+            "images": len(images),
+            "scored": len(scores),
+            "scores": summarize(scores) if scores else {},
+            "per_image": {s.id: {k: v for k, v in s.row().items() if k != "id"} for s in scores},
+            "training_seconds": seconds,
+            "versions": versions(),
+        }
+        self.keep(job, result)
+        if not scores:
+            return f"{len(images)} contour maps in {folder}; there are no human maps to score them by"
+        return f"covering ODS {result['scores']['covering_ods']:.4f} on {len(scores)} of {len(images)} images"
+
+    # ------------------------------------------------------------------------------------------------------- summary
+
+    def summarize(self) -> dict[str, Any]:
+        """Write the scores beside published ones."""
+        table: dict[str, Any] = {"images": self.config.images, "published": PUBLISHED, "rows": {}}
+        body: list[list[Any]] = [
+            [name, *(measures.get(n) for n in COLUMNS.values()), source]
+            for name, (source, measures) in PUBLISHED.items()
+        ]
+        scored = set()
+        for key, title in self.chosen.items():
+            device, results = self.finished([Job(key, "seed", seed) for seed in self.config.seeds])
+            each = [result["scores"] for result in results.values() if result["scores"]]
+            if not results:
+                continue
+            scored |= {(result["scored"], result["images"]) for result in results.values()}
+            table["rows"][key] = {
+                "title": title,
+                "device": device,
+                "seeds": [job.number for job in results],
+                "fingerprints": [fingerprint(result["provenance"]) for result in results.values()],
+                "scores": {n: [scores[n] for scores in each] for n in (each[0] if each else {})},
+            }
+            cells = [Measured.of([s[n] for s in each]) if each and n in each[0] else None for n in COLUMNS.values()]
+            body.append([title, *cells, "this program"])
+        if not table["rows"]:
+            raise DataError(f"no finished run was found in {self.store.folder}; train first.")
+        counts = ", ".join(f"{number} of {total}" for number, total in sorted(scored))
+        note = (
+            "99 thresholds of a contour map per image, mean ± deviation over seeds. Trained on "
+            f"{' and '.join(self.splits)}; {counts} images of {self.config.images} have human maps and were scored. "
+            "Published numbers are for the 200 images of test after training on train and val."
+        )
+        columns, formats = ["method", *COLUMNS, "source"], dict.fromkeys(COLUMNS, ".3f")
+        self.write_table(table, Table(columns, body, title="BSDS500", note=note, formats=formats))
+        return table
+
+
+def join_splits(root: Path, splits: tuple[str, ...], cache: Path) -> Path:
+    """A folder in BSDS500's layout whose ``train`` holds the images and human maps of several splits.
+
+    Args:
+        root: the data set.
+        splits: one is taken as it is, if it is ``train``.
+        cache: where copies of several are kept, made on the first call.
+    """
+    if splits == ("train",):
+        return root
+    folder = cache / f"bsds-{'-'.join(splits)}-{data_digest(root, splits)}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            for kind in ("images", "groundTruth"):
+                (Path(scratch) / "all" / kind / "train").mkdir(parents=True)
+            for data in (BSDS(root, split) for split in splits):
+                for image, *maps in map(data.files, data.ids):
+                    shutil.copy(image, Path(scratch) / "all" / "images" / "train")
+                    for path in maps:
+                        shutil.copy(path, Path(scratch) / "all" / "groundTruth" / "train")
+            with contextlib.suppress(OSError):  # another process was first
+                (Path(scratch) / "all").rename(folder)
+    return folder
+
+
+def _score(task: tuple[Path, list[Path]], boundary: bool) -> ImageScores:
+    contours, truth = task
+    people = [np.asarray(labels) for path in truth for labels in read_label_maps(path)]
+    return score_image(contours.stem, read_label_maps(contours), people, boundary=boundary, objects=True)
