@@ -23,7 +23,7 @@ NAMES = ["a", "b", "c"]
 def model():
     torch.manual_seed(0)
     found = RegionClassifier(
-        3, head="o2p", canvas=227, tap="relu5", reduce=4, support="mask", names=NAMES, background="mask"
+        3, head="o2p", canvas=227, taps=("relu5",), reduce=4, support="mask", names=NAMES, background="mask"
     )
     torch.nn.init.normal_(found.classifier.weight)
     return found.eval()

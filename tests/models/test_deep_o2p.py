@@ -84,10 +84,10 @@ def test_nothing_outside_the_mask_matters():
 @pytest.mark.parametrize("standardize", ["scalar", "entry"])
 def test_calibration_standardises_what_it_saw_and_happens_once(standardize):
     torch.manual_seed(0)
-    model = RegionClassifier(3, head="o2p", canvas=67, tap="relu5", reduce=4, standardize=standardize)
+    model = RegionClassifier(3, head="o2p", canvas=67, taps=("relu5",), reduce=4, standardize=standardize)
     batches = [(torch.randn(6, 3, 67, 67), None) for _ in range(2)]
     model.calibrate(batches)
-    pooling = model.pooling
+    pooling = model.poolings()["relu5"]
     vectors = torch.cat([pooling(model.maps(image)["relu5"]) for image, _ in batches]).detach()
     assert vectors.mean().item() == pytest.approx(0, abs=1e-4)
     assert vectors.square().mean().item() == pytest.approx(1, abs=1e-3)
@@ -115,7 +115,7 @@ def test_a_projection_starts_on_the_principal_directions():
 
 def test_several_maps_are_pooled_side_by_side():
     torch.manual_seed(0)
-    model = small("o2p", further_taps=("relu2", "relu3"), further_width=3)
+    model = small("o2p", taps=("relu5", "relu2", "relu3"), reduce_rest=3)
     image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
     model.calibrate([(image, mask)])
     assert all(pooling.calibrated for pooling in model.poolings().values())
@@ -128,24 +128,24 @@ def test_several_maps_are_pooled_side_by_side():
         for info in [model.backbone.info(tap)]
     ]
     torch.testing.assert_close(model(image, mask), model.classifier(torch.cat(parts, 1)))
-    narrow = RegionClassifier(2, head="o2p", canvas=67, reduce=4, further_taps=("relu1",), further_width=96)
-    assert narrow.further["relu1"].reduce is None  # 64 channels are fewer than 96
+    narrow = RegionClassifier(2, head="o2p", canvas=67, reduce=4, taps=("pool5", "relu1"))
+    assert narrow.poolings()["relu1"].reduce is None  # 64 channels are fewer than 96
 
 
 HEADS = ["fc", "o2p", "o2p_fc", "both"]
 
 
 def small(head, **more):
-    pooling = {} if head == "fc" else {"reduce": 6, "tap": "relu5", "support": "mask", "function": "sqrt"}
+    pooling = {} if head == "fc" else {"reduce": 6, "taps": ("relu5",), "support": "mask", "function": "sqrt"}
     return RegionClassifier(4, head=head, canvas=67, hidden=16, names=list("abcd"), **(pooling | more))
 
 
-@pytest.mark.parametrize("more", [{}, {"further_taps": ("relu2", "relu4"), "further_width": 4}])
+@pytest.mark.parametrize("more", [{}, {"taps": ("relu5", "relu2", "relu4"), "reduce_rest": 4}])
 @pytest.mark.parametrize("head", HEADS)
 def test_every_parameter_of_every_head_learns(head, more):
     torch.manual_seed(0)
     if head == "fc" and more:
-        with pytest.raises(ConfigurationError, match="does not pool and takes no further_taps"):
+        with pytest.raises(ConfigurationError, match="does not pool and takes no taps"):
             small(head, **more)
         return
     model = small(head, **more)
@@ -174,7 +174,7 @@ def test_alexnets_head_has_alexnets_topology():
 @pytest.mark.parametrize("head", HEADS)
 def test_a_saved_model_gives_the_same_scores(head, tmp_path):
     torch.manual_seed(0)
-    model = small(head, **({} if head == "fc" else {"further_taps": ("relu3",), "further_width": 5})).eval()
+    model = small(head, **({} if head == "fc" else {"taps": ("relu5", "relu3"), "reduce_rest": 5})).eval()
     image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
     model.calibrate([(image, mask)])
     model.save_pretrained(tmp_path / "model")
@@ -195,16 +195,16 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
     "arguments, message",
     [
         ({"head": "tail"}, "unknown head 'tail'"),
-        ({"head": "o2p", "tap": "relu9"}, "unknown feature map 'relu9'"),
-        ({"head": "o2p", "further_taps": ("relu3", "relu8")}, "unknown feature map 'relu8'"),
-        ({"head": "o2p", "tap": "relu3", "further_taps": ("relu3",)}, "each map is pooled once, got relu3, relu3"),
+        ({"head": "o2p", "taps": ("relu9",)}, "unknown feature map 'relu9'"),
+        ({"head": "o2p", "taps": ("relu3", "relu8")}, "unknown feature map 'relu8'"),
+        ({"head": "o2p", "taps": ("relu3", "relu3")}, "each map is pooled once, got relu3, relu3"),
         ({"head": "o2p", "reduce": 257}, "a map of 256 channels can be reduced to 1 to 256, got 257"),
         ({"head": "o2p", "function": "sin"}, "unknown function 'sin'"),
         ({"head": "o2p", "support": "half"}, "unknown support"),
         ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
         ({"head": "o2p", "hidden": 1 << 40}, "hidden must be a whole number from 1 to 65536"),
         ({"head": "o2p", "bias": True}, "RegionModelConfig has no field 'bias'"),
-        ({"head": "o2p", "tap": "relu1+relu2"}, "have equally many channels"),
+        ({"head": "o2p", "taps": ("relu1+relu2",)}, "have equally many channels"),
         ({"head": "fc", "names": ["a"]}, "1 names were given for 3 classes"),
     ],
 )
@@ -269,7 +269,8 @@ def test_descriptors_that_were_computed_before_are_classified_alike():
     model, image, mask = sift_o2p().eval(), normalize(picture()), torch.ones(2, 64, 64)
     vectors = 3 + 2 * torch.randn(50, 8256)
     model.calibrate_described(vectors)
-    standard = (vectors - model.pooling.mean) / model.pooling.deviation
+    (pooling,) = model.poolings().values()
+    standard = (vectors - pooling.mean) / pooling.deviation
     assert standard.mean(0).abs().max() < 1e-4
     assert standard.square().mean().item() == pytest.approx(1, abs=1e-3)
     torch.testing.assert_close(model(image, mask), model.classify(model.describe(image, mask)))

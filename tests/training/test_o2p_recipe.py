@@ -71,7 +71,7 @@ def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
     names = {name for line in run.read_metrics() for name in line}
     assert {"train/loss", "val/error_large", "layer/rank", "layer/eigen_max", "layer/gradient_norm"} <= names
     model = RegionClassifier.from_pretrained(run.path / "model")
-    assert model.names == validation.classes and bool(model.pooling.calibrated)
+    assert model.names == validation.classes and all(bool(p.calibrated) for p in model.poolings().values())
     assert (run.path / "figures" / "confusion.png").is_file()
 
 
@@ -211,7 +211,7 @@ def test_presets_build_on_any_data(config, preset):
     open_regions(data)  # made here, where numbers are real
     with torch.device("meta"):
         module, _ = build(merge(dataclasses.replace(big, data=data), {"model.weights": "none"}))
-    assert module.model.pooling.width == 256
+    assert module.model.poolings()["pool5"].width == 256
 
 
 def test_the_configuration_presents_regions_as_they_are_cropped_by_default():

@@ -68,12 +68,9 @@ class RegionModelConfig:
     """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2 or sift."""
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
-    tap: str = "pool5"
-    """Map that is pooled: pool5 (6×6) or relu5 (13×13) in AlexNet."""
-    further_taps: tuple[str, ...] = ()
-    """Maps that are pooled besides, such as relu2 relu3 relu4; their descriptors are put beside the first."""
-    further_width: int = 96
-    """Channels that those are projected to, if they have more."""
+    taps: tuple[str, ...] = ()
+    """Maps that are pooled, such as pool5 (6×6) or relu5 (13×13) in AlexNet; their descriptors are put side by side. By
+    default the backbone's last."""
     hidden: int = 4096
     """Width of the fully connected layers."""
     dropout: float = 0.5
@@ -95,7 +92,9 @@ class RegionModelConfig:
     feature_scale: float = 0.01
     """Factor on the features before pooling."""
     reduce: int | None = None
-    """Channels that the map is projected to before pooling."""
+    """Channels that the first map is projected to before pooling."""
+    reduce_rest: int = 96
+    """Channels that the other maps are projected to, if they have more."""
     support: Support = "all"
     """Pool over all cells, inside the mask, or both."""
     center: bool = False
@@ -113,10 +112,10 @@ class RegionModelConfig:
     def __post_init__(self) -> None:
         _choose(self, head=Literal["fc", "o2p", "o2p_fc", "both", "sift"], function=Function, support=Support)
         _choose(self, standardize=Standardize, precision=Literal["float64", "float32"])
-        _whole(self, "further_width", "hidden", "reduce")
+        _whole(self, "hidden", "reduce", "reduce_rest")
         if self.learn_power and self.function != "power":
             raise ConfigurationError(f"learn_power needs function='power', got {self.function!r}.")
-        self.further_taps = tuple(self.further_taps)
+        self.taps = tuple(self.taps)
 
 
 @dataclass

@@ -8,7 +8,7 @@
 ==========  ==================================================================================================
 
 Several maps may be pooled; their triangles are put side by side. Maps of equally many channels, such as the scales of
-dense SIFT, may also be pooled together: ``tap="bins4+bins6+bins8"`` means the cells of all three.
+dense SIFT, may also be pooled together: the tap ``"bins4+bins6+bins8"`` means the cells of all three.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _sift_o2p(config: RegionModelConfig, canvas: int) -> RegionModelConfig:
     sift = build_backbone("sift")
     sides = [(canvas - sift.info(tap).reach) // sift.info(tap).stride + 1 for tap in sift.taps]
     scale = sum(max(side, 1) ** 2 for side in sides) ** -0.5
-    return replace(config, head="o2p", backbone="sift", tap="+".join(sift.taps), feature_scale=scale)
+    return replace(config, head="o2p", backbone="sift", taps=("+".join(sift.taps),), feature_scale=scale)
 
 
 class RegionClassifier(PretrainedMixin, nn.Module):
@@ -245,29 +245,26 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         if config.head == "sift":
             config = _sift_o2p(config, canvas)
         self.config = config
-        pooled = () if config.head == "fc" else (config.tap, *config.further_taps)
-        if len(set(pooled)) < len(pooled):
-            raise ConfigurationError(f"each map is pooled once, got {', '.join(pooled)}.")
-        if config.head == "fc" and config.further_taps:
-            raise ConfigurationError("head 'fc' does not pool and takes no further_taps.")
         self.backbone = build_backbone(config.backbone)
         self.last = self.backbone.taps[-1]
         """The map that fully connected layers see."""
-        self._wanted = [part for tap in pooled for part in tap.split("+")]
+        self.taps = () if config.head == "fc" else config.taps or (self.last,)
+        """The maps that are pooled."""
+        if len(set(self.taps)) < len(self.taps):
+            raise ConfigurationError(f"each map is pooled once, got {', '.join(self.taps)}.")
+        if config.head == "fc" and config.taps:
+            raise ConfigurationError("head 'fc' does not pool and takes no taps.")
+        self._wanted = [part for tap in self.taps for part in tap.split("+")]
         self._wanted += [self.last] if config.head in ("fc", "both") and self.last not in self._wanted else []
         self.backbone.cut(self._wanted)
-        self.pooling: SecondOrderVector | None = None
-        self.further = nn.ModuleDict()
+        self.pooled = nn.ModuleList()
         self.first: nn.Module | None = None
         self.vector_dropout = nn.Dropout(config.vector_dropout)
-        width = 0
-        if pooled:
-            self.pooling = SecondOrderVector(self._channels(config.tap), config)
-            for other in config.further_taps:
-                channels = self._channels(other)
-                reduced = config.further_width if config.further_width < channels else None
-                self.further[other] = SecondOrderVector(channels, config, reduce=reduced)
-            width = sum(one.out_features for one in self.poolings().values())
+        for number, tap in enumerate(self.taps):
+            channels = self._channels(tap)
+            rest = config.reduce_rest if config.reduce_rest < channels else None
+            self.pooled.append(SecondOrderVector(channels, config, reduce=config.reduce if number == 0 else rest))
+        width = sum(one.out_features for one in self.poolings().values())
         if config.head != "o2p":
             inputs = width
             if config.head != "o2p_fc":
@@ -297,8 +294,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     def poolings(self) -> dict[str, SecondOrderVector]:
         """The second-order layers, by the name of the map that each pools."""
-        found = {} if self.pooling is None else {self.config.tap: self.pooling}
-        return found | {tap: one for tap, one in self.further.items() if isinstance(one, SecondOrderVector)}
+        layers = [one for one in self.pooled if isinstance(one, SecondOrderVector)]
+        return dict(zip(self.taps, layers, strict=True))
 
     def maps(self, image: Tensor) -> dict[str, Tensor]:
         """The maps (b, c, h, w) of the backbone that are used."""

@@ -289,7 +289,7 @@ class RegionModule(System):
     @contextlib.contextmanager
     def _watch(self) -> Iterator[None]:
         """Record rank, spectrum and gradient of the structured layer in the forward pass inside."""
-        pooling = self.model.pooling
+        pooling = next(iter(self.model.poolings().values()), None)
         if pooling is None:
             yield
             return
@@ -315,10 +315,10 @@ class RegionModule(System):
     @torch.no_grad()
     def diagnose(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         """Spectrum and size of what the structured layer sees in a batch."""
-        pooling = self.model.pooling
-        if pooling is None or "image" not in batch:
+        if not self.model.taps or "image" not in batch:
             return {"head": self.config.model.head, "structured_layer": None}
-        features, _ = self.model.cells(self.model.maps(batch["image"]), None, self.model.config.tap)
+        tap, pooling = next(iter(self.model.poolings().items()))
+        features, _ = self.model.cells(self.model.maps(batch["image"]), None, tap)
         finite = torch.isfinite(features.flatten(1)).all(-1)
         spectrum = _spectrum(pooling, features[finite][:32]) if bool(finite.any()) else features.new_zeros(0, 1)
         return {

@@ -104,7 +104,7 @@ PRESETS = {
         ),
         data=RegionDataConfig(made=96, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
         model=RegionModelConfig(
-            head="o2p_fc", weights="none", tap="relu5", reduce=32, hidden=64, dropout=0.2, feature_scale=1.0
+            head="o2p_fc", weights="none", taps=("relu5",), reduce=32, hidden=64, dropout=0.2, feature_scale=1.0
         ),
         optimizer=OptimizerConfig(rate=0.005, backbone_factor=1.0),
     ),
@@ -124,7 +124,12 @@ PRESETS = {
     "lite2": O2PConfig(
         engine=_ENGINE,
         model=RegionModelConfig(
-            head="o2p", backbone="efficientnet-lite2", tap="stage7", reduce=128, feature_scale=0.1, vector_dropout=0.5
+            head="o2p",
+            backbone="efficientnet-lite2",
+            taps=("stage7",),
+            reduce=128,
+            feature_scale=0.1,
+            vector_dropout=0.5,
         ),
         optimizer=OptimizerConfig(rate=0.01),
     ),
@@ -134,7 +139,7 @@ PRESETS = {
         model=RegionModelConfig(
             head="both",
             reduce=96,
-            further_taps=("relu2", "relu3", "relu4"),
+            taps=("pool5", "relu2", "relu3", "relu4"),
             vector_scale=0.3,
             vector_dropout=0.8,
         ),

@@ -21,7 +21,7 @@ LUMA = (0.299, 0.587, 0.114)
 class DenseSIFT(Backbone):
     """Dense SIFT of the grey image, one map per scale: ``bins4``, ``bins6`` and ``bins8``.
 
-    A descriptor has 8 angles in 4×4 cells of 4, 6 or 8 pixels. Pooled together (``tap="bins4+bins6+bins8"``) inside
+    A descriptor has 8 angles in 4×4 cells of 4, 6 or 8 pixels. Pooled together (the tap ``"bins4+bins6+bins8"``) inside
     the region they are SIFT-O2P.
 
     Reference:
