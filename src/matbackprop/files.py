@@ -81,7 +81,7 @@ def check_removable(folder: str | Path, mark: str, written: Iterable[str]) -> li
             f"{folder} is not removed: it has no {mark}, so matbackprop did not write it. Remove it yourself if "
             "nothing in it is needed, or name another folder."
         )
-    found: list[Path] = []
+    content: list[Path] = []
     for parent, folders, files in os.walk(folder, topdown=False, onerror=_raise):
         for name in files:
             path = Path(parent, name)
@@ -89,12 +89,12 @@ def check_removable(folder: str | Path, mark: str, written: Iterable[str]) -> li
             if path.is_symlink() or not any(_fits(inside, pattern) for pattern in written):
                 raise _foreign(folder, path)
             if inside != mark:
-                found.append(path)
+                content.append(path)
         for name in folders:
             if (path := Path(parent, name)).is_symlink():
                 raise _foreign(folder, path)
-            found.append(path)
-    return [*found, folder / mark]
+            content.append(path)
+    return [*content, folder / mark]
 
 
 def remove_written(folder: str | Path, mark: str, written: Iterable[str], *, keep: Iterable[str] = ()) -> None:
@@ -110,8 +110,8 @@ def remove_written(folder: str | Path, mark: str, written: Iterable[str], *, kee
         ConfigurationError: the mark is missing, or there is a link or a file that fits no pattern.
     """
     folder, kept = Path(folder), {Path(folder, name) for name in keep}
-    *found, last = check_removable(folder, mark, written)
-    for path in found:
+    *content, last = check_removable(folder, mark, written)
+    for path in content:
         if path.is_dir():
             path.rmdir()  # only if it is empty: what came in meanwhile is not ours either
         elif path not in kept:

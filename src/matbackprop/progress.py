@@ -27,10 +27,11 @@ class Progress:
         what: the work, such as ``"Preparing images"``.
         total: number of parts.
         done: parts that were done before, which say nothing about the speed.
+        quiet: say nothing at all.
     """
 
-    def __init__(self, what: str, total: int, done: int = 0) -> None:
-        self.what, self.total, self.done = what, total, done
+    def __init__(self, what: str, total: int, done: int = 0, quiet: bool = False) -> None:
+        self.what, self.total, self.done, self.quiet = what, total, done, quiet
         self._before, self._started = done, time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._said = self._started
@@ -40,7 +41,7 @@ class Progress:
         """Count parts that are done; ``note`` is added to the next line."""
         self.done += parts
         now = time.monotonic()
-        if now - self._said < (0.5 if self._terminal else EVERY):
+        if self.quiet or now - self._said < (0.5 if self._terminal else EVERY):
             return
         self._said = now
         line = self.line(now) + (f", {note}" if note else "")

@@ -1,4 +1,4 @@
-"""A run that stops and goes on ends with the same bits as one that does not stop."""
+"""A run that stops and is resumed ends with the same bits as one that does not stop."""
 
 import pickle
 
@@ -85,6 +85,14 @@ def test_a_complete_run_is_left_as_it_is(tmp_path):
     _same(module.state_dict(), module2.state_dict())
     assert again.read_summary()["best"] == summary["best"]
     assert again.read_summary()["steps"] == summary["steps"] == 18
+
+
+def test_a_longer_run_continues_its_schedule_to_the_new_end(tmp_path):
+    train(tiny_config(tmp_path / "run", max_epochs=1))
+    longer, _ = train(tiny_config(tmp_path / "run", max_epochs=3, resume=True))
+    whole, _ = train(tiny_config(tmp_path / "whole", max_epochs=3))
+    rates = [[m["train/learning_rate"] for m in run.read_metrics() if "train/loss" in m] for run in (longer, whole)]
+    assert len(rates[0]) == 18 and rates[0][7:] == pytest.approx(rates[1][7:])
 
 
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(tmp_path):

@@ -69,8 +69,8 @@ def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
         f"{summary[0].upper()}{summary[1:]}. Any field can be given here, or in a TOML or JSON file with "
         "--config. Options of the engine may be written without their prefix: --resume for --engine.resume."
     )
-    found = parse_with_tyro(kind, [_with_prefix(word) for word in arguments], prog, description)
-    return _Chosen(recipe, found.preset, found.recipe)
+    parsed = parse_with_tyro(kind, [_with_prefix(word) for word in arguments], prog, description)
+    return _Chosen(recipe, parsed.preset, parsed.recipe)
 
 
 def _with_prefix(word: str) -> str:

@@ -169,11 +169,11 @@ class Recipe(Generic[T]):
         return from_json(self.config_class, to_json(self.presets[name]))
 
 
-def later(module: str, name: str) -> Callable[..., Any]:
+def lazily(module: str, name: str) -> Callable[..., Any]:
     """A function that is imported when it is called, so that a recipe can be described without what it runs.
 
     Example:
-        >>> later("math", "hypot")(3.0, 4.0)
+        >>> lazily("math", "hypot")(3.0, 4.0)
         5.0
     """
 
@@ -275,10 +275,10 @@ def differences(one: Any, two: Any, prefix: str = "") -> dict[str, tuple[Any, An
         {'a.b': (1, 3)}
     """
     if isinstance(one, dict) and isinstance(two, dict):
-        found: dict[str, tuple[Any, Any]] = {}
+        differing: dict[str, tuple[Any, Any]] = {}
         for key in [*one, *(k for k in two if k not in one)]:
-            found |= differences(one.get(key), two.get(key), f"{prefix}{key}.")
-        return found
+            differing |= differences(one.get(key), two.get(key), f"{prefix}{key}.")
+        return differing
     return {} if one == two else {prefix.rstrip("."): (one, two)}
 
 

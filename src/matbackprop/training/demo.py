@@ -411,8 +411,8 @@ class _CutsModule(_Narrated):
         """Label maps of one image (3, h, w), one for each K."""
         space = NCutSpace() if self.objective == "j2" else SoftSpace()
         size = (image.shape[-2], image.shape[-1])
-        found = segment_features(self.maps(image.unsqueeze(0))[0], _KS, size=size, space=space)
-        return list(found.labels.numpy())
+        segmented = segment_features(self.maps(image.unsqueeze(0))[0], _KS, size=size, space=space)
+        return list(segmented.labels.numpy())
 
 
 def _segment_all(module: _CutsModule, data: _CutsData) -> tuple[list[list[np.ndarray]], list[float]]:
@@ -529,7 +529,7 @@ def _write_page(
         cuts.figure_path("segmentations"),
         f"Validation images, the best of K = {', '.join(map(str, _KS))}, with random and with trained features",
     )
-    page.section("Where to go on")
+    page.section("What to try next")
     page.table(
         Table(
             ["command", "what it does"],

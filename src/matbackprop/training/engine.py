@@ -192,6 +192,7 @@ class _Training:
         self.validation: dict[str, float] = {}
         self._best: dict[str, Any] | None = None  # kept in memory until the next checkpoint is written
         self._warned = False
+        self._note = ""
 
         seed_all(engine.seed)
         system.processes = fabric.world_size
@@ -224,14 +225,13 @@ class _Training:
 
         self.guard = Guard(run, engine, system, self.optimizer, fabric.global_rank, self.scaler.is_enabled())
         self.metrics = MetricsWriter(run, self.step, self.batch == 0, engine.tensorboard) if self.first else None
-        self.profile: StepProfile | None = None
-        if engine.profile and self.first:
-            self.profile = StepProfile(system, run.profile_path, self.steps, engine.profile_steps)
+        measured = engine.profile_steps if engine.profile and self.first else 0
+        self.profile = StepProfile(system, run.profile_path, self.steps, measured)
+        self.progress = Progress("Training", self.steps, self.step, quiet=not (self.first and engine.progress))
 
     def run(self) -> None:
         """Train to the end."""
         engine, started = self.engine, time.perf_counter()
-        self.progress = Progress("Training", self.steps, self.step) if self.first and engine.progress else None
         with StopOnSignal() as self.signals:
             try:
                 while self.epoch < engine.max_epochs:
@@ -245,12 +245,10 @@ class _Training:
                     if not last:
                         self._stop_if_asked(agree=True)
             finally:
-                if self.progress is not None:
-                    self.progress.close()
+                self.progress.close()
                 if self.metrics is not None:
                     self.metrics.close()
-            if self.profile is not None:
-                self.profile.finish()
+            self.profile.finish()
             if self.first:
                 self.run_folder.write_summary(self._summary(time.perf_counter() - started))
                 log.info("Done after %d steps: %s", self.step, self.run_folder.path)
@@ -259,13 +257,11 @@ class _Training:
 
     def _train_epoch(self) -> None:
         """Train on the batches of the epoch that are not done yet."""
-        engine, system = self.engine, self.system
-        mark: Callable[[str], None] = self.profile.mark if self.profile is not None else lambda part: None
+        engine, system, mark = self.engine, self.system, self.profile.mark
         self._timer = self.step, time.perf_counter()
         system.train()
         system.step = self.step
-        if self.profile is not None:
-            self.profile.begin()
+        self.profile.begin()
         for index, batch in enumerate(self.train_loader.read(self.epoch, self.batch), self.batch):
             batch = _on_device(batch, self.data, engine, self.device, training=True)
             self.guard.batch(self.epoch, index, batch)
@@ -305,17 +301,14 @@ class _Training:
                 self._write_metrics(rate)
             system.step = self.step
             if whole:
-                if self.progress is not None:
-                    self.progress.advance(note=f"epoch {self.epoch + 1} of {engine.max_epochs}{self._said_loss}")
-                if self.profile is not None:
-                    self.profile.end()
+                self.progress.advance(note=f"epoch {self.epoch + 1} of {engine.max_epochs}{self._note}")
+                self.profile.end()
                 self._stop_if_asked()
                 every = engine.checkpoint_every_steps
                 due = every and self.step % every == 0 and self.step != self._saved_step
                 if due and not last and self._may_save():
                     self._save()
-                if self.profile is not None:
-                    self.profile.begin()
+                self.profile.begin()
 
     def _validate_epoch(self) -> None:
         """Validate after every so many epochs, and keep the weights in memory if they are the best so far."""
@@ -354,12 +347,10 @@ class _Training:
 
     # ------------------------------------------------------------------------------------------- metrics and signals
 
-    _said_loss = ""
-
     def _write_metrics(self, rate: float) -> None:
         """Read the means and write a line; all processes call it together."""
         numbers = self.system.means.flush(self.device if self.fabric.world_size > 1 else None)
-        self._said_loss = f", loss {numbers['train/loss']:.4g}"
+        self._note = f", loss {numbers['train/loss']:.4g}"
         then, at = self._timer
         self._timer = self.step, time.perf_counter()
         if self.step > then:
@@ -398,7 +389,7 @@ class _Training:
         }
         if self.best_score is not None:
             summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
-        if self.profile is not None and self.profile.result is not None:
+        if self.profile.result is not None:
             summary["step_milliseconds"] = self.profile.result["total_milliseconds"]
         return summary
 
@@ -426,6 +417,7 @@ class _Training:
             "epoch": self.epoch,
             "batch": self.batch,
             "global_step": self.step,
+            "steps": self.steps,
             "best_score": self.best_score,
             "best_step": self.best_step,
             "processes": gather_objects(own),
@@ -435,6 +427,7 @@ class _Training:
             if self._best is not None:
                 save_checkpoint(self._best, folder / "best.ckpt")
             save_checkpoint(state, folder / "last.ckpt", keep=folder / "previous.ckpt")
+        self.fabric.barrier()  # a process that ends now would take the others with it
         self._best = None
         self._saved_step, self._saved_epoch, self._saved_time = self.step, self.epoch, time.monotonic()
 
@@ -445,7 +438,10 @@ class _Training:
             saved |= {name: live[name] for name in ("fused", "foreach") if name in live}
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
+            # A training of another length has another schedule, which continues from the same step.
+            same = state["steps"] == self.steps
+            position = ("last_epoch", "_step_count", "_last_lr")
+            self.schedule.load_state_dict({k: v for k, v in state["schedule"].items() if same or k in position})
         self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["global_step"]
         self.best_score, self.best_step = state["best_score"], state["best_step"]
@@ -550,7 +546,6 @@ def _open_run(config: Any, name: str) -> Iterator[RunFolder]:
     with warnings.catch_warnings():
         for message in (".*isinstance\\(treespec, LeafSpec\\).*", ".*srun.*", ".*Grad strides do not match.*"):
             warnings.filterwarnings("ignore", message=message)
-        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
         if not is_first_process():
             yield run
             return

@@ -137,7 +137,10 @@ class Guard:
     # ---------------------------------------------------------------------------------------------------------- report
 
     def _stop(self, unchanged: bool) -> None:
-        raise self._report(int(self._good_steps) * self.config.accumulate, unchanged)
+        error = self._report(int(self._good_steps) * self.config.accumulate, unchanged)
+        if self.system.processes > 1:  # a process that ends now would take the others with it
+            torch.distributed.barrier()
+        raise error
 
     def refused(self, error: Exception) -> NonFiniteError:
         """Return what to stop with where a layer that looks at its input refused the last batch."""

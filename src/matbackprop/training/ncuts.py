@@ -225,9 +225,9 @@ class NCutsData(Data):
     def score(self, model: DeepNCuts, count: int) -> dict[str, float]:
         """Named scores of the clusterings of the first ``count`` validation images."""
         images = self.validation.subset(range(min(count, len(self.validation))))
-        found = {name: list(maps) for name, maps in segment_images(model, images).labels.items()}
+        segmentations = {name: list(maps) for name, maps in segment_images(model, images).labels.items()}
         truth = BSDS(data_folder(self.config), "train", ids=images.ids)
-        return evaluate_segmentations(found, {name: truth.segmentations(name) for name in images.ids})
+        return evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in images.ids})
 
     def on_device(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """Augment on the device."""
@@ -351,9 +351,9 @@ class NCutsModule(System):
         if self.config.train.rows == "superpixels":
             labels = batch["labels"]
             edges = batch["edges"] if self.config.train.boundary_weight else None
-            found = self.model.on_superpixels(image, batch["superpixels"], labels.shape[-1], edges)
-            weight = found.mass / found.mass.sum(-1, keepdim=True).clamp(min=1)
-            return found.features.float(), labels, weight, found.edges
+            rows = self.model.on_superpixels(image, batch["superpixels"], labels.shape[-1], edges)
+            weight = rows.mass / rows.mass.sum(-1, keepdim=True).clamp(min=1)
+            return rows.features.float(), labels, weight, rows.edges
         features = self.model(image).features.float()
         height, width = features.shape[1:3]
         grid = batch["grid"][..., :height, :width]

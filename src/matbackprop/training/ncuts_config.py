@@ -12,7 +12,7 @@ from typing import Literal
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.config import NCutsModelConfig
-from matbackprop.training.config import EngineConfig, Recipe, check_ranges, later
+from matbackprop.training.config import EngineConfig, Recipe, check_ranges, lazily
 
 
 @dataclass
@@ -42,7 +42,7 @@ class ImageDataConfig:
     jitter: float = 0.0
     """Largest relative change of brightness, contrast and saturation in training."""
     workers: int = 0
-    """Processes that prepare images; 0 for one a core, at most 16."""
+    """Processes that prepare images; 0 for one per core, at most 16."""
     threads: int = 2
     """Threads that read batches."""
 
@@ -73,7 +73,7 @@ class ObjectiveConfig:
     schedule: Literal["constant", "one-cycle"] = "constant"
     """Course of the learning rate."""
     graphs: bool = True
-    """Replay steps as CUDA graphs, where one GPU takes one image a step in full precision, rows are grid and the
+    """Replay steps as CUDA graphs, where one GPU takes one image per step in full precision, rows are grid and the
     objective is j2 or soft."""
     score_images: int = 0
     """Validation images that are also segmented and scored (covering, best and average) after each validation."""
@@ -101,7 +101,7 @@ class NCutsConfig:
 
 
 def paper_config(variant: str, *, epochs: int = 4) -> NCutsConfig:
-    """The paper's recipe: J2, 20 channels, one image a batch, 1e-4 and ten times that for new layers.
+    """The paper's recipe: J2, 20 channels, one image per batch, 1e-4 and ten times that for new layers.
 
     The paper does not name its optimiser, schedule and epochs: these were best in cross-validation on training images.
     """
@@ -167,8 +167,8 @@ RECIPE: Recipe[NCutsConfig] = Recipe(
     name="ncuts",
     config_class=NCutsConfig,
     presets=PRESETS,
-    build=later("matbackprop.training.ncuts", "build"),
-    export=later("matbackprop.training.ncuts", "export"),
-    figures=later("matbackprop.training.ncuts", "figures"),
+    build=lazily("matbackprop.training.ncuts", "build"),
+    export=lazily("matbackprop.training.ncuts", "export"),
+    figures=lazily("matbackprop.training.ncuts", "figures"),
     summary="Train DeepNCuts: features whose normalized cuts are the human segmentations.",
 )

@@ -63,7 +63,7 @@ def data_folder(config: RegionDataConfig) -> Path:
 def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
     """Training and validation regions, cropped and cached on the first call."""
     root = data_folder(config)
-    found = [
+    train, validation = (
         cache_regions(
             *coco_files(root, split),
             config.cache or default_cache_folder(),
@@ -72,9 +72,9 @@ def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
             missing_images=config.missing_images,
         )
         for split in ("train", "val")
-    ]
-    check_same_categories(*found)
-    return found[0], found[1]
+    )
+    check_same_categories(train, validation)
+    return train, validation
 
 
 class VectorSource:

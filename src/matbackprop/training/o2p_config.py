@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from matbackprop.models.config import RegionModelConfig
-from matbackprop.training.config import EngineConfig, Recipe, check_ranges, later
+from matbackprop.training.config import EngineConfig, Recipe, check_ranges, lazily
 
 
 @dataclass
@@ -44,7 +44,7 @@ class RegionDataConfig:
     background: Literal["keep", "mask"] = "mask"
     """Keep the pixels around the object, or put the mean colour there."""
     sampling: Literal["natural", "balanced"] = "natural"
-    """Take each region once an epoch, or draw all classes equally often."""
+    """Take each region once per epoch, or draw all classes equally often."""
     batch_size: int = 100
     """Regions in a training batch, on each device."""
     validation_batch_size: int = 500
@@ -152,8 +152,8 @@ RECIPE: Recipe[O2PConfig] = Recipe(
     name="o2p",
     config_class=O2PConfig,
     presets=PRESETS,
-    build=later("matbackprop.training.o2p", "build"),
-    export=later("matbackprop.training.o2p", "export"),
-    figures=later("matbackprop.training.o2p", "write_figures"),
+    build=lazily("matbackprop.training.o2p", "build"),
+    export=lazily("matbackprop.training.o2p", "export"),
+    figures=lazily("matbackprop.training.o2p", "write_figures"),
     summary="classify COCO's regions with second-order pooling (DeepO2P)",
 )

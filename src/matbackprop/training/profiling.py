@@ -46,20 +46,21 @@ class StepProfile:
         system: what is trained.
         path: the JSON file of the result.
         planned: steps that the training will have.
-        steps: steps to average.
+        steps: steps to average; with 0 nothing is measured.
         skip: steps left out at first, or fewer where the training is short.
     """
 
     def __init__(self, system: nn.Module, path: Path, planned: int, steps: int = 20, skip: int = 5) -> None:
         self.path = path
         self.steps = steps
+        self.active = steps > 0
         self.skip = skip if planned >= skip + steps else min(1, planned - 1)
         self.result: dict[str, Any] | None = None
         self._device = next(system.parameters()).device
         self._seen = self._counted = 0
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._hooks = [hook for layer in structured_layers(system) for hook in self._watch(layer)]
-        self.begin()
+        layers = structured_layers(system) if self.active else []
+        self._hooks = [hook for layer in layers for hook in self._watch(layer)]
 
     def _watch(self, layer: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         started = {"forward": 0.0, "backward": 0.0}
@@ -85,21 +86,21 @@ class StepProfile:
 
     def begin(self) -> None:
         """Start a step, whose first part is reading the data; validation and checkpoints are no part of a step."""
-        if self.result is None:
+        if self.active:
             self._layer = {"forward": 0.0, "backward": 0.0}
             self._step = dict.fromkeys(PARTS, 0.0)
             self._last = self._now()
 
     def mark(self, part: str) -> None:
         """Count the time since the last mark as a part's."""
-        if self.result is None:
+        if self.active:
             now = self._now()
             self._step[part] += now - self._last
             self._last = now
 
     def end(self) -> None:
         """Count the step."""
-        if self.result is not None:
+        if not self.active:
             return
         self.mark("loop")
         self._seen += 1
@@ -112,13 +113,12 @@ class StepProfile:
                 self._seconds[part] += seconds
         if self._counted >= self.steps:
             self.finish()
-        else:
-            self.begin()
 
     def finish(self) -> None:
         """Write and print the result, if that has not been done."""
-        if self.result is not None:
+        if not self.active:
             return
+        self.active = False
         for hook in self._hooks:
             hook.remove()
         parts = {part: 1e3 * seconds / max(self._counted, 1) for part, seconds in self._seconds.items()}

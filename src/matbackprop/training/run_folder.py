@@ -2,9 +2,9 @@
 
 ======================  ================================================================================
 ``config.json``         the resolved configuration
-``versions.json``       versions, git revision, platform, command and seed, one entry a start
+``versions.json``       versions, git revision, platform, command and seed, one entry per start
 ``log.txt``             what was said
-``metrics.jsonl``       one JSON object a line: step, epoch, time and named numbers
+``metrics.jsonl``       one JSON object per line: step, epoch, time and named numbers
 ``tensorboard/``        the same as TensorBoard curves
 ``checkpoints/``        ``last.ckpt``, ``previous.ckpt``, ``best.ckpt``
 ``figures/``            pictures
@@ -60,7 +60,7 @@ _FREE_FIELDS = {
     "progress",
     "report",
 }
-"""Fields of the engine that may change when a run goes on."""
+"""Fields of the engine that may change when a run is resumed."""
 
 
 _MARK = ".matbackprop-run"
@@ -100,7 +100,7 @@ def versions() -> dict[str, Any]:
             continue
     import torch
 
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "packages": packages,
@@ -109,7 +109,7 @@ def versions() -> dict[str, Any]:
         "platform": platform.platform(),
         "command": sys.argv,
     }
-    return found | _git()
+    return entry | _git()
 
 
 def _git() -> dict[str, Any]:
@@ -142,6 +142,18 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.config_path = self.path / "config.json"
+        self.versions_path = self.path / "versions.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.summary_path = self.path / "summary.json"
+        self.log_path = self.path / "log.txt"
+        self.report_path = self.path / "report.html"
+        self.profile_path = self.path / "profile.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.figures = self.path / "figures"
+        self.predictions = self.path / "predictions"
+        self.tensorboard = self.path / "tensorboard"
+        self.nonfinite = self.path / "nonfinite"
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -155,7 +167,7 @@ class RunFolder:
 
         Args:
             config: a configuration dataclass or its JSON form; saved as ``config.json``.
-            resume: go on in a folder that is there; its configuration must be the same but for how the run is
+            resume: continue the run that is there; its configuration must be the same but for how the run is
                 carried out.
             overwrite: remove what a run wrote to a folder that is there.
             seed: noted in ``versions.json``.
@@ -215,11 +227,11 @@ class RunFolder:
     def _check_same(self, data: Any) -> None:
         prefix = "engine." if "engine" in data else ""
         free = {prefix + name for name in _FREE_FIELDS}
-        found = differences(self.read_config(), data)
-        if prefix + "max_epochs" in found:
-            before, now = found[prefix + "max_epochs"]
-            log.warning("The run goes on for %s epochs instead of %s; schedules that end with it change.", now, before)
-        changed = {k: v for k, v in found.items() if k not in free}
+        differing = differences(self.read_config(), data)
+        if prefix + "max_epochs" in differing:
+            before, now = differing[prefix + "max_epochs"]
+            log.warning("The run now has %s epochs instead of %s; schedules that end with it change.", now, before)
+        changed = {k: v for k, v in differing.items() if k not in free}
         if changed:
             lines = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, (old, new) in sorted(changed.items()))
             raise ConfigurationError(
@@ -228,54 +240,6 @@ class RunFolder:
             )
 
     # --------------------------------------------------------------------------------------------------------- places
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def versions_path(self) -> Path:
-        return self.path / "versions.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def log_path(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def report_path(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def figures(self) -> Path:
-        return self.path / "figures"
-
-    @property
-    def predictions(self) -> Path:
-        return self.path / "predictions"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def nonfinite(self) -> Path:
-        return self.path / "nonfinite"
-
-    @property
-    def profile_path(self) -> Path:
-        return self.path / "profile.json"
 
     def figure_path(self, name: str) -> Path:
         """Return where the figure ``name`` (with or without .png) belongs, its folder made."""
@@ -322,14 +286,14 @@ class RunFolder:
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text().splitlines()
-        found = []
+        metrics = []
         for number, line in enumerate(lines):
             try:
-                found.append(json.loads(line))
+                metrics.append(json.loads(line))
             except json.JSONDecodeError as error:
                 if number != len(lines) - 1:
                     raise ConfigurationError(f"{self.metrics_path}, line {number + 1} is damaged: {error}.") from error
-        return found
+        return metrics
 
     # -------------------------------------------------------------------------------------------------------- writing
 

@@ -149,9 +149,9 @@ def segment_images(
         ids = pad_stack([one.superpixels for one in here], -1).to(device)
         edges = pad_stack([one.graph.edges for one in here], -1).to(device)
         with half:
-            found = model.region_points(_to(parts, device), ids, edges)
-        points, colours = found.points.float().cpu().numpy(), found.colours.cpu().numpy()
-        boundary = None if found.strength is None else found.strength.cpu().numpy()
+            on_regions = model.region_points(_to(parts, device), ids, edges)
+        points, colours = on_regions.points.float().cpu().numpy(), on_regions.colours.cpu().numpy()
+        boundary = None if on_regions.strength is None else on_regions.strength.cpu().numpy()
         for j, (i, (superpixels, graph)) in enumerate(zip(batch, here, strict=True)):
             count = len(graph.areas)
             edge = None if boundary is None else boundary[j, : len(graph.edges)]
