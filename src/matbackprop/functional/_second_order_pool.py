@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -257,9 +257,10 @@ def second_order_pool(
     looked_at = wants_check(check, f)
     own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
     if own_kernels and not looked_at and pool_kernels.applies(f, eps, fn):
-        shift = parameter_tensor(eps, "eps", f.shape[:-2], f.new_empty((), dtype=torch.float64))
-        fixed = shift if isinstance(eps, Tensor) and shift is not None else eps
-        return pool_kernels.pool(f, fixed, fn, lambda x: _thin_pool(x, fixed, fn))
+        if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
+            like = torch.empty((), dtype=torch.float64, device=f.device)
+            eps = cast(Tensor, parameter_tensor(eps, "eps", f.shape[:-2], like))
+        return pool_kernels.pool(f, eps, fn, lambda x: _thin_pool(x, eps, fn))
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(precision))
         w = None
