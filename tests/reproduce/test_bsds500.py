@@ -72,6 +72,15 @@ def test_the_table_of_the_test_images(config, root):
     assert table.place(JOB).name.endswith(stored["fingerprints"][0])
 
 
+def test_merging_by_colour_needs_neither_training_nor_seeds(config):
+    config = dataclasses.replace(config, rows=("colour",), seeds=(0, 1, 2), images="val", boundary=True)
+    assert Bsds500(config).ready() == [Job("colour", "seed", 0)]
+    table = Bsds500(config)
+    table.main()
+    scores = table.result(Job("colour", "seed", 0), "cuda")["scores"]  # it is the same on every device
+    assert 0 < scores["boundary_ap"] <= 1 and 0 < scores["objects_ods"] <= scores["objects_ois"] <= 1
+
+
 def test_what_a_result_depends_on(config):
     one = Bsds500(config).provenance(JOB, "cpu")
     assert one["configuration"]["splits"] == ("train", "val")

@@ -121,7 +121,7 @@ def test_results_made_under_other_settings_do_not_count(done, imagenet, monkeypa
         assert _ready(done) == {PLAIN, DEEP}
         assert not Table2(done).line(ROWS[PLAIN]).results
     with monkeypatch.context() as changed:
-        changed.setattr(table2, "WIDTH", 4.0)
+        changed.setattr(table2, "COLOUR_SETTINGS", {"width": 4.0})
         assert _ready(done) == {"lab"}
     with monkeypatch.context() as changed:
         changed.setattr(table2, "measure_digest", lambda boundary: "another measure")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.io import savemat
 
 from matbackprop.data.bsds import BSDS, find_root
@@ -24,18 +25,23 @@ from matbackprop.data.cache import default_cache_folder
 from matbackprop.data.label_files import index_label_files, read_label_maps
 from matbackprop.data.pictures import find_pictures, read_picture
 from matbackprop.errors import DataError
+from matbackprop.inference.colour_merging import merge_by_colour
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
+from matbackprop.models.deep_ncuts import DeepNCuts, Merging
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Bsds500Config
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table import Device, Reproduction
-from matbackprop.reproduce.table2 import measure_digest, shared_workers, train, training_recipe
+from matbackprop.reproduce.table2 import COLOUR_SETTINGS, measure_digest, shared_workers, train, training_recipe
 from matbackprop.spectral import contour_map
 from matbackprop.training.ncuts import data_folder, open_images
 from matbackprop.training.ncuts_config import NCutsConfig
 from matbackprop.training.run_folder import versions
 
 __all__ = ["PUBLISHED", "Bsds500"]
+
+COLOUR = "colour"
+"""The row without a network."""
 
 COLUMNS = {
     "covering ODS": "covering_ods",
@@ -90,6 +96,7 @@ class Bsds500(Reproduction):
     """The table of BSDS500; see the module."""
 
     rows: ClassVar[dict[str, str]] = {
+        COLOUR: "Merging by Lab colour and contrast (no network)",
         "hypercolumns": "Hypercolumns, merging (VGG-16, frozen)",
         "hypercolumns-tuned": "Hypercolumns, merging (VGG-16, tuned)",
     }
@@ -108,11 +115,16 @@ class Bsds500(Reproduction):
 
     def prepare(self) -> None:
         """Decode the training images and find their superpixels."""
-        open_images(self._recipe(Job("hypercolumns", "seed"), self.device).data, "train")
+        if networks := [key for key in self.chosen if key != COLOUR]:
+            open_images(self._recipe(Job(networks[0], "seed"), self.device).data, "train")
 
     def jobs(self, part: str) -> Iterable[Job]:
-        """One run for each row and seed."""
-        return [Job(key, part, seed) for seed in self.config.seeds for key in self.chosen] if part == "seed" else []
+        """One run for each row and seed; what is not trained needs no seed."""
+        return [job for key in self.chosen for job in self.seeds(key)] if part == "seed" else []
+
+    def seeds(self, key: str) -> list[Job]:
+        """The runs of a row."""
+        return [Job(key, "seed", seed) for seed in ((0,) if key == COLOUR else self.config.seeds)]
 
     def _recipe(self, job: Job, device: Device) -> NCutsConfig:
         recipe = training_recipe(self.config, job.key, device, seed=job.number, split="final")
@@ -123,12 +135,21 @@ class Bsds500(Reproduction):
 
     def provenance(self, job: Job, device: Device) -> dict[str, Any]:
         """Configuration, images, starting weights, device and measure of a run."""
-        recipe, boundary = self._recipe(job, device), self.config.boundary
-        root = data_folder(self.config.data)
+        root, boundary, weights = data_folder(self.config.data), self.config.boundary, "none"
+        made: dict[str, Any] = {"images": self.config.images, "limit": self.config.data.limit}
+        splits: set[str] = {self.config.images}
+        if job.key == COLOUR:
+            made |= {"merging": COLOUR_SETTINGS, "superpixels": self.config.data.superpixels}
+            device = "cpu"
+        else:
+            recipe = self._recipe(job, device)
+            made |= {"training": settings(recipe), "splits": self.splits}
+            splits |= {*self.splits}
+            weights = weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights)
         return {
-            "configuration": {"training": settings(recipe), "splits": self.splits, "images": self.config.images},
-            "data": data_digest(root, tuple(sorted({*self.splits, self.config.images}))),
-            "weights": weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights),
+            "configuration": made,
+            "data": data_digest(root, tuple(sorted(splits))),
+            "weights": weights,
             "device": device,
             "measure": {"boundary": boundary, "digest": measure_digest(boundary, objects=True)},
         }
@@ -139,14 +160,14 @@ class Bsds500(Reproduction):
         images = find_pictures([root / "images" / self.config.images])[: self.config.data.limit]
         truth_folder = root / "groundTruth" / self.config.images
         truth = index_label_files(truth_folder, names=[p.stem for p in images]) if truth_folder.is_dir() else {}
-        place = self.place(job)
-        model, seconds = train(self._recipe(job, self.device), place, trained_on="+".join(self.splits))
-        model = model.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-        folder = place / "ucm2"
-        folder.mkdir(exist_ok=True)
+        folder = self.place(job) / "ucm2"
+        model, seconds = None, None
+        if job.key != COLOUR:
+            model, seconds = train(self._recipe(job, self.device), folder.parent, trained_on="+".join(self.splits))
+            model = model.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        folder.mkdir(parents=True, exist_ok=True)
         for path in images:
-            pixels = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
-            merging = model.merge(pixels.to(self.device))
+            merging = self._merge(model, read_picture(path).pixels)
             drawn = contour_map(merging.superpixels, merging.hierarchy)
             savemat(folder / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
         tasks = [(folder / f"{path.stem}.mat", truth[path.stem]) for path in images if path.stem in truth]
@@ -164,6 +185,11 @@ class Bsds500(Reproduction):
             return f"{len(images)} contour maps in {folder}; there are no human maps to score them by"
         return f"covering ODS {result['scores']['covering_ods']:.4f} on {len(scores)} of {len(images)} images"
 
+    def _merge(self, model: DeepNCuts | None, pixels: NDArray[np.uint8]) -> Merging:
+        if model is None:
+            return merge_by_colour(pixels, superpixels=self.config.data.superpixels)
+        return model.merge(torch.from_numpy(pixels.transpose(2, 0, 1).copy()).to(self.device))
+
     # ------------------------------------------------------------------------------------------------------- summary
 
     def summarize(self) -> dict[str, Any]:
@@ -175,7 +201,7 @@ class Bsds500(Reproduction):
         ]
         scored = set()
         for key, title in self.chosen.items():
-            device, results = self.finished([Job(key, "seed", seed) for seed in self.config.seeds])
+            device, results = self.finished(self.seeds(key))
             each = [result["scores"] for result in results.values() if result["scores"]]
             if not results:
                 continue

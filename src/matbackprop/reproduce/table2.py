@@ -51,7 +51,7 @@ from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
 from matbackprop.training.segmenting import Segmented, segment_images, warm
 
-__all__ = ["Table2", "measure_digest", "shared_workers", "train", "training_recipe"]
+__all__ = ["COLOUR_SETTINGS", "Table2", "measure_digest", "shared_workers", "train", "training_recipe"]
 
 log = logging.getLogger("matbackprop")
 
@@ -60,6 +60,9 @@ _MEASURES = ("paper_best", "paper_average", "covering_ods", "covering_ois", "cov
              "vi_ods", "vi_ois")  # fmt: skip
 _BOUNDARY = ("boundary_ods", "boundary_ois")
 _OBJECTS = ("objects_ods", "objects_ois")
+
+COLOUR_SETTINGS = {"cost": dataclasses.asdict(COST), "texture": TEXTURE, "width": WIDTH}
+"""What merging without a network depends on."""
 
 _IMAGES = {
     "test": "test images",
@@ -142,7 +145,7 @@ class Table2(Reproduction):
             made["network"] = group.variant
             weights = weights_digest(VARIANTS[group.variant]["backbone"], config.weights or "imagenet")
         else:
-            made["merging"] = {"cost": dataclasses.asdict(COST), "texture": TEXTURE, "width": WIDTH}
+            made["merging"] = COLOUR_SETTINGS
         if not group.baseline and job.part != "curve":
             made["superpixels"] = config.data.superpixels
             made["inference"] = {
