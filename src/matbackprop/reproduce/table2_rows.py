@@ -94,8 +94,11 @@ def _groups() -> dict[str, Group]:
             Group(deep.key, (deep, span), preset=f"paper-{name}", seconds=20),
             Group(soft.key, (soft,), preset=f"soft-{name}", seconds=10),
         ]
-    for suffix, body in (("", "frozen"), ("-tuned", "tuned")):
-        network = f"VGG-16, {body}"
+    for suffix, network in (
+        ("", "VGG-16, frozen"),
+        ("-tuned", "VGG-16, tuned"),
+        ("-lite2", "EfficientNet-Lite2, tuned"),
+    ):
         groups.append(
             Group(
                 f"hypercolumns{suffix}",
