@@ -61,3 +61,13 @@ def apply_directly(function: type[Function], *arguments: Any) -> Any:
     Inspection fills in default arguments, which no Function here has. Not for use inside a transformation.
     """
     return super(Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+def current_device() -> int:
+    """Index of the current CUDA device, without the checks that cost more than a launch."""
+    return torch._C._cuda_getDevice()
+
+
+def current_raw_stream(device: int) -> int:
+    """The current CUDA stream of a device as the driver knows it."""
+    return torch._C._cuda_getCurrentRawStream(device)

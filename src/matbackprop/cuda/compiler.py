@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from matbackprop._torch import current_device, current_raw_stream
 from matbackprop.cuda.libraries import load_library
 from matbackprop.errors import SolverError
 
@@ -125,7 +126,7 @@ class Module:
 
         An argument is an address or a number; a float goes as double.
         """
-        if torch._C._cuda_getDevice() == self._device:
+        if current_device() == self._device:
             self._launch(name, grid, threads, shared, arguments)
         else:
             with torch.cuda.device(self._device):
@@ -139,7 +140,7 @@ class Module:
         for i, x in enumerate(arguments):
             values[i] = x if type(x) is int else int.from_bytes(struct.pack("<d", x), "little")
         x, y, z = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        stream = current_raw_stream(self._device)
         status = self._driver.cuLaunchKernel(
             self._function(name), x, y, z, threads, 1, 1, shared, stream, _arguments.addresses, None
         )

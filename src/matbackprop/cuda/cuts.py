@@ -14,23 +14,28 @@ from torch import Tensor
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
-from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
+from matbackprop.cuda.twin import Pair, call_pair, device_takes, kernels_may_take
 
 SOURCE = jacobi.SOURCE + PRODUCT + Source("cuts.cu")
 _REAL_BYTES = 8
-MAX_FEATURES = TILE - 1  # one column of a tile counts
+_MAX_FEATURES = TILE - 1  # one column of a tile counts
 _MIN_PIECE, _MAX_PIECES = 128, 256  # rows a block sums up; blocks an image is spread over
 _GRID_LIMIT = 65535
+
+
+def takes(d: int, device: torch.device) -> bool:
+    """Whether the kernels take d features on a device."""
+    return 0 < d <= _MAX_FEATURES and device_takes(device, TENSOR_CORES)
 
 
 def applies(f: Tensor, labels: Tensor, weight: Tensor | None) -> bool:
     """Whether the kernels take a batch: no weights, d ≤ 63."""
     return (
         weight is None
-        and 0 < f.shape[-1] <= MAX_FEATURES
         and f.shape[-2] <= TILE * _GRID_LIMIT
         and f.dtype in TYPES
-        and kernels_may_take(f, labels, capability=TENSOR_CORES)
+        and kernels_may_take(f, labels)
+        and takes(f.shape[-1], f.device)
     )
 
 

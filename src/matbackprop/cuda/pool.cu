@@ -136,7 +136,7 @@ __device__ void squared_norms(const REAL* y, REAL* values, int m, int d, REAL* s
 }
 
 // F (batch, m, d) -> s (batch, m), slope g[s + eps, eps] (batch, m), U (batch, m, m) in columns, Y = U^T F (batch, m, d).
-// One block a matrix.
+// One block per matrix.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_spectrum(const IN* __restrict__ f, const REAL* __restrict__ all_eps, double one_eps,
                   REAL* __restrict__ out_values,

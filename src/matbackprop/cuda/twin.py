@@ -19,7 +19,7 @@ from matbackprop._torch import forward_mode_active
 from matbackprop.checks import values_checkable
 from matbackprop.cuda import compiler
 
-__all__ = ["Pair", "call_pair", "is_plain", "kernels_may_take"]
+__all__ = ["Pair", "call_pair", "device_takes", "is_plain", "kernels_may_take"]
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -28,20 +28,20 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 @functools.cache
-def _capability(device: int) -> tuple[int, int]:
-    """Compute capability of a device for which kernels can be compiled; (0, 0) where they cannot."""
-    return torch.cuda.get_device_capability(device) if compiler.available() else (0, 0)
+def device_takes(device: torch.device, capability: tuple[int, int] = (1, 0)) -> bool:
+    """Whether kernels run on a device: CUDA, of at least this compute capability, with a compiler for it."""
+    return device.type == "cuda" and compiler.available() and torch.cuda.get_device_capability(device) >= capability
 
 
 def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> bool:
-    """Whether kernels may be handed these tensors: plain, not empty, on one CUDA device of at least this capability."""
+    """Whether kernels may be handed these tensors: plain, not empty, on one device that runs them."""
     device = tensors[0].device
     return (
         device.type == "cuda"
         and all(t.device == device and t.numel() > 0 for t in tensors)
         and is_plain(*tensors)
         and not forward_mode_active()
-        and _capability(tensors[0].get_device()) >= capability
+        and device_takes(device, capability)
     )
 
 

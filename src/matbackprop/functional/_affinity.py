@@ -83,8 +83,8 @@ def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check: bool
     check_labels(labels, w)
     if labels.ndim == w.ndim:
         raise LabelError(
-            f"labels must have shape {tuple(w.shape[:-1])}, one a row of the affinity, got {tuple(labels.shape)}; take "
-            f"annotators one at a time here."
+            f"labels must have shape {tuple(w.shape[:-1])}, one per row of the affinity, got {tuple(labels.shape)}; "
+            f"take annotators one at a time here."
         )
     k = count_labels(labels, num_labels)
     if wants_check(check, w):

@@ -434,7 +434,8 @@ def gaussian_crf(
         assert features is not None
         check_matrix(features, "features")
         if features.shape[:-1] != c.shape:
-            raise ShapeError(f"features must be {(*c.shape, 'd')}, got {tuple(features.shape)}.")
+            sizes = ", ".join(map(str, c.shape))
+            raise ShapeError(f"features must be ({sizes}, d), got {tuple(features.shape)}.")
         if wanted:
             check_finite(features, "features")
         f = features.to(dtype)

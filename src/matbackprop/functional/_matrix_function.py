@@ -98,7 +98,7 @@ def matrix_function(
         function: ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"exp"``, ``"inverse"``, ``"power"``, a pair ``(g,
             divided_difference)`` with two arguments in the second or ``(g, derivative)`` with one, or a
             `matbackprop.functional.SpectralFunction`.
-        exponent: the exponent of ``"power"``; a tensor learns and may hold one value a matrix, shape broadcastable to
+        exponent: the exponent of ``"power"``; a tensor learns and may hold one value per matrix, shape broadcastable to
             ``batch``.
         check: whether values are checked (finite, symmetric, in the domain of g). None checks on the CPU only, so
             that no GPU is waited for; True checks everywhere; False never.

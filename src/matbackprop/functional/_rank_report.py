@@ -21,7 +21,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class RankReport:
-    """The result of :func:`rank_report`; every field has one entry an image, ``(*b,)`` or ``(*b, a)`` with annotators.
+    """The result of :func:`rank_report`; every field has one entry per image, ``(*b,)`` or ``(*b, a)`` with annotators.
 
     Attributes:
         rank: numerical rank of W = FFᵀ.

@@ -1,7 +1,7 @@
 """The small matrices of the normalized-cut objectives, with their adjoints.
 
 Every objective is a function of a few sums over rows: the Gram matrix C = Fᵀ diag(w) F (or B = Fᵀ diag(w/d) F with
-degrees d), the region sums S, one row a region, and the region masses N. Two kinds of autograd Functions do all the
+degrees d), the region sums S, one row per region, and the region masses N. Two kinds of autograd Functions do all the
 work: :func:`row_sums` and :func:`degree_row_sums` take the rows to the sums, :func:`span_trace` and
 :func:`soft_alignment` take the sums to the objective. Backward of the second kind costs d×d matrices only; backward of
 the first kind is one product with F and one gather, so nothing is ever m×m.

@@ -79,10 +79,10 @@ def _cluster(
     best = torch.zeros(b, m, runs, device=x.device, dtype=x.dtype)
     for step in range(max(iterations, 1)):
         score = center_scores(x, centers).view(b, m, runs, size) + bias
-        best, found = score.max(-1)
-        if x.device.type == "cpu" and torch.equal(found, labels):
+        best, nearest = score.max(-1)
+        if x.device.type == "cpu" and torch.equal(nearest, labels):
             break
-        labels = found
+        labels = nearest
         if step == iterations - 1:
             break
         member = torch.zeros_like(score).scatter_(-1, labels.unsqueeze(-1), w.view(b, m, 1, 1).expand(b, m, runs, 1))

@@ -79,8 +79,8 @@ def yu_shi_rotation(vectors: Tensor, *, iterations: int = 20) -> Tensor:
     x = vectors / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
     rotation = pivoted_qr_rotation(x)
     for _ in range(iterations):
-        found = (x @ rotation).argmax(-1)
-        indicator = torch.zeros_like(x).scatter_(-1, found.unsqueeze(-1), 1.0)
+        labels = (x @ rotation).argmax(-1)
+        indicator = torch.zeros_like(x).scatter_(-1, labels.unsqueeze(-1), 1.0)
         rotation = _polar(x.mT @ indicator)
     return rotation
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.cuda.compiler import available
-from matbackprop.cuda.cuts import MAX_FEATURES
+from matbackprop.cuda import cuts
 from matbackprop.data.bsds import BSDS, tuning_split
 from matbackprop.data.cache import default_cache_folder
 from matbackprop.data.locate import dataset_folder
@@ -327,7 +326,7 @@ class NCutsModule(System):
         config = self.config
         alone = self.processes == 1 and config.engine.strategy == "auto" and config.engine.accumulate == 1
         plain = config.train.rows == "grid" and config.data.batch_size == 1 and config.engine.precision == "32"
-        kernels = config.train.objective != "j1" and self.model.channels <= MAX_FEATURES and available()
+        kernels = config.train.objective != "j1" and cuts.takes(self.model.channels, self.device)
         if not (config.train.graphs and alone and plain and kernels) or config.engine.profile:
             return None
         source = ImageSource(data.training, data.config, data.seed, data.stride)
