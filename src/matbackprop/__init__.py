@@ -7,70 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matbackprop import nn
-    from matbackprop.functional import (
-        RankReport,
-        affinity,
-        conjugate_gradient_solve,
-        eigh,
-        gaussian_crf,
-        linear_solve,
-        matrix_exp,
-        matrix_function,
-        matrix_inv_sqrt,
-        matrix_inverse,
-        matrix_log,
-        matrix_power,
-        matrix_sqrt,
-        normalized_affinity,
-        normalized_cut_j1,
-        normalized_cut_j2,
-        normalized_cut_soft,
-        normalized_cut_value,
-        projector,
-        rank_report,
-        second_order_pool,
-        spectral_embedding,
-        spectral_projector,
-        svd,
-        unvectorize_symmetric,
-        vectorize_symmetric,
-    )
+    from matbackprop import nn as nn
+    from matbackprop.functional import *  # noqa: F403
     from matbackprop.inference import classify as classify
     from matbackprop.inference import segment as segment
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "RankReport",
-    "__version__",
-    "affinity",
-    "conjugate_gradient_solve",
-    "eigh",
-    "gaussian_crf",
-    "linear_solve",
-    "matrix_exp",
-    "matrix_function",
-    "matrix_inv_sqrt",
-    "matrix_inverse",
-    "matrix_log",
-    "matrix_power",
-    "matrix_sqrt",
-    "nn",
-    "normalized_affinity",
-    "normalized_cut_j1",
-    "normalized_cut_j2",
-    "normalized_cut_soft",
-    "normalized_cut_value",
-    "projector",
-    "rank_report",
-    "second_order_pool",
-    "spectral_embedding",
-    "spectral_projector",
-    "svd",
-    "unvectorize_symmetric",
-    "vectorize_symmetric",
-]
 
 _MODULES = {"divided_differences", "errors", "functional", "nn", "numerics", "solvers"}
 
@@ -82,8 +24,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
-        if name not in __all__ and name not in _INFERENCE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__all__":
+            return [*_operators(), "__version__", "nn"]
         if name in _INFERENCE:
             try:
                 value = getattr(import_module(f"{__name__}.inference"), name)
@@ -93,11 +35,19 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
                 raise MissingExtraError(
                     f"matbackprop.{name} needs {error.name}: pip install 'matbackprop[train]'"
                 ) from error
+        elif not name.startswith("_") and name in _operators():
+            value = _operators()[name]
         else:
-            value = getattr(import_module(f"{__name__}.functional"), name)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value  # found without this function from now on
         return value
 
 
+def _operators() -> dict[str, object]:
+    """What `matbackprop.functional` imports, which is the one list of public names."""
+    functional = import_module(f"{__name__}.functional")
+    return {name: value for name, value in vars(functional).items() if not name.startswith("_")}
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, *_INFERENCE})
+    return sorted({*globals(), *_operators(), *_MODULES, *_INFERENCE})

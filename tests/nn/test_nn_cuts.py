@@ -18,9 +18,7 @@ from matbackprop import (
     spectral_projector,
 )
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.nn.linear_solve import GaussianCRF, LinearSolve
-from matbackprop.nn.normalized_cut import NormalizedCutLoss
-from matbackprop.nn.projector import Projector, SpectralProjector
+from matbackprop.nn import GaussianCRF, LinearSolve, NormalizedCutLoss, Projector, SpectralProjector
 
 F, L = features(3, 12, 4), regions(3, 12)
 A = F.mT @ F

@@ -1,54 +1,30 @@
-"""Differentiable operators on matrices, one a file."""
+"""Differentiable operators on matrices, one per file. What is imported here is public, here and in the package."""
 
-from matbackprop.divided_differences import SpectralFunction
-from matbackprop.functional._affinity import affinity, normalized_affinity, normalized_cut_value
-from matbackprop.functional._eigh import eigh
-from matbackprop.functional._linear_solve import conjugate_gradient_solve, gaussian_crf, linear_solve
-from matbackprop.functional._matrix_function import (
-    matrix_exp,
-    matrix_function,
-    matrix_inv_sqrt,
-    matrix_inverse,
-    matrix_log,
-    matrix_power,
-    matrix_sqrt,
-)
-from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
-from matbackprop.functional._projector import projector, spectral_projector
-from matbackprop.functional._rank_report import RankReport, rank_report
-from matbackprop.functional._second_order_pool import second_order_pool
-from matbackprop.functional._spectral_embedding import spectral_embedding
-from matbackprop.functional._svd import svd
-from matbackprop.functional._ties import raise_deferred
-from matbackprop.functional._triangle import unvectorize_symmetric, vectorize_symmetric
-
-__all__ = [
-    "RankReport",
-    "SpectralFunction",
-    "affinity",
-    "conjugate_gradient_solve",
-    "eigh",
-    "gaussian_crf",
-    "linear_solve",
-    "matrix_exp",
-    "matrix_function",
-    "matrix_inv_sqrt",
-    "matrix_inverse",
-    "matrix_log",
-    "matrix_power",
-    "matrix_sqrt",
-    "normalized_affinity",
-    "normalized_cut_j1",
-    "normalized_cut_j2",
-    "normalized_cut_soft",
-    "normalized_cut_value",
-    "projector",
-    "raise_deferred",
-    "rank_report",
-    "second_order_pool",
-    "spectral_embedding",
-    "spectral_projector",
-    "svd",
-    "unvectorize_symmetric",
-    "vectorize_symmetric",
-]
+from matbackprop.divided_differences import SpectralFunction as SpectralFunction
+from matbackprop.functional._affinity import affinity as affinity
+from matbackprop.functional._affinity import normalized_affinity as normalized_affinity
+from matbackprop.functional._affinity import normalized_cut_value as normalized_cut_value
+from matbackprop.functional._eigh import eigh as eigh
+from matbackprop.functional._linear_solve import conjugate_gradient_solve as conjugate_gradient_solve
+from matbackprop.functional._linear_solve import gaussian_crf as gaussian_crf
+from matbackprop.functional._linear_solve import linear_solve as linear_solve
+from matbackprop.functional._matrix_function import matrix_exp as matrix_exp
+from matbackprop.functional._matrix_function import matrix_function as matrix_function
+from matbackprop.functional._matrix_function import matrix_inv_sqrt as matrix_inv_sqrt
+from matbackprop.functional._matrix_function import matrix_inverse as matrix_inverse
+from matbackprop.functional._matrix_function import matrix_log as matrix_log
+from matbackprop.functional._matrix_function import matrix_power as matrix_power
+from matbackprop.functional._matrix_function import matrix_sqrt as matrix_sqrt
+from matbackprop.functional._normalized_cut import normalized_cut_j1 as normalized_cut_j1
+from matbackprop.functional._normalized_cut import normalized_cut_j2 as normalized_cut_j2
+from matbackprop.functional._normalized_cut import normalized_cut_soft as normalized_cut_soft
+from matbackprop.functional._projector import projector as projector
+from matbackprop.functional._projector import spectral_projector as spectral_projector
+from matbackprop.functional._rank_report import RankReport as RankReport
+from matbackprop.functional._rank_report import rank_report as rank_report
+from matbackprop.functional._second_order_pool import second_order_pool as second_order_pool
+from matbackprop.functional._spectral_embedding import spectral_embedding as spectral_embedding
+from matbackprop.functional._svd import svd as svd
+from matbackprop.functional._ties import raise_deferred as raise_deferred
+from matbackprop.functional._triangle import unvectorize_symmetric as unvectorize_symmetric
+from matbackprop.functional._triangle import vectorize_symmetric as vectorize_symmetric

@@ -264,6 +264,14 @@ class _ConjugateGradients(Operation):
         return apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, right, *params)
 
 
+def check_iterations(tolerance: float | None, max_iterations: int | None) -> None:
+    """Raise unless these end the conjugate gradients."""
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise DomainError(f"tolerance must lie in (0, 1) or be None, got {tolerance}.")
+    if max_iterations is not None and max_iterations < 0:
+        raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
+
+
 def conjugate_gradient_solve(
     matvec: Callable[..., Tensor],
     b: Tensor,
@@ -319,11 +327,8 @@ def conjugate_gradient_solve(
     check_floating(b, "b")
     if b.ndim < 1:
         raise ShapeError("b must have at least one dimension (*batch, n), got a scalar.")
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise DomainError(f"tolerance must lie in (0, 1) or be None, got {tolerance}.")
+    check_iterations(tolerance, max_iterations)
     steps = 10 * b.shape[-1] if max_iterations is None else max_iterations
-    if steps < 0:
-        raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
     if any(not isinstance(p, Tensor) for p in params):
         raise DtypeError("params must be tensors; bind other arguments into matvec.")
     if wants_check(check, b):

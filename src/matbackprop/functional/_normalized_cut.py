@@ -252,6 +252,14 @@ def _evaluate(
     return images.average(value).to(f.dtype)
 
 
+def check_ridge(ridge: float) -> None:
+    """Raise unless the ridge is positive."""
+    if not 0 < ridge < math.inf:
+        raise DomainError(
+            f"ridge must be positive and finite, got {ridge}; normalized_cut_j2 is the objective without a ridge."
+        )
+
+
 def normalized_cut_soft(
     f: Tensor,
     labels: Tensor,
@@ -308,10 +316,7 @@ def normalized_cut_soft(
         >>> torch.allclose(normalized_cut_soft(f, labels), normalized_cut_soft(10 * f, labels))
         True
     """
-    if not 0 < ridge < math.inf:
-        raise DomainError(
-            f"ridge must be positive and finite, got {ridge}; normalized_cut_j2 is the objective without a ridge."
-        )
+    check_ridge(ridge)
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
         dtype = compute_dtype(precision)

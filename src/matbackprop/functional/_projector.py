@@ -158,6 +158,14 @@ def _check_gap(values: Tensor, threshold: Tensor) -> None:
         )
 
 
+def check_cut(rank: int | None, threshold: float | None) -> None:
+    """Raise unless one of the two says where the spectrum is cut."""
+    if (rank is None) == (threshold is None):
+        raise DomainError(f"give either rank or threshold, got rank={rank}, threshold={threshold}.")
+    if threshold is not None and math.isnan(threshold):
+        raise DomainError("threshold must be a number, got NaN, above which no eigenvalue lies.")
+
+
 def spectral_projector(
     a: Tensor,
     *,
@@ -199,10 +207,7 @@ def spectral_projector(
     """
     check_matrix(a, "a", square=True)
     n = a.shape[-1]
-    if (rank is None) == (threshold is None):
-        raise DomainError(f"give either rank or threshold, got rank={rank}, threshold={threshold}.")
-    if threshold is not None and math.isnan(threshold):
-        raise DomainError("threshold must be a number, got NaN, above which no eigenvalue lies.")
+    check_cut(rank, threshold)
     if rank is not None and not 0 <= rank <= n:
         raise DomainError(f"rank must lie in 0 … {n} for {n}×{n} matrices, got {rank}.")
     wanted = wants_check(check, a)

@@ -22,7 +22,7 @@ from matbackprop.checks import check_option, values_checkable
 from matbackprop.errors import ConfigurationError, GaugeWarning, TieError
 from matbackprop.numerics import half_of_the_digits, tie_tolerance
 
-__all__ = ["TiePolicy", "Ties", "raise_deferred", "tie_policy"]
+__all__ = ["TiePolicy", "Ties", "check_ties", "raise_deferred", "tie_policy"]
 
 Ties = Literal["raise", "drop", "broaden"]
 
@@ -85,15 +85,20 @@ class TiePolicy:
         _notify(torch.stack([(tied & visible).any() for tied, visible in ties]).any(), self)
 
 
-def tie_policy(
-    name: str, ties: Ties, tie_tol: float | None, broadening: float, check: bool | None, a: Tensor, dtype: torch.dtype
-) -> TiePolicy:
-    """Resolve the arguments of a decomposition layer for an input ``a`` computed in ``dtype``."""
+def check_ties(ties: Ties, tie_tol: float | None, broadening: float) -> None:
+    """Raise unless these are options of a decomposition layer."""
     check_option(ties, get_args(Ties), "ties")
     if tie_tol is not None and not tie_tol >= 0:
         raise ConfigurationError(f"tie_tol must not be negative, got {tie_tol}.")
     if not broadening > 0:
         raise ConfigurationError(f"broadening must be positive, got {broadening}.")
+
+
+def tie_policy(
+    name: str, ties: Ties, tie_tol: float | None, broadening: float, check: bool | None, a: Tensor, dtype: torch.dtype
+) -> TiePolicy:
+    """Resolve the arguments of a decomposition layer for an input ``a`` computed in ``dtype``."""
+    check_ties(ties, tie_tol, broadening)
     if tie_tol is None:
         tie_tol = tie_tolerance(a.dtype, dtype, max(a.shape[-2:]))
     return TiePolicy(name, ties, tie_tol, broadening, half_of_the_digits(a.dtype), check)

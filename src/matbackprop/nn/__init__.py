@@ -1,34 +1,19 @@
 """The operators as modules of the same names; they store arguments and call :mod:`matbackprop.functional`."""
 
-from matbackprop.nn.decomposition import EIG, SVD
-from matbackprop.nn.linear_solve import GaussianCRF, LinearSolve
-from matbackprop.nn.matrix_function import (
-    MatrixExp,
-    MatrixFunction,
-    MatrixInverse,
-    MatrixInvSqrt,
-    MatrixLog,
-    MatrixPower,
-    MatrixSqrt,
-)
-from matbackprop.nn.normalized_cut import NormalizedCutLoss
-from matbackprop.nn.projector import Projector, SpectralProjector
-from matbackprop.nn.second_order_pool import SecondOrderPool
+from matbackprop.nn._decomposition import EIG as EIG
+from matbackprop.nn._decomposition import SVD as SVD
+from matbackprop.nn._linear_solve import GaussianCRF as GaussianCRF
+from matbackprop.nn._linear_solve import LinearSolve as LinearSolve
+from matbackprop.nn._matrix_function import MatrixExp as MatrixExp
+from matbackprop.nn._matrix_function import MatrixFunction as MatrixFunction
+from matbackprop.nn._matrix_function import MatrixInverse as MatrixInverse
+from matbackprop.nn._matrix_function import MatrixInvSqrt as MatrixInvSqrt
+from matbackprop.nn._matrix_function import MatrixLog as MatrixLog
+from matbackprop.nn._matrix_function import MatrixPower as MatrixPower
+from matbackprop.nn._matrix_function import MatrixSqrt as MatrixSqrt
+from matbackprop.nn._normalized_cut import NormalizedCutLoss as NormalizedCutLoss
+from matbackprop.nn._projector import Projector as Projector
+from matbackprop.nn._projector import SpectralProjector as SpectralProjector
+from matbackprop.nn._second_order_pool import SecondOrderPool as SecondOrderPool
 
-__all__ = [
-    "EIG",
-    "SVD",
-    "GaussianCRF",
-    "LinearSolve",
-    "MatrixExp",
-    "MatrixFunction",
-    "MatrixInvSqrt",
-    "MatrixInverse",
-    "MatrixLog",
-    "MatrixPower",
-    "MatrixSqrt",
-    "NormalizedCutLoss",
-    "Projector",
-    "SecondOrderPool",
-    "SpectralProjector",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from matbackprop.divided_differences import power_function, resolve_function
 from matbackprop.functional._matrix_function import FunctionLike, matrix_function
-from matbackprop.numerics import compute_dtype
+from matbackprop.nn._operator import Operator
 
 __all__ = [
     "MatrixExp",
@@ -20,12 +20,12 @@ __all__ = [
 ]
 
 
-class MatrixFunction(nn.Module):
+class MatrixFunction(Operator):
     """A function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
 
     Args:
-        function: name, pair of callables or `~matbackprop.functional.SpectralFunction`; the power is
-            :class:`MatrixPower`.
+        function: name, pair of callables or `~matbackprop.functional.SpectralFunction`.
+        exponent: the exponent of ``"power"``; one that learns is :class:`MatrixPower`'s.
         check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
 
@@ -40,22 +40,19 @@ class MatrixFunction(nn.Module):
     """
 
     def __init__(
-        self, function: FunctionLike, *, check: bool | None = None, precision: torch.dtype | None = None
+        self,
+        function: FunctionLike,
+        *,
+        exponent: float | None = None,
+        check: bool | None = None,
+        precision: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        resolve_function(function)
-        compute_dtype(precision)
-        self.function = function
-        self.check = check
-        self.precision = precision
+        resolve_function(function, exponent)
+        super().__init__(matrix_function, function=function, exponent=exponent, check=check, precision=precision)
 
     def forward(self, a: Tensor) -> Tensor:
         """Return g(A)."""
-        return matrix_function(a, self.function, check=self.check, precision=self.precision)
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        return repr(self.function) if isinstance(self.function, str) else "custom"
+        return self.call(a)
 
 
 class MatrixLog(MatrixFunction):
@@ -128,7 +125,7 @@ class MatrixInverse(MatrixFunction):
         super().__init__("inverse", check=check, precision=precision)
 
 
-class MatrixPower(nn.Module):
+class MatrixPower(Operator):
     """Power of symmetric matrices whose exponent may learn; see :func:`~matbackprop.matrix_power`.
 
     Args:
@@ -150,8 +147,6 @@ class MatrixPower(nn.Module):
         True
     """
 
-    exponent: Tensor | float
-
     def __init__(
         self,
         exponent: float = 0.5,
@@ -160,18 +155,11 @@ class MatrixPower(nn.Module):
         check: bool | None = None,
         precision: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         power_function(exponent)
-        compute_dtype(precision)
-        self.exponent = nn.Parameter(torch.tensor(float(exponent))) if learn else exponent
-        self.check = check
-        self.precision = precision
+        value = nn.Parameter(torch.tensor(float(exponent))) if learn else exponent
+        super().__init__(matrix_function, function="power", exponent=value, check=check, precision=precision)
+        self.learn = learn
 
     def forward(self, a: Tensor) -> Tensor:
         """Return A^p."""
-        return matrix_function(a, "power", exponent=self.exponent, check=self.check, precision=self.precision)
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        learn = isinstance(self.exponent, nn.Parameter)
-        return f"learn={learn}" if learn else f"exponent={self.exponent}, learn={learn}"
+        return self.call(a)

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from matbackprop.checks import check_option
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional._normalized_cut import (
+    check_ridge,
+    normalized_cut_j1,
+    normalized_cut_j2,
+    normalized_cut_soft,
+)
+from matbackprop.nn._operator import Operator
+from matbackprop.numerics import rank_tolerance
 
 __all__ = ["NormalizedCutLoss"]
 
 
-class NormalizedCutLoss(nn.Module):
+_OBJECTIVES: dict[str, Callable[..., Tensor]] = {
+    "j1": normalized_cut_j1,
+    "j2": normalized_cut_j2,
+    "soft": normalized_cut_soft,
+}
+
+
+class NormalizedCutLoss(Operator):
     """Loss that aligns the span of the features with a segmentation, averaged over the images of a batch.
 
     Args:
@@ -62,26 +77,20 @@ class NormalizedCutLoss(nn.Module):
         precision: torch.dtype | None = None,
         check: bool | None = None,
     ) -> None:
-        super().__init__()
-        if objective not in ("j1", "j2", "soft"):
-            raise ConfigurationError(f"objective must be 'j1', 'j2' or 'soft', got {objective!r}.")
-        if reduction not in ("mean", "sum", "none"):
-            raise ConfigurationError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+        check_option(objective, tuple(_OBJECTIVES), "objective")
+        check_option(reduction, ("mean", "sum", "none"), "reduction")
         if lambda_features is not None and objective != "j1":
             raise ConfigurationError(
                 f"lambda_features needs objective='j1', got {objective!r}: the other objectives do not depend on Λ."
             )
         if rank_tol is not None and objective == "soft":
             raise ConfigurationError("rank_tol does nothing with objective='soft', which has no rank; leave it out.")
-        self.objective = objective
-        self.ridge = ridge
-        self.maps = maps
-        self.ignore_index = ignore_index
-        self.num_labels = num_labels
-        self.rank_tol = rank_tol
-        self.reduction = reduction
-        self.precision = precision
-        self.check = check
+        own = {"ridge": ridge} if objective == "soft" else {"rank_tol": rank_tol}
+        super().__init__(_OBJECTIVES[objective], **own, num_labels=num_labels, precision=precision, check=check)
+        check_ridge(ridge)
+        rank_tolerance(torch.float64, torch.float64, rank_tol)
+        self.objective, self.reduction, self.maps, self.ignore_index = objective, reduction, maps, ignore_index
+        self.lambda_features = lambda_features
         self.lam = None if lambda_features is None else nn.Parameter(torch.eye(lambda_features))
 
     def forward(
@@ -101,50 +110,11 @@ class NormalizedCutLoss(nn.Module):
                 raise ConfigurationError("offsets belong to packed rows and not to maps; leave one of them out.")
             f, labels = _rows(f, labels)
             weight = None if weight is None else weight.flatten(-2)
-        if self.objective == "soft":
-            value = normalized_cut_soft(
-                f,
-                labels,
-                ridge=self.ridge,
-                weight=weight,
-                offsets=offsets,
-                num_labels=self.num_labels,
-                precision=self.precision,
-                check=self.check,
-            )
-        elif self.objective == "j2":
-            value = normalized_cut_j2(
-                f,
-                labels,
-                weight=weight,
-                offsets=offsets,
-                num_labels=self.num_labels,
-                rank_tol=self.rank_tol,
-                precision=self.precision,
-                check=self.check,
-            )
-        else:
-            value = normalized_cut_j1(
-                f,
-                labels,
-                lam=self.lam,
-                weight=weight,
-                offsets=offsets,
-                num_labels=self.num_labels,
-                rank_tol=self.rank_tol,
-                precision=self.precision,
-                check=self.check,
-            )
+        more = {"lam": self.lam} if self.objective == "j1" else {}
+        value = self.call(f, labels, weight=weight, offsets=offsets, **more)
         if self.reduction == "none":
             return value
         return value.mean() if self.reduction == "mean" else value.sum()
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        ridge = f", ridge={self.ridge}" if self.objective == "soft" else ""
-        maps = ", maps=True" if self.maps else ""
-        ignored = f", ignore_index={self.ignore_index}" if self.ignore_index != -1 else ""
-        return f"{self.objective!r}{ridge}{maps}{ignored}, reduction={self.reduction!r}"
 
 
 def _rows(f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

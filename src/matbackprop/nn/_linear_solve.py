@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from matbackprop.functional._linear_solve import gaussian_crf, linear_solve
+from matbackprop.functional._linear_solve import check_iterations, gaussian_crf, linear_solve
+from matbackprop.nn._operator import Operator
 
 __all__ = ["GaussianCRF", "LinearSolve"]
 
 
-class LinearSolve(nn.Module):
+class LinearSolve(Operator):
     """Solution of Ax = b; see :func:`~matbackprop.linear_solve`.
 
     Args:
@@ -31,21 +32,14 @@ class LinearSolve(nn.Module):
     def __init__(
         self, *, symmetric: bool = True, precision: torch.dtype | None = None, check: bool | None = None
     ) -> None:
-        super().__init__()
-        self.symmetric = symmetric
-        self.precision = precision
-        self.check = check
+        super().__init__(linear_solve, symmetric=symmetric, precision=precision, check=check)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """Return A⁻¹b."""
-        return linear_solve(a, b, symmetric=self.symmetric, precision=self.precision, check=self.check)
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        return f"symmetric={self.symmetric}"
+        return self.call(a, b)
 
 
-class GaussianCRF(nn.Module):
+class GaussianCRF(Operator):
     """Mode of a Gaussian random field; see :func:`~matbackprop.gaussian_crf`.
 
     Args:
@@ -73,27 +67,13 @@ class GaussianCRF(nn.Module):
         precision: torch.dtype | None = None,
         check: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.tolerance = tolerance
-        self.max_iterations = max_iterations
-        self.precision = precision
-        self.check = check
+        check_iterations(tolerance, max_iterations)
+        super().__init__(
+            gaussian_crf, tolerance=tolerance, max_iterations=max_iterations, precision=precision, check=check
+        )
 
     def forward(
         self, mean: Tensor, confidence: Tensor, *, affinity: Tensor | None = None, features: Tensor | None = None
     ) -> Tensor:
         """Return the mode of the field with the given means, confidences and affinity or features."""
-        return gaussian_crf(
-            mean,
-            confidence,
-            affinity=affinity,
-            features=features,
-            tolerance=self.tolerance,
-            max_iterations=self.max_iterations,
-            precision=self.precision,
-            check=self.check,
-        )
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        return f"tolerance={self.tolerance}, max_iterations={self.max_iterations}"
+        return self.call(mean, confidence, affinity=affinity, features=features)

@@ -14,12 +14,12 @@ from matbackprop.errors import ConfigurationError, DomainError, ShapeError
 from matbackprop.functional._matrix_function import FunctionLike
 from matbackprop.functional._second_order_pool import Method, second_order_pool
 from matbackprop.functional._triangle import vectorize_symmetric
-from matbackprop.numerics import compute_dtype
+from matbackprop.nn._operator import Operator
 
 __all__ = ["SecondOrderPool"]
 
 
-class SecondOrderPool(nn.Module):
+class SecondOrderPool(Operator):
     """Pool a feature map into a function of its second moments; see :func:`~matbackprop.second_order_pool`.
 
     Args:
@@ -53,9 +53,6 @@ class SecondOrderPool(nn.Module):
         True
     """
 
-    log_eps: Tensor | None
-    exponent: Tensor | float | None
-
     def __init__(
         self,
         *,
@@ -70,27 +67,25 @@ class SecondOrderPool(nn.Module):
         check: bool | None = None,
         precision: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         check_option(method, get_args(Method), "method")
         resolve_function(function, exponent)
-        compute_dtype(precision)
         if learn_exponent and (function != "power" or exponent is None):
             raise ConfigurationError(
                 'learn_exponent=True needs function="power" and exponent=, the value to start from.'
             )
         if learn_eps and not eps > 0:
             raise DomainError(f"an eps that learns must start above zero, got {eps}.")
-        self.eps = eps
-        self.log_eps = nn.Parameter(torch.tensor(math.log(eps))) if learn_eps else None
-        self.exponent = (
-            nn.Parameter(torch.tensor(float(exponent))) if learn_exponent and exponent is not None else exponent
+        super().__init__(
+            second_order_pool,
+            function=function,
+            exponent=nn.Parameter(torch.tensor(float(exponent or 0))) if learn_exponent else exponent,
+            center=center,
+            method=method,
+            check=check,
+            precision=precision,
         )
-        self.function = function
-        self.center = center
-        self.method: Method = method
-        self.vectorize = vectorize
-        self.check = check
-        self.precision = precision
+        self.eps, self.learn_eps, self.learn_exponent, self.vectorize = eps, learn_eps, learn_exponent, vectorize
+        self.log_eps = nn.Parameter(torch.tensor(math.log(eps))) if learn_eps else None
 
     def forward(self, f: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return C, or its upper triangle."""
@@ -100,22 +95,6 @@ class SecondOrderPool(nn.Module):
                 f"feature map (b, channels, height, width) pass f.flatten(2).mT; for more batch dimensions call "
                 f"matbackprop.second_order_pool."
             )
-        pooled = second_order_pool(
-            f,
-            eps=self.eps if self.log_eps is None else self.log_eps.exp(),
-            function=self.function,
-            exponent=self.exponent,
-            weight=weight,
-            center=self.center,
-            method=self.method,
-            check=self.check,
-            precision=self.precision,
-        )
+        eps = self.eps if self.log_eps is None else self.log_eps.exp()
+        pooled = self.call(f, eps=eps, weight=weight)
         return vectorize_symmetric(pooled) if self.vectorize else pooled
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        name = repr(self.function) if isinstance(self.function, str) else "custom"
-        return (
-            f"eps={self.eps}, function={name}, center={self.center}, method={self.method!r}, vectorize={self.vectorize}"
-        )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from matbackprop.functional._eigh import eigh
-from matbackprop.functional._svd import svd
-from matbackprop.functional._ties import Ties
+from matbackprop.functional._eigh import Eigenpairs, eigh
+from matbackprop.functional._svd import SingularTriples, svd
+from matbackprop.functional._ties import Ties, check_ties
+from matbackprop.nn._operator import Operator
 
 __all__ = ["EIG", "SVD"]
 
 
-class EIG(nn.Module):
+class EIG(Operator):
     """Eigendecomposition of symmetric matrices; see :func:`~matbackprop.eigh`.
 
     Args:
@@ -42,30 +43,15 @@ class EIG(nn.Module):
         check: bool | None = None,
         precision: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.ties: Ties = ties
-        self.tie_tol = tie_tol
-        self.broadening = broadening
-        self.check = check
-        self.precision = precision
+        check_ties(ties, tie_tol, broadening)
+        super().__init__(eigh, ties=ties, tie_tol=tie_tol, broadening=broadening, check=check, precision=precision)
 
-    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, a: Tensor) -> Eigenpairs:
         """Return eigenvalues and eigenvectors."""
-        return eigh(
-            a,
-            ties=self.ties,
-            tie_tol=self.tie_tol,
-            broadening=self.broadening,
-            check=self.check,
-            precision=self.precision,
-        )
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        return f"ties={self.ties!r}"
+        return self.call(a)
 
 
-class SVD(nn.Module):
+class SVD(Operator):
     """Singular value decomposition; see :func:`~matbackprop.svd`.
 
     Args:
@@ -97,26 +83,17 @@ class SVD(nn.Module):
         check: bool | None = None,
         precision: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.full_matrices = full_matrices
-        self.ties: Ties = ties
-        self.tie_tol = tie_tol
-        self.broadening = broadening
-        self.check = check
-        self.precision = precision
-
-    def forward(self, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return U, σ and Vᵀ."""
-        return svd(
-            a,
-            self.full_matrices,
-            ties=self.ties,
-            tie_tol=self.tie_tol,
-            broadening=self.broadening,
-            check=self.check,
-            precision=self.precision,
+        check_ties(ties, tie_tol, broadening)
+        super().__init__(
+            svd,
+            full_matrices=full_matrices,
+            ties=ties,
+            tie_tol=tie_tol,
+            broadening=broadening,
+            check=check,
+            precision=precision,
         )
 
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        return f"full_matrices={self.full_matrices}, ties={self.ties!r}"
+    def forward(self, a: Tensor) -> SingularTriples:
+        """Return U, σ and Vᵀ."""
+        return self.call(a)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from matbackprop.functional._projector import projector, spectral_projector
+from matbackprop.functional._projector import check_cut, projector, spectral_projector
+from matbackprop.nn._operator import Operator
+from matbackprop.numerics import rank_tolerance
 
 __all__ = ["Projector", "SpectralProjector"]
 
 
-class Projector(nn.Module):
+class Projector(Operator):
     """Projector on the span of a matrix; see :func:`~matbackprop.projector`.
 
     Args:
@@ -38,24 +40,15 @@ class Projector(nn.Module):
         precision: torch.dtype | None = None,
         check: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.symmetric = symmetric
-        self.rank_tol = rank_tol
-        self.precision = precision
-        self.check = check
+        rank_tolerance(torch.float64, torch.float64, rank_tol)
+        super().__init__(projector, symmetric=symmetric, rank_tol=rank_tol, precision=precision, check=check)
 
     def forward(self, a: Tensor) -> Tensor:
         """Return Π_A."""
-        return projector(
-            a, symmetric=self.symmetric, rank_tol=self.rank_tol, precision=self.precision, check=self.check
-        )
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        return f"symmetric={self.symmetric}, rank_tol={self.rank_tol}"
+        return self.call(a)
 
 
-class SpectralProjector(nn.Module):
+class SpectralProjector(Operator):
     """Projector on the leading eigenvectors; see :func:`~matbackprop.spectral_projector`.
 
     Args:
@@ -83,18 +76,9 @@ class SpectralProjector(nn.Module):
         precision: torch.dtype | None = None,
         check: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.rank = rank
-        self.threshold = threshold
-        self.precision = precision
-        self.check = check
+        check_cut(rank, threshold)
+        super().__init__(spectral_projector, rank=rank, threshold=threshold, precision=precision, check=check)
 
     def forward(self, a: Tensor) -> Tensor:
         """Return the projector on the leading eigenvectors of A."""
-        return spectral_projector(
-            a, rank=self.rank, threshold=self.threshold, precision=self.precision, check=self.check
-        )
-
-    def extra_repr(self) -> str:
-        """The arguments, for ``print(module)``."""
-        return f"rank={self.rank}, threshold={self.threshold}"
+        return self.call(a)
