@@ -1,6 +1,8 @@
 """What the page shows of a photograph."""
 
+import json
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -29,53 +31,72 @@ def analysis(picture):
 
 
 def test_levels_are_what_the_picture_holds(analysis, picture):
-    labels = analysis.labels(3)
+    labels = analysis.level(3).shown.labels()
     assert len(np.unique(labels)) == 3
     for y, x in ((10, 10), (10, 50), (40, 50)):
         same = (labels == labels[y, x]).mean()
         truth = (picture == picture[y, x]).all(-1).mean()
         assert same == pytest.approx(truth, abs=0.03)
     assert [caption for _, caption in analysis.levels()] == [f"{k} regions" for k in MERGE_KS]
+    assert analysis.shown.count() == analysis.segments.k
 
 
 def test_pictures_have_the_photograph_s_size(analysis, picture):
-    for shown in (analysis.outlined(3), analysis.painted(3)):
+    analysis = analysis.level(3)
+    for shown in (analysis.outlined(), analysis.painted()):
         assert shown.shape == picture.shape and shown.dtype == np.uint8
-    np.testing.assert_allclose(analysis.painted(3)[40, 50], picture[40, 50], atol=12)
+    np.testing.assert_allclose(analysis.painted()[40, 50], picture[40, 50], atol=12)
     assert all(shown.shape == picture.shape for shown, _ in analysis.eigenvectors())
     assert analysis.spectrum().ndim == 3
 
 
 def test_the_mask_is_the_region_under_the_pixel(analysis):
-    mask = analysis.mask(3, x=50, y=40)
+    mask = analysis.level(3).mask(x=50, y=40)
     assert mask[40, 50] and not mask[10, 50] and not mask[10, 10]
 
 
-def test_the_label_map_can_be_read_back(analysis, tmp_path):
-    with Image.open(analysis.save_labels(3, tmp_path / "labels.png")) as file:
-        values = np.asarray(file)
-    assert values.dtype == np.uint16 and values.min() == 1 and values.max() == 3
-    first = analysis.labels(3)
-    assert all(len(np.unique(values[first == label])) == 1 for label in np.unique(first))
+def test_a_click_divides_or_unites_the_region_under_it_and_undo_goes_back(analysis):
+    two = analysis.level(2)
+    right = two.mask(50, 10)
+    three = two.edited(50, 10, "split")
+    assert three.shown.count() == 3
+    assert not np.array_equal(three.mask(50, 10), right) and (three.mask(50, 10) <= right).all()
+    again = three.edited(50, 10, "merge")
+    assert again.shown.count() == 2 and np.array_equal(again.mask(50, 10), right)
+    assert [a.shown.count() for a in (again.undone(), again.undone().undone())] == [3, 2]
+    assert analysis.undone() is analysis  # the first step cannot be undone
 
 
-def analysis_of(pixels, coordinates=None, **maps):
-    segments = Segments(
-        pixels, tuple(maps.get("maps", {})), 2, None, "cluster", True, 0.1, clusterings=maps.get("maps")
-    )
+def test_files_are_packed_and_named_after_the_photograph(picture, tmp_path):
+    analysis = Segmenter()(picture, "merge", "cup.jpg").level(3).edited(10, 10, "split")
+    path = analysis.export(tmp_path, ("png", "coco"))
+    with zipfile.ZipFile(path) as archive:
+        assert path.name == "cup.zip"
+        assert sorted(archive.namelist()) == ["cup-coco.json", "cup-colours.png", "cup-overlay.png", "cup.png"]
+        coco = json.loads(archive.read("cup-coco.json"))
+        labels = np.asarray(Image.open(archive.open("cup.png")))
+    assert len(coco["annotations"]) == analysis.shown.count() == 4 and labels.max() == 3
+
+
+def analysis_of(pixels, coordinates=None, maps=None):
+    segments = Segments(pixels, tuple(maps or {}), 2, None, "cluster", True, 0.1, clusterings=maps)
     return Analysis(segments, np.zeros((0, 2, 2)) if coordinates is None else coordinates, np.ones(1))
 
 
-def test_the_nearest_number_of_clusters_is_taken():
-    maps = {2: np.zeros((4, 4), np.int32), 8: np.ones((4, 4), np.int32)}
+def test_the_nearest_number_of_clusters_is_taken_and_clusters_are_not_edited():
+    maps = {2: np.zeros((4, 4), np.int32), 8: np.eye(4, dtype=np.int32)}
     shown = analysis_of(np.zeros((4, 4, 3), np.uint8), maps=maps)
-    assert shown.labels(4).max() == 0 and shown.labels(7).max() == 1
+    assert shown.level(4).shown.count() == 1 and shown.level(7).shown.count() == 2
     assert [caption for _, caption in shown.levels()] == ["1 region", "2 regions"]
+    assert not shown.can_edit and shown.level(7).edited(1, 1, "split").shown.count() == 2
 
 
 def test_what_is_kept_of_a_visitor_is_small():
     picture = np.random.default_rng(0).integers(0, 256, (480, 640, 3), dtype=np.uint8)
-    assert len(pickle.dumps(Segmenter()(picture, "merge"))) < 3e6
+    analysis = Segmenter()(picture, "merge")
+    for k in range(2, 40):
+        analysis = analysis.level(k)
+    assert len(pickle.dumps(analysis)) < 3e6
 
 
 def test_a_constant_coordinate_is_shown_flat():
@@ -102,7 +123,7 @@ def test_a_network_is_used_where_there_is_one(picture):
     segmenter = Segmenter(DeepNCuts.variant("alexnet-relu5").eval())
     assert segmenter.methods == ("merge", "cluster") and "DeepNCuts" in segmenter.about
     found = segmenter(picture, "cluster")
-    assert found.segments.ks == CLUSTER_KS and found.labels(2).shape == (48, 64)
+    assert found.segments.ks == CLUSTER_KS and found.shown.labels().shape == (48, 64)
     assert len(found.levels()) == len(CLUSTER_KS)
     assert found.coordinates.shape[1:] == segmenter.model.grid((48, 64))
     assert Segmenter().methods == ("merge",) and "colour" in Segmenter().about
@@ -123,7 +144,7 @@ def test_regions_are_named_inside_their_mask(picture, monkeypatch):
 
 
 def test_photographs_are_brought_to_size(tmp_path):
-    assert fit_photograph(np.zeros((2000, 1000, 3), np.uint8)).shape == (640, 320, 3)
+    assert fit_photograph(np.zeros((2000, 1000, 3), np.uint8)).shape == (800, 400, 3)
     assert fit_photograph(np.zeros((30, 40, 3), np.uint8)).shape == (30, 40, 3)
     with pytest.raises(DataError, match="each side needs 16 or more"):
         fit_photograph(np.zeros((8, 40, 3), np.uint8))

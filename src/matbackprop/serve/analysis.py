@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -60,7 +62,7 @@ class Segmenter:
     Example:
         >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200
         >>> analysis = Segmenter()(picture, "merge")
-        >>> [len(np.unique(analysis.labels(k))) for k in (2, 3)]
+        >>> [analysis.level(k).shown.count() for k in (2, 3)]
         [2, 3]
     """
 
@@ -84,12 +86,13 @@ class Segmenter:
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         return f"A trained DeepNCuts model with {size:.1f} million parameters."
 
-    def __call__(self, photograph: Picture, method: str) -> Analysis:
-        """Segment a photograph (h, w, 3) and look at the space that its cells lie in."""
-        segments = segment_photograph(photograph, self.model, method=method, seed=self.seed)
+    def __call__(self, photograph: Picture, method: str, name: str = "picture.png") -> Analysis:
+        """Segment a photograph (h, w, 3) and look at the space that its cells lie in; show the suggested number."""
+        segments = replace(segment_photograph(photograph, self.model, method=method, seed=self.seed), name=name)
         embedding, grid = self._embed(photograph)
         points = embedding.points[:, :_COORDINATES].T.reshape(-1, *grid)
-        return Analysis(segments, points.double().cpu().numpy(), embedding.eigenvalues.double().cpu().numpy())
+        eigenvalues = embedding.eigenvalues.double().cpu().numpy()
+        return Analysis(segments, points.double().cpu().numpy(), eigenvalues).level(segments.k)
 
     @torch.no_grad()
     def _embed(self, photograph: Picture) -> tuple[Embedding, tuple[int, int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,16 @@ from PIL import Image
 from matbackprop.errors import DataError
 from matbackprop.inference import Segments
 from matbackprop.inference.drawing import WHITE, draw_boundaries, paint_labels
+from matbackprop.inference.editing import split_region, unite_region
+from matbackprop.inference.export import Format
 from matbackprop.report.figures import spectrum
 
 __all__ = ["MAX_REGIONS", "Analysis", "counted", "fit_photograph", "sample_photographs"]
 
 MAX_REGIONS = 40
-MAX_SIDE = 640
+MAX_SIDE = 800
+MAX_PAST = 100
+"""Steps that can be undone."""
 
 Picture = NDArray[np.uint8]
 
@@ -30,7 +36,7 @@ def fit_photograph(pixels: Picture, longest: int = MAX_SIDE) -> Picture:
 
     Example:
         >>> fit_photograph(np.zeros((300, 1280, 3), np.uint8)).shape
-        (150, 640, 3)
+        (188, 800, 3)
     """
     height, width = pixels.shape[:2]
     if min(height, width) < 16:
@@ -55,47 +61,97 @@ def sample_photographs(folder: Path) -> list[Path]:
     return paths
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Analysis:
-    """A photograph's segmentations and the space that its cells lie in.
+    """A photograph's segmentations, the space that its cells lie in, and what a visitor has done.
 
     Attributes:
         segments: the segmentations.
         coordinates: (n, gh, gw) leading spectral coordinates on the features' grid.
         eigenvalues: (e,) their eigenvalues, descending.
+        past: partitions from first to last, of which the last one is shown: (S,) regions of the superpixels, or label
+            maps after clustering.
     """
 
     segments: Segments
     coordinates: NDArray[np.float64]
     eigenvalues: NDArray[np.float64]
+    past: tuple[NDArray[np.int32], ...] = ()
 
     @property
     def photograph(self) -> Picture:
         """(h, w, 3) bytes."""
         return self.segments.pixels
 
-    def labels(self, k: int) -> NDArray[np.int32]:
-        """The map for ``k`` regions; after clustering, that of the nearest number of clusters."""
-        if self.segments.hierarchy is None:
-            k = min(self.segments.ks, key=lambda known: (abs(known - k), known))
-        return self.segments.labels(k)
+    @property
+    def shown(self) -> Segments:
+        """The photograph with the partition that is shown."""
+        return self.segments.with_regions(self._map(self.past[-1]))
 
-    def outlined(self, k: int) -> Picture:
+    @property
+    def can_edit(self) -> bool:
+        """Whether regions can be divided and united: along a tree of merges."""
+        return self.segments.hierarchy is not None
+
+    def _map(self, partition: NDArray[np.int32]) -> NDArray[np.int32]:
+        superpixels = self.segments.superpixels
+        return partition if superpixels is None else partition[superpixels]
+
+    def _then(self, partition: NDArray[np.int32]) -> Analysis:
+        return replace(self, past=(*self.past[-MAX_PAST:], partition))
+
+    def level(self, k: int) -> Analysis:
+        """Show ``k`` regions; after clustering, the nearest number of clusters that there is."""
+        tree = self.segments.hierarchy
+        if tree is not None:
+            return self._then(tree.levels([k])[0].astype(np.int32))
+        nearest = min(self.segments.ks, key=lambda known: (abs(known - k), known))
+        return self._then(self.segments.small_labels(nearest))
+
+    def edited(self, x: int, y: int, action: str) -> Analysis:
+        """Divide (``"split"``) or unite (``"merge"``) the region under a pixel of the photograph."""
+        tree, superpixels = self.segments.hierarchy, self.segments.superpixels
+        if tree is None or superpixels is None:
+            return self
+        height, width = self.segments.size
+        under = superpixels[y * superpixels.shape[0] // height, x * superpixels.shape[1] // width]
+        change = {"split": split_region, "merge": unite_region}[action]
+        return self._then(change(tree, self.past[-1], int(self.past[-1][under])))
+
+    def undone(self) -> Analysis:
+        """Go back by one step."""
+        return replace(self, past=self.past[:-1]) if len(self.past) > 1 else self
+
+    def outlined(self) -> Picture:
         """The photograph with the borders of the regions."""
-        return draw_boundaries(self.photograph, self.labels(k))
+        return self.shown.outlined()
 
-    def painted(self, k: int) -> Picture:
+    def painted(self) -> Picture:
         """Every region in its mean colour."""
-        return paint_labels(self.labels(k), self.photograph)
+        return paint_labels(self.shown.labels(), self.photograph)
+
+    def mask(self, x: int, y: int) -> NDArray[np.bool_]:
+        """The region under a pixel."""
+        labels = self.shown.labels()
+        return labels == labels[y, x]
 
     def levels(self) -> list[tuple[Picture, str]]:
         """Overview from coarse to fine: mean colours with borders, and the number of regions."""
         out = []
         for k in self.segments.ks:
-            labels = self.labels(k)
+            labels = self.segments.labels(k)
             picture = draw_boundaries(paint_labels(labels, self.photograph), labels, colour=WHITE)
-            out.append((picture, counted(labels)))
+            out.append((picture, counted(self.segments.count(k))))
         return out
+
+    def export(self, folder: Path, formats: Sequence[Format]) -> Path:
+        """Write what is shown in several formats and return the archive of the files, named after the photograph."""
+        stem = Path(self.segments.name).stem
+        files = self.shown.save(folder / stem, formats=formats)
+        with zipfile.ZipFile(folder / f"{stem}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in files.values():
+                archive.write(path, path.name)
+        return folder / f"{stem}.zip"
 
     def eigenvectors(self) -> list[tuple[Picture, str]]:
         """The leading coordinates as pictures: orange above, blue below the middle."""
@@ -115,20 +171,9 @@ class Analysis:
         fig.canvas.draw()
         return np.asarray(fig.canvas.buffer_rgba(), dtype=np.uint8)[..., :3].copy()  # type: ignore[attr-defined]
 
-    def mask(self, k: int, x: int, y: int) -> NDArray[np.bool_]:
-        """The region under a pixel."""
-        labels = self.labels(k)
-        return labels == labels[y, x]
 
-    def save_labels(self, k: int, path: Path) -> Path:
-        """Write the label map as a 16-bit PNG, labels from 1."""
-        Image.fromarray((self.labels(k) + 1).astype(np.uint16)).save(path)
-        return path
-
-
-def counted(labels: NDArray[np.int32]) -> str:
-    """``"1 region"``, ``"8 regions"``: how many a map numbered from 0 holds."""
-    count = int(labels.max()) + 1
+def counted(count: int) -> str:
+    """``"1 region"``, ``"8 regions"``."""
     return f"{count} region{'' if count == 1 else 's'}"
 
 
