@@ -1,5 +1,6 @@
 """Regions in the formats of other programs hold the same pixels."""
 
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -110,13 +111,18 @@ def test_every_format_is_written_and_the_tree_gives_the_levels_again(result, tmp
     paths = result.save(tmp_path / "out", 3, formats=FORMATS, stem="photo")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths.values())
     ends = {p.name.removeprefix("photo") for p in paths.values()}
-    assert ends == {".png", "-colours.png", "-overlay.png", ".npz", "-coco.json", ".json", ".svg"}
+    assert ends == {".png", "-colours.png", "-overlay.png", ".npz", "-coco.json", ".json", ".svg", "-ucm2.mat"}
     saved = np.load(paths["levels"])
     tree = type(result.hierarchy)(len(saved["merges"]) + 1, saved["merges"], saved["heights"])
     small = tree.levels([6])[0][saved["superpixels"]]
     np.testing.assert_array_equal(small, result.small_labels(6))
     maps = read_label_maps(paths["levels"])  # as the evaluator reads it
     assert len(maps) == len(result.ks) and maps[0].shape == (60, 90)
+    contours = read_label_maps(paths["ucm2"], thresholds=9)  # the last has two regions
+    assert len(contours) == 9 and len(np.unique(contours[-1])) == 2
+    assert len(np.unique(contours[-1] + 2 * result.small_labels(2))) == 2
+    with pytest.raises(ConfigurationError, match="needs a hierarchy"):
+        dataclasses.replace(result, hierarchy=None).save(tmp_path, formats=("ucm2",))
     with pytest.raises(ConfigurationError, match="unknown format gif; choose of png"):
         result.save(tmp_path, formats=("gif",))
 

@@ -43,9 +43,10 @@ class Config:
     k: int | None = None
     """Number of regions (merge) or of clusters (cluster) that the PNG files show; by default about as many regions as
     people would draw."""
-    format: tuple[Literal["png", "npz", "coco", "svg", "labelme"], ...] = ("png", "npz")
+    format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz")
     """What to write. png: label map, colours, borders. npz: all levels and the tree of merges. coco: JSON with exact
-    masks. svg: one path per region. labelme: polygons."""
+    masks. svg: one path per region. labelme: polygons. ucm2: the hierarchy as a contour map for the Berkeley
+    benchmark's tools."""
     side: int = 480
     """Larger photographs are segmented at this length of their longer side."""
     seed: int = 0

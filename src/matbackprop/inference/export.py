@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.inference.drawing import paint_labels
+from matbackprop.spectral import contour_map
 
 if TYPE_CHECKING:
     from matbackprop.inference.segmenting import Segments
 
 __all__ = ["FORMATS", "Format", "outlines", "save", "to_coco", "to_labelme", "to_svg"]
 
-Format = Literal["png", "npz", "coco", "svg", "labelme"]
-FORMATS: tuple[Format, ...] = ("png", "npz", "coco", "svg", "labelme")
+Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
+FORMATS: tuple[Format, ...] = ("png", "npz", "coco", "svg", "labelme", "ucm2")
 
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise where y points down
 
@@ -205,7 +206,18 @@ def save(
         place("labelme", ".json").write_text(json.dumps(to_labelme(result, k), indent=2))
     if "svg" in formats:
         place("svg", ".svg").write_text(to_svg(result, k))
+    if "ucm2" in formats:
+        _save_contours(place("ucm2", "-ucm2.mat"), result)
     return paths
+
+
+def _save_contours(path: Path, result: Segments) -> None:
+    """The hierarchy as a contour map, at the size that was segmented, in a file that the Berkeley benchmark reads."""
+    from scipy.io import savemat
+
+    if result.hierarchy is None or result.superpixels is None:
+        raise ConfigurationError("a contour map needs a hierarchy; segment by merging, or leave the format ucm2 out.")
+    savemat(path, {"ucm2": contour_map(result.superpixels, result.hierarchy)}, do_compression=True)
 
 
 def _save_levels(path: Path, result: Segments) -> None:

@@ -161,7 +161,8 @@ class Segments:
             k: number of regions in all files but the npz one; None for the suggested number.
             formats: ``"png"`` (label map of 16 bits, ``-colours``, and borders as ``-overlay``), ``"npz"`` (``labels``
                 of all ``ks`` and, after merging, the tree: ``superpixels``, ``merges``, ``heights``), ``"coco"``,
-                ``"labelme"`` and ``"svg"``.
+                ``"labelme"``, ``"svg"``, and ``"ucm2"`` (after merging: the hierarchy as an ultrametric contour map, at
+                the size that was segmented, in a .mat file that the Berkeley benchmark's tools read).
             stem: beginning of the names; None for that of the photograph.
 
         Returns:
