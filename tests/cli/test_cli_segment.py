@@ -107,6 +107,11 @@ def test_any_number_of_regions_can_be_shown(tmp_path, capsys):
     assert np.load(tmp_path / "out" / "noise.npz")["ks"].tolist() == [2, 4, 5]
 
 
+def test_several_pictures_end_with_a_line_about_all_of_them(picture, tmp_path, capsys):
+    assert main(Config((picture, picture), out=tmp_path / "out")) == 0
+    assert capsys.readouterr().out.endswith(f"2 pictures segmented → {tmp_path / 'out'}\n")
+
+
 def test_sixteen_bits_are_rescaled_and_that_is_said(tmp_path, capsys):
     grey = np.zeros((50, 70), np.uint16)
     grey[:, 35:] = 900

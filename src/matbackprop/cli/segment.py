@@ -104,6 +104,8 @@ def main(config: Config) -> int:
         network = model is not None
         document = {"network": network, "method": config.method, "ks": list(ks), "images": entries, "skipped": skipped}
         print(json.dumps(document, indent=2))
+    elif len(entries) > 1:
+        print(f"{len(entries)} pictures segmented → {config.out}")
     if skipped:
         print(f"matbackprop: {len(skipped)} of {len(paths)} pictures skipped.", file=sys.stderr)
     return 0 if not skipped else 1 if entries else 2

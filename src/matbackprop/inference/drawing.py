@@ -80,6 +80,17 @@ def draw_boundaries(
     return out
 
 
+def mean_colours(labels: NDArray[np.integer], pixels: NDArray[np.uint8], count: int) -> NDArray[np.float64]:
+    """Mean colour (count, 3) of each region of a map (h, w) numbered from 0, on pixels (h, w, 3)."""
+    sums = np.zeros((count, 4))
+    for start in range(0, len(labels), 256):  # in strips, because large photographs have large maps
+        strip, colours = labels[start : start + 256].ravel(), pixels[start : start + 256].reshape(-1, 3)
+        sums[:, 3] += np.bincount(strip, minlength=count)
+        for c in range(3):
+            sums[:, c] += np.bincount(strip, colours[:, c], count)
+    return sums[:, :3] / sums[:, 3:]
+
+
 def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.uint8]:
     """Colour a label map: each region in the mean colour of ``image``, or in a hue of its own.
 
@@ -105,9 +116,7 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
     if image is not None:
         rgb = as_rgb(image)
         _check_sizes(rgb, lab)
-        area = np.bincount(index.ravel(), minlength=len(ids))
-        sums = [np.bincount(index.ravel(), rgb[..., c].ravel(), len(ids)) for c in range(3)]
-        table = np.stack(sums, -1) / area[:, None]
+        table = mean_colours(index, rgb, len(ids))
     else:
         # Golden-angle hues: neighbours in number are far apart in colour, for any number of regions.
         hue = (0.58 + 0.618034 * np.arange(len(ids))) % 1.0

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.inference.drawing import paint_labels
+from matbackprop.inference.drawing import mean_colours
 from matbackprop.spectral import contour_map
 
 if TYPE_CHECKING:
@@ -163,15 +163,13 @@ def _signed_area(loop: NDArray[np.float64]) -> float:
 def to_svg(result: Segments, k: int | None = None) -> str:
     """The regions as one SVG path each, in their mean colours."""
     height, width = result.size
-    labels = result.labels(k)
-    colours = paint_labels(labels, result.pixels)
-    first = np.unique(labels, return_index=True)[1]
+    colours = mean_colours(result.labels(k), result.pixels, result.count(k)).round().astype(int).tolist()
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     ]
     for region, loops in enumerate(_polygons(result, k)):
         path = "".join("M" + "L".join(f"{x:.6g},{y:.6g}" for x, y in loop) + "Z" for loop in loops)
-        fill = "#{:02x}{:02x}{:02x}".format(*colours.reshape(-1, 3)[first[region]].tolist())
+        fill = "#{:02x}{:02x}{:02x}".format(*colours[region])
         lines.append(f'<path id="region-{region + 1}" fill="{fill}" fill-rule="evenodd" d="{path}"/>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
