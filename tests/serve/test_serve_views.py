@@ -11,6 +11,7 @@ from PIL import Image
 
 from matbackprop.errors import DataError
 from matbackprop.inference import Segments
+from matbackprop.inference.export import FORMATS
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.serve.analysis import Namer, Segmenter, colour_features
 from matbackprop.serve.views import Analysis, fit_photograph, sample_photographs
@@ -69,13 +70,15 @@ def test_a_click_divides_or_unites_the_region_under_it_and_undo_goes_back(analys
 
 def test_files_are_packed_and_named_after_the_photograph(picture, tmp_path):
     analysis = Segmenter()(picture, "merge", "cup.jpg").level(3).edited(10, 10, "split")
-    path = analysis.export(tmp_path, ("png", "coco"))
+    path = analysis.export(tmp_path, FORMATS)
     with zipfile.ZipFile(path) as archive:
         assert path.name == "cup.zip"
-        assert sorted(archive.namelist()) == ["cup-coco.json", "cup-colours.png", "cup-overlay.png", "cup.png"]
+        assert {"cup-coco.json", "cup-colours.png", "cup-overlay.png", "cup.npz", "cup.svg"} < set(archive.namelist())
         coco = json.loads(archive.read("cup-coco.json"))
         labels = np.asarray(Image.open(archive.open("cup.png")))
+        levels = np.load(archive.open("cup.npz"))["ks"].tolist()
     assert len(coco["annotations"]) == analysis.shown.count() == 4 and labels.max() == 3
+    assert levels == list(MERGE_KS)  # of the whole hierarchy
 
 
 def analysis_of(pixels, coordinates=None, maps=None):
@@ -83,11 +86,12 @@ def analysis_of(pixels, coordinates=None, maps=None):
     return Analysis(segments, np.zeros((0, 2, 2)) if coordinates is None else coordinates, np.ones(1))
 
 
-def test_the_nearest_number_of_clusters_is_taken_and_clusters_are_not_edited():
+def test_the_nearest_number_of_clusters_is_taken_and_clusters_are_not_edited(tmp_path):
     maps = {2: np.zeros((4, 4), np.int32), 8: np.eye(4, dtype=np.int32)}
     shown = analysis_of(np.zeros((4, 4, 3), np.uint8), maps=maps)
     assert shown.level(4).shown.count() == 1 and shown.level(7).shown.count() == 2
     assert [caption for _, caption in shown.levels()] == ["1 region", "2 regions"]
+    assert shown.level(2).export(tmp_path, ("svg", "ucm2")).stat().st_size > 0  # there is no tree to draw
     assert not shown.can_edit and shown.level(7).edited(1, 1, "split").shown.count() == 2
 
 

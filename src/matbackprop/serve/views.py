@@ -145,11 +145,22 @@ class Analysis:
         return out
 
     def export(self, folder: Path, formats: Sequence[Format]) -> Path:
-        """Write what is shown in several formats and return the archive of the files, named after the photograph."""
+        """Write files and return their archive, named after the photograph.
+
+        Label maps, masks and polygons are those of what is shown; the levels (npz) and the contour map (ucm2, after
+        merging only) are those of the whole hierarchy.
+        """
         stem = Path(self.segments.name).stem
-        files = self.shown.save(folder / stem, formats=formats)
+        whole = [f for f in formats if f == "npz" or (f == "ucm2" and self.can_edit)]
+        one = [f for f in formats if f not in ("npz", "ucm2")]
+        files = [
+            path
+            for segments, some in ((self.segments, whole), (self.shown, one))
+            if some
+            for path in segments.save(folder / stem, formats=some).values()
+        ]
         with zipfile.ZipFile(folder / f"{stem}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in files.values():
+            for path in files:
                 archive.write(path, path.name)
         return folder / f"{stem}.zip"
 
