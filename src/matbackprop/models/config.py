@@ -65,7 +65,8 @@ class RegionModelConfig:
     """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P,
     which is o2p on all scales of the backbone sift."""
     backbone: str = "alexnet"
-    """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2 or sift."""
+    """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit,
+    pidinet or sift."""
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     taps: tuple[str, ...] = ()
@@ -127,7 +128,8 @@ class NCutsModelConfig:
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     backbone: str | None = field(default=None, metadata=ADDED)
-    """Network that gives the feature maps: alexnet, vgg16 or efficientnet-lite2; by default the variant's."""
+    """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit or
+    pidinet; by default the variant's."""
     taps: tuple[str, ...] = field(default=(), metadata=ADDED)
     """Feature maps that feed the head; by default the variant's."""
     head: Literal["paper", "hypercolumn", "none"] | None = field(default=None, metadata=ADDED)

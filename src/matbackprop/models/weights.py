@@ -106,9 +106,11 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
     if str(weights) == "none" or not any(True for _ in backbone.parameters()):
         return None
     path = find_weights(name) if str(weights) == "imagenet" else Path(weights)
-    state = {k: v for k, v in read_weights(path).items() if not k.startswith("classifier.")}
+    own = backbone.state_dict()
+    state = {k.removeprefix(getattr(backbone, "prefix", "")): v for k, v in read_weights(path).items()}
+    state = {k: v for k, v in state.items() if k in own or not k.startswith("classifier.")}
     # How many batches the means of batch normalisation were taken over is published by some and used by none.
-    state |= {k: v for k, v in backbone.state_dict().items() if k.endswith("num_batches_tracked") and k not in state}
+    state |= {k: v for k, v in own.items() if k.endswith("num_batches_tracked") and k not in state}
     load_weights_into(backbone, state, str(path))
     return path
 

@@ -51,7 +51,7 @@ class TapInfo(NamedTuple):
 class Backbone(nn.Module):
     """A network that gives named feature maps.
 
-    Subclasses say which maps there are (:attr:`taps`), describe them (:meth:`info`) and compute them (:meth:`maps`).
+    Subclasses describe their maps (``places``) and compute them (:meth:`maps`).
     Batch normalisation keeps the means and deviations that it was published with, in training too: batches of regions
     or of single images would give others, and results would depend on how they are divided over processes.
 
@@ -59,16 +59,31 @@ class Backbone(nn.Module):
         taps: names of the maps, in the order in which the network computes them.
         mean, std: how its pixels are normalised, for RGB in [0, 1].
         left_out: keys of the weights that :meth:`cut` removed.
+        prefix: what the keys of its published weights begin with.
     """
 
     taps: Sequence[str]
+    prefix: str = ""
     left_out: frozenset[str] = frozenset()
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
+    def __init__(self, places: Mapping[str, TapInfo]) -> None:
+        """``places`` has the maps in the order in which they are computed."""
+        super().__init__()
+        self._places = dict(places)
+        self.taps = tuple(places)
+
     def info(self, tap: str) -> TapInfo:
-        """Channels and place of a map."""
-        raise NotImplementedError
+        """Channels and place of a map.
+
+        Example:
+            >>> from matbackprop.models.backbones import build_backbone
+            >>> build_backbone("alexnet").info("relu5")
+            TapInfo(channels=256, stride=16, offset=15.0, reach=31)
+        """
+        self.check([tap])
+        return self._places[tap]
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
         """The maps (b, c, h', w') of images (b, 3, h, w) normalised with :attr:`mean` and :attr:`std`."""
@@ -119,6 +134,22 @@ class Backbone(nn.Module):
         return {tap: found[tap] for tap in taps}
 
 
+class StagedBackbone(Backbone):
+    """A network whose maps follow from one another: each stage takes the map before it."""
+
+    def stage(self, tap: str, x: Tensor) -> Tensor:
+        """Compute a map from the one before it; the first from the image."""
+        raise NotImplementedError
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The maps up to the last of ``taps``."""
+        last = max(self.taps.index(tap) for tap in taps)
+        found: dict[str, Tensor] = {}
+        for tap in self.taps[: last + 1]:
+            image = found[tap] = self.stage(tap, image)
+        return found
+
+
 class LayerStack(Backbone):
     """A stack ``features`` whose maps are outputs of its layers.
 
@@ -128,17 +159,16 @@ class LayerStack(Backbone):
     """
 
     def __init__(self, features: nn.Sequential, taps: Mapping[str, int]) -> None:
-        super().__init__()
-        self.features = features
         self.index = dict(sorted(taps.items(), key=lambda item: item[1]))
-        self.taps = tuple(self.index)
+        super().__init__({tap: self._measure(list(features)[: last + 1]) for tap, last in self.index.items()})
+        self.features = features
         start_randomly(self)
-        self._info = {tap: self._measure(tap) for tap in self.taps}
 
-    def _measure(self, tap: str) -> TapInfo:
+    @staticmethod
+    def _measure(layers: Sequence[nn.Module]) -> TapInfo:
         channels, offset, stride = 3, 0.0, 1
         windows = []
-        for layer in list(self.features)[: self.index[tap] + 1]:
+        for layer in layers:
             if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
                 sizes = (layer.kernel_size, layer.stride, layer.padding)
                 kernel, step, padding = (int(v[0]) if isinstance(v, tuple) else int(v) for v in sizes)
@@ -150,17 +180,6 @@ class LayerStack(Backbone):
         for kernel, step, padding in reversed(windows):
             reach = max(1, (reach - 1) * step + kernel - 2 * padding)
         return TapInfo(channels, stride, offset, reach)
-
-    def info(self, tap: str) -> TapInfo:
-        """Channels and place of a map.
-
-        Example:
-            >>> from matbackprop.models.backbones import build_backbone
-            >>> build_backbone("alexnet").info("relu5")
-            TapInfo(channels=256, stride=16, offset=15.0, reach=31)
-        """
-        self.check([tap])
-        return self._info[tap]
 
     def remove_behind(self, tap: str) -> None:
         """Remove the layers behind a map."""

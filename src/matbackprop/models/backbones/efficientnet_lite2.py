@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.models.backbones.base import Backbone, TapInfo, start_randomly
+from matbackprop.models.backbones.base import StagedBackbone, TapInfo, start_randomly
 
 __all__ = ["EfficientNetLite2"]
 
@@ -55,7 +53,7 @@ class _Block(nn.Module):
         return x + inner if self.keeps else inner
 
 
-class EfficientNetLite2(Backbone):
+class EfficientNetLite2(StagedBackbone):
     """EfficientNet-Lite2: ``stem``, the outputs of its stages ``stage1`` to ``stage7``, and ``head``.
 
     Reference:
@@ -66,12 +64,9 @@ class EfficientNetLite2(Backbone):
     mean, std = (127 / 255,) * 3, (128 / 255,) * 3
 
     def __init__(self) -> None:
-        super().__init__()
-        self._conv_stem = _Convolution(3, STEM, 3, 2, bias=False)
-        self._bn0 = _norm(STEM)
-        blocks: list[nn.Module] = []
+        places = {"stem": TapInfo(STEM, 2, 1.0, 2)}
+        blocks: list[_Block] = []
         self._ends = {"stem": 0}
-        self._info = {"stem": TapInfo(STEM, 2, 1.0, 2)}
         width, stride, offset = STEM, 2, 1.0
         for number, (depth, kernel, step, expansion, channels) in enumerate(STAGES, start=1):
             for i in range(depth):
@@ -80,18 +75,14 @@ class EfficientNetLite2(Backbone):
             offset += stride * (step - 1)  # with a stride of 2 the windows lie one cell behind the first of a pair
             stride *= step
             self._ends[f"stage{number}"] = len(blocks)
-            self._info[f"stage{number}"] = TapInfo(channels, stride, offset, stride)
+            places[f"stage{number}"] = TapInfo(channels, stride, offset, stride)
+        super().__init__({**places, "head": TapInfo(HEAD, stride, offset, stride)})
+        self._conv_stem = _Convolution(3, STEM, 3, 2, bias=False)
+        self._bn0 = _norm(STEM)
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = _Convolution(width, HEAD, 1, bias=False)
         self._bn1 = _norm(HEAD)
-        self._info["head"] = TapInfo(HEAD, stride, offset, stride)
-        self.taps = (*self._ends, "head")
         start_randomly(self)
-
-    def info(self, tap: str) -> TapInfo:
-        """Channels and place of a map."""
-        self.check([tap])
-        return self._info[tap]
 
     def remove_behind(self, tap: str) -> None:
         """Remove the layers behind a map."""
@@ -99,14 +90,13 @@ class EfficientNetLite2(Backbone):
             del self._conv_head, self._bn1
             del self._blocks[self._ends[tap] :]
 
-    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The outputs of the stages that ``taps`` mean."""
-        x = nnf.relu6(self._bn0(self._conv_stem(image)))
-        found, done = {"stem": x}, 0
-        wanted = [tap for tap in self.taps if tap in taps]
-        for tap in wanted:
-            for block in self._blocks[done : self._ends.get(tap, len(self._blocks))]:  # type: ignore[union-attr]
-                x = block(x)
-            done = self._ends.get(tap, len(self._blocks))
-            found[tap] = nnf.relu6(self._bn1(self._conv_head(x))) if tap == "head" else x
-        return found
+    def stage(self, tap: str, x: Tensor) -> Tensor:
+        """Compute a map from the one before it."""
+        if tap == "stem":
+            return nnf.relu6(self._bn0(self._conv_stem(x)))
+        if tap == "head":
+            return nnf.relu6(self._bn1(self._conv_head(x)))
+        before = self._ends[self.taps[self.taps.index(tap) - 1]]
+        for number in range(before, self._ends[tap]):
+            x = self._blocks[number](x)
+        return x

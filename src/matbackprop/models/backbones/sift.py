@@ -28,16 +28,21 @@ class DenseSIFT(Backbone):
         Carreira, Caseiro, Batista, Sminchisescu. Semantic segmentation with second-order pooling. ECCV 2012.
     """
 
-    taps = tuple(f"bins{size}" for size in BINS)
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
-    def info(self, tap: str) -> TapInfo:
-        """Channels and place of a map."""
-        self.check([tap])
-        size = BINS[self.taps.index(tap)]
-        even = size % 2 == 0  # a window of even size lies half a pixel before the middle, and one more of them fits
-        reach = (CELLS - 1) * size + 1 - even
-        return TapInfo(ANGLES * CELLS**2, STRIDE, (CELLS - 1) * size / 2 - even / 2, reach)
+    def __init__(self) -> None:
+        # A window of even size lies half a pixel before the middle, and one more of them fits.
+        super().__init__(
+            {
+                f"bins{size}": TapInfo(
+                    ANGLES * CELLS**2,
+                    STRIDE,
+                    (CELLS - 1) * size / 2 - (size % 2 == 0) / 2,
+                    (CELLS - 1) * size + 1 - (size % 2 == 0),
+                )
+                for size in BINS
+            }
+        )
 
     @torch.no_grad()
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
@@ -53,7 +58,7 @@ class DenseSIFT(Backbone):
             descriptor = DenseSIFTDescriptor(
                 num_ang_bins=ANGLES,
                 num_spatial_bins=CELLS,
-                spatial_bin_size=BINS[self.taps.index(tap)],
+                spatial_bin_size=int(tap.removeprefix("bins")),
                 stride=STRIDE,
                 padding=0,
             )
