@@ -242,3 +242,54 @@ def test_replayed_kmeans_takes_new_points():
         found = weighted_kmeans(x.cuda(), torch.ones(300, device="cuda"), [3])
         expected = weighted_kmeans(x.double(), torch.ones(300), [3])
         torch.testing.assert_close(found.distortion.cpu().double(), expected.distortion.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "shape", [(512, 50, 3), (1000, 3, 3), (20, 36, 36), (20, 36, 256), (3, 256, 256), (4, 200, 32)]
+)
+def test_svd_is_exact_and_waits_for_nothing(shape, dtype):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(shape, generator=generator, dtype=dtype)
+    x[0] = 0
+    x[1, :, -1] = x[1, :, 0]
+    x[2, 0] *= 1e6
+    y = x.cuda()
+    mb.svd(y, check=False)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        u, s, vh = mb.svd(y, check=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    u, s, vh, k, eps = u.cpu().double(), s.cpu().double(), vh.cpu().double(), min(shape[1:]), torch.finfo(dtype).eps
+    eye = torch.eye(k, dtype=torch.float64)
+    assert (u.mT @ u - eye).abs().amax() < 20 * k**0.5 * eps and (vh @ vh.mT - eye).abs().amax() < 20 * k**0.5 * eps
+    size = x.double().norm(dim=(-2, -1)).clamp_min(1e-30)
+    assert (((u * s.unsqueeze(-2)) @ vh - x.double()).norm(dim=(-2, -1)) < 20 * eps * size).all()
+    expected = torch.linalg.svdvals(x.double())
+    assert ((s - expected).abs().amax(-1) <= 4 * eps * expected.amax(-1)).all() and (s.diff(dim=-1) <= 0).all()
+
+
+def test_svd_in_a_graph():
+    x = torch.randn(8, 12, 20, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        mb.svd(x, check=False)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        u, s, vh = mb.svd(x, check=False)
+    x.copy_(torch.randn(8, 12, 20))
+    graph.replay()
+    torch.testing.assert_close((u * s.unsqueeze(-2)) @ vh, x, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_svd_match_the_cpu():
+    x = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    grads = []
+    for y in (x.clone().requires_grad_(), x.cuda().requires_grad_()):
+        u, s, vh = mb.svd(y)
+        loss = (s**3).sum() + ((u * s.unsqueeze(-2)) @ vh).cos().sum() + (u[..., :2] @ u[..., :2].mT).square().sum()
+        grads.append(torch.autograd.grad(loss, y)[0].cpu())
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)

@@ -16,6 +16,9 @@ extern "C" void launch_separate_rows(int batch, int threads, REAL* y, REAL* q, R
     launch({batch, 1, 1}, threads, 0,
            [=] { separate_rows(y, q, overlap, eps, limit, n, k, y_next, y_step, q_next, q_step); });
 }
+extern "C" void launch_complete_rows(int batch, int threads, REAL* v, REAL* sigma, int n, int k, int next, int step) {
+    launch({batch, 1, 1}, threads, 0, [=] { complete_rows(v, sigma, n, k, next, step); });
+}
 """
 
 
@@ -68,7 +71,7 @@ def test_the_kernel_separates_rows_too(kernels, n, k, layout):
     y = q.mT @ x
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
-    q, y = separate.separate_by_kernel(q, y, EPS, False, kernels, 64)
+    q, y = separate.separate_by_kernel(q, y, EPS, 1e-9, kernels, 64)
     check(x, gram.squared_norms(y), q, y)
 
 
@@ -76,5 +79,5 @@ def test_the_kernel_leaves_ordinary_rows_alone(kernels):
     x = with_singular_values(5, 7, torch.logspace(0, 2, 5, dtype=torch.float64), seed=1)[None]
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
-    new_q, new_y = separate.separate_by_kernel(q.clone(), y.clone(), EPS[:1], True, kernels, 64)
+    new_q, new_y = separate.separate_by_kernel(q.clone(), y.clone(), EPS[:1], 1e-11, kernels, 64)
     assert torch.equal(new_q, q) and torch.equal(new_y, y)

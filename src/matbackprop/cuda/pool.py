@@ -24,8 +24,8 @@ _REAL_BYTES = 8
 _OWN = Source(
     "pool.cu",
     CHUNK=_CHUNK,
-    WIDE=separate.WIDE_RATIO[False],
-    MIXED=separate.MIXED_OVERLAP[False],
+    WIDE=separate.SAFE_RATIO * separate.OVERLAP_LIMIT[False],
+    MIXED=separate.OVERLAP_LIMIT[False],
     **{name.upper(): number for name, number in _FUNCTIONS.items()},
 )
 SOURCE = jacobi.SOURCE + separate.KERNELS + PRODUCT + _OWN

@@ -1,9 +1,10 @@
 // One-sided Jacobi: turns the rows of Y = Q^T X, and the eigenvectors Q with them, until the rows are orthogonal to
 // rounding of their own norms. Appended to jacobi.cu, with REAL double. A matrix whose rows are nearly so already is
-// left as it is.
+// left as it is. And rows that are missing among orthonormal ones.
 
 #define SEPARATED 1e-14  // |y_i . y_j| / sqrt(lambda_i lambda_j) that is not turned any further
 #define SEPARATION_SWEEPS 30
+#define CLEARINGS 3  // of a new row of the others: two leave rounding
 
 // Vectors of some length: entry j of vector i is x[i * next + j * step].
 struct Vectors {
@@ -89,4 +90,63 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const Vectors rows = {y + (long long)blockIdx.x * n * k, k, y_next, y_step};
     const Vectors vectors = {q + (long long)blockIdx.x * n * n, n, q_next, q_step};
     separate(rows, vectors, eps, (REAL)limit, n, (REAL*)shared_memory);
+}
+
+// Sum over the block; scratch: blockDim.x numbers of shared memory.
+__device__ REAL block_sum(REAL part, REAL* scratch) {
+    __syncthreads();
+    scratch[threadIdx.x] = part;
+    __syncthreads();
+    REAL sum = 0;
+    for (int e = 0; e < blockDim.x; ++e) sum += scratch[e];
+    __syncthreads();
+    return sum;
+}
+
+// v (batch, n, k) in rows, each matrix in the layout that the steps say: rows with a positive sigma (batch, n) are
+// orthonormal, the others are replaced by rows orthonormal to all. Grid (batch); shared memory for n + blockDim.x
+// numbers; blockDim.x is a multiple of 32.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    complete_rows(REAL* v, const REAL* __restrict__ sigma, int n, int k, int v_next, int v_step) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const Vectors rows = {v + (long long)blockIdx.x * n * k, k, v_next, v_step};
+    REAL* dots = (REAL*)shared_memory;
+    REAL* scratch = dots + n;
+    sigma += (long long)blockIdx.x * n;
+    for (int r = 0; r < n; ++r) {
+        if (!(sigma[r] <= 0)) continue;  // NaN stays
+        // entries that no structure of the other rows can hide
+        for (int j = threadIdx.x; j < k; j += blockDim.x) {
+            const REAL number = (REAL)r * k + j + 1;
+            rows(r, j) = sin((REAL)0.7548776662466927 * number * number);
+        }
+        __syncthreads();
+        for (int clearing = 0; clearing < CLEARINGS; ++clearing) {
+            for (int i = warp; i < n; i += warps) {
+                const bool there = i != r && (sigma[i] > 0 || i < r);
+                REAL part = 0;
+                for (int j = lane; there && j < k; j += 32) part += rows(i, j) * rows(r, j);
+                scratch[threadIdx.x] = part;
+                __syncwarp();
+                if (lane == 0) {
+                    for (int e = 1; e < 32; ++e) part += scratch[threadIdx.x + e];
+                    dots[i] = part;
+                }
+                __syncwarp();
+            }
+            __syncthreads();
+            REAL square = 0;
+            for (int j = threadIdx.x; j < k; j += blockDim.x) {
+                REAL entry = rows(r, j);
+                for (int i = 0; i < n; ++i) {
+                    if (i != r && (sigma[i] > 0 || i < r)) entry -= dots[i] * rows(i, j);
+                }
+                rows(r, j) = entry;
+                square += entry * entry;
+            }
+            const REAL norm = sqrt(block_sum(square, scratch));
+            for (int j = threadIdx.x; j < k; j += blockDim.x) rows(r, j) /= norm;
+            __syncthreads();
+        }
+    }
 }

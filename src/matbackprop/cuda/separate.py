@@ -7,27 +7,44 @@ from torch import Tensor
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import Module, Source
 
-WIDE_RATIO = {True: 1e5, False: 1e8}
-"""λ_max/λ_min up to which rows need no care, an error being 1e-17 of it; for float64 and for float32 digits."""
-MIXED_OVERLAP = {True: 1e-11, False: 1e-9}
-"""Largest |yᵢ·yⱼ|/√(λᵢλⱼ) that is left; for float64 and for float32 digits."""
+OVERLAP_LIMIT = {True: 1e-12, False: 1e-9}
+"""Largest |yᵢ·yⱼ|/√(λᵢλⱼ) that pooling leaves; for float64 and for float32 digits."""
+SAFE_RATIO = 1e17
+"""Overlaps are about 1e-17 of λ_max/λ_min: up to this many times a limit, no row needs to be looked at."""
 KERNELS = Source("separate.cu")
 SOURCE = jacobi.SOURCE + KERNELS
 
 
 def separate_by_kernel(
-    q: Tensor, y: Tensor, eps: Tensor, fine: bool, kernels: Module | None = None, threads: int = 256
+    q: Tensor, y: Tensor, eps: Tensor, limit: float, kernels: Module | None = None, threads: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Turn the rows of matrices that need it by one-sided Jacobi rotations (``separate.cu``)."""
+    """Turn the rows of matrices with an overlap above ``limit`` by one-sided Jacobi rotations (``separate.cu``)."""
     n, k = y.shape[-2:]
+    threads = threads or _threads(n)
     rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
     overlap = rows @ rows.mT
     shift = eps.expand(y.shape[:-2]).contiguous()
     kernels = kernels or SOURCE.on(y.get_device(), REAL_IS_DOUBLE=1)
     addresses = (rows.data_ptr(), vectors.data_ptr(), overlap.data_ptr(), shift.data_ptr())
     sizes = (n, k, *rows.stride()[1:], *vectors.stride()[1:])
-    kernels.launch("separate_rows", (len(rows),), threads, 24 * threads, (*addresses, MIXED_OVERLAP[fine], *sizes))
+    kernels.launch("separate_rows", (len(rows),), threads, 24 * threads, (*addresses, limit, *sizes))
     return vectors.mT.reshape(q.shape), rows.reshape(y.shape)
+
+
+def complete_by_kernel(v: Tensor, sigma: Tensor, kernels: Module | None = None, threads: int = 0) -> Tensor:
+    """Put rows orthonormal to the others into V where σ is zero (``separate.cu``)."""
+    n, k = v.shape[-2:]
+    threads = threads or _threads(n)
+    rows = _dense(v.reshape(-1, n, k))
+    kernels = kernels or SOURCE.on(v.get_device(), REAL_IS_DOUBLE=1)
+    arguments = (rows.data_ptr(), sigma.contiguous().data_ptr(), n, k, *rows.stride()[1:])
+    kernels.launch("complete_rows", (len(rows),), threads, 8 * (n + threads), arguments)
+    return rows.reshape(v.shape)
+
+
+def _threads(n: int) -> int:
+    """Threads of a block: a warp takes a pair of rows at a time."""
+    return 32 * min(8, max(1, n // 4))
 
 
 def _dense(a: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from matbackprop.functional._eigh import gaps_of, largest_entry, receives_gradie
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.solvers import batched_svd
 
 __all__ = ["SingularTriples", "svd"]
 
@@ -60,13 +61,12 @@ class _SVD(Operation):
     forward_twice = "svd"
 
     @staticmethod
-    def forward(x: Tensor, full: bool, policy: TiePolicy) -> tuple[Tensor, Tensor, Tensor]:
-        u, s, vh = torch.linalg.svd(x, full_matrices=full)
-        return u, s, vh
+    def forward(x: Tensor, full: bool, fine: bool, policy: TiePolicy) -> tuple[Tensor, Tensor, Tensor]:
+        return batched_svd(x, full_matrices=full, fine=fine)
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> Sequence[Any]:
-        return *outputs, inputs[2]
+        return *outputs, inputs[3]
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
@@ -165,6 +165,9 @@ def svd(
 
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
+    LAPACK decomposes on the CPU. On CUDA the thin decomposition is made by the package's own eigensolver and by what A
+    itself says of its small singular values: to rounding for any spectrum, without waiting for the device.
+
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall.
         full_matrices: whether U and V are square; by default they are thin, unlike those of torch.linalg.svd. The
@@ -211,5 +214,5 @@ def svd(
     with autocast_off(a.device.type):
         if wants_check(check, a):
             check_finite(a, "a")
-        u, s, vh = apply(_SVD, a.to(dtype), full_matrices, policy)
+        u, s, vh = apply(_SVD, a.to(dtype), full_matrices, a.dtype == torch.float64, policy)
         return SingularTriples(u.to(a.dtype), s.to(a.dtype), vh.to(a.dtype))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.separate import MIXED_OVERLAP, WIDE_RATIO, separate_by_kernel
+from matbackprop.cuda.separate import OVERLAP_LIMIT, SAFE_RATIO, separate_by_kernel
 from matbackprop.cuda.twin import is_plain, kernels_may_take
 from matbackprop.solvers.eigh import batched_eigh
 
@@ -46,10 +46,9 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tenso
     s, q = batched_eigh(x @ x.mT)
     y = (x.mT @ q).mT
     if x.dtype == torch.float64 and y.numel():
-        plain = is_plain(q, y, eps)
-        if plain and y.is_cpu and _narrow(s):
+        if is_plain(q, y, eps) and y.is_cpu and _narrow(s):
             return s, q, y
-        q, y = (separate_rows if plain else _operator)(q, y, eps, fine)
+        q, y = separate_rows(q, y, eps, fine, OVERLAP_LIMIT[fine])
     return drop_noise(squared_norms(y), x.shape), q, y
 
 
@@ -60,20 +59,30 @@ def _narrow(s: Tensor) -> bool:
     return all(low > 1e-3 * high for low, high in ends)
 
 
-def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
-    """Turn Q and Y = QᵀX so that the rows of Y are orthogonal to rounding of their own norms, not of the largest.
+def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
+    """Turn Q and Y = QᵀX until the rows of Y are orthogonal to rounding of their own norms, not of the largest.
 
-    Q and Y are written to. On CUDA nothing waits for the device: a Newton step is always taken for ``fine``, and a
-    kernel looks at the rows.
+    On CUDA nothing waits for the device: a Newton step is always taken for ``fine``, and a kernel looks at the rows.
+
+    Args:
+        q: eigenvectors of XXᵀ in columns ``(*batch, n, n)``; may be written to.
+        y: ``(*batch, n, k)``; may be written to.
+        eps: ε ``(*batch,)``.
+        fine: whether float64 digits are wanted.
+        limit: largest |yᵢ·yⱼ|/√(λᵢλⱼ) that may be left, λ = s + ε.
     """
+    return (_separate if is_plain(q, y, eps) else _operator)(q, y, eps, fine, limit)
+
+
+def _separate(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
     s = squared_norms(y)
-    if y.is_cpu and not bool((s.amax(-1) > WIDE_RATIO[fine] * (s.amin(-1) + eps)).any()):
+    if y.is_cpu and not bool((s.amax(-1) > SAFE_RATIO * limit * (s.amin(-1) + eps)).any()):
         return q, y
     if fine:
         q, y = _newton_step(s, q, y)
     if kernels_may_take(q, y, eps):
-        return separate_by_kernel(q, y, eps, fine)
-    mixed = _largest_overlap(y, eps) > MIXED_OVERLAP[fine]
+        return separate_by_kernel(q, y, eps, limit)
+    mixed = _largest_overlap(y, eps) > limit
     if bool(mixed.any()):
         for index in mixed.nonzero().tolist():
             one = tuple(index)
@@ -123,21 +132,21 @@ def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("matbackprop::separate_rows", mutates_args=())
-def _operator(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+def _operator(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
     """The form that torch.compile and vmap see, where no value may be looked at."""
-    new_q, new_y = separate_rows(q.clone(), y.clone(), eps, fine)
+    new_q, new_y = _separate(q.clone(), y.clone(), eps, fine, limit)
     return new_q.contiguous(), new_y.contiguous()
 
 
 @_operator.register_fake
-def _(q: Tensor, y: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), y.new_empty(y.shape)
 
 
 @_operator.register_vmap
-def _(info, in_dims, q, y, eps, fine):  # type: ignore[no-untyped-def]
+def _(info, in_dims, q, y, eps, fine, limit):  # type: ignore[no-untyped-def]
     q, y, eps = (
         t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip((q, y, eps), in_dims[:3], strict=True)
     )
-    return _operator(q, y, eps, fine), (0, 0)
+    return _operator(q, y, eps, fine, limit), (0, 0)

@@ -1,0 +1,98 @@
+"""The batched singular value decomposition, on the package's own eigensolver where that is faster than torch's.
+
+With the short side of X first (k rows, l ≥ k columns), XXᵀ = Q diag(s) Qᵀ and Y = QᵀX has orthogonal rows σᵢvᵢᵀ. What a
+Gram matrix cannot tell, small singular values and their vectors, is read from Y itself, as in :mod:`.gram`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from matbackprop.cuda.separate import complete_by_kernel
+from matbackprop.cuda.twin import is_plain, kernels_may_take
+from matbackprop.solvers.eigh import batched_eigh
+from matbackprop.solvers.gram import separate_rows, squared_norms
+
+__all__ = ["batched_svd"]
+
+_LIMIT = {True: 2e-14, False: 1e-9}  # |vᵢ·vⱼ| that is left, for float64 and for float32 digits
+
+
+def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular value decomposition X = U diag(σ) Vᵀ by the fastest route installed; not differentiable.
+
+    On CUDA the thin decomposition neither waits for the device nor moves anything to the CPU.
+
+    Args:
+        x: matrices ``(*batch, m, n)``, float32 or float64.
+        full_matrices: whether U and V are square.
+        fine: whether X carries float64 digits; otherwise those of float32 are wanted.
+
+    Returns:
+        U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``, k = min(m, n).
+
+    Example:
+        >>> _, s, _ = batched_svd(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
+        >>> s
+        tensor([2., 1.])
+    """
+    x = x.detach()
+    if full_matrices or x.dtype != torch.float64 or x.numel() == 0 or x.device.type != "cuda":
+        u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
+        return u, s, vh
+    return _thin_svd(x, fine)
+
+
+def _thin_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """By the Gram matrix of the shorter side."""
+    if x.shape[-2] <= x.shape[-1]:
+        return _gram_svd(x, fine)
+    v, s, uh = _gram_svd(x.mT, fine)
+    return uh.mT, s, v.mT
+
+
+def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of X with k rows and l ≥ k columns."""
+    unit = None
+    if fine:  # a power of two, so that no square overflows or vanishes; those of float32 numbers do not
+        exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
+        unit = torch.exp2(exponent.to(x.dtype))
+        x = x / unit
+    _, q = batched_eigh(x @ x.mT)
+    y = (x.mT @ q).mT
+    s = squared_norms(y)
+    floor = (max(x.shape[-2:]) * torch.finfo(x.dtype).eps) ** 2
+    y = y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)  # directions that X does not have
+    q, y = separate_rows(q, y, s.new_zeros(s.shape[:-1]), fine, _LIMIT[fine])
+    s, order = squared_norms(y).sort(-1, descending=True)
+    q = q.gather(-1, order.unsqueeze(-2).expand(q.shape))
+    y = y.gather(-2, order.unsqueeze(-1).expand(y.shape))
+    sigma = s.sqrt()
+    there = (s > 0).unsqueeze(-1)
+    v = y / torch.where(there, sigma.unsqueeze(-1), 1)
+    if kernels_may_take(v, sigma):
+        v = complete_by_kernel(v, sigma)
+    elif not (is_plain(v) and bool(there.all())):
+        v = _complete(v, there)
+    return q, sigma if unit is None else sigma * unit.squeeze(-1), v
+
+
+def _complete(v: Tensor, there: Tensor) -> Tensor:
+    """Put orthonormal rows, orthogonal to the others, where rows of V are not there, for singular values of zero."""
+    k, size = v.shape[-2:]
+    # Any rows will do that no structure of V can hide; made on the device, where a copy would have to wait.
+    new = (
+        torch.arange(1, k * size + 1, dtype=v.dtype, device=v.device)
+        .square()
+        .mul(0.7548776662466927)
+        .sin()
+        .view(k, size)
+    )
+    new = torch.where(there, 0, new)
+    other = torch.diag_embed(there.squeeze(-1).to(v.dtype))
+    for _ in range(2):  # once more for what rounding left
+        new = new - (new @ v.mT) @ v
+        factor, _ = torch.linalg.cholesky_ex(new @ new.mT + other)
+        new = torch.linalg.solve_triangular(factor, new, upper=False)
+    return v + new

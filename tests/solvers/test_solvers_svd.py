@@ -1,0 +1,97 @@
+"""The singular value decomposition on our own eigensolver: any spectrum, to rounding, with and without its kernel."""
+
+from functools import partial
+
+import mpmath
+import pytest
+import torch
+
+from helpers import cuda_on_cpu
+from helpers.matrices import generator, with_singular_values
+from matbackprop.cuda import separate
+from matbackprop.solvers import batched_svd, gram, svd
+from matbackprop.solvers.svd import _thin_svd
+from solvers.test_solvers_gram import LAUNCHER
+
+SHAPES = [(1, 1), (1, 4), (5, 5), (3, 40), (40, 3), (12, 20), (36, 36)]
+SPECTRA = {
+    "random": lambda m, n, k: torch.randn(m, n, generator=generator(1), dtype=torch.float64),
+    "graded": lambda m, n, k: with_singular_values(m, n, torch.logspace(0, -10, k, dtype=torch.float64), seed=2),
+    "repeated": lambda m, n, k: with_singular_values(m, n, torch.full((k,), 3.0, dtype=torch.float64), seed=3),
+    "rank one": lambda m, n, k: torch.arange(1.0, m + 1).double()[:, None] * torch.ones(n).double(),
+    "zero": lambda m, n, k: torch.zeros(m, n, dtype=torch.float64),
+    "huge": lambda m, n, k: 1e200 * torch.randn(m, n, generator=generator(4), dtype=torch.float64),
+    "tiny": lambda m, n, k: 1e-200 * torch.randn(m, n, generator=generator(5), dtype=torch.float64),
+    "one outlier": lambda m, n, k: torch.randn(m, n, generator=generator(6), dtype=torch.float64).index_fill(
+        0, torch.tensor([0]), 1e9
+    ),
+}
+
+
+def check(x, u, s, vh, orthogonality=1e-13):
+    """Orthonormal factors, descending values, and X again to rounding."""
+    k = min(x.shape[-2:])
+    assert (
+        u.shape == (*x.shape[:-1], k) and s.shape == (*x.shape[:-2], k) and vh.shape == (*x.shape[:-2], k, x.shape[-1])
+    )
+    eye = torch.eye(k, dtype=x.dtype)
+    assert (u.mT @ u - eye).abs().max() < orthogonality
+    assert (vh @ vh.mT - eye).abs().max() < orthogonality
+    assert (s.diff(dim=-1) <= 0).all() and (s >= 0).all()
+    size = x.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    assert (((u * (s.unsqueeze(-2) / size)) @ vh - x / size).abs() < 1e-13 * max(x.shape)).all()
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_any_spectrum_to_rounding(m, n, name):
+    x = SPECTRA[name](m, n, min(m, n)).expand(2, m, n)
+    check(x, *_thin_svd(x, True))
+    if name not in ("huge", "tiny"):  # which float32 numbers are not
+        check(x, *_thin_svd(x, False), orthogonality=1e-8)
+
+
+@pytest.mark.parametrize("name", ["random", "graded", "one outlier"])
+def test_values_against_mpmath(name):
+    x = SPECTRA[name](6, 9, 6)
+    with mpmath.workdps(50):
+        expected = sorted((float(v) for v in mpmath.svd_r(mpmath.matrix(x.tolist()), compute_uv=False)), reverse=True)
+    _, s, _ = _thin_svd(x, True)
+    assert (s - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-15 * 9 * expected[0]
+
+
+def test_vmap_and_compile_see_the_same_route():
+    x = SPECTRA["graded"](5, 8, 5).expand(3, 5, 8).clone()
+    expected = _thin_svd(x, True)
+    for found, value in zip(torch.vmap(lambda one: _thin_svd(one, True))(x), expected, strict=True):
+        torch.testing.assert_close(found.abs(), value.abs(), rtol=1e-10, atol=1e-10)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda y: _thin_svd(y, True), fullgraph=True, backend="aot_eager")
+    check(x, *compiled(x))
+
+
+def test_the_cpu_and_full_matrices_are_left_to_lapack():
+    x = SPECTRA["random"](4, 6, 4)
+    for found, expected in zip(batched_svd(x, full_matrices=True), torch.linalg.svd(x), strict=True):
+        assert torch.equal(found, expected)
+    assert all(part.numel() == 0 for part in batched_svd(torch.zeros(0, 3)))
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("svd")
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, separate.SOURCE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
+
+
+@pytest.mark.parametrize("name", ["random", "graded", "rank one", "zero", "one outlier"])
+@pytest.mark.parametrize(("m", "n"), [(7, 12), (9, 6), (5, 5)])
+@pytest.mark.parametrize("fine", [True, False])
+def test_with_the_kernels_that_separate_and_complete_rows(kernels, name, m, n, fine, monkeypatch):
+    options = {"kernels": kernels, "threads": 64}
+    monkeypatch.setattr(gram, "separate_by_kernel", partial(separate.separate_by_kernel, **options))
+    monkeypatch.setattr(svd, "complete_by_kernel", partial(separate.complete_by_kernel, **options))
+    for module in (gram, svd):
+        monkeypatch.setattr(module, "kernels_may_take", lambda *tensors: True)
+    x = SPECTRA[name](m, n, min(m, n)).expand(2, m, n)
+    check(x, *_thin_svd(x, fine), orthogonality=1e-13 if fine else 1e-8)
+    assert kernels.launched[-1] == "complete_rows"
