@@ -1,4 +1,4 @@
-"""Options and fixtures that all tests share: ``--device``, ``--compile-backend`` and the data sets."""
+"""Options and fixtures that all tests share: ``--device``, ``--dtype``, ``--compile-backend`` and the data sets."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="run the operator tests on this device (cpu or cuda)")
+    parser.addoption("--dtype", default="float64", help="dtype of the inputs where a test does not need float64")
     parser.addoption("--compile-backend", default="aot_eager", help="compile every operator with this backend")
 
 
@@ -30,6 +31,11 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def device(request):
     return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def dtype(request):
+    return getattr(torch, request.config.getoption("--dtype"))
 
 
 @pytest.fixture

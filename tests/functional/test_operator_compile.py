@@ -8,7 +8,7 @@ operator, which takes minutes, pass ``--compile-backend inductor``.
 import pytest
 import torch
 
-from helpers.operators import CASES, case_id, loss
+from helpers.operators import TRACED, case_id
 from matbackprop import nn, second_order_pool
 from matbackprop.divided_differences import resolve_function
 
@@ -20,11 +20,11 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_fullgraph_equals_eager(case, compile_backend):
-    inputs = [t.requires_grad_() for t in case.inputs("separated")]
-    compiled = torch.compile(lambda *args: loss(case, *args), fullgraph=True, backend=compile_backend)
-    value, expected = compiled(*inputs), loss(case, *inputs)
+@pytest.mark.parametrize("case", TRACED, ids=case_id)
+def test_fullgraph_equals_eager(case, compile_backend, device, dtype):
+    inputs = [t.requires_grad_() for t in case.inputs("separated", device, dtype)]
+    compiled = torch.compile(lambda *args: case.loss(*args), fullgraph=True, backend=compile_backend)
+    value, expected = compiled(*inputs), case.loss(*inputs)
     torch.testing.assert_close(value, expected)
     for one, other in zip(torch.autograd.grad(value, inputs), torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(one, other)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.matrices import generator, relu_features, symmetric
-from helpers.operators import CASES, case_id, loss, outputs
+from helpers.operators import CASES, case_id
 from matbackprop import matrix_log, nn, normalized_cut_j2, normalized_cut_soft, second_order_pool
 from matbackprop.errors import ShapeError
 
@@ -13,13 +13,10 @@ pytestmark = pytest.mark.cuda
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_equals_the_cpu(case, device):
-    inputs = case.inputs("separated")
-    there = [t.to(device).requires_grad_() for t in inputs]
-    here = [t.requires_grad_() for t in inputs]
-    for one, other in zip(outputs(case, *there), outputs(case, *here), strict=True):
+    there, here = case.inputs("separated", device), case.inputs("separated")
+    for one, other in zip(case(*there), case(*here), strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-10)
-    grads = torch.autograd.grad(loss(case, *there), there), torch.autograd.grad(loss(case, *here), here)
-    for one, other in zip(*grads, strict=True):
+    for one, other in zip(case.gradients(*there), case.gradients(*here), strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-8, atol=1e-9)
 
 

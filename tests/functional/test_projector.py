@@ -141,29 +141,6 @@ def test_forward_over_forward_is_refused_and_not_silently_zero():
 
 
 @pytest.mark.parametrize(
-    "function", [projector, lambda a: projector(a, symmetric=True), lambda a: spectral_projector(a, rank=2)]
-)
-def test_transformations(function):
-    a = torch.stack([with_spectrum(4.0, 3.0, 1.0, 0.0, seed=s) for s in range(3)])
-    weights = random(4, 4)
-
-    def loss(a):
-        return (function(a) * weights).sum()
-
-    whole = a.clone().requires_grad_()
-    loss(whole).backward()
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(a), whole.grad, rtol=1e-8, atol=1e-10)
-    compiled = a.clone().requires_grad_()
-    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
-    torch.testing.assert_close(compiled.grad, whole.grad, rtol=1e-8, atol=1e-10)
-    assert function(torch.empty(2, 4, 4, device="meta")).shape == (2, 4, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(function(a), function(a.clone()))
-    half = function(a.bfloat16())
-    assert half.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
     ("a", "options", "error"),
     [
         (torch.ones(3), {}, ShapeError),

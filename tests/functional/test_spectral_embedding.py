@@ -67,26 +67,6 @@ def test_lost_rank_and_dead_rows_give_zeros():
     assert torch.isfinite(f.grad).all()
 
 
-def test_transformations():
-    f = features(3, 10, 4)
-
-    def loss(f):
-        values, vectors, _ = spectral_embedding(f, 2)
-        return values.sum() + (vectors @ vectors.mT)[..., 0, :].square().sum()
-
-    whole = f.clone().requires_grad_()
-    loss(whole).backward()
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(f), whole.grad, rtol=1e-8, atol=1e-10)
-    compiled = f.clone().requires_grad_()
-    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
-    torch.testing.assert_close(compiled.grad, whole.grad, rtol=1e-8, atol=1e-10)
-    assert [x.shape for x in spectral_embedding(torch.empty(2, 6, 3, device="meta"), 2)] == [(2, 2), (2, 6, 2), (2, 6)]
-    assert {x.dtype for x in spectral_embedding(f.bfloat16(), 2)} == {torch.bfloat16}
-    assert spectral_embedding(torch.zeros(0, 6, 3), 2)[1].shape == (0, 6, 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(spectral_embedding(f, 2)[0], spectral_embedding(f.clone(), 2)[0])
-
-
 @pytest.mark.parametrize(
     ("call", "error"),
     [

@@ -1,4 +1,4 @@
-"""One table of operator cases: a new operator is a new row, and every property is tested on it."""
+"""One table of operators: a new operator is a new row, and every property is tested on it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,28 +9,72 @@ from torch import Tensor
 import matbackprop as mb
 from helpers.matrices import generator, relu_features, symmetric, with_singular_values
 
+Make = Callable[[str], tuple[Tensor, ...]]
+
+
+def _tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)
+
 
 @dataclass(frozen=True)
 class Case:
-    """An operator with the inputs that its properties are tested on.
+    """An operator and what its properties are tested on.
 
-    ``call`` takes the tensors that ``inputs`` makes and returns tensors without a gauge freedom. What
-    ``inputs("separated")`` makes has simple values, what ``inputs("repeated")`` makes tied ones; ``exact_at_ties`` says
-    whether derivatives exist there.
+    Args:
+        name: of the row.
+        call: takes the tensors that ``make`` makes, and the options ``check`` and ``precision`` where ``options`` says
+            so.
+        make: the inputs, float64 with a leading batch of two. ``"separated"`` has simple values, ``"repeated"`` tied
+            ones.
+        invariants: turns the outputs into tensors without a gauge freedom.
+        exact_at_ties: whether derivatives exist at tied values.
+        takes_symmetric: the first input has to be symmetric.
+        options: whether the operator has ``check`` and ``precision``.
+        traced: whether torch.compile and vmap can follow it.
+        single: the first input alone is enough to call it, as tests of bad input and of shapes do.
     """
 
     name: str
     call: Callable[..., Tensor | tuple[Tensor, ...]]
-    inputs: Callable[[str], tuple[Tensor, ...]]
+    make: Make
+    invariants: Callable[..., tuple[Tensor, ...]] = lambda *outs: outs
     exact_at_ties: bool = True
+    takes_symmetric: bool = False
+    options: bool = True
+    traced: bool = True
+    single: bool = True
+
+    def inputs(
+        self, spectrum: str = "separated", device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
+    ) -> tuple[Tensor, ...]:
+        return tuple(t.clone().to(device, dtype) for t in self.make(spectrum))
+
+    def __call__(self, *inputs: Tensor, **options: object) -> tuple[Tensor, ...]:
+        """The outputs without their gauge; of the symmetric part where finite differences move one entry at a time."""
+        if self.takes_symmetric:
+            inputs = (0.5 * (inputs[0] + inputs[0].mT), *inputs[1:])
+        return self.invariants(*_tuple(self.call(*inputs, **options)))
+
+    def loss(self, *inputs: Tensor, **options: object) -> Tensor:
+        """A scalar that depends on every entry of every output."""
+        total = inputs[0].new_zeros(())
+        for i, out in enumerate(self(*inputs, **options)):
+            n = out.shape[-1] if out.ndim else 1
+            weights = torch.linspace(-1, 1.3, max(n, 1), dtype=out.dtype, device=out.device)[:n]
+            total = total + ((1 + 0.3 * i) * weights * out).sum() + out.square().sum()
+        return total
+
+    def gradients(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        inputs = tuple(t.detach().clone().requires_grad_() for t in inputs)
+        return torch.autograd.grad(self.loss(*inputs), inputs)
 
 
 def _matrices(spectrum: str) -> tuple[Tensor, ...]:
-    kept = {"separated": (0.5, 1.2, 2.1), "repeated": (1.0, 1.0, 2.0)}[spectrum]
-    return (symmetric(kept, 2, seed=1),)
+    values = {"separated": (0.5, 1.2, 2.1), "repeated": (1.0, 1.0, 2.0)}[spectrum]
+    return (symmetric(values, 2, seed=1),)
 
 
-def _features(m: int, d: int) -> Callable[[str], tuple[Tensor, ...]]:
+def _features(m: int, d: int) -> Make:
     def make(spectrum: str) -> tuple[Tensor, ...]:
         k = min(m, d)
         values = torch.linspace(0.5, 1.5, k) if spectrum == "separated" else torch.ones(k)
@@ -43,13 +87,26 @@ def _features(m: int, d: int) -> Callable[[str], tuple[Tensor, ...]]:
     return make
 
 
-def _with(make: Callable[[str], tuple[Tensor, ...]], *more: Tensor) -> Callable[[str], tuple[Tensor, ...]]:
-    return lambda spectrum: (*make(spectrum), *(t.clone() for t in more))
+def _of_full_rank(m: int, d: int) -> Make:
+    return lambda spectrum: (
+        with_singular_values(
+            m, d, torch.linspace(0.5, 1.5, d) if spectrum == "separated" else torch.ones(d), 2, seed=2
+        ),
+    )
 
 
-def _of_symmetric(call: Callable[..., Tensor | tuple[Tensor, ...]]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
-    """Take the symmetric part first: finite differences move one entry at a time."""
-    return lambda a, *more: call(0.5 * (a + a.mT), *more)
+def _positive(m: int, d: int) -> Make:
+    """Features with positive degrees."""
+    return lambda spectrum: (relu_features(m, d, 2, seed=4) + 0.1,)
+
+
+def _affinities(spectrum: str) -> tuple[Tensor, ...]:
+    f = relu_features(4, 3, 2, seed=4) + 0.1
+    return (f @ f.mT,)
+
+
+def _with(make: Make, *more: Tensor) -> Make:
+    return lambda spectrum: (*make(spectrum), *more)
 
 
 def _softplus_slope(x: Tensor) -> Tensor:
@@ -66,83 +123,216 @@ def _double(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _eigh_invariants(a: Tensor) -> tuple[Tensor, ...]:
-    lam, u = mb.eigh(a)
+def _rand(*shape: int, seed: int) -> Tensor:
+    return torch.rand(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def _of_eigenpairs(lam: Tensor, u: Tensor) -> tuple[Tensor, ...]:
     return lam, (u * lam.sin().unsqueeze(-2)) @ u.mT, u[..., :1] @ u[..., :1].mT
 
 
-def _svd_invariants(full: bool) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    def call(a: Tensor) -> tuple[Tensor, ...]:
-        u, s, vh = mb.svd(a, full)
-        k = s.shape[-1]
-        u1, v1 = u[..., :k], vh[..., :k, :]
-        out = [
-            s,
-            (u1 * s.exp().unsqueeze(-2)) @ v1,
-            u1 @ (s.unsqueeze(-1) * u1.mT),
-            v1.mT @ (s.sin().unsqueeze(-1) * v1),
-        ]
-        if u.shape[-1] > k:
-            out.append(u[..., k:] @ u[..., k:].mT)
-        if vh.shape[-2] > k:
-            out.append(vh[..., k:, :].mT @ vh[..., k:, :])
-        return tuple(out)
+def _of_singular_triples(u: Tensor, s: Tensor, vh: Tensor) -> tuple[Tensor, ...]:
+    k = s.shape[-1]
+    u1, v1 = u[..., :k], vh[..., :k, :]
+    out = [
+        s,
+        (u1 * s.exp().unsqueeze(-2)) @ v1,
+        u1 @ (s.unsqueeze(-1) * u1.mT),
+        v1.mT @ (s.sin().unsqueeze(-1) * v1),
+    ]
+    if u.shape[-1] > k:
+        out.append(u[..., k:] @ u[..., k:].mT)
+    if vh.shape[-2] > k:
+        out.append(vh[..., k:, :].mT @ vh[..., k:, :])
+    return tuple(out)
+
+
+def _labelled(objective: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
+    """An objective with labels, and with more inputs by name."""
+
+    def call(x: Tensor, *more: Tensor, **options: object) -> Tensor:
+        labels = torch.tensor([0, 1, 1, 0, 2], device=x.device)[: x.shape[-2]].expand(x.shape[:-1])
+        return objective(x, labels, num_labels=3, **dict(zip(names, more, strict=True)), **options)
 
     return call
 
 
-_weights = torch.rand(2, 3, generator=generator(5), dtype=torch.float64) + 0.2
-_regions = torch.rand(2, 2, 3, generator=generator(6), dtype=torch.float64) + 0.2
-_eps = _double(0.1, 0.3)
+def _per_image(value: Tensor) -> tuple[Tensor, ...]:
+    return (value.unsqueeze(-1),)
+
+
+def _field(x: Tensor, scale: Tensor) -> Tensor:
+    """(1 + θ² + eeᵀ)x with e all ones: the products of a positive definite matrix."""
+    return (1 + scale.square()) * x + x.sum(-1, keepdim=True)
+
+
+_ONES = _double(1, 1, 1)
+_of_matrix = {"make": _matrices, "takes_symmetric": True}
+_weights, _regions, _eps, _power = (
+    _rand(2, 3, seed=5) + 0.2,
+    _rand(2, 2, 3, seed=6) + 0.2,
+    _double(0.1, 0.3),
+    _double(0.7),
+)
+_power = _power.expand(2)
 
 CASES = [
-    Case("matrix_log", _of_symmetric(mb.matrix_log), _matrices),
-    Case("matrix_sqrt", _of_symmetric(mb.matrix_sqrt), _matrices),
-    Case("matrix_inv_sqrt", _of_symmetric(mb.matrix_inv_sqrt), _matrices),
-    Case("matrix_exp", _of_symmetric(mb.matrix_exp), _matrices),
-    Case("matrix_inverse", _of_symmetric(mb.matrix_inverse), _matrices),
-    Case("matrix_power", _of_symmetric(mb.matrix_power), _with(_matrices, _double(0.7, -1.3))),
-    Case("matrix_cube", _of_symmetric(lambda a: mb.matrix_power(a, 3)), _matrices),
-    Case("matrix_power_minus_2", _of_symmetric(lambda a: mb.matrix_power(a, -2)), _matrices),
+    Case("matrix_log", mb.matrix_log, **_of_matrix),
+    Case("matrix_sqrt", mb.matrix_sqrt, **_of_matrix),
+    Case("matrix_inv_sqrt", mb.matrix_inv_sqrt, **_of_matrix),
+    Case("matrix_exp", mb.matrix_exp, **_of_matrix),
+    Case("matrix_inverse", mb.matrix_inverse, **_of_matrix),
+    Case(
+        "matrix_power",
+        lambda a, p=0.3, **o: mb.matrix_power(a, p, **o),
+        _with(_matrices, _double(0.7, -1.3)),
+        takes_symmetric=True,
+    ),
+    Case("matrix_cube", lambda a, **o: mb.matrix_power(a, 3, **o), **_of_matrix),
+    Case("matrix_power_minus_2", lambda a, **o: mb.matrix_power(a, -2, **o), **_of_matrix),
     Case(
         "own_derivative",
-        _of_symmetric(lambda a: mb.matrix_function(a, (torch.nn.functional.softplus, _softplus_slope))),
-        _matrices,
+        lambda a, **o: mb.matrix_function(a, (torch.nn.functional.softplus, _softplus_slope), **o),
+        **_of_matrix,
     ),
     Case(
-        "own_divided_difference", _of_symmetric(lambda a: mb.matrix_function(a, (torch.log, _log_divided))), _matrices
+        "own_divided_difference",
+        lambda a, **o: mb.matrix_function(a, (torch.log, _log_divided), **o),
+        **_of_matrix,
     ),
-    Case("pool_thin_log", lambda f, e: mb.second_order_pool(f, eps=e), _with(_features(3, 4), _eps)),
-    Case("pool_primal_log", lambda f, e: mb.second_order_pool(f, eps=e), _with(_features(4, 3), _eps)),
+    Case("pool_thin_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(3, 4), _eps)),
+    Case("pool_primal_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(4, 3), _eps)),
     Case(
         "pool_thin_sqrt_weighted",
-        lambda f, w: mb.second_order_pool(f, eps=0.1, function="sqrt", weight=w),
+        lambda f, w=None, **o: mb.second_order_pool(f, eps=0.1, function="sqrt", weight=w, **o),
         _with(_features(3, 4), _weights),
     ),
     Case(
         "pool_primal_weighted_power",
-        lambda f, w, e, p: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p),
-        _with(_features(3, 2), _weights, _eps, _double(0.7).squeeze()),
+        lambda f, w, e, p, **o: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p, **o),
+        _with(_features(3, 2), _weights, _eps, _power),
+        single=False,
     ),
     Case(
         "pool_thin_weighted_power",
-        lambda f, w, e, p: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p),
-        _with(_features(3, 4), _weights, _eps, _double(0.7).squeeze()),
+        lambda f, w, e, p, **o: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p, **o),
+        _with(_features(3, 4), _weights, _eps, _power),
+        single=False,
     ),
     Case(
         "pool_regions_centered",
-        lambda f, w: mb.second_order_pool(f, eps=0.1, weight=w, center=True),
+        lambda f, w=None, **o: mb.second_order_pool(f, eps=0.1, weight=w, center=True, **o),
         _with(_features(3, 4), _regions),
     ),
-    Case("eigh", _of_symmetric(_eigh_invariants), _matrices, exact_at_ties=False),
-    Case("svd_tall", _svd_invariants(False), _features(4, 3), exact_at_ties=False),
-    Case("svd_wide", _svd_invariants(False), _features(3, 4), exact_at_ties=False),
-    Case("svd_full_tall", _svd_invariants(True), _features(4, 3), exact_at_ties=False),
-    Case("svd_full_wide", _svd_invariants(True), _features(3, 4), exact_at_ties=False),
-    Case("vectorize", mb.vectorize_symmetric, _matrices),
-    Case("unvectorize", mb.unvectorize_symmetric, lambda _: (relu_features(2, 6),)),
+    Case(
+        "pool_by_svd",
+        lambda f, **o: mb.second_order_pool(f, method="svd", **o),
+        _features(4, 3),
+        exact_at_ties=False,
+    ),
+    Case(
+        "pool_by_eig",
+        lambda f, **o: mb.second_order_pool(f, method="eig", **o),
+        _features(4, 3),
+        exact_at_ties=False,
+    ),
+    Case("eigh", mb.eigh, invariants=_of_eigenpairs, exact_at_ties=False, **_of_matrix),
+    Case("svd_tall", mb.svd, _features(4, 3), _of_singular_triples, exact_at_ties=False),
+    Case("svd_wide", mb.svd, _features(3, 4), _of_singular_triples, exact_at_ties=False),
+    Case(
+        "svd_full_tall",
+        lambda a, **o: mb.svd(a, True, **o),
+        _features(4, 3),
+        _of_singular_triples,
+        exact_at_ties=False,
+    ),
+    Case(
+        "svd_full_wide",
+        lambda a, **o: mb.svd(a, True, **o),
+        _features(3, 4),
+        _of_singular_triples,
+        exact_at_ties=False,
+    ),
+    Case("projector", mb.projector, _of_full_rank(4, 2)),
+    Case(
+        "projector_symmetric",
+        lambda x, **o: mb.projector((x.unsqueeze(-2) * x.unsqueeze(-3)).sum(-1), symmetric=True, **o),
+        _of_full_rank(3, 2),
+        single=False,
+    ),
+    Case("spectral_projector", lambda a, **o: mb.spectral_projector(a, rank=1, **o), **_of_matrix),
+    Case(
+        "affinity",
+        lambda f, lam=None: mb.affinity(f, lam),
+        _with(_positive(4, 3), _rand(2, 3, 3, seed=7)),
+        options=False,
+    ),
+    Case("normalized_affinity", lambda w: mb.normalized_affinity(w), _affinities, takes_symmetric=True, options=False),
+    Case(
+        "normalized_cut_value",
+        _labelled(mb.normalized_cut_value),
+        _affinities,
+        _per_image,
+        takes_symmetric=True,
+        options=False,
+    ),
+    Case(
+        "normalized_cut_j1",
+        _labelled(mb.normalized_cut_j1, "weight", "lam"),
+        _with(_positive(5, 2), _rand(2, 5, seed=8) + 0.5, torch.eye(2).double() + 0.5 * _rand(2, 2, 2, seed=9)),
+        _per_image,
+        single=False,
+    ),
+    Case(
+        "normalized_cut_j2",
+        _labelled(mb.normalized_cut_j2, "weight"),
+        _with(_positive(5, 2), _rand(2, 5, seed=8) + 0.5),
+        _per_image,
+        single=False,
+    ),
+    Case("normalized_cut_soft", _labelled(mb.normalized_cut_soft), _positive(5, 2), _per_image),
+    Case(
+        "spectral_embedding",
+        lambda f, **o: mb.spectral_embedding(f, 2, **o),
+        _positive(5, 3),
+        lambda lam, u, degree: (lam, (u * u[..., :1, :]).sin(), degree),
+        exact_at_ties=False,
+    ),
+    Case(
+        "linear_solve",
+        lambda a, b=_ONES, **o: mb.linear_solve(a, b, **o),
+        _with(_matrices, _rand(2, 3, seed=10)),
+        takes_symmetric=True,
+    ),
+    Case(
+        "linear_solve_by_lu",
+        lambda a, b, **o: mb.linear_solve(a, b, symmetric=False, **o),
+        _with(_of_full_rank(3, 3), _rand(2, 3, 2, seed=10)),
+        single=False,
+    ),
+    Case(
+        "conjugate_gradient_solve",
+        lambda b, theta, **o: mb.conjugate_gradient_solve(_field, b, (theta,), **o),
+        lambda spectrum: (_rand(2, 3, seed=11), _rand(2, 3, seed=12)),
+        traced=False,
+        single=False,
+    ),
+    Case(
+        "gaussian_crf",
+        lambda y, c, w, **o: mb.gaussian_crf(y, c, affinity=0.5 * (w + w.mT), **o),
+        lambda spectrum: (_rand(2, 4, seed=13), _rand(2, 4, seed=14) + 0.5, *_affinities(spectrum)),
+        single=False,
+    ),
+    Case("vectorize_symmetric", mb.vectorize_symmetric, _matrices, options=False),
+    Case(
+        "unvectorize_symmetric", mb.unvectorize_symmetric, lambda _: (relu_features(2, 6),), options=False, single=False
+    ),
 ]
 
+TRACED = [case for case in CASES if case.traced]
+WITH_OPTIONS = [case for case in CASES if case.options]
+OF_ONE_INPUT = [case for case in CASES if case.single]
+OF_SYMMETRIC = [case for case in OF_ONE_INPUT if case.takes_symmetric and case.options]
 SPECTRA_OF_CASES = [
     (case, spectrum)
     for case in CASES
@@ -153,18 +343,3 @@ SPECTRA_OF_CASES = [
 
 def case_id(value: object) -> str:
     return value.name if isinstance(value, Case) else str(value)
-
-
-def outputs(case: Case, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The outputs as a tuple."""
-    out = case.call(*inputs)
-    return out if isinstance(out, tuple) else (out,)
-
-
-def loss(case: Case, *inputs: Tensor) -> Tensor:
-    """A scalar that depends on every entry of every output."""
-    total = inputs[0].new_zeros(())
-    for i, out in enumerate(outputs(case, *inputs)):
-        weights = torch.linspace(-1, 1.3, max(out.shape[-1], 1), dtype=out.dtype, device=out.device)[: out.shape[-1]]
-        total = total + ((1 + 0.3 * i) * weights * out).sum() + out.square().sum()
-    return total

@@ -22,7 +22,7 @@ MODULES = {
     "MatrixInvSqrt": (nn.MatrixInvSqrt(), mb.matrix_inv_sqrt, MATRIX),
     "MatrixExp": (nn.MatrixExp(precision=torch.float32), lambda a: mb.matrix_exp(a, precision=torch.float32), MATRIX),
     "MatrixInverse": (nn.MatrixInverse(), mb.matrix_inverse, MATRIX),
-    "MatrixPower": (nn.MatrixPower(0.25), lambda a: mb.matrix_power(a, torch.tensor(0.25)), MATRIX),
+    "MatrixPower": (nn.MatrixPower(0.25), lambda a: mb.matrix_power(a, 0.25), MATRIX),
     "SecondOrderPool": (nn.SecondOrderPool(), mb.second_order_pool, FEATURES),
     "SecondOrderPool vectorized": (
         nn.SecondOrderPool(eps=0.1, function="sqrt", center=True, vectorize=True),

@@ -26,7 +26,7 @@ from matbackprop._torch import apply_directly, differentiated_again, jvp_nesting
 from matbackprop.errors import OrderError
 from matbackprop.numerics import autocast_off
 
-__all__ = ["Operation", "apply"]
+__all__ = ["Operation", "apply", "product"]
 
 
 def _wide(values: Sequence[Any]) -> list[Any]:
@@ -129,3 +129,33 @@ def apply(operation: type[Operation], *inputs: Any) -> Any:
     if transforms_active():
         return operation._with_tangent.apply(*inputs)
     return apply_directly(operation._with_tangent, *inputs)
+
+
+class _Product(Operation):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return inputs
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, b), (g,) = saved, gradients
+        return product(g, b.mT) if needed[0] else None, product(a.mT, g) if needed[1] else None
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None) -> Tensor:
+        a, b = saved
+        if da is None:
+            return product(a, torch.zeros_like(b) if db is None else db)
+        return product(da, b) if db is None else product(da, b) + product(a, db)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """A @ B of batches of the same shape, for use outside of an operation: autocast does not reach its derivatives.
+
+    Autocast leaves float64 alone, so that only float32 needs it.
+    """
+    return apply(_Product, a, b) if a.dtype == torch.float32 else a @ b

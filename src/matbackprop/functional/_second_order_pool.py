@@ -22,7 +22,7 @@ from matbackprop.cuda import pool as pool_kernels
 from matbackprop.divided_differences import BoundFunction, SpectralFunction, resolve_function
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
-from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._function import Operation, apply, product
 from matbackprop.functional._matrix_function import FunctionLike, check_domain, parameter_tensor
 from matbackprop.functional._moments import Moments, Primal, Thin, factor
 from matbackprop.functional._spectrum import Spectrum, frechet, second_frechet, spectral
@@ -313,7 +313,10 @@ def _reference_pool(
     d = f.shape[-1]
     if method == "eig":
         q, v = eigh(
-            symmetrize(f.mT @ _weighted(f, w)) + _scaled_identity(eps, d), ties="drop", check=False, precision=f.dtype
+            symmetrize(product(f.mT, _weighted(f, w))) + _scaled_identity(eps, d),
+            ties="drop",
+            check=False,
+            precision=f.dtype,
         )
     else:
         if w is not None:
@@ -321,4 +324,4 @@ def _reference_pool(
         _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=f.dtype)
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mT
-    return (v * BoundFunction(function, p).value(q).unsqueeze(-2)) @ v.mT
+    return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mT)

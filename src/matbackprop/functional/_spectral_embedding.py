@@ -8,7 +8,7 @@ from torch import Tensor
 from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
-from matbackprop.functional._spans import degrees_of
+from matbackprop.functional._function import product
 from matbackprop.functional._ties import Ties
 from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, symmetrize
 
@@ -86,7 +86,7 @@ def spectral_embedding(
     with autocast_off(f.device.type):
         x = f.to(dtype)
         w = torch.ones_like(x[..., 0]) if weight is None else weight.to(dtype)
-        degree, _, _ = degrees_of(x, w, None)
+        degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
         if wanted and bool(((degree < 0) & (w > 0)).any()):
             raise DomainError(
                 f"{int(((degree < 0) & (w > 0)).sum())} rows have a negative degree, so D^(−1/2) is not real; end the "
@@ -94,12 +94,12 @@ def spectral_embedding(
             )
         positive = degree > 0
         scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
-        b = symmetrize((w.unsqueeze(-1) * scaled).mT @ scaled)
+        b = symmetrize(product((w.unsqueeze(-1) * scaled).mT, scaled))
         values, vectors = eigh(b, ties=ties, precision=dtype, check=check)
         values, vectors = values[..., d - k :].flip(-1), vectors[..., d - k :].flip(-1)
         largest = vectors.detach().abs().argmax(-2, keepdim=True)
         sign = torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
         kept = values > gram_tolerance(f.dtype, dtype, d, rank_tol) * values[..., :1]
         down = torch.where(kept, values, 1).rsqrt() * kept
-        embedding = scaled @ (vectors * (sign * down.unsqueeze(-2)))
+        embedding = product(scaled, vectors * (sign * down.unsqueeze(-2)))
         return (values * kept).to(f.dtype), embedding.to(f.dtype), degree.to(f.dtype)
