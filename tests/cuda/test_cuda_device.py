@@ -170,6 +170,21 @@ def test_pooling_by_the_refined_route_matches_the_cpu(name):
     assert ((found.cpu() - exact).norm(dim=(-2, -1)) < 1.5e-7 * exact.norm(dim=(-2, -1))).all()
 
 
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("weight", ["mask", "regions"])
+def test_weighted_and_centred_pooling_matches_the_cpu(weight, center):
+    generator = torch.Generator().manual_seed(5)
+    f = torch.randn(3, 36, 64, generator=generator).relu() + 5
+    w = torch.rand(3, 36, generator=generator) > 0.3 if weight == "mask" else torch.rand(3, 2, 36, generator=generator)
+    x, y = f.cuda().requires_grad_(), f.double().requires_grad_()
+    c = mb.second_order_pool(x, weight=w.cuda(), center=center)
+    reference = mb.second_order_pool(y, weight=w, center=center)
+    g = torch.randn(reference.shape, generator=generator)
+    (grad,), (exact,) = torch.autograd.grad(c, x, g.cuda()), torch.autograd.grad(reference, y, g.double())
+    for one, other in ((c, reference), (grad, exact)):
+        assert (one.detach().cpu() - other.detach()).norm() < 2e-7 * other.detach().norm()
+
+
 def test_fused_pool_is_zero_at_zero_and_nan_at_nan():
     f = torch.zeros(2, 4, 9, device="cuda", requires_grad=True)
     (gradient,) = torch.autograd.grad(mb.second_order_pool(f).sum(), f)

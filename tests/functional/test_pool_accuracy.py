@@ -16,6 +16,7 @@ from helpers.reference import (
     pool_value_mpmath,
 )
 from matbackprop import second_order_pool
+from matbackprop.cuda import pool as pool_kernels
 
 LIMIT = {torch.float64: 5e-12, torch.float32: 2e-7}
 EPS = 1e-3
@@ -197,3 +198,30 @@ def test_float32_inside_is_a_choice():
     x = f.clone().requires_grad_()
     second_order_pool(x, eps=EPS, precision=torch.float32).backward(g)
     assert 2e-7 < _relative(x.grad, gradient) < 1e-3
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("weight", [None, "mask", "regions"])
+def test_weights_and_centring_reach_the_kernels(weight, center, monkeypatch):
+    """Kernels know plain features only; the twin stands for them here."""
+    f = relu_features(6, 9, 2).float()
+    w = {
+        None: None,
+        "mask": torch.rand(2, 6, generator=generator(1)) > 0.4,
+        "regions": torch.rand(2, 3, 6, generator=generator(2)),
+    }[weight]
+    g = torch.randn(9, 9, generator=generator(3))
+    exact = f.double().requires_grad_()
+    expected = second_order_pool(exact, weight=w, center=center)
+    (expected_grad,) = torch.autograd.grad((expected * g).sum(), exact)
+    handed = []
+    monkeypatch.setattr(pool_kernels, "applies", lambda *_: True)
+    monkeypatch.setattr(pool_kernels, "pool", lambda x, eps, fn, twin: handed.append(x) or twin(x))
+    x = f.clone().requires_grad_()
+    value = second_order_pool(x, weight=w, center=center, check=False)
+    (grad,) = torch.autograd.grad((value * g).sum(), x)
+    assert len(handed) == 1 and value.dtype == torch.float32
+    assert _relative(value, expected.detach().numpy()) < 2e-7 and _relative(grad, expected_grad.numpy()) < 2e-7
+    if w is not None and w.is_floating_point():
+        second_order_pool(x, weight=w.clone().requires_grad_(), center=center, check=False)
+        assert len(handed) == 1  # a weight that learns is for the general operator

@@ -15,7 +15,7 @@ from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, rank_tolerance, symmetrize
-from matbackprop.solvers import batched_eigh
+from matbackprop.solvers import batched_eigh, batched_svd
 
 __all__ = ["projector", "spectral_projector"]
 
@@ -26,7 +26,7 @@ def _span_and_inverse(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, T
         size, vt = values.abs(), u.mT
         largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
     else:
-        u, values, vt = torch.linalg.svd(a, full_matrices=False)
+        u, values, vt = batched_svd(a)
         size, largest = values, values[..., :1]
     kept = (size > tol * largest) & (size > 0)
     inverse = torch.where(kept, values, 1).reciprocal() * kept

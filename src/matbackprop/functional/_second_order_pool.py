@@ -19,6 +19,7 @@ from matbackprop.checks import (
     wants_check,
 )
 from matbackprop.cuda import pool as pool_kernels
+from matbackprop.cuda.twin import is_plain
 from matbackprop.divided_differences import BoundFunction, SpectralFunction, resolve_function
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
@@ -255,12 +256,13 @@ def second_order_pool(
         sign = ">=" if fn.domain in ("nonnegative", "real") else ">"
         raise DomainError(f"{fn.name} needs eps {sign} 0 and finite, got {eps}.")
     looked_at = wants_check(check, f)
-    own_kernels = weight is None and not center and method == "fused" and precision in (None, torch.float64)
-    if own_kernels and not looked_at and pool_kernels.applies(f, eps, fn):
+    exact = method == "fused" and precision in (None, torch.float64)
+    if exact and not looked_at and _fixed(weight) and pool_kernels.applies(f, eps, fn):
+        rows = f if weight is None and not center else _plain_rows(f, weight, center)
         if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
             like = torch.empty((), dtype=torch.float64, device=f.device)
-            eps = cast(Tensor, parameter_tensor(eps, "eps", f.shape[:-2], like))
-        return pool_kernels.pool(f, eps, fn, lambda x: _thin_pool(x, eps, fn))
+            eps = cast(Tensor, parameter_tensor(eps, "eps", rows.shape[:-2], like))
+        return pool_kernels.pool(rows, eps, fn, lambda x: _thin_pool(x, eps, fn)).to(f.dtype)
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(precision))
         w = None
@@ -282,6 +284,22 @@ def second_order_pool(
             a, spectrum = _decompose(x, w, shift, fine)
             return spectral(a, spectrum, fn, power).to(f.dtype)
         return apply(_Pool, x, w, shift, power, fn, fine)[0].to(f.dtype)
+
+
+def _fixed(weight: Tensor | None) -> bool:
+    """Whether weights may be multiplied into the features: they need no gradient, which √w has not at zero."""
+    if not isinstance(weight, Tensor):
+        return weight is None
+    return is_plain(weight) and weight.numel() > 0 and not weight.requires_grad
+
+
+def _plain_rows(f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
+    """Features in float64 whose plain pooling is the weighted or centred one of F."""
+    with autocast_off(f.device.type):
+        x, w = f.double(), None
+        if weight is not None:
+            x, w = _prepare_weight(weight, x, x.dtype)
+        return _root_weighted(_center(x, w) if center else x, w)
 
 
 def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Tensor:
