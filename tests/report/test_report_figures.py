@@ -19,8 +19,8 @@ def test_curves_hold_the_points_of_each_name():
     fig = figures.curves(_rows())
     loss, rank = (ax for ax in fig.axes if ax.get_visible())
     drawn = {line.get_label(): line.get_xydata() for line in loss.lines}
-    np.testing.assert_allclose(drawn["train/loss"][:, 1], [1 / (1 + i) for i in range(12)])
-    np.testing.assert_allclose(drawn["val/loss"], [[12, 0.25]])
+    np.testing.assert_allclose(drawn["train"][:, 1], [1 / (1 + i) for i in range(12)])
+    np.testing.assert_allclose(drawn["val"], [[12, 0.25]])
     assert (loss.get_title(loc="left"), rank.get_title(loc="left")) == ("loss", "layer rank")
 
 
@@ -54,6 +54,19 @@ def test_confusion_matrix_shows_shares_of_rows_and_survives_an_empty_class():
     np.testing.assert_allclose(fig.axes[0].images[0].get_array(), [[0.75, 0.25], [0, 0]])
     with pytest.raises(ShapeError, match="2 class names"):
         figures.confusion_matrix(np.zeros((3, 3)), ["a", "b"])
+
+
+def test_regions_have_the_colours_of_the_regions_that_they_overlap():
+    truth = np.repeat([[0, 1, 2]], 6, 0).repeat(4, 1)
+    found = np.choose(truth, [7, 3, 5])
+    found[:, 0] = 9  # a region that the truth does not have
+    matched = figures.match_labels(found, truth)
+    np.testing.assert_array_equal(matched[:, 1:], truth[:, 1:])
+    assert set(matched[:, 0]) == {3}
+    fig = figures.segmentation_grid(["ours", "human"], [[found, truth]])
+    ours, human = (ax.images[0].get_array() for ax in fig.axes)
+    np.testing.assert_array_equal(ours[3, [2, 6, 10]], human[3, [2, 6, 10]])
+    assert (ours[3, 0] != human[3, 0]).any()
 
 
 def test_the_segmentation_grid_has_a_header_cell_for_each_group(tmp_path):

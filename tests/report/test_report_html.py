@@ -29,6 +29,16 @@ def test_the_page_holds_every_part_of_the_run(run):
     assert "line 199" in page and "line 100" not in page
     assert '"eps": 0.001' in page.replace("&quot;", '"')
     assert page.count("<svg") == 1 and page.count("data:image/png;base64,") == 1
+    assert "percent of the regions whose most likely class is wrong" in page and "exponent" not in page
+
+
+def test_curves_are_one_drawing_per_panel_and_not_shown_twice(run):
+    run.append_metrics({"step": 6, "val/error": 0.2})
+    image_grid([np.zeros((4, 4, 3))], ["a"], run.figure_path("curves"))
+    page = write_report(run).read_text(encoding="utf-8")
+    assert page.count("<svg") == 2 and page.count("data:image/png;base64,") == 1
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
 
 
 def test_the_page_loads_nothing_and_escapes_what_it_shows(run):

@@ -118,9 +118,9 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
         _check_sizes(rgb, lab)
         table = mean_colours(index, rgb, len(ids))
     else:
-        # Golden-angle hues: neighbours in number are far apart in colour, for any number of regions.
-        hue = (0.58 + 0.618034 * np.arange(len(ids))) % 1.0
-        light = 0.78 - 0.22 * (np.arange(len(ids)) % 3) / 2
+        # Golden-angle hues: neighbours in number are far apart in colour, and a number has one colour in every map.
+        hue = (0.58 + 0.618034 * ids) % 1.0
+        light = 0.78 - 0.22 * (ids % 3) / 2
         wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
         table = 255 * light[:, None] * (0.45 + 0.55 * wheel)
     table[ids < 0] = 0.0

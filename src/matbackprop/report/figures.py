@@ -28,6 +28,7 @@ __all__ = [
     "curves",
     "image_grid",
     "lines",
+    "match_labels",
     "segmentation_grid",
     "spectrum",
 ]
@@ -138,12 +139,13 @@ def curves(
         for name, colour in zip(names, PALETTE * len(names), strict=False):
             points = [(row.get(x, i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
             px, py = np.array(points, dtype=np.float64).reshape(-1, 2).T
-            _draw_curve(ax, px, py, colour, name)
+            stage = name.partition("/")[0]
+            _draw_curve(ax, px, py, colour, stage if stage in _STAGES else name)
             drawn.append(py)
         if _wants_log(np.concatenate(drawn)):
             ax.set_yscale("log")
-        if len(names) > 1:
-            ax.legend(loc="best")
+        if len(names) > 1:  # above the curves, beside the title
+            ax.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(names), borderaxespad=0)
         ax.set_title(title)
         ax.set_xlabel(x)
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=x != "time"))
@@ -350,12 +352,44 @@ def _blank(ax: Axes) -> None:
     ax.grid(False)
 
 
+def _is_label_map(cell: ArrayLike | None) -> bool:
+    array = np.asarray(cell)
+    return array.ndim == 2 and (np.issubdtype(array.dtype, np.integer) or array.dtype == bool)
+
+
+def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
+    """Renumber a label map so that regions have the numbers, and so the colours, of the regions that they overlap most.
+
+    Args:
+        labels: (h, w) integers.
+        reference: (h, w) integers.
+
+    Returns:
+        (h, w): regions are paired one to one so that the pairs share as many pixels as possible; the others get numbers
+        that ``reference`` does not have.
+
+    Example:
+        >>> match_labels(np.array([[5, 5, 2, 2, 9]]), np.array([[0, 0, 0, 1, 1]])).tolist()
+        [[0, 0, 1, 1, 2]]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    ids, own = np.unique(np.asarray(labels), return_inverse=True)
+    known, other = np.unique(np.asarray(reference), return_inverse=True)
+    shared = np.bincount(own.ravel() * len(known) + other.ravel(), minlength=len(ids) * len(known))
+    rows, columns = linear_sum_assignment(shared.reshape(len(ids), len(known)), maximize=True)
+    numbers = np.full(len(ids), -1, dtype=np.int64)
+    numbers[rows] = known[columns]
+    numbers[numbers < 0] = max(int(known.max()), -1) + 1 + np.arange(int((numbers < 0).sum()))
+    return numbers[own].reshape(np.shape(labels))
+
+
 def _show(ax: Axes, cell: ArrayLike | None) -> None:
     _blank(ax)
     if cell is None:
         return
     array = np.asarray(cell)
-    if array.ndim == 2 and (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+    if _is_label_map(array):
         ax.imshow(draw_boundaries(paint_labels(array), array, colour=WHITE), interpolation="nearest")
     else:
         ax.imshow(as_rgb(array), interpolation="nearest")
@@ -370,6 +404,9 @@ def segmentation_grid(
     width: float = 11.0,
 ) -> Figure:
     """Draw images beside their segmentations under a nested header, as the paper's qualitative figure does.
+
+    Regions have the colours of the regions that they overlap most in the last label map of their row, which is usually
+    a person's.
 
     A column is named by one word or by a tuple from the outermost group inwards; neighbours with a common beginning
     share a header cell: ``"Image", ("AlexNet", "ReLU-5", "NCuts"), ("AlexNet", "ReLU-5", "DeepNCuts"), …, "Human"``.
@@ -411,7 +448,10 @@ def segmentation_grid(
     fig.set_layout_engine("none")
     top = total - header
     for row, height in zip(rows, heights, strict=True):
+        maps = [np.asarray(cell) for cell in row if _is_label_map(cell)]
         for j, cell in enumerate(row):
+            if _is_label_map(cell) and np.asarray(cell).shape == maps[-1].shape:
+                cell = match_labels(np.asarray(cell), maps[-1])
             box = (j / n + gap / 2 / width, (top - height) / total, 1 / n - gap / width, (height - gap) / total)
             _show(fig.add_axes(box), cell)
         top -= height

@@ -26,6 +26,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Page", "write_report"]
 
+GLOSSARY = {
+    "loss": "what training makes smaller, as a mean over regions or images",
+    "objective": "the normalized-cut objective: how far the span of the features is from that of people's regions",
+    "boundary": "cross-entropy of the borders between superpixels with the share of people who draw them",
+    "alignment": "the same without the count of dimensions, from 0 (the spans agree) to 1 (they are orthogonal)",
+    "best": "how well people's regions are covered, by the best segmentation and for the best person",
+    "average": "the same for the best segmentation as a mean over people",
+    "error": "percent of the regions whose most likely class is wrong",
+    "error_large": "the same for regions of 400 pixels and more",
+    "accuracy": "share of the items whose most likely class is right",
+    "gradient_norm": "length of the gradient; under layer/, of the one that enters the structured layer",
+    "rank": "number of eigenvalues that are not negligible beside the largest one",
+    "eigen_max": "largest eigenvalue of the features' Gram matrix",
+    "eigen_min": "smallest eigenvalue of the features' Gram matrix",
+    "eps": "ε, which is added to every eigenvalue before the matrix function",
+    "power": "exponent of the matrix power",
+    "soft_rank": "how many directions the soft projector counts",
+}
+"""What a name in ``metrics.jsonl`` or ``summary.json`` means, by its last part."""
+
 _HEADLINES = 6
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
 
@@ -58,6 +78,8 @@ a { color:var(--accent); }
   padding:14px 16px; }
 .tile .name { color:var(--muted); font-size:12.5px; overflow-wrap:anywhere; }
 .tile .value { font-size:24px; font-weight:650; letter-spacing:-.01em; font-variant-numeric:tabular-nums; }
+.panels { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(280px,100%),1fr)); gap:8px 20px; }
+.panels svg { display:block; width:100%; height:auto; max-width:420px; }
 figure { margin:0 12px 12px 0; display:inline-block; vertical-align:top; max-width:100%; }
 figure:has(svg) { display:block; margin-right:0; }
 figure img { display:block; max-width:100%; height:auto; border-radius:6px; background:#fff; }
@@ -67,7 +89,8 @@ figcaption { width:0; min-width:100%; }
 table { border-collapse:collapse; width:100%; font-size:14px; }
 caption { text-align:left; font-weight:600; padding:0 0 8px; }
 th { text-align:left; color:var(--muted); font-weight:600; font-size:12.5px; border-bottom:1px solid var(--grid); }
-th, td { padding:7px 12px 7px 0; vertical-align:top; overflow-wrap:anywhere; }
+th, td { padding:7px 12px 7px 0; vertical-align:top; }
+td:last-child { overflow-wrap:anywhere; }
 td { border-bottom:1px solid var(--grid); }
 tr:last-child td { border-bottom:0; }
 .num { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
@@ -133,9 +156,18 @@ class Page:
         """Add a table."""
         self._parts.append(f'<div class="card">{table.html()}</div>')
 
-    def drawing(self, element: str, caption: str = "") -> None:
-        """Add an inline drawing, the text of :func:`matbackprop.report.style.svg`."""
-        self._figure(element, caption)
+    def curves(self, metrics: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Add the curves of a run, one drawing per panel, as many in a row as the window is wide.
+
+        Args:
+            metrics: rows of ``metrics.jsonl``.
+            panels: title → names; by default all of :func:`~matbackprop.report.figures.curve_panels`.
+        """
+        drawings = [
+            svg(curves(metrics, panels={title: names}), prefix=f"p{len(self._parts)}-{number}")
+            for number, (title, names) in enumerate((panels or curve_panels(metrics)).items())
+        ]
+        self._parts.append(f'<div class="card panels">{"".join(drawings)}</div>')
 
     def picture(self, path: str | Path, caption: str = "") -> None:
         """Embed a PNG, JPEG or SVG file.
@@ -272,14 +304,19 @@ def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
         page.tiles(headlines)
     if curve_panels(metrics):
         page.section("Curves")
-        page.drawing(svg(curves(metrics), prefix="curves"))
-    if pictures := sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES):
+        page.curves(metrics)
+    pictures = sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES and p.stem != "curves")
+    if pictures:
         page.section("Figures")
         for picture in pictures:
             page.picture(picture, picture.stem.replace("_", " "))
     if summary:
         page.section("Summary")
         page.table(_key_value(summary))
+    names = {name.split("/")[-1] for row in (*metrics, dict(_flatten(summary))) for name in row if "/" in name}
+    if terms := [[term, text] for term, text in GLOSSARY.items() if term in names]:
+        page.section("What the numbers mean")
+        page.table(Table(["name", "meaning"], terms))
     if versions:
         page.section("Provenance")
         page.table(_key_value(versions))

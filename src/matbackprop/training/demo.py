@@ -25,9 +25,8 @@ import matbackprop
 from matbackprop.data.bsds import labels_to_grid
 from matbackprop.data.shapes import CLASSES, ShapesRegions, ShapesSegmentation
 from matbackprop.metrics.evaluation import score_image
-from matbackprop.report.figures import confusion_matrix, curves, image_grid, segmentation_grid, spectrum
+from matbackprop.report.figures import confusion_matrix, image_grid, segmentation_grid, spectrum
 from matbackprop.report.html import Page
-from matbackprop.report.style import svg
 from matbackprop.report.tables import Table
 from matbackprop.spectral import NCutSpace, SoftSpace, segment_features
 from matbackprop.training.config import EngineConfig
@@ -514,17 +513,17 @@ def _write_page(
         "Two convolutions see the box of a textured shape. The features inside its mask are pooled to "
         f"{config.pooling.function}(FᵀF + εI), and a linear classifier reads the upper triangle."
     )
-    page.drawing(svg(curves(pooling.read_metrics(), panels=_PANELS["pooling"]), prefix="pooling"))
+    page.curves(pooling.read_metrics(), _PANELS["pooling"])
     page.picture(pooling.figure_path("examples"), "Validation regions with the predicted class; mistakes in red")
     page.picture(pooling.figure_path("confusion"), "Each row shows where a true class went, in percent")
     page.picture(pooling.figure_path("spectrum"), "Eigenvalues of FᵀF + εI, mean over 64 validation regions")
     page.section("3 · Images segmented by learned normalized cuts")
     named = "½‖Π_F − Π_Ψ‖² (J₂)" if config.cuts.objective == "j2" else "½‖Π_λ − Π_Ψ‖² (soft projector)"
     page.text(
-        f"Four convolutions give {config.cuts.channels} features a cell. The objective {named} turns the subspace that "
-        "they span towards the regions that annotators drew; K-means in that subspace gives the segmentations."
+        f"Four convolutions give {config.cuts.channels} features per cell. The objective {named} turns the subspace "
+        "that they span towards the regions that annotators drew; K-means in that subspace gives the segmentations."
     )
-    page.drawing(svg(curves(cuts.read_metrics(), panels=_PANELS["cuts"]), prefix="cuts"))
+    page.curves(cuts.read_metrics(), _PANELS["cuts"])
     page.picture(
         cuts.figure_path("segmentations"),
         f"Validation images, the best of K = {', '.join(map(str, _KS))}, with random and with trained features",
