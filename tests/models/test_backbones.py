@@ -173,3 +173,8 @@ def test_differences_of_pixels_do_not_see_brightness(kind):
         expected = sum(k * (x[o] - x[i]) for k, o, i in zip(w.flatten()[1:], outer, inner, strict=True))
     assert got == pytest.approx(float(expected), abs=1e-12)
     assert float(kernel.sum()) == pytest.approx(0, abs=1e-12)
+
+
+def test_depthwise_convolutions_keep_the_plain_layout():
+    assert build_backbone("vgg16").memory_format == torch.channels_last
+    assert build_backbone("efficientnet-lite2").memory_format == torch.contiguous_format

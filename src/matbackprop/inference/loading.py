@@ -41,7 +41,7 @@ def load_segmenter(source: str | Path, device: str = "auto") -> DeepNCuts:
         WeightsError: there is no model, or one of another kind.
     """
     model = _load(source, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
 
 
 def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifier:

@@ -395,6 +395,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         padded = normalize(image)
         if before or below or right:
             padded = nnf.pad(padded, (before, right, before, below), mode="replicate")
+        if padded.is_cuda:
+            padded = padded.contiguous(memory_format=self.backbone.memory_format)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             maps = self.backbone(padded, self.taps)
         places = zip(self.geometry, self.taps, strict=True)

@@ -164,7 +164,7 @@ class Bsds500(Reproduction):
         model, seconds = None, None
         if job.key != COLOUR:
             model, seconds = train(self._recipe(job, self.device), folder.parent, trained_on="+".join(self.splits))
-            model = model.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+            model = model.to(self.device).to(memory_format=model.backbone.memory_format).eval()  # type: ignore[call-overload]
         folder.mkdir(parents=True, exist_ok=True)
         for path in images:
             merging = self._merge(model, read_picture(path).pixels)

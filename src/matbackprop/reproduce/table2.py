@@ -221,7 +221,7 @@ class Table2(Reproduction):
         elif group.variant:
             model = untrained_model(group.variant, weights=self.config.weights or "imagenet")
         if model is not None:
-            model = model.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = model.to(self.device).to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
         return model, seconds
 
     def _segment(

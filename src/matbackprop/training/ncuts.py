@@ -318,7 +318,7 @@ class NCutsModule(System):
         if self.device.type == "cuda":
             low, high = self.config.data.scale
             torch.backends.cudnn.benchmark = low == high and not self.config.engine.deterministic
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
             self.graphs = self._capture(data)
 
     def _capture(self, data: NCutsData) -> GraphedLoss | None:
@@ -345,8 +345,6 @@ class NCutsModule(System):
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and edge logits or None."""
         image = batch["image"]
-        if image.is_cuda:
-            image = image.contiguous(memory_format=torch.channels_last)
         if self.config.train.rows == "superpixels":
             labels = batch["labels"]
             edges = batch["edges"] if self.config.train.boundary_weight else None

@@ -263,7 +263,7 @@ class RegionModule(System):
     def start(self, data: RegionData) -> None:
         """Prepare the device and, in a new run, measure the descriptor's mean and deviation."""
         if self.device.type == "cuda":
-            self.model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model.backbone.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
         self.calibrate(data)
 
     @torch.no_grad()

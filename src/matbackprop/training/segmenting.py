@@ -177,5 +177,5 @@ def _find_superpixels(
 def _to(parts: Sequence[NDArray[np.uint8]], device: torch.device) -> Tensor:
     batch = torch.from_numpy(np.stack(parts))
     if device.type == "cuda":
-        return batch.pin_memory().to(device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+        return batch.pin_memory().to(device, non_blocking=True)
     return batch

@@ -68,6 +68,16 @@ class Backbone(nn.Module):
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The layout in which a GPU's convolutions are fast: channels last.
+
+        Not for depthwise convolutions, for which cuDNN then prepares itself for every new size of image: an H200 took
+        6 s for each.
+        """
+        depthwise = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in self.modules())
+        return torch.contiguous_format if depthwise else torch.channels_last
+
     def __init__(self, places: Mapping[str, TapInfo]) -> None:
         """``places`` has the maps in the order in which they are computed."""
         super().__init__()
