@@ -40,7 +40,7 @@ def _processor() -> str:
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Processor, device, threads and versions, as JSON can hold them."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "kind": device.type,
         "processor": _processor(),
@@ -56,8 +56,8 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    found["versions"] = {**versions, "torch": torch.__version__}
-    return found
+    facts["versions"] = {**versions, "torch": torch.__version__}
+    return facts
 
 
 def machine_name(machine: dict[str, Any]) -> str:

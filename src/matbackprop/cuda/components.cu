@@ -1,5 +1,5 @@
 // Connected components of label maps by union-find: every pixel ends at the first pixel of its component.
-// Grids of one thread a pixel of all maps.
+// Grids of one thread per pixel of all maps.
 
 __device__ __forceinline__ int root_of(const int* parent, int pixel) {
     while (parent[pixel] != pixel) pixel = parent[pixel];

@@ -1,5 +1,5 @@
 // One assignment of SLIC: every pixel goes to the nearest centre among those in whose window it lies, the first one
-// where two are as near. A grid of one thread a pixel of all images.
+// where two are as near. A grid of one thread per pixel of all images.
 
 extern "C" __global__ void slic_assign(const double* __restrict__ colours, const double* __restrict__ centres,
                                        const int* __restrict__ windows, long long* __restrict__ labels, int images,

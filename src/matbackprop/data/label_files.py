@@ -303,17 +303,17 @@ def index_label_files(
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; give the folder that holds the label maps")
-    found: dict[str, list[Path]] = {}
+    files_of: dict[str, list[Path]] = {}
     files = [path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES and path.is_file()]
     for path in sorted(files, key=lambda path: _natural(str(path))):
-        found.setdefault(_image_name(path, names, numbered), []).append(path)
-    for name, paths in found.items():
+        files_of.setdefault(_image_name(path, names, numbered), []).append(path)
+    for name, paths in files_of.items():
         kinds = sorted({path.suffix.lower() for path in paths})
         if len(kinds) > 1:
             raise DataError(
                 f"{name} has label maps in files of several kinds ({', '.join(kinds)}) under {folder}; keep one"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(files_of.items()))
 
 
 def _image_name(path: Path, names: Collection[str] | None, numbered: Numbered) -> str:

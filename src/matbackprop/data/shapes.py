@@ -55,7 +55,7 @@ class ShapesSegmentationSample:
 
     Attributes:
         image: uint8 (3, h, w).
-        segmentations: int64 (h, w) each, labels from 0, one map an annotator; every label is one connected component.
+        segmentations: int64 (h, w) each, labels from 0, one map per annotator; every label is one connected component.
     """
 
     image: Tensor
@@ -311,7 +311,7 @@ def write_shapes_bsds(
 ) -> Path:
     """Write :class:`ShapesSegmentation` in the layout of BSDS500.
 
-    ``data/images/{train,val}/*.jpg`` and ``data/groundTruth/{train,val}/*.mat`` (labels from 1, one cell an annotator).
+    ``data/images/{train,val}/*.jpg`` and ``data/groundTruth/{train,val}/*.mat`` (labels from 1, a cell per person).
 
     Args:
         folder: made if need be.

@@ -311,7 +311,7 @@ def comparison(
     xlabel: str = "",
     title: str = "",
 ) -> Figure:
-    """Draw named values with intervals, one a line, and reference values (the paper's, say) as open marks beside them.
+    """Draw named values with intervals, one per line, with reference values (the paper's, say) as open marks.
 
     Args:
         rows: name → (value, low, high).

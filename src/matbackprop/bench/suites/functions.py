@@ -55,10 +55,10 @@ def _jax_eigh(a: Tensor) -> Callable[[], Any]:
 
 def log_methods() -> dict[str, Maker]:
     """Who computes the matrix logarithm."""
-    found: dict[str, Maker] = {"matbackprop": lambda: lambda a: matrix_function(a, "log")}
+    methods: dict[str, Maker] = {"matbackprop": lambda: lambda a: matrix_function(a, "log")}
     for method, maker in peers.MATRIX_FUNCTIONS.items():
-        found[method] = partial(maker, "log")
-    return found
+        methods[method] = partial(maker, "log")
+    return methods
 
 
 _SOLVERS: dict[str, Callable[[Tensor], Callable[[], Any]]] = {

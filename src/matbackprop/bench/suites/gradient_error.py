@@ -51,8 +51,8 @@ def _tied_matrix(gap: float) -> NDArray[np.float64]:
     return (a + a.T) / 2
 
 
-def _relative(found: Tensor, reference: NDArray[np.longdouble]) -> float:
-    difference = found.double().cpu().numpy().astype(np.longdouble) - reference
+def _relative(gradient: Tensor, reference: NDArray[np.longdouble]) -> float:
+    difference = gradient.double().cpu().numpy().astype(np.longdouble) - reference
     return float(np.linalg.norm(difference.astype(np.float64)) / np.linalg.norm(reference.astype(np.float64)))
 
 
@@ -68,8 +68,8 @@ def _error(
 
         def run() -> float:
             point = torch.from_numpy(x).to(device, dtype).unsqueeze(0).requires_grad_()
-            (found,) = torch.autograd.grad(made(point), point, torch.from_numpy(g).to(device, dtype).unsqueeze(0))
-            return _relative(found[0], reference())
+            (gradient,) = torch.autograd.grad(made(point), point, torch.from_numpy(g).to(device, dtype).unsqueeze(0))
+            return _relative(gradient[0], reference())
 
         return run
 

@@ -39,15 +39,15 @@ def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Callabl
 
 def pool_methods(name: str) -> dict[str, Maker]:
     """Who pools with g = log or sqrt."""
-    found: dict[str, Maker] = {
+    methods: dict[str, Maker] = {
         "matbackprop": lambda: partial(second_order_pool, eps=EPS, function=name),
         "torch.linalg.svd + autograd": lambda: peers.svd_pool(name, EPS),
     }
     for method, maker in peers.MATRIX_FUNCTIONS.items():
-        found[method] = partial(_pool_with, maker, name)
+        methods[method] = partial(_pool_with, maker, name)
     if name == "sqrt":
-        found["iSQRT, 5 steps (approximate)"] = lambda: peers.pool_with(peers.isqrt, EPS)
-    return found
+        methods["iSQRT, 5 steps (approximate)"] = lambda: peers.pool_with(peers.isqrt, EPS)
+    return methods
 
 
 def _pool_with(maker: Callable[[str], Callable[[Tensor], Tensor]], name: str) -> Callable[[Tensor], Tensor]:
