@@ -10,7 +10,7 @@ import time
 import pytest
 
 from matbackprop.errors import WorkerError
-from matbackprop.processes import Workers, parallel_map, signals_held
+from matbackprop.processes import Workers, is_first_process, parallel_map, signals_held
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="needs sigtimedwait")
 
@@ -71,7 +71,7 @@ def test_a_map_keeps_the_order_and_begins_only_a_few_items_ahead(count):
 
 def test_workers_do_not_outlive_a_killed_parent():
     program = (
-        "import os, time; from matbackprop.processes import Workers\n"
+        "import os, time; from matbackprop.processes import is_first_process, Workers\n"
         "if __name__ == '__main__':\n"
         "    pool = Workers(2); print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 600)\n"
         "    time.sleep(600)\n"
@@ -87,3 +87,24 @@ def test_signals_are_held_only_meanwhile():
     with signals_held():
         assert {signal.SIGINT, signal.SIGTERM} <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "8", "LOCAL_RANK": "0"}, False),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"NODE_RANK": "1"}, False),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "1"}, False),
+        ({"SLURM_PROCID": "3", "SLURM_JOB_NAME": "train"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash"}, True),
+    ],
+)
+def test_the_first_process_knows_itself(environment, first, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_first_process() is first

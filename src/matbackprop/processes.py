@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from matbackprop.errors import WorkerError
 
-__all__ = ["Workers", "follow_parent", "parallel_map", "signals_held"]
+__all__ = ["Workers", "follow_parent", "is_first_process", "parallel_map", "signals_held"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,6 +51,16 @@ def follow_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None and hasattr(signal, "sigtimedwait"):
         threading.Thread(target=_follow, args=(parent.pid,), daemon=True).start()
+
+
+def is_first_process() -> bool:
+    """Return whether this is the first process of a run, also before the processes know each other."""
+    variables = os.environ
+    if "RANK" in variables:
+        return int(variables["RANK"]) == 0
+    if "SLURM_PROCID" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(variables["SLURM_PROCID"]) == 0
+    return int(variables.get("NODE_RANK", variables.get("GROUP_RANK", 0))) == int(variables.get("LOCAL_RANK", 0)) == 0
 
 
 def _follow(parent: int) -> None:

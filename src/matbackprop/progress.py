@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from matbackprop.processes import is_first_process
+
 __all__ = ["Progress", "track"]
 
 T = TypeVar("T")
@@ -31,7 +33,8 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int, done: int = 0, quiet: bool = False) -> None:
-        self.what, self.total, self.done, self.quiet = what, total, done, quiet
+        self.what, self.total, self.done = what, total, done
+        self.quiet = quiet or not is_first_process()  # what one process of a run says, all would say
         self._before, self._started = done, time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._said = self._started

@@ -8,7 +8,7 @@ import torch
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import ConfigurationError
 from matbackprop.training.checkpoint import load_checkpoint, save_checkpoint
-from matbackprop.training.engine import RunInterrupted, fit, is_first_process, seed_all
+from matbackprop.training.engine import RunInterrupted, fit, seed_all
 
 
 class _Stop(Exception):
@@ -157,22 +157,9 @@ def test_an_interruption_survives_pickling():
     assert "SIGTERM at step 7" in str(stop)
 
 
-@pytest.mark.parametrize(
-    ("environment", "first"),
-    [
-        ({}, True),
-        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
-        ({"RANK": "8", "LOCAL_RANK": "0"}, False),
-        ({"LOCAL_RANK": "1"}, False),
-        ({"NODE_RANK": "1"}, False),
-        ({"NODE_RANK": "1", "LOCAL_RANK": "1"}, False),
-        ({"SLURM_PROCID": "3", "SLURM_JOB_NAME": "train"}, False),
-        ({"SLURM_PROCID": "0", "SLURM_JOB_NAME": "bash"}, True),
-    ],
-)
-def test_the_first_process_knows_itself(environment, first, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_JOB_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert is_first_process() is first
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_words(tmp_path):
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
+    state = load_checkpoint(run.checkpoints / "last.ckpt")
+    save_checkpoint({"state_dict": state["state_dict"], "optimizer_states": []}, run.checkpoints / "last.ckpt")
+    with pytest.raises(ConfigurationError, match="earlier version"):
+        train(tiny_config(tmp_path / "run", max_epochs=2, resume=True))

@@ -5,6 +5,7 @@ Training and testing touch no image file, no .mat file and no superpixel algorit
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matbackprop.data.bsds import labels_to_grid
-from matbackprop.data.cache import cache_key, open_cache, write_cache
+from matbackprop.data.cache import cache_key, open_cache, remove_cache, write_cache
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.processes import parallel_map
 from matbackprop.progress import track
 from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
 __all__ = ["LabelledImages", "PreparedImage", "PreparedImages", "prepare_image", "prepare_images"]
+
+log = logging.getLogger("matbackprop")
 
 _FEW = 32  # below this many images starting processes costs more than they save
 STRIDES = (8, 16)
@@ -226,7 +229,10 @@ def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600
     path = Path(folder) / f"segmentation-{key}"
     try:
         cache = open_cache(path)
-    except DataError:
+    except DataError as error:
+        if path.exists():
+            log.warning("%s It is made again now.", error)
+            remove_cache(path)
         tasks = [(data, i, superpixels) for i in range(len(data))]
         # One by one, so that progress is seen, and a signal waits for no more than one image per process.
         prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["any_process", "gather_objects", "gather_rows", "is_first_process"]
-
-
-def is_first_process() -> bool:
-    """Return whether this is the first process of a run, also before the processes know each other."""
-    variables = os.environ
-    if "RANK" in variables:
-        return int(variables["RANK"]) == 0
-    if "SLURM_PROCID" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        return int(variables["SLURM_PROCID"]) == 0
-    return int(variables.get("NODE_RANK", variables.get("GROUP_RANK", 0))) == int(variables.get("LOCAL_RANK", 0)) == 0
+__all__ = ["any_process", "gather_objects", "gather_rows"]
 
 
 def _alone() -> bool:

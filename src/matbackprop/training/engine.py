@@ -24,6 +24,7 @@ from lightning_fabric.strategies import DDPStrategy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from matbackprop.errors import ConfigurationError, NonFiniteError, NumericalError, SolverError
+from matbackprop.processes import is_first_process
 from matbackprop.progress import Progress, track
 from matbackprop.training.checkpoint import (
     latest_checkpoint,
@@ -33,7 +34,7 @@ from matbackprop.training.checkpoint import (
     set_random_state,
 )
 from matbackprop.training.config import EngineConfig, Recipe
-from matbackprop.training.distributed import any_process, gather_objects, is_first_process
+from matbackprop.training.distributed import any_process, gather_objects
 from matbackprop.training.guard import Guard
 from matbackprop.training.loading import EpochLoader, generator_for, map_tensors
 from matbackprop.training.metrics import MetricsWriter
@@ -138,12 +139,15 @@ def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
     path = run.checkpoints / f"{which}.ckpt"
     if which == "best" and not path.exists():
         path = latest_checkpoint(run.checkpoints) or path
-    state = load_checkpoint(path)["state_dict"]
-    try:
-        system.load_state_dict(state)
-    except RuntimeError as error:
-        raise ConfigurationError(f"{path} does not fit the model of {run.config_path}: {error}") from error
+    _load_into(system, load_checkpoint(path), path)
     return path
+
+
+def _load_into(system: System, state: dict[str, Any], path: Path | None) -> None:
+    try:
+        system.load_state_dict(state["state_dict"])
+    except RuntimeError as error:
+        raise ConfigurationError(f"{path} does not fit the model of the run's config.json: {error}") from error
 
 
 def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> None:
@@ -207,7 +211,11 @@ class _Training:
             system.double()
         system.to(self.device)
         if state is not None:
-            system.load_state_dict(state["state_dict"])
+            _load_into(system, state, checkpoint)
+            if "optimizer" not in state:
+                raise ConfigurationError(
+                    f"{checkpoint} was written by an earlier version, which cannot be resumed; its weights can be used."
+                )
         system.train()
         with _autocast(engine, self.device):
             system.start(data)

@@ -1,0 +1,69 @@
+"""Do harm to trainings many times over, and write what was left: ``python benchmarks/training_faults.py``.
+
+Each fault is one of ``tests/helpers/training_faults.py`` with details that its number decides, so that a failure can be
+repeated: ``--only NAME --first N --count 1``. The summary goes to ``benchmarks/results/training_faults.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def main() -> int:
+    """Inject the faults in turn and write the summary; the exit code says whether all were survived."""
+    from helpers.training_faults import FAULTS, inject
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200, help="number of faults")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--only", choices=FAULTS, help="one kind only")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "training_faults.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("matbackprop").addHandler(logging.NullHandler())
+    logging.getLogger("matbackprop").propagate = False
+    names = [options.only] if options.only else list(FAULTS)
+    kinds = {name: {"what": FAULTS[name].__doc__, "injected": 0, "survived": 0, "failures": []} for name in names}
+    started = time.perf_counter()
+    for number in range(options.first, options.first + options.count):
+        name = names[number % len(names)]
+        folder = Path(tempfile.mkdtemp())
+        kinds[name]["injected"] += 1
+        try:
+            inject(name, folder, number)
+            kinds[name]["survived"] += 1
+        except Exception as error:
+            kinds[name]["failures"].append({"number": number, "error": f"{type(error).__name__}: {error}"})
+            traceback.print_exc()
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"\r{number + 1 - options.first} of {options.count}", end="", file=sys.stderr)
+    summary = {
+        "command": f"python benchmarks/training_faults.py --count {options.count}",
+        "injected": options.count,
+        "survived": sum(kind["survived"] for kind in kinds.values()),
+        "seconds": round(time.perf_counter() - started),
+        "machine": platform.platform(),
+        "torch": torch.__version__,
+        "faults": kinds,
+    }
+    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"\n{summary['survived']} of {options.count} survived: {options.output}")
+    return 0 if summary["survived"] == options.count else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,416 @@
+"""Faults that a training must survive, and what must be left after each.
+
+``FAULTS`` maps a name to a function ``fault(folder, draw)``, which trains the tiny system in ``folder``, does harm at a
+moment that ``draw`` chooses, and asserts what is promised: nothing is lost but the steps since the last checkpoint, a
+resumed run ends with the bits and the lines of metrics of an undisturbed one, and an error says what to do.
+``benchmarks/training_faults.py`` repeats them as often as one likes.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+
+from helpers.slow_images import TracedImages
+from helpers.tiny_run import TinyModule, tiny_config, train
+from helpers.two_processes import run_two
+from matbackprop.data.bsds import BSDS
+from matbackprop.data.prepared import prepare_images
+from matbackprop.data.shapes import write_shapes_bsds
+from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
+from matbackprop.training import checkpoint as checkpoint_module
+from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
+from matbackprop.training.engine import RunInterrupted
+from matbackprop.training.run_folder import RunFolder
+
+OPTIONS = {"checkpoint_every_steps": 2, "max_epochs": 2, "log_every": 3}
+STEPS = 12
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAVED = "the state is saved"
+
+
+@dataclass
+class Ended:
+    """How a training in a process of its own ended."""
+
+    code: int
+    said: str
+
+
+def in_process(config, prepare=lambda: None, meanwhile=lambda process, run: None) -> Ended:
+    """Train in a forked process, after ``prepare()`` there, while ``meanwhile(process, run)`` happens here."""
+    said = Path(mkdtemp()) / "said"
+
+    def body():
+        os.setsid()
+        prepare()
+        code = 0
+        try:
+            train(config)
+        except RunInterrupted as stop:
+            said.write_text(str(stop))
+            code = 128 + stop.signum
+        except BaseException as error:
+            said.write_text(f"{type(error).__name__}: {error}")
+            code = 2
+        os._exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=body)
+    process.start()
+    meanwhile(process, RunFolder(config.engine.run))
+    process.join(60)
+    assert process.exitcode is not None, "the process hangs"
+    return Ended(process.exitcode, said.read_text() if said.exists() else "")
+
+
+def wait_for_step(process, run, step):
+    """Wait until the run has written a line of metrics of ``step`` or later."""
+    deadline = time.monotonic() + 60
+    while process.is_alive() and time.monotonic() < deadline:
+        if step == 0 or any(m["step"] >= step for m in run.read_metrics()):
+            return
+        time.sleep(0.001)
+
+
+def lines(run):
+    """The lines of metrics, without what depends on the clock."""
+    drop = {"time", "train/steps_per_second"}
+    return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
+
+
+def state(run):
+    return load_checkpoint(run.checkpoints / "last.ckpt")
+
+
+@cache
+def undisturbed(**options):
+    """State and lines of a training that nothing disturbed."""
+    run, _ = train(tiny_config(Path(mkdtemp()) / "run", **(OPTIONS | options)))
+    return state(run), lines(run)
+
+
+def assert_resumes(run, **options):
+    """Resume to the end, and compare with what would have been."""
+    ended = in_process(tiny_config(run.path, **(OPTIONS | options), resume=True))
+    assert ended.code == 0, ended.said
+    whole, whole_lines = undisturbed(**{k: v for k, v in options.items() if k != "pause"})
+    last = state(run)
+    assert last["global_step"] == whole["global_step"] == STEPS
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(value, last["state_dict"][name]), name
+    for one, two in zip(whole["optimizer"]["state"].values(), last["optimizer"]["state"].values(), strict=True):
+        assert torch.equal(one["momentum_buffer"], two["momentum_buffer"])
+    assert lines(run) == whole_lines
+    assert not list(run.path.rglob("*.tmp")), "half-written files are left"
+
+
+def saved_step(run):
+    path = latest_checkpoint(run.checkpoints, say=lambda text: None)
+    return load_checkpoint(path)["global_step"] if path else 0
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+
+def killed(folder, draw):
+    """SIGKILL at a random moment."""
+    run, step, delay = RunFolder(folder / "run"), draw.randrange(STEPS), draw.uniform(0, 0.03)
+
+    def kill(process, run):
+        wait_for_step(process, run, step)
+        time.sleep(delay)
+        process.kill()
+
+    ended = in_process(tiny_config(run.path, **OPTIONS, pause=0.005), meanwhile=kill)
+    assert ended.code in (0, -signal.SIGKILL)
+    if run.config_path.exists():  # otherwise it was killed before it began
+        assert_resumes(run, pause=0.005)
+
+
+def killed_while_saving(folder, draw):
+    """SIGKILL between two writes of a checkpoint."""
+    run = RunFolder(folder / "run")
+    number = draw.randrange(1, 150)
+
+    def prepare():
+        write = checkpoint_module._HashingFile.write
+        left = [number]
+
+        def killing(self, data):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(self, data)
+
+        checkpoint_module._HashingFile.write = killing
+
+    assert in_process(tiny_config(run.path, **OPTIONS), prepare).code == -signal.SIGKILL
+    assert_resumes(run)
+
+
+def interrupted(folder, draw):
+    """SIGTERM, SIGINT or SIGHUP in a training or validation step."""
+    run, signum, step = RunFolder(folder / "run"), draw.choice(SIGNALS), draw.randrange(STEPS)
+    hook = draw.choice(["training_step", "validation_step"])
+    if hook == "validation_step":
+        step = draw.choice([STEPS // 2, STEPS])
+
+    def prepare():
+        original = getattr(TinyModule, hook)
+
+        def signalled(self, batch):
+            if self.step == step:
+                os.kill(os.getpid(), signum)
+            return original(self, batch)
+
+        setattr(TinyModule, hook, signalled)
+
+    ended = in_process(tiny_config(run.path, **OPTIONS, checkpoint_min_seconds=1e9), prepare)
+    assert ended.code == 128 + signum and SAVED in ended.said and "--resume" in ended.said
+    assert saved_step(run) == step + (hook == "training_step"), "a step is lost"
+    assert_resumes(run, checkpoint_min_seconds=1e9)
+
+
+def interrupted_while_preparing(folder, draw):
+    """SIGTERM before there is anything to save: it ends at once, and the run starts anew."""
+    run = RunFolder(folder / "run")
+
+    def prepare():
+        def stuck(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        from helpers.tiny_run import TinyData
+
+        TinyData.train_loader = stuck
+
+    started = time.monotonic()
+    ended = in_process(tiny_config(run.path, **OPTIONS), prepare)
+    assert ended.code == 2 and ended.said.startswith("KeyboardInterrupt")
+    assert time.monotonic() - started < 30
+    assert_resumes(run)
+
+
+def disk_full(folder, draw):
+    """The disk is full while a checkpoint is written: what was saved before stays."""
+    run, limit = RunFolder(folder / "run"), draw.choice([500, 5000, 6000, 8000])
+
+    def prepare():
+        save = checkpoint_module.torch.save
+        left = [draw.randrange(1, 5)]
+
+        def saving(*arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            return save(*arguments)
+
+        checkpoint_module.torch.save = saving
+
+    ended = in_process(tiny_config(run.path, **OPTIONS), prepare)
+    assert ended.code == 2 and "Error" in ended.said
+    assert not [p for p in run.checkpoints.iterdir() if p.suffix == ".tmp"]
+    saved_step(run)  # nothing is damaged
+    assert_resumes(run)
+
+
+def damaged_checkpoint(folder, draw):
+    """A byte of the last checkpoint changes, or its end is missing: the one before it is used."""
+    run, _ = train(tiny_config(folder / "run", **OPTIONS))
+    _damage(run.checkpoints / "last.ckpt", draw)
+    before = saved_step(run)
+    assert before == load_checkpoint(run.checkpoints / "previous.ckpt")["global_step"]
+    assert STEPS - before <= 2
+    assert_resumes(run)
+
+
+def two_damaged_checkpoints(folder, draw):
+    """Both checkpoints are damaged: an error names them, and nothing is changed."""
+    run, _ = train(tiny_config(folder / "run", **OPTIONS))
+    for name in ("last.ckpt", "previous.ckpt"):
+        _damage(run.checkpoints / name, draw)
+    before = run.metrics_path.read_bytes()
+    ended = in_process(tiny_config(run.path, **OPTIONS, resume=True))
+    assert ended.code == 2 and ended.said.startswith(CheckpointError.__name__)
+    assert "last.ckpt, previous.ckpt" in ended.said and "--overwrite" in ended.said
+    assert run.metrics_path.read_bytes() == before
+
+
+def _damage(path, draw):
+    content = bytearray(path.read_bytes())
+    if draw.random() < 0.5:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    else:
+        content = content[: draw.randrange(len(content))]
+    path.write_bytes(content)
+
+
+def changed_configuration(folder, draw):
+    """Another configuration is refused, with the field that differs."""
+    name, value = draw.choice([("batch", 8), ("dropout", 0.1), ("seed", 9), ("gradient_clip", 0.5)])
+    run = RunFolder(folder / "run")
+    _killed_at(run, draw.randrange(1, STEPS))
+    options = {**OPTIONS, name: value}
+    ended = in_process(tiny_config(run.path, **options, pause=0.005, resume=True))
+    assert ended.code == 2 and ended.said.startswith(ConfigurationError.__name__) and name in ended.said
+    assert_resumes(run, pause=0.005)
+
+
+def _killed_at(run, step):
+    def kill(process, run):
+        wait_for_step(process, run, step)
+        process.kill()
+
+    in_process(tiny_config(run.path, **OPTIONS, pause=0.005), meanwhile=kill)
+
+
+def two_runs_in_one_folder(folder, draw):
+    """A second process is refused, and the first does not notice it."""
+    run, step = RunFolder(folder / "run"), draw.randrange(1, 7)
+    option = draw.choice([{"resume": True}, {"overwrite": True}, {}])
+
+    def second(process, run):
+        wait_for_step(process, run, step)
+        ended = in_process(tiny_config(run.path, **OPTIONS, pause=0.02, **option))
+        assert ended.code == 2 and "another process is training" in ended.said
+
+    assert in_process(tiny_config(run.path, **OPTIONS, pause=0.02), meanwhile=second).code == 0
+    assert_resumes(run, pause=0.02)
+
+
+def clock_goes_backwards(folder, draw):
+    """The clock of the day jumps back by hours: nothing depends on it."""
+    run, jump = RunFolder(folder / "run"), draw.uniform(1, 1e5)
+
+    def prepare():
+        real, calls = time.time, [0]
+
+        def backwards():
+            calls[0] += 1
+            return real() - jump * calls[0]
+
+        time.time = backwards
+
+    assert in_process(tiny_config(run.path, **OPTIONS), prepare).code == 0
+    assert_resumes(run)
+
+
+def bad_batch(folder, draw):
+    """A batch is not finite: the run stops with a report, and no checkpoint is spoilt."""
+    run = RunFolder(folder / "run")
+    ended = in_process(tiny_config(run.path, **OPTIONS, poison=draw.randrange(24)))
+    assert ended.code == 2 and ended.said.startswith(NonFiniteError.__name__)
+    (report,) = run.nonfinite.iterdir()
+    assert json.loads((report / "report.json").read_text())["layer"]["spectrum"]
+    for path in run.checkpoints.iterdir():
+        assert all(torch.isfinite(t).all() for t in load_checkpoint(path)["state_dict"].values())
+
+
+def half_written_line(folder, draw):
+    """The machine stops in the middle of a line of metrics."""
+    run = RunFolder(folder / "run")
+    _killed_at(run, draw.randrange(1, STEPS))
+    with run.metrics_path.open("a") as file:
+        file.write('{"step": 99, "train/lo'[: draw.randrange(1, 22)])
+    assert_resumes(run, pause=0.005)
+
+
+def one_process_of_two_killed(folder, draw):
+    """One of two processes is killed: the other ends by itself, and both resume exactly."""
+    options = {**OPTIONS, "items": 48, "devices": "2", "strategy": "ddp", "guard_every": 2}
+    run, victim, step = RunFolder(folder / "run"), draw.randrange(2), draw.randrange(2, STEPS)
+
+    def prepare(rank):
+        original = TinyModule.training_step
+
+        def dying(self, batch):
+            if self.step == step and rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, batch)
+
+        TinyModule.training_step = dying
+
+    codes = run_two(tiny_config(run.path, **options), prepare)
+    assert codes[victim] == -signal.SIGKILL and codes[1 - victim] not in (0, None)
+    assert saved_step(run) >= step - 2
+    assert run_two(tiny_config(run.path, **options, resume=True)) == [0, 0]
+    assert run_two(tiny_config(folder / "whole", **options)) == [0, 0]
+    ends = [state(RunFolder(folder / name)) for name in ("run", "whole")]
+    for name, value in ends[0]["state_dict"].items():
+        assert torch.equal(value, ends[1]["state_dict"][name])
+    assert lines(run) == lines(RunFolder(folder / "whole"))
+
+
+def damaged_cache(folder, draw):
+    """A file of the prepared images is cut short, missing or unreadable: they are prepared again."""
+    data = BSDS(write_shapes_bsds(folder / "bsds", train=2, val=1, size=(32, 40)), "train")
+    first = [image.image.copy() for image in prepare_images(data, folder / "cache", superpixels=8)]
+    (cache,) = (folder / "cache").iterdir()
+    path = cache / draw.choice(["image.bin", "labels.bin", "meta.json"])
+    if draw.random() < 0.3:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+    again = [image.image for image in prepare_images(data, folder / "cache", superpixels=8)]
+    assert all((one == two).all() for one, two in zip(first, again, strict=True))
+
+
+def worker_killed(folder, draw):
+    """A process that prepares images is killed: the work ends with the reason, and can be done again."""
+    (folder / "read").mkdir()
+    data, after = TracedImages(folder / "read", 60), draw.randrange(4, 30)
+
+    def kill():
+        while data.read() < after:
+            time.sleep(0.001)
+        draw.choice(multiprocessing.active_children()).kill()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        prepare_images(data, folder / "cache", superpixels=4, workers=2)
+        raise AssertionError("nobody noticed")
+    except WorkerError as error:
+        assert "SIGKILL" in str(error)
+    finally:
+        thread.join()
+    assert len(prepare_images(data, folder / "cache", superpixels=4)) == 60
+
+
+FAULTS = {
+    function.__name__: function
+    for function in (
+        killed,
+        killed_while_saving,
+        interrupted,
+        interrupted_while_preparing,
+        disk_full,
+        damaged_checkpoint,
+        two_damaged_checkpoints,
+        changed_configuration,
+        two_runs_in_one_folder,
+        clock_goes_backwards,
+        bad_batch,
+        half_written_line,
+        damaged_cache,
+        worker_killed,
+        one_process_of_two_killed,
+    )
+}
+
+
+def inject(name, folder, seed):
+    """Do one fault; the seed decides its details."""
+    FAULTS[name](Path(folder), random.Random(f"{name}-{seed}"))

@@ -1,0 +1,16 @@
+"""One of each kind of fault; ``python benchmarks/training_faults.py`` repeats them with other details."""
+
+import sys
+
+import pytest
+
+pytest.importorskip("resource", reason="needs fork, SIGKILL and limits on files")
+
+from helpers.training_faults import FAULTS, inject
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_training_survives(name, tmp_path):
+    inject(name, tmp_path, seed=0)
