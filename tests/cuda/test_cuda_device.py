@@ -139,7 +139,7 @@ def test_second_stream_and_thread():
 
 @pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
 @pytest.mark.parametrize(("m", "d"), [(36, 256), (1, 3), (7, 64), (64, 65), (35, 100)])
-def test_fused_pool_matches_the_cpu(m, d, name):
+def test_pool_kernels_match_the_cpu(m, d, name):
     generator = torch.Generator().manual_seed(m)
     f = torch.randn(3, m, d, generator=generator).relu()
     f[1] *= 0.01
@@ -185,7 +185,7 @@ def test_weighted_and_centred_pooling_matches_the_cpu(weight, center):
         assert (one.detach().cpu() - other.detach()).norm() < 2e-7 * other.detach().norm()
 
 
-def test_fused_pool_is_zero_at_zero_and_nan_at_nan():
+def test_pool_kernels_give_zero_at_zero_and_nan_at_nan():
     f = torch.zeros(2, 4, 9, device="cuda", requires_grad=True)
     (gradient,) = torch.autograd.grad(mb.second_order_pool(f).sum(), f)
     assert (gradient == 0).all()
@@ -195,7 +195,7 @@ def test_fused_pool_is_zero_at_zero_and_nan_at_nan():
     assert c[0].isfinite().all() and c[1].isnan().any()
 
 
-def test_fused_pool_orders_dtypes_and_eps():
+def test_pool_kernels_with_orders_dtypes_and_eps():
     f = torch.randn(2, 4, 7, device="cuda", dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(mb.second_order_pool, f)
     assert torch.autograd.gradgradcheck(mb.second_order_pool, f)
@@ -209,7 +209,7 @@ def test_fused_pool_orders_dtypes_and_eps():
 
 @pytest.mark.parametrize("annotators", [0, 3])
 @pytest.mark.parametrize("objective", [mb.normalized_cut_j2, mb.normalized_cut_soft])
-def test_fused_cuts_match_the_cpu(objective, annotators):
+def test_cut_kernels_match_the_cpu(objective, annotators):
     generator = torch.Generator().manual_seed(2)
     f = torch.rand(5, 700, 12, generator=generator)
     labels = torch.randint(-1, 30, (5, *((annotators,) if annotators else ()), 700), generator=generator)
@@ -226,7 +226,7 @@ def test_fused_cuts_match_the_cpu(objective, annotators):
 
 
 @pytest.mark.parametrize("objective", [mb.normalized_cut_j2, mb.normalized_cut_soft])
-def test_fused_cuts_twice(objective):
+def test_cut_kernels_differentiated_twice(objective):
     f = torch.rand(2, 10, 3, device="cuda", dtype=torch.float64, requires_grad=True)
     labels = torch.randint(-1, 3, (2, 10), device="cuda")
     assert torch.autograd.gradcheck(lambda x: objective(x, labels, num_labels=3), f)

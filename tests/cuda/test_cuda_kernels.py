@@ -13,6 +13,8 @@ from matbackprop.numerics import gram_tolerance
 from matbackprop.spectral import components
 from matbackprop.spectral.components import _number, connected_components
 
+IN = {np.float32: "float", np.float64: "double"}
+
 JACOBI = """
 int main(int, char** argv) {
     const int n = atoi(argv[1]), batch = atoi(argv[2]), threads = atoi(argv[3]);
@@ -134,11 +136,11 @@ def test_jacobi_takes_any_scale(jacobi):
         assert abs(values[0, 0]) <= 1e-5 * scale
 
 
-@pytest.mark.parametrize("name", ["log", "inv_sqrt"])
-def test_pool_kernels_agree_with_the_operator(name, tmp_path):
+@pytest.mark.parametrize(("name", "kind"), [("log", np.float32), ("inv_sqrt", np.float64)])
+def test_pool_kernels_agree_with_the_operator(name, kind, tmp_path):
     m, d, batch = 5, 70, 3  # an odd number of rows, more than one tile of columns
     number = pool._FUNCTIONS[name]
-    program = cuda_on_cpu.build(tmp_path, pool.SOURCE, POOL, REAL_IS_DOUBLE=1, IN="float", FUNCTION=number)
+    program = cuda_on_cpu.build(tmp_path, pool.SOURCE, POOL, REAL_IS_DOUBLE=1, IN=IN[kind], FUNCTION=number)
     generator = torch.Generator().manual_seed(0)
     f = torch.randn(batch, m, d, generator=generator).relu()
     f[1, 3] = f[1, 2]
@@ -147,7 +149,8 @@ def test_pool_kernels_agree_with_the_operator(name, tmp_path):
     f[2, :, 0] = 1e7 * torch.rand(m, generator=generator)  # a channel that hides the others in the Gram matrix
     g = torch.randn(batch, d, d, generator=generator)
     threads = jacobi_kernel.Sizes(m).threads
-    out = cuda_on_cpu.run(program, (m, d, batch, threads, 1e-3), f.numpy(), g.numpy(), dtype=np.float32)
+    inputs = f.numpy().astype(kind), g.numpy().astype(kind)
+    out = cuda_on_cpu.run(program, (m, d, batch, threads, 1e-3), *inputs, dtype=kind)
     x = f.double().requires_grad_()
     c = second_order_pool(x, eps=1e-3, function=name)
     (gradient,) = torch.autograd.grad(c, x, g.double())
