@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.models.backbones import check_published
 from matbackprop.training.config import RECIPES, Recipe, from_json, get_recipe, merge, read_config_file
 from matbackprop.training.run_folder import RunFolder
 
@@ -53,6 +54,8 @@ def rebuild(run: RunFolder, which: str = "best", overrides: dict[str, Any] | Non
 
     recipe = recipe_of(run)
     config = merge(from_json(recipe.config_class, run.read_config()), overrides or {})
+    if getattr(getattr(config, "model", None), "backbone", None) is not None:
+        check_published(config.model.backbone)
     seed_all(config.engine.seed)
     module, data = recipe.build(config)
     load_weights(run, module, which)

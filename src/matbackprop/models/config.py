@@ -66,7 +66,7 @@ class RegionModelConfig:
     which is o2p on all scales of the backbone sift."""
     backbone: str = "alexnet"
     """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit,
-    pidinet or sift."""
+    pidinet, sift, hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours."""
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     taps: tuple[str, ...] = ()
@@ -128,8 +128,8 @@ class NCutsModelConfig:
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     backbone: str | None = field(default=None, metadata=ADDED)
-    """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit or
-    pidinet; by default the variant's."""
+    """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit,
+    pidinet, hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours; by default the variant's."""
     taps: tuple[str, ...] = field(default=(), metadata=ADDED)
     """Feature maps that feed the head; by default the variant's."""
     head: Literal["paper", "hypercolumn", "none"] | None = field(default=None, metadata=ADDED)

@@ -359,6 +359,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             self.head, channels = None, widths[0]
         self.channels = channels
         self.factor = nn.Parameter(torch.eye(channels)) if self.config.affinity == "lambda" else None
+        self._learning = [p for p in self.backbone.parameters() if p.requires_grad]
         self.freeze_backbone(False)
 
     @classmethod
@@ -369,7 +370,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
     def freeze_backbone(self, frozen: bool = True) -> None:
         """Keep the backbone's weights, or let them learn; frozen, its activations are not kept for a backward pass."""
         self.frozen = frozen
-        for parameter in self.backbone.parameters():
+        for parameter in self._learning:
             parameter.requires_grad_(not frozen)
 
     @property

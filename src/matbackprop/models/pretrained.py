@@ -11,6 +11,7 @@ from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
 from matbackprop.files import atomic_write
+from matbackprop.models.backbones import check_published
 from matbackprop.models.weights import load_weights_into, read_weights
 
 __all__ = ["PretrainedMixin"]
@@ -79,6 +80,7 @@ class PretrainedMixin:
         if config.get("class") != cls.__name__:
             raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
         try:
+            check_published(config.get("arguments", {}).get("backbone", "alexnet"))
             model = cls(**config.get("arguments", {}))
         except (TypeError, ValueError) as error:
             raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {error}") from error

@@ -94,8 +94,9 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
     Args:
         backbone: from :func:`~matbackprop.models.backbones.build_backbone`; it may have been cut behind its last map.
         name: its name.
-        weights: ``"none"`` changes nothing; ``"imagenet"`` takes the file that :func:`find_weights` gives; otherwise a
-            safetensors file with the keys of the backbone; those of a classifier are passed over.
+        weights: ``"none"`` changes nothing; ``"imagenet"`` takes the file that :func:`find_weights` gives, or what
+            its library publishes; otherwise a safetensors file with the keys of the backbone, where those of a
+            classifier are passed over.
 
     Returns:
         The file that was read; None for none, and for a backbone that has no weights.
@@ -104,6 +105,10 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
         WeightsError: no file, a damaged one, or one of another architecture.
     """
     if str(weights) == "none" or not any(True for _ in backbone.parameters()):
+        return None
+    publish = getattr(backbone, "load_published", None)
+    if str(weights) == "imagenet" and publish is not None:
+        publish()
         return None
     path = find_weights(name) if str(weights) == "imagenet" else Path(weights)
     own = backbone.state_dict()

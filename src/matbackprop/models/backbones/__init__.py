@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matbackprop.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matbackprop.models.backbones.base import Backbone
 
-__all__ = ["BACKBONES", "BackboneEntry", "build_backbone"]
+__all__ = ["ADAPTERS", "BACKBONES", "BackboneEntry", "build_backbone", "check_published"]
 
 _TORCH = "https://download.pytorch.org/models"
 
@@ -54,20 +54,68 @@ BACKBONES = {
 }
 
 
+ADAPTERS = {
+    "hf": "hugging_face:HuggingFace",
+    "timm": "timm_features:TimmFeatures",
+    "torchvision": "torchvision_models:TorchvisionModel",
+}
+"""Libraries of backbones: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``."""
+
+
+def check_published(name: object) -> None:
+    """Refuse a backbone that is code of its own: a file that names one must not decide what is run.
+
+    Raises:
+        ConfigurationError: ``name`` is not one of :data:`BACKBONES` or of :data:`ADAPTERS`.
+    """
+    if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
+        raise ConfigurationError(
+            f"the backbone {name!r} is none that files may name; build the model yourself, with network=, and load its "
+            "weights with matbackprop.models.weights.load_weights_into."
+        )
+
+
 def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
     """Build a backbone by name, with random weights.
 
     Args:
-        name: one of :data:`BACKBONES`.
+        name: one of :data:`BACKBONES`; ``"hf:"``, ``"timm:"`` or ``"torchvision:"`` with the name of a model there; or
+            ``"package.module:Class"``, a class or function of yours that gives a
+            :class:`~matbackprop.models.backbones.base.Backbone` or any ``nn.Module``, whose submodules' outputs are
+            then its maps.
         taps: the maps that will be asked for: layers behind the last one are left out. None keeps all.
 
     Raises:
         ConfigurationError: there is no such backbone, or it has no such map; the message names those that are there.
     """
-    if name not in BACKBONES:
-        raise ConfigurationError(f"unknown backbone {name!r}; choose one of {', '.join(BACKBONES)}.")
-    module, _, kind = BACKBONES[name].code.partition(":")
-    backbone: Backbone = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+    kind, _, rest = name.partition(":")
+    if name in BACKBONES:
+        backbone: Backbone = _load(f"{__name__}.{BACKBONES[name].code}")()
+    elif kind in ADAPTERS and rest:
+        backbone = _load(f"{__name__}.{ADAPTERS[kind]}")(rest)
+    elif rest:
+        backbone = _own(name)
+    else:
+        schemes = ", ".join(f"{scheme}:…" for scheme in ADAPTERS)
+        raise ConfigurationError(
+            f"unknown backbone {name!r}; choose one of {', '.join(BACKBONES)}, or {schemes} or module:Class."
+        )
     if taps is not None:
         backbone.cut(taps)
     return backbone
+
+
+def _load(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _own(place: str) -> Backbone:
+    from matbackprop.models.backbones.base import Backbone
+    from matbackprop.models.backbones.modules import ModuleBackbone
+
+    try:
+        made = _load(place)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"the backbone {place!r} cannot be built: {error}.") from error
+    return made if isinstance(made, Backbone) else ModuleBackbone(made)
