@@ -195,7 +195,7 @@ def save(
     if "png" in formats:
         Image.fromarray(result.labels(k).astype(np.uint16)).save(place("labels", ".png"))
         Image.fromarray(result.painted(k)).save(place("colours", "-colours.png"))
-        Image.fromarray(result.outlined(k)).save(place("overlay", "-overlay.png"))
+        Image.fromarray(result.outlined(k)).save(place("overlay", "-overlay.png"), compress_level=3)  # twice as fast
     if "npz" in formats:
         _save_levels(place("levels", ".npz"), result)
     if "coco" in formats:
