@@ -132,6 +132,18 @@ def test_other_formats(picture, tmp_path, capsys):
     assert len(coco["annotations"]) == 3 and coco["images"][0]["file_name"] == "photo.png"
 
 
+def test_what_is_written_can_be_scored(picture, tmp_path, capsys):
+    from matbackprop.cli import evaluate
+
+    assert main(Config((picture,), out=tmp_path / "out", format=("npz",), ks=(2, 3))) == 0
+    (tmp_path / "truth").mkdir()
+    np.save(tmp_path / "truth" / "photo.npy", np.repeat([np.arange(70) >= 35], 50, 0).astype(np.int64))
+    capsys.readouterr()
+    assert evaluate.main(evaluate.Config(tmp_path / "out", tmp_path / "truth", json=True)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["segmentations"] == 2 and document["scores"]["covering_ods"] > 0.95
+
+
 def test_run_of_a_segmenter_does_not_classify(tmp_path):
     (tmp_path / "config.json").write_text('{"model": {"variant": "paper"}}')
     with pytest.raises(WeightsError, match=r"holds no saved model.*train one"):
