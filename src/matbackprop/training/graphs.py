@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from matbackprop._torch import scaled
+
 __all__ = ["GraphedLoss"]
 
 _WARM_UP = 3
@@ -50,7 +52,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *torch._foreach_mul(ctx.graph.gradients, g)
+        return None, *scaled(ctx.graph.gradients, g)
 
 
 class GraphedLoss:

@@ -88,13 +88,13 @@ class Guard:
     @torch.no_grad()
     def gradient(self) -> None:
         """Look at the gradient before the optimiser does, and clip it."""
-        gradients = [p.grad for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
-        if not gradients:
+        learning = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+        if not learning:
             return
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])
         self.system.record("train/gradient_norm", norm)
         if self.config.gradient_clip is not None:
-            torch._foreach_mul_(gradients, (self.config.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
+            torch.nn.utils.clip_grads_with_norm_(learning, self.config.gradient_clip, norm)
         if not self.scaled:
             self._norms += norm
         bad = self._is_bad()
