@@ -207,19 +207,22 @@ def test_pool_kernels_with_orders_dtypes_and_eps():
     torch.testing.assert_close(mb.second_order_pool(half), mb.second_order_pool(half.double()).bfloat16())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("annotators", [0, 3])
 @pytest.mark.parametrize("objective", [mb.normalized_cut_j2, mb.normalized_cut_soft])
-def test_cut_kernels_match_the_cpu(objective, annotators):
+def test_cut_kernels_match_the_cpu(objective, annotators, weighted):
     generator = torch.Generator().manual_seed(2)
     f = torch.rand(5, 700, 12, generator=generator)
     labels = torch.randint(-1, 30, (5, *((annotators,) if annotators else ()), 700), generator=generator)
+    weight = torch.rand(5, 700, generator=generator) if weighted else None
+    there = None if weight is None else weight.cuda()
     x = f.cuda().requires_grad_()
-    assert cuts.applies(x, labels.cuda(), None)
-    value = objective(x, labels.cuda(), num_labels=30)
+    assert cuts.applies(x, labels.cuda(), there)
+    value = objective(x, labels.cuda(), num_labels=30, weight=there)
     (found,) = torch.autograd.grad(value.sum(), x)
     y = f.double().requires_grad_()
     more = {"rank_tol": torch.float32} if objective is mb.normalized_cut_j2 else {}
-    reference = objective(y, labels, num_labels=30, **more)
+    reference = objective(y, labels, num_labels=30, weight=weight, **more)
     (exact,) = torch.autograd.grad(reference.sum(), y)
     torch.testing.assert_close(value.cpu().double(), reference.detach(), rtol=1e-6, atol=1e-6)
     assert (found.cpu().double() - exact).norm() < 1.5e-7 * exact.norm()
@@ -229,8 +232,9 @@ def test_cut_kernels_match_the_cpu(objective, annotators):
 def test_cut_kernels_differentiated_twice(objective):
     f = torch.rand(2, 10, 3, device="cuda", dtype=torch.float64, requires_grad=True)
     labels = torch.randint(-1, 3, (2, 10), device="cuda")
-    assert torch.autograd.gradcheck(lambda x: objective(x, labels, num_labels=3), f)
-    assert torch.autograd.gradgradcheck(lambda x: objective(x, labels, num_labels=3), f)
+    for weight in (None, torch.rand(2, 10, device="cuda")):
+        assert torch.autograd.gradcheck(lambda x, w=weight: objective(x, labels, num_labels=3, weight=w), f)
+        assert torch.autograd.gradgradcheck(lambda x, w=weight: objective(x, labels, num_labels=3, weight=w), f)
 
 
 def test_compiled_layer_in_one_graph():

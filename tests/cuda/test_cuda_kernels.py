@@ -58,17 +58,19 @@ int main(int, char** argv) {
     const double ridge = atof(argv[8]), tol = atof(argv[9]);
     auto f = read<IN>(n / a * m * d);
     auto labels = read<long long>(n * m);
+    auto given = read<REAL>(atoi(argv[10]) * n / a * m);
+    const REAL* weights = given.empty() ? nullptr : given.data();
     const int pieces = (m + piece - 1) / piece, entries = (d + k) * (d + 1);
     std::vector<REAL> partial(n * pieces * entries), sums(n * entries), rows(n * k * d), terms(n * k * 2), q(n * d * d);
     std::vector<IN> value(n), g(n, 1), out(n * m * d);
     launch({n, pieces, (d + k + TILE - 1) / TILE}, PRODUCT_THREADS, 0,
-           [&] { cut_sums(f.data(), labels.data(), partial.data(), m, d, k, piece, a); });
+           [&] { cut_sums(f.data(), labels.data(), weights, partial.data(), m, d, k, piece, a); });
     launch({n, 1, 1}, threads, Sizes(d).a_threads, [&] {
         cut_solve(partial.data(), sums.data(), rows.data(), terms.data(), q.data(), value.data(), ridge, tol, pieces, d,
                   k);
     });
     launch({n, (m + TILE - 1) / TILE, 1}, PRODUCT_THREADS, 0, [&] {
-        cut_gradient(f.data(), labels.data(), rows.data(), q.data(), g.data(), out.data(), m, d, k, a);
+        cut_gradient(f.data(), labels.data(), weights, rows.data(), q.data(), g.data(), out.data(), m, d, k, a);
     });
     write(value);
     write(out);
@@ -165,23 +167,40 @@ def cuts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3], ids=["J2", "soft"])
-def test_cut_kernels_agree_with_the_operators(cuts, ridge):
+@pytest.mark.parametrize("weighted", [False, True], ids=["rows", "weighted rows"])
+def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
     images, annotators, m, d, k = 2, 2, 70, 4, 63  # more regions than one tile holds, most of them empty
     generator = torch.Generator().manual_seed(1)
     f = torch.rand(images, m, d, generator=generator)
     f[1, :, 3] = f[1, :, 2]  # lost rank
     labels = torch.randint(-1, k, (images, annotators, m), generator=generator)
+    weight = torch.rand(images, m, generator=generator, dtype=torch.float64) if weighted else None
+    far = labels.clone()
+    far[0, 0, 1] = labels[0, 0, 1] + 2**33  # no label, and none that 32 bits would make of it
+    labels[0, 0, 1] = -1
     tol = gram_tolerance(torch.float32, torch.float64, d, None)
-    arguments = (images * annotators, m, d, k, annotators, 32, jacobi_kernel.Sizes(d).threads, ridge, tol)
-    out = torch.from_numpy(cuda_on_cpu.run(cuts, arguments, f.numpy(), labels.numpy(), dtype=np.float32).copy())
+    arguments = (
+        images * annotators,
+        m,
+        d,
+        k,
+        annotators,
+        32,
+        jacobi_kernel.Sizes(d).threads,
+        ridge,
+        tol,
+        int(weighted),
+    )
+    inputs = [f.numpy(), far.numpy(), *([weight.numpy()] if weighted else [])]
+    out = torch.from_numpy(cuda_on_cpu.run(cuts, arguments, *inputs, dtype=np.float32).copy())
     count = images * annotators
     value, gradient = out[:count].view(images, annotators), out[count:].view(images, annotators, m, d)
     for a in range(annotators):
         x = f.double().requires_grad_()
         if ridge:
-            expected = normalized_cut_soft(x, labels[:, a], ridge=ridge, num_labels=k)
+            expected = normalized_cut_soft(x, labels[:, a], ridge=ridge, num_labels=k, weight=weight)
         else:
-            expected = normalized_cut_j2(x, labels[:, a], num_labels=k, rank_tol=torch.float32)
+            expected = normalized_cut_j2(x, labels[:, a], num_labels=k, rank_tol=torch.float32, weight=weight)
         (exact,) = torch.autograd.grad(expected.sum(), x)
         torch.testing.assert_close(value[:, a].double(), expected.detach(), rtol=1e-6, atol=1e-6)
         assert (gradient[:, a] - exact).norm() < 1e-6 * exact.norm()

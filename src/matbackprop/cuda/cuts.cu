@@ -1,31 +1,38 @@
 // The normalized-cut objectives J2 and soft for a batch of images, appended to jacobi.cu and product.cu.
 //
-// Rows of F with a label below 0 or from k on do not count; an image may have several labellings in a row. With C = F^T F, S the sums of F over regions, N their sizes:
+// Rows of F with a label below 0 or from k on do not count; an image may have several labellings in a row. With C = F^T F,
+// S the sums of F over regions, N their sizes, all with the weights of the rows where these are given (images / labellings,
+// rows):
 //   P = C^+ (J2) or (C + mu I)^-1, mu = ridge tr(C) / d (soft),  A = N^-1 S P,  T = S^T N^-1 S
 //   J2 = (rank + regions)/2 - tr(P T),  soft = (tr(PCPC) + regions)/2 - tr(P T),  dJ/dF = 2 (F Q - A[label])
 //   Q = PTP (J2) or PCP + Z + (ridge/d) tr(Z) I with Z = PTP - PCPCP (soft)
 
 // partial (images, pieces, d + k, d + 1): [F | E]^T [F | 1] over a piece of the rows. Grid (images, pieces, tiles of d + k).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    cut_sums(const IN* __restrict__ f, const long long* __restrict__ labels, REAL* __restrict__ partial, int m, int d, int k,
-             int piece, int labellings) {
+    cut_sums(const IN* __restrict__ f, const long long* __restrict__ labels, const REAL* __restrict__ weights,
+             REAL* __restrict__ partial, int m, int d, int k, int piece, int labellings) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     f += (long long)(blockIdx.x / labellings) * m * d;
     labels += (long long)blockIdx.x * m;
+    if (weights) weights += (long long)(blockIdx.x / labellings) * m;
     partial += (long long)(blockIdx.x * gridDim.y + blockIdx.y) * (d + k) * (d + 1);
     const int top = blockIdx.z * TILE, first = blockIdx.y * piece;
     const int end = first + piece < m ? first + piece : m;
     Share share;
     IN slot_l[SLOTS], slot_r[SLOTS];
+    REAL slot_weight[SLOTS];
     int slot_label[SLOTS];
     const auto fetch = [&](int start) {
 #pragma unroll
         for (int e = 0; e < SLOTS; ++e) {
             const int entry = threadIdx.x + e * PRODUCT_THREADS, row = start + entry / TILE, i = entry % TILE;
             slot_label[e] = -1;
+            slot_weight[e] = 1;
             slot_l[e] = slot_r[e] = 0;
             if (row < end) {
-                slot_label[e] = (int)labels[row];
+                const long long label = labels[row];
+                if (label >= 0 && label < k) slot_label[e] = (int)label;
+                if (weights) slot_weight[e] = weights[row];
                 if (i < d) slot_r[e] = f[(long long)row * d + i];
                 if (top + i < d) slot_l[e] = f[(long long)row * d + top + i];
             }
@@ -36,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
 #pragma unroll
         for (int e = 0; e < SLOTS; ++e) {
             const int entry = threadIdx.x + e * PRODUCT_THREADS, i = entry % TILE, where = entry / TILE * LDT + i;
-            const bool counts = slot_label[e] >= 0 && slot_label[e] < k;
+            const bool counts = slot_label[e] >= 0;
             const REAL indicator = slot_label[e] == top + i - d;
-            left[where] = !counts ? (REAL)0 : top + i < d ? (REAL)slot_l[e] : indicator;
+            left[where] = !counts ? (REAL)0 : slot_weight[e] * (top + i < d ? (REAL)slot_l[e] : indicator);
             right[where] = !counts ? (REAL)0 : i < d ? (REAL)slot_r[e] : (REAL)(i == d);
         }
         __syncthreads();
@@ -160,11 +167,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-// dL/dF = 2 g (F Q - A[label]). Grid (images, tiles of 64 rows); shared memory for Q and a tile of F.
+// dL/dF = 2 g w (F Q - A[label]). Grid (images, tiles of 64 rows); shared memory for Q and a tile of F.
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    cut_gradient(const IN* __restrict__ f, const long long* __restrict__ labels, const REAL* __restrict__ a,
-                 const REAL* __restrict__ q, const IN* __restrict__ g, IN* __restrict__ out, int m, int d, int k,
-                 int labellings) {
+    cut_gradient(const IN* __restrict__ f, const long long* __restrict__ labels, const REAL* __restrict__ weights,
+                 const REAL* __restrict__ a, const REAL* __restrict__ q, const IN* __restrict__ g, IN* __restrict__ out,
+                 int m, int d, int k, int labellings) {
     REAL* q_tile = (REAL*)shared_memory;
     REAL* f_tile = q_tile + d * d;
     const int first = blockIdx.y * TILE, rows = first + TILE < m ? TILE : m - first;
@@ -172,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     f += ((long long)(blockIdx.x / labellings) * m + first) * d;
     out += ((long long)blockIdx.x * m + first) * d;
     labels += (long long)blockIdx.x * m + first;
+    if (weights) weights += (long long)(blockIdx.x / labellings) * m + first;
     a += (long long)blockIdx.x * k * d;
     q += (long long)blockIdx.x * d * d;
     for (int e = threadIdx.x; e < d * d; e += PRODUCT_THREADS) q_tile[e] = q[e];
@@ -183,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         REAL sum = 0;
         if (label >= 0 && label < k) {
             for (int i = 0; i < d; ++i) sum += f_tile[row * d + i] * q_tile[i * d + c];
-            sum = twice * (sum - a[label * d + c]);
+            sum = twice * (weights ? weights[row] : (REAL)1) * (sum - a[label * d + c]);
         }
         out[e] = (IN)sum;
     }

@@ -29,12 +29,12 @@ def takes(d: int, device: torch.device) -> bool:
 
 
 def applies(f: Tensor, labels: Tensor, weight: Tensor | None) -> bool:
-    """Whether the kernels take a batch: no weights, d ≤ 63."""
+    """Whether the kernels take a batch: d ≤ 63, and weights that need no gradient."""
     return (
-        weight is None
-        and f.shape[-2] <= TILE * _GRID_LIMIT
+        f.shape[-2] <= TILE * _GRID_LIMIT
         and f.dtype in TYPES
-        and kernels_may_take(f, labels)
+        and (weight is None or not weight.requires_grad)
+        and kernels_may_take(f, labels, *(() if weight is None else (weight,)))
         and takes(f.shape[-1], f.device)
     )
 
@@ -43,10 +43,17 @@ def _kernels(f: Tensor) -> Module:
     return SOURCE.on(f.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[f.dtype])
 
 
-def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+def _address(weight: Tensor | None) -> int:
+    return 0 if weight is None else weight.data_ptr()
+
+
+def forward(
+    f: Tensor, labels: Tensor, weight: Tensor | None, k: int, ridge: float, tol: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Objective ``(n,)`` in F's dtype, A ``(n, k, d)`` and Q ``(n, d, d)`` for labels ``(n, m)``.
 
-    F is ``(n, m, d)``, or ``(n/a, m, d)`` where each image has a labellings in a row.
+    F is ``(n, m, d)``, or ``(n/a, m, d)`` where each image has a labellings in a row; weights are float64, a row of m
+    numbers per image.
     """
     images, m, d = f.shape
     n = labels.shape[0]
@@ -63,7 +70,7 @@ def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tupl
     sums = partial + n * pieces * entries * _REAL_BYTES
     terms = sums + n * entries * _REAL_BYTES
     grid = (n, pieces, -(-(d + k) // TILE))
-    arguments = (f.data_ptr(), labels.data_ptr(), partial, m, d, k, piece, n // images)
+    arguments = (f.data_ptr(), labels.data_ptr(), _address(weight), partial, m, d, k, piece, n // images)
     kernels.launch("cut_sums", grid, PRODUCT_THREADS, 0, arguments)
     sizes = jacobi.Sizes(d)
     shared = sizes.shared_bytes(_REAL_BYTES, extra=sizes.players + 5)
@@ -72,39 +79,51 @@ def forward(f: Tensor, labels: Tensor, k: int, ridge: float, tol: float) -> tupl
     return value, a, q
 
 
-def gradient(g: Tensor, f: Tensor, labels: Tensor, a: Tensor, q: Tensor) -> Tensor:
+def gradient(g: Tensor, f: Tensor, labels: Tensor, weight: Tensor | None, a: Tensor, q: Tensor) -> Tensor:
     """dL/dF in the shape of F for the gradient g ``(n,)`` of the objective."""
     images, m, d = f.shape
     n = labels.shape[0]
     out = torch.empty((n, m, d), dtype=f.dtype, device=f.device)
     shared = (d * d + TILE * d) * _REAL_BYTES
-    tensors = (f, labels, a, q, g, out)
-    arguments = (*(x.data_ptr() for x in tensors), m, d, a.shape[-2], n // images)
+    addresses = (f.data_ptr(), labels.data_ptr(), _address(weight), *(x.data_ptr() for x in (a, q, g, out)))
+    arguments = (*addresses, m, d, a.shape[-2], n // images)
     _kernels(f).launch("cut_gradient", (n, -(-m // TILE)), PRODUCT_THREADS, shared, arguments)
     return out if n == images else out.unflatten(0, (images, -1)).sum(1)
 
 
 def objective(
-    f: Tensor, labels: Tensor, k: int, ridge: float, tol: float, general: Callable[[Tensor, Tensor], Tensor]
+    f: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    k: int,
+    ridge: float,
+    tol: float,
+    general: Callable[[Tensor, Tensor, Tensor | None], Tensor],
 ) -> Tensor:
     """J₂ (ridge 0) or the soft objective in the dtype of F ``(*b, m, d)``, in the shape of labels without m.
 
     Args:
         f: features.
         labels: regions ``(*b, m)`` or ``(*b, a, m)``; rows with a label outside of 0 … k − 1 do not count.
+        weight: ``(*b, m)``, how often each row counts, or None.
         k: bound of the number of regions.
         ridge: λ of the soft objective, 0 for J₂.
         tol: relative size of an eigenvalue of FᵀF that counts as zero in J₂.
-        general: the same operator without the kernels, of features ``(n/a, m, d)`` and labels ``(n, m)``.
+        general: the same operator without the kernels, of features ``(n/a, m, d)``, labels ``(n, m)`` and weights
+            ``(n/a, m)``.
     """
     m, d = f.shape[-2:]
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    flat_labels = labels.reshape(-1, m).to(torch.int64).contiguous()
+    regions = labels.reshape(-1, m).to(torch.int64).contiguous()
+    mass = None if weight is None else weight.reshape(-1, m).to(torch.float64).contiguous()
 
     def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        value, *factors = forward(x, flat_labels, k, ridge, tol)
-        return value, (flat_labels, *factors)
+        value, *factors = forward(x, regions, mass, k, ridge, tol)
+        return value, tuple(factors)
 
-    pair = Pair(kernels, gradient, lambda x: general(x, flat_labels))
+    def adjoint(g: Tensor, x: Tensor, a: Tensor, q: Tensor) -> Tensor:
+        return gradient(g, x, regions, mass, a, q)
+
+    pair = Pair(kernels, adjoint, lambda x: general(x, regions, mass))
     value = call_pair(wide.reshape(-1, m, d).contiguous(), pair)
     return value.reshape(labels.shape[:-1]).to(f.dtype)

@@ -239,14 +239,15 @@ def _evaluate(
     """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels where they apply and on the rows elsewhere."""
     f, labels, weight, k, _ = images
 
-    def general(x: Tensor, y: Tensor) -> Tensor:
-        x = x.repeat_interleave(y.shape[0] // x.shape[0], 0)
+    def general(x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
+        labellings = y.shape[0] // x.shape[0]
+        x, w = x.repeat_interleave(labellings, 0), None if w is None else w.repeat_interleave(labellings, 0)
         with autocast_off(x.device.type):
-            return objective(LabelledImages(x, y, None, k).rows(dtype)).to(x.dtype)
+            return objective(LabelledImages(x, y, w, k).rows(dtype)).to(x.dtype)
 
     thin = ridge > 0 and f.shape[-2] < f.shape[-1]  # a small ridge would cost the kernels their digits
     if dtype == torch.float64 and not thin and cut_kernels.applies(f, labels, weight):
-        value = cut_kernels.objective(f, labels, k, ridge, tol, general)
+        value = cut_kernels.objective(f, labels, weight, k, ridge, tol, general)
     else:
         value = objective(images.rows(dtype))
     return images.average(value).to(f.dtype)
