@@ -135,7 +135,7 @@ def matrix_function(
     check_matrix(a, "a", square=True)
     fn, p = resolve_function(function, exponent)
     with autocast_off(a.device.type):
-        if looked_at := wants_check(check, a):
+        if wanted := wants_check(check, a):
             check_finite(a, "a")
             check_symmetric(a, "a", unit=1.0 if fn.name == "exp" else 0.0)
             if isinstance(p, Tensor):
@@ -143,14 +143,14 @@ def matrix_function(
         x = symmetrize(a.to(compute_dtype(precision)))
         lam, u = batched_eigh(x.detach())
         lam = round_to_domain(lam, fn, a.dtype)
-        if looked_at:
+        if wanted:
             check_domain(lam, fn, "a", "Add a multiple of the identity, or use second_order_pool with eps > 0.")
             if fn.name == "custom":
                 refuse_captured_parameters(fn, lam)
             if fn.domain == "nonnegative" and bool((lam == 0).any()):
                 fn = infinite_derivative(fn)
         out = spectral(x, Spectrum(lam, u), fn, parameter_tensor(p, "exponent", x.shape[:-2], x))
-        if looked_at:
+        if wanted:
             _check_overflow(out, lam, fn)
         return out.to(a.dtype)
 
