@@ -23,7 +23,15 @@ from torch import Tensor
 
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, OrderError
 
-__all__ = ["STEP", "BoundFunction", "SpectralFunction", "named_function", "power_function", "resolve_function"]
+__all__ = [
+    "KEEP_LARGE",
+    "STEP",
+    "BoundFunction",
+    "SpectralFunction",
+    "named_function",
+    "power_function",
+    "resolve_function",
+]
 
 Domain = Literal["positive", "nonnegative", "nonzero", "real"]
 
@@ -441,6 +449,33 @@ def _step_second(a: Tensor, b: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
 
 STEP = SpectralFunction("step", lambda lam, p: (lam > p).to(lam.dtype), _step_first, _step_second)
 """1 above a threshold, which takes the place of the exponent, and 0 elsewhere; constant on both sides of it."""
+
+
+def _kept(x: Tensor, threshold: Tensor) -> Tensor:
+    return x.abs() > threshold
+
+
+def _keep_first(a: Tensor, b: Tensor, threshold: Tensor) -> Tensor:
+    in_a, in_b = _kept(a, threshold), _kept(b, threshold)
+    apart = (a - b).abs() > 4 * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
+    one = torch.where(in_a, a, b) / torch.where(apart, torch.where(in_a, a - b, b - a), torch.inf)
+    return torch.where(in_a == in_b, in_a.to(one.dtype), one)
+
+
+def _keep_second(a: Tensor, b: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
+    """With one of three kept k/((k − d)(k − e)), with one of three lost −d/((d − k)(d − l)), else 0."""
+    in_a, in_b, in_c = _kept(a, threshold), _kept(b, threshold), _kept(c, threshold)
+    # Put the odd one of the three first.
+    x = torch.where(in_b == in_c, a, torch.where(in_a == in_c, b, c))
+    y, z = torch.where(in_b == in_c, b, a), torch.where((in_b == in_c) | (in_a == in_c), c, b)
+    odd = _kept(x, threshold)
+    gaps = (x - y) * (x - z)
+    same = (in_a == in_b) & (in_b == in_c)
+    return torch.where(same | (gaps == 0), 0, torch.where(odd, x, -x) / torch.where(gaps == 0, 1, gaps))
+
+
+KEEP_LARGE = SpectralFunction("keep large", lambda lam, p: lam * _kept(lam, p), _keep_first, _keep_second)
+"""λ where |λ| exceeds a threshold, which takes the place of the exponent, and 0 elsewhere."""
 
 
 def named_function(name: str) -> SpectralFunction:

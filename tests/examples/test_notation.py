@@ -14,8 +14,9 @@ LISTED = set(re.findall(r"`([a-z]\w*)`", PAGE)) | set(re.findall(r"\$(?:[a-z], )
 
 def callables():
     for module in (functional, nn, spectral):
-        for name in module.__all__:
-            value = getattr(module, name)
+        for name, value in vars(module).items():
+            if name.startswith("_"):
+                continue
             if inspect.isclass(value) and hasattr(value, "forward"):
                 yield f"nn.{name}.forward", value.forward
             elif inspect.isfunction(value):

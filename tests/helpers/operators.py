@@ -95,6 +95,11 @@ def _of_full_rank(m: int, d: int) -> Make:
     )
 
 
+def _low_rank_inputs(spectrum: str) -> tuple[Tensor, ...]:
+    values = (2.0, 1.5, 0.5) if spectrum == "separated" else (2.0, 2.0, 0.5)
+    return (with_singular_values(3, 4, values, 2, seed=2),)
+
+
 def _positive(m: int, d: int) -> Make:
     """Features with positive degrees."""
     return lambda spectrum: (relu_features(m, d, 2, seed=4) + 0.1,)
@@ -261,6 +266,16 @@ CASES = [
         single=False,
     ),
     Case("spectral_projector", lambda a, **o: mb.spectral_projector(a, rank=1, **o), **_of_matrix),
+    Case("polar_tall", mb.polar, _of_full_rank(4, 2)),
+    Case("polar_wide", mb.polar, lambda spectrum: (_of_full_rank(4, 2)(spectrum)[0].mT,)),
+    Case("project_rotation", mb.project_rotation, _of_full_rank(3, 3)),
+    Case(
+        "procrustes",
+        lambda x, y, w, **o: mb.procrustes(x, y, weight=w, **o),
+        lambda spectrum: (_rand(2, 4, 3, seed=15), _rand(2, 4, 3, seed=16), _rand(2, 4, seed=17) + 0.5),
+        single=False,
+    ),
+    Case("low_rank", lambda a, **o: mb.low_rank(a, 2, **o), _low_rank_inputs),
     Case(
         "affinity",
         lambda f, lam=None: mb.affinity(f, lam),

@@ -8,6 +8,7 @@ from matbackprop.functional._eigh import eigh as eigh
 from matbackprop.functional._linear_solve import conjugate_gradient_solve as conjugate_gradient_solve
 from matbackprop.functional._linear_solve import gaussian_crf as gaussian_crf
 from matbackprop.functional._linear_solve import linear_solve as linear_solve
+from matbackprop.functional._low_rank import low_rank as low_rank
 from matbackprop.functional._matrix_function import matrix_exp as matrix_exp
 from matbackprop.functional._matrix_function import matrix_function as matrix_function
 from matbackprop.functional._matrix_function import matrix_inv_sqrt as matrix_inv_sqrt
@@ -18,6 +19,9 @@ from matbackprop.functional._matrix_function import matrix_sqrt as matrix_sqrt
 from matbackprop.functional._normalized_cut import normalized_cut_j1 as normalized_cut_j1
 from matbackprop.functional._normalized_cut import normalized_cut_j2 as normalized_cut_j2
 from matbackprop.functional._normalized_cut import normalized_cut_soft as normalized_cut_soft
+from matbackprop.functional._polar import polar as polar
+from matbackprop.functional._procrustes import procrustes as procrustes
+from matbackprop.functional._procrustes import project_rotation as project_rotation
 from matbackprop.functional._projector import projector as projector
 from matbackprop.functional._projector import spectral_projector as spectral_projector
 from matbackprop.functional._rank_report import RankReport as RankReport

@@ -12,6 +12,10 @@ from matbackprop.nn._matrix_function import MatrixLog as MatrixLog
 from matbackprop.nn._matrix_function import MatrixPower as MatrixPower
 from matbackprop.nn._matrix_function import MatrixSqrt as MatrixSqrt
 from matbackprop.nn._normalized_cut import NormalizedCutLoss as NormalizedCutLoss
+from matbackprop.nn._polar import LowRank as LowRank
+from matbackprop.nn._polar import Polar as Polar
+from matbackprop.nn._polar import Procrustes as Procrustes
+from matbackprop.nn._polar import ProjectRotation as ProjectRotation
 from matbackprop.nn._projector import Projector as Projector
 from matbackprop.nn._projector import SpectralProjector as SpectralProjector
 from matbackprop.nn._second_order_pool import SecondOrderPool as SecondOrderPool

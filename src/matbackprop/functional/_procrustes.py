@@ -1,0 +1,118 @@
+"""The nearest rotation, and the rotation that takes one set of points to another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
+from matbackprop.errors import ShapeError
+from matbackprop.functional._function import product
+from matbackprop.functional._polar import orthogonal_factor
+from matbackprop.numerics import autocast_off, compute_dtype
+
+__all__ = ["procrustes", "project_rotation"]
+
+
+def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
+    r"""Rotation nearest to a square matrix, :math:`R = W \operatorname{diag}(1, \ldots, 1, \det WV^\top) V^\top`.
+
+    .. math:: R = \operatorname*{argmin}_{R \in SO(n)} \|A - R\|_F
+
+    Args:
+        a: square matrices ``(*batch, n, n)``, for example what a network predicts for an orientation.
+        check: look at values (finite, a unique rotation): ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Returns:
+        R ``(*batch, n, n)`` with determinant 1, in the dtype of ``a``.
+
+    Raises:
+        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
+        NonFiniteError: ``a`` holds NaN or Inf.
+        DomainError: R is not unique: two singular values are zero, or the determinant is negative and the two smallest
+            singular values are equal.
+
+    Gradient:
+        That of `polar` with the last singular value negative where the determinant is: a division by σᵢ + σⱼ, i ≠ j.
+        Exact at repeated singular values and at a matrix of rank n − 1; all orders, vmap, forward mode.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> r = matbackprop.project_rotation(torch.diag(torch.tensor([3.0, 2.0, -1.0])))
+        >>> r.diagonal()
+        tensor([1., 1., 1.])
+
+    Reference:
+        Levinson et al., An analysis of SVD for deep rotation estimation, NeurIPS 2020.
+    """
+    check_matrix(a, "a", square=True)
+    wanted = wants_check(check, a)
+    if wanted:
+        check_finite(a, "a")
+    with autocast_off(a.device.type):
+        x = a.to(compute_dtype(precision))
+        return orthogonal_factor(x, True, a.dtype, wanted, "nearest rotation").to(a.dtype)
+
+
+def procrustes(
+    x: Tensor,
+    y: Tensor,
+    *,
+    weight: Tensor | None = None,
+    reflection: bool = False,
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> Tensor:
+    r"""Rotation that takes the rows of X to the rows of Y, :math:`R = \operatorname*{argmin} \|XR - Y\|_F`.
+
+    Args:
+        x: points ``(*batch, m, d)``, one per row.
+        y: where they go, of the same shape.
+        weight: how much each point counts ``(*batch, m)``, boolean or floating point, ≥ 0; may learn.
+        reflection: allow reflections: R is orthogonal, and need not be a rotation.
+        check: look at values (finite, a unique rotation): ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Returns:
+        R ``(*batch, d, d)`` in the dtype of ``x``, used as ``x @ R``. Subtract the means first for a rigid motion.
+
+    Raises:
+        ShapeError, DtypeError: ``x``, ``y`` or ``weight`` do not fit.
+        NonFiniteError: they hold NaN or Inf.
+        DomainError: a negative weight, or points that do not determine R: fewer than d − 1 independent ones (d with
+            ``reflection``), or a mirror image with a symmetry of its own.
+
+    Gradient:
+        Through XᵀY and the gradient of `project_rotation` (of `polar` with ``reflection``). All orders, vmap, forward
+        mode.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+        >>> matbackprop.procrustes(x, x @ turn)
+        tensor([[ 0.,  1.],
+                [-1.,  0.]])
+
+    Reference:
+        Schönemann (1966); Kabsch (1976) for rotations.
+    """
+    check_matrix(x, "x")
+    check_matrix(y, "y")
+    if x.shape != y.shape:
+        raise ShapeError(f"x and y must have one shape, a row per point, got {tuple(x.shape)} and {tuple(y.shape)}.")
+    if weight is not None:
+        check_weight(weight, x)
+    wanted = wants_check(check, x)
+    if wanted:
+        check_finite(x, "x")
+        check_finite(y, "y")
+        if weight is not None:
+            check_weight_values(weight)
+    dtype = compute_dtype(precision)
+    with autocast_off(x.device.type):
+        right = y.to(dtype) if weight is None else weight.to(dtype).unsqueeze(-1) * y.to(dtype)
+        moments = product(x.to(dtype).mT, right)
+        what = "orthogonal matrix" if reflection else "rotation"
+        return orthogonal_factor(moments, not reflection, x.dtype, wanted, f"{what} between the points").to(x.dtype)

@@ -1,0 +1,166 @@
+"""Polar factors, rotations and low rank: values against SciPy, and derivatives where others give NaN."""
+
+import pytest
+import scipy.linalg
+import scipy.spatial.transform
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from helpers.matrices import generator, orthogonal, with_singular_values
+from matbackprop import low_rank, nn, polar, procrustes, project_rotation
+from matbackprop.errors import DomainError, ShapeError, TieError
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6)])
+def test_polar_factors_of_scipy(shape):
+    a = random(*shape)
+    q, p = polar(a)
+    for one, other in zip((q, p), scipy.linalg.polar(a.numpy()), strict=True):
+        torch.testing.assert_close(one, torch.from_numpy(other))
+    torch.testing.assert_close(q @ p, a)
+    assert polar(a)._fields == ("Q", "P")
+
+
+def test_the_derivative_at_the_identity_is_the_skew_part():
+    """All singular values are equal there."""
+    e = random(4, 4)
+    _, along = torch.func.jvp(lambda a: polar(a).Q, (torch.eye(4, dtype=torch.float64),), (e,))
+    torch.testing.assert_close(along, 0.5 * (e - e.mT))
+
+
+def test_the_second_derivative_at_the_identity_is_that_of_the_exponential():
+    """Along a skew direction S, Q(I + tS) = I + tS + t² S²/2 + …, as exp(tS) to second order."""
+    s = random(3, 3)
+    s = s - s.mT
+
+    def first(t):
+        return torch.func.jacrev(lambda u: polar(torch.eye(3, dtype=torch.float64) + u * s).Q)(t)
+
+    second = torch.func.jacrev(first)(torch.tensor(0.0, dtype=torch.float64))
+    torch.testing.assert_close(second, s @ s)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rotations_are_those_of_scipy(seed):
+    x, y = random(9, 3, seed=seed), random(9, 3, seed=seed + 50)
+    expected, _ = scipy.spatial.transform.Rotation.align_vectors(y.numpy(), x.numpy())
+    torch.testing.assert_close(procrustes(x, y), torch.from_numpy(expected.as_matrix()).mT)
+    expected, _ = scipy.linalg.orthogonal_procrustes(x.numpy(), y.numpy())
+    torch.testing.assert_close(procrustes(x, y, reflection=True), torch.from_numpy(expected))
+    r = project_rotation(random(2, 3, 3, seed=seed))
+    torch.testing.assert_close(torch.linalg.det(r), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(r @ r.mT, torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
+
+
+def test_weights_count_points_several_times():
+    x, y = random(4, 3), random(4, 3, seed=1)
+    repeated = torch.tensor([0, 0, 1, 2, 3, 3, 3])
+    torch.testing.assert_close(
+        procrustes(x, y, weight=torch.tensor([2.0, 1.0, 1.0, 3.0])), procrustes(x[repeated], y[repeated])
+    )
+
+
+DEGENERATE = {
+    "equal singular values": (2.0, 2.0, 2.0),
+    "a zero one": (2.0, 1.0, 0.0),
+    "equal ones and a zero": (2.0, 2.0, 0.0),
+    "a reflection": (3.0, 2.0, -1.0),
+    "a reflection with equal ones": (2.0, 2.0, -1.0),
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_rotations_have_derivatives_wherever_they_are_unique(name):
+    q, v = orthogonal(3), orthogonal(3, seed=1)
+    q, v = q * torch.linalg.det(q).sign(), v * torch.linalg.det(v).sign()
+    a = ((q * torch.tensor(DEGENERATE[name], dtype=torch.float64)) @ v.mT).requires_grad_()
+    torch.testing.assert_close(project_rotation(a.detach()), q @ v.mT)
+    assert gradcheck(project_rotation, a, check_forward_ad=True)
+    assert gradgradcheck(project_rotation, a, check_fwd_over_rev=True)
+
+
+def test_points_in_a_plane_determine_a_rotation():
+    x = random(5, 3)
+    x[:, 2] = 0
+    r = project_rotation(random(3, 3, seed=3))
+    torch.testing.assert_close(procrustes(x, x @ r), r)
+    assert gradcheck(lambda y: procrustes(x, y), (x @ r).requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: polar(with_singular_values(4, 3, (2.0, 1.0, 0.0))), "no unique polar decomposition"),
+        (lambda: polar(torch.zeros(2, 2)), "no unique polar decomposition"),
+        (lambda: project_rotation(torch.diag(torch.tensor([1.0, 0.0, 0.0]))), "no unique nearest rotation"),
+        (lambda: project_rotation(torch.diag(torch.tensor([2.0, 1.0, -1.0]))), "no unique nearest rotation"),
+        (lambda: procrustes(torch.ones(5, 3), torch.ones(5, 3)), "no unique rotation between the points"),
+    ],
+)
+def test_what_is_not_unique_is_refused(call, message):
+    with pytest.raises(DomainError, match=message):
+        call()
+
+
+def test_shapes_of_points():
+    with pytest.raises(ShapeError, match="one shape"):
+        procrustes(torch.ones(4, 3), torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4, 5), (4, 4)])
+@pytest.mark.parametrize("rank", [0, 1, 3, 4, 9])
+def test_low_rank_is_the_truncated_decomposition(shape, rank):
+    a = random(2, *shape)
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    s[..., rank:] = 0
+    torch.testing.assert_close(low_rank(a, rank), (u * s.unsqueeze(-2)) @ vh)
+
+
+LOW_RANK = {
+    "equal ones that are kept": (2.0, 2.0, 1.0, 0.5),
+    "equal ones that are lost": (2.0, 1.5, 0.5, 0.5),
+    "zeros that are lost": (2.0, 1.5, 0.0, 0.0),
+    "equal ones on each side": (2.0, 2.0, 0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+@pytest.mark.parametrize("shape", [(5, 4), (4, 5)])
+def test_derivatives_of_low_rank_at_ties(name, shape):
+    a = with_singular_values(*shape, LOW_RANK[name]).requires_grad_()
+    assert gradcheck(lambda x: low_rank(x, 2), a, check_forward_ad=True)
+    assert gradgradcheck(lambda x: low_rank(x, 2), a)
+
+
+def test_low_rank_at_its_own_rank_projects_variations_on_the_tangent_space():
+    """dA_k = ΠdA + dAΠ' − ΠdAΠ' where A has rank k, with the projectors on its spaces."""
+    a = with_singular_values(5, 4, (2.0, 1.0, 0.0, 0.0))
+    e = random(5, 4)
+    u, _, vh = torch.linalg.svd(a)
+    left, right = u[:, :2] @ u[:, :2].mT, vh[:2].mT @ vh[:2]
+    _, along = torch.func.jvp(lambda x: low_rank(x, 2), (a,), (e,))
+    torch.testing.assert_close(along, left @ e + e @ right - left @ e @ right)
+
+
+def test_a_tie_at_the_cut_is_refused():
+    with pytest.raises(TieError, match="both sides of rank 1"):
+        low_rank(torch.eye(3), 1)
+    a = torch.eye(3, dtype=torch.float64).requires_grad_()
+    out = low_rank(a, 1, check=False)
+    assert torch.linalg.matrix_rank(out.detach()) == 1
+    out.sum().backward()
+    assert a.grad.isfinite().all()
+    with pytest.raises(DomainError, match="whole number"):
+        nn.LowRank(-1)
+
+
+def test_modules():
+    a = random(2, 4, 3)
+    assert torch.equal(nn.Polar()(a).Q, polar(a).Q)
+    assert torch.equal(nn.LowRank(2)(a), low_rank(a, 2))
+    assert torch.equal(nn.ProjectRotation()(a[:, :3]), project_rotation(a[:, :3]))
+    assert torch.equal(nn.Procrustes(reflection=True)(a, a.flip(0)), procrustes(a, a.flip(0), reflection=True))
