@@ -161,7 +161,7 @@ def test_saved_models_come_back(tmp_path):
     assert torch.equal(again.layer.weight, model.layer.weight)
     assert again.count.item() == 3 and not again.training
     assert json.loads((tmp_path / "m" / "config.json").read_text())["classes"] == ["a"]
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
 def test_saved_models_may_be_small(tmp_path):
@@ -201,7 +201,7 @@ def test_the_hub_is_asked_for_owner_and_name(tmp_path, monkeypatch):
     )
     assert Small.from_pretrained("owner/name").hparams_dict["width"] == 3
     assert asked[0][0] == "owner/name"
-    assert asked[0][1]["allow_patterns"] == ["config.json", "model.safetensors"]
+    assert asked[0][1]["allow_patterns"] == ["README.md", "config.json", "model.safetensors"]
 
     def fail(*_, **__):
         raise OSError("no network")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -18,11 +20,14 @@ __all__ = ["PretrainedMixin"]
 
 M = TypeVar("M", bound="PretrainedMixin")
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
 class PretrainedMixin:
-    """Gives an ``nn.Module`` :meth:`save_pretrained` and :meth:`from_pretrained`.
+    """Gives an ``nn.Module`` :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub`.
+
+    The hub's own mixin would load weights that do not fit (``strict=False``), ignore unknown arguments and fall back to
+    pickled files; here every one of these is an error.
 
     The class keeps its constructor's arguments, as JSON can hold them, in ``self.hparams_dict``.
 
@@ -62,8 +67,37 @@ class PretrainedMixin:
         if dtype is not None:
             state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
         atomic_write(folder / WEIGHTS, save({k: v.contiguous().clone() for k, v in state.items()}, {"format": "pt"}))
+        atomic_write(folder / CARD, model_card(config))
         atomic_write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
         return folder
+
+    def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None, **options: Any) -> str:
+        """Write the model to a repository of the Hugging Face hub, with a card that says what it is.
+
+        Args:
+            name: ``"owner/name"``; the repository is made if need be.
+            private: whether others see it, where it is made.
+            token: of the hub; None for the one that ``hf auth login`` left.
+            options: as in :meth:`save_pretrained`: ``dtype`` and notes, such as ``license="cc-by-4.0"``, the data, the
+                scores and the command that trained it.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            WeightsError: the hub refuses or cannot be reached.
+        """
+        hub = _hub(f"to share {name}")
+        api = hub.HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, **options)
+            try:
+                api.create_repo(name, private=private, exist_ok=True)
+                return str(api.upload_folder(repo_id=name, folder_path=folder).commit_url)
+            except Exception as error:  # its own errors, and those of two libraries for the network
+                raise WeightsError(
+                    f"the Hugging Face hub does not take {name}: {type(error).__name__}: {error}"
+                ) from error
 
     @classmethod
     def from_pretrained(cls: type[M], source: str | Path) -> M:
@@ -107,6 +141,29 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
+def _hub(purpose: str) -> ModuleType:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MissingExtraError(f"{purpose} with the Hugging Face hub: pip install huggingface_hub.") from None
+    return huggingface_hub
+
+
+def model_card(config: dict[str, Any]) -> str:
+    """The card (README.md) of a saved model: how to use it, and what ``config.json`` says about it."""
+    notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
+    kind, use = config["class"], "segment" if config["class"] == "DeepNCuts" else "classify"
+    lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
+    lines += [f"license: {config['license']}"] if "license" in config else []
+    lines += ["---", "", f"# {kind}", "", "Use this folder, or its name on the hub, with matbackprop:", ""]
+    lines += ["```python", "import matbackprop", "", f'matbackprop.{use}("photo.jpg", "owner/name")', "```", ""]
+    for title, content in (("Notes", notes), ("Arguments", config["arguments"])):
+        if content:
+            lines += [f"## {title}", "", "| name | value |", "| --- | --- |"]
+            lines += [f"| {k} | `{json.dumps(v, ensure_ascii=False)}` |" for k, v in content.items()] + [""]
+    return "\n".join(lines)
+
+
 def fetch_pretrained(source: str | Path) -> Path:
     """Return the folder of a saved model, fetched from the hub where ``source`` is no folder."""
     if Path(source).is_dir():
@@ -115,14 +172,9 @@ def fetch_pretrained(source: str | Path) -> Path:
         raise WeightsError(
             f"there is no folder {source}; give one that save_pretrained wrote, or owner/name on the hub."
         )
+    hub = _hub(f"there is no folder {source}; to fetch it")
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise MissingExtraError(
-            f"there is no folder {source}; to fetch it from the Hugging Face hub: pip install huggingface_hub."
-        ) from None
-    try:
-        return Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
+        return Path(hub.snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:
         raise WeightsError(
             f"there is no folder {source}, and the Hugging Face hub does not give it: {type(error).__name__}: {error}"
