@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any, ParamSpec, TypeVar
 
 from matbackprop.errors import WorkerError
@@ -116,6 +117,9 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
             self._pool = ProcessPoolExecutor(count, mp_context=self._context, initializer=_begin)
+            # A worker process that ends waits for its children before its pools tell them that there is nothing left to
+            # do, and closes their queues (at priority 10) before that.
+            Finalize(self, self._pool.shutdown, exitpriority=100)
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Begin a call of a picklable function; without processes it is made here and now."""
@@ -165,7 +169,11 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._pool is None:
             return
-        self._pool.shutdown(cancel_futures=kind is not None)
+        try:
+            self._pool.shutdown(cancel_futures=kind is not None)
+        except BaseException:  # interrupted while waiting
+            self.kill()
+            raise
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(self._reason()) from error
 

@@ -1,6 +1,8 @@
 """Runs of a table: several at a time, within a time limit, each once, and what a failure does."""
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +88,30 @@ def test_an_interrupted_command_ends_its_runs_at_once(tmp_path):
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
+
+
+NESTED = """
+from matbackprop.reproduce.jobs import run_jobs, shared_workers
+from matbackprop.reproduce.store import Job
+
+class Nested:
+    done = 0
+    def ready(self):
+        Nested.done += 1
+        return [Job("a", "seed", i) for i in range(3)] if Nested.done == 1 else []
+    def run(self, job):
+        return str(list(shared_workers(2).map(abs, [-2, job.number])))
+
+if __name__ == "__main__":
+    run_jobs(Nested(), jobs=2)
+    print("done")
+"""
+
+
+def test_runs_may_have_processes_of_their_own(tmp_path):
+    (tmp_path / "nested.py").write_text(NESTED)
+    program = [sys.executable, str(tmp_path / "nested.py")]
+    assert subprocess.run(program, capture_output=True, text=True, timeout=300, check=True).stdout == "done\n"
 
 
 def test_a_failure_ends_the_work_of_one_process_at_once(tmp_path):

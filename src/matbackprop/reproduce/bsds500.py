@@ -32,7 +32,7 @@ from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Bsds500Config
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table import Device, Reproduction
-from matbackprop.reproduce.table2 import COLOUR_SETTINGS, measure_digest, shared_workers, train, training_recipe
+from matbackprop.reproduce.table2 import COLOUR_SETTINGS, measure_digest, train, training_recipe, workers_of
 from matbackprop.spectral import contour_map
 from matbackprop.training.ncuts import data_folder, open_images
 from matbackprop.training.ncuts_config import NCutsConfig
@@ -171,7 +171,7 @@ class Bsds500(Reproduction):
             drawn = contour_map(merging.superpixels, merging.hierarchy)
             savemat(folder / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
         tasks = [(folder / f"{path.stem}.mat", truth[path.stem]) for path in images if path.stem in truth]
-        scores = list(shared_workers(self.config).map(partial(_score, boundary=self.config.boundary), tasks))
+        scores = list(workers_of(self.config).map(partial(_score, boundary=self.config.boundary), tasks))
         result: dict[str, Any] = {
             "images": len(images),
             "scored": len(scores),

@@ -6,12 +6,13 @@ import logging
 import time
 import traceback
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import cache
 from typing import NamedTuple, Protocol
 
 from matbackprop.processes import Workers
 from matbackprop.reproduce.store import Job
 
-__all__ = ["Clock", "Runs", "run_jobs"]
+__all__ = ["Clock", "Runs", "run_jobs", "shared_workers"]
 
 log = logging.getLogger("matbackprop")
 
@@ -35,6 +36,12 @@ class Clock:
         """Whether ``key`` may be started; what was never seen is taken to last as long as the slowest."""
         estimate = self._known.get(key, max(self._known.values(), default=0.0))
         return time.monotonic() + 1.2 * estimate < self._end
+
+
+@cache
+def shared_workers(count: int) -> Workers:
+    """Processes that all runs in this process share; they end with it."""
+    return Workers(count)
 
 
 class Runs(Protocol):

@@ -36,6 +36,7 @@ from matbackprop.report.figures import curves, segmentation_grid
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.baselines import run_baseline
 from matbackprop.reproduce.config import SegmentationConfig, Table2Config
+from matbackprop.reproduce.jobs import shared_workers
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table import Device, Reproduction, interval_text
 from matbackprop.reproduce.table2_rows import GROUP_OF, GROUPS, NETWORKS, ROWS, Group, Row
@@ -51,7 +52,7 @@ from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
 from matbackprop.training.segmenting import Segmented, segment_images, warm
 
-__all__ = ["COLOUR_SETTINGS", "Table2", "measure_digest", "shared_workers", "train", "training_recipe"]
+__all__ = ["COLOUR_SETTINGS", "Table2", "measure_digest", "train", "training_recipe", "workers_of"]
 
 log = logging.getLogger("matbackprop")
 
@@ -177,7 +178,7 @@ class Table2(Reproduction):
     @property
     def workers(self) -> Workers:
         """The processes of a run."""
-        return shared_workers(self.config)
+        return workers_of(self.config)
 
     def run(self, job: Job) -> str:
         """Train a group if need be, segment, score, and keep the results of its rows."""
@@ -473,14 +474,9 @@ def train(recipe: NCutsConfig, folder: Path, **notes: Any) -> tuple[DeepNCuts, f
     return module.model, seconds
 
 
-def shared_workers(config: SegmentationConfig) -> Workers:
-    """The processes that all runs of this process share; they end with it."""
-    return _workers(config.workers or max(1, (os.cpu_count() or 1) // max(config.jobs, 1)))
-
-
-@cache
-def _workers(count: int) -> Workers:
-    return Workers(count)
+def workers_of(config: SegmentationConfig) -> Workers:
+    """The processes of a run."""
+    return shared_workers(config.workers or max(1, (os.cpu_count() or 1) // max(config.jobs, 1)))
 
 
 @cache
