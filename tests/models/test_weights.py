@@ -201,7 +201,7 @@ def test_the_hub_is_asked_for_owner_and_name(tmp_path, monkeypatch):
     )
     assert Small.from_pretrained("owner/name").hparams_dict["width"] == 3
     assert asked[0][0] == "owner/name"
-    assert asked[0][1]["allow_patterns"] == ["README.md", "config.json", "model.safetensors"]
+    assert asked[0][1]["allow_patterns"] == ["config.json", "model.safetensors"]
 
     def fail(*_, **__):
         raise OSError("no network")
