@@ -186,3 +186,28 @@ def test_timms_networks():
     assert backbone(torch.zeros(1, 3, 64, 96), ["layer2"])["layer2"].shape == (1, 128, 8, 12)
     with pytest.raises(WeightsError, match="cannot be built"):
         build_backbone("timm:no-such-network")
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "taps"),
+    [
+        ("efficientnet-lite2", "tf_efficientnet_lite2", ["stage1", "stage2", "stage3", "stage5", "stage7"]),
+        ("tiny-vit", "tiny_vit_5m_224", ["layer0", "layer1", "layer2"]),
+    ],
+)
+def test_our_networks_are_timms(name, theirs, taps):
+    """With the same weights, in the order of the layers, the same maps."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    ours, other = build_backbone(name).eval(), timm.create_model(theirs, features_only=True).eval()
+    draw = torch.Generator().manual_seed(0)
+    state = {key: 0.1 * torch.rand(v.shape, generator=draw) for key, v in ours.state_dict().items() if v.ndim}
+    ours.load_state_dict(state, strict=False)
+    weights = [state[key] for key in ours.state_dict() if key in state]
+    keys = [key for key, value in other.state_dict().items() if value.ndim]
+    other.load_state_dict(dict(zip(keys, weights, strict=False)), strict=False)
+    image = torch.randn(1, 3, 128, 192, generator=draw)
+    with torch.no_grad():
+        found = ours.maps(image, taps)
+        for tap, expected in zip(taps, other(image), strict=False):
+            torch.testing.assert_close(found[tap], expected, rtol=1e-4, atol=1e-5)

@@ -152,6 +152,12 @@ def _lite2() -> NCutsConfig:
     return config
 
 
+def _hypercolumns_on(backbone: str, *taps: str) -> NCutsConfig:
+    config = soft_config("hypercolumns", epochs=15)
+    config.model = dataclasses.replace(config.model, backbone=backbone, taps=taps)
+    return config
+
+
 PRESETS: dict[str, NCutsConfig] = {
     "smoke": _smoke(),
     "small": soft_config("alexnet-relu5", epochs=4),
@@ -164,6 +170,9 @@ PRESETS: dict[str, NCutsConfig] = {
     "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
     "hypercolumns-tuned": soft_config("hypercolumns", epochs=15, boundary_weight=4.0),
     "hypercolumns-lite2": _lite2(),
+    # From the hub.
+    "hypercolumns-resnet50": _hypercolumns_on("hf:microsoft/resnet-50", "stage1", "stage2", "stage3", "stage4"),
+    "hypercolumns-dinov2": _hypercolumns_on("hf:facebook/dinov2-small", "stage3", "stage6", "stage9", "stage12"),
 }
 
 

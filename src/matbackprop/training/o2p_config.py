@@ -96,6 +96,14 @@ class O2PConfig:
 
 _ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error", gradient_clip=100.0)
 
+
+def _o2p_on(backbone: str, tap: str) -> O2PConfig:
+    model = RegionModelConfig(
+        head="o2p", backbone=backbone, taps=(tap,), reduce=128, feature_scale=0.1, vector_dropout=0.5
+    )
+    return O2PConfig(engine=_ENGINE, model=model, optimizer=OptimizerConfig(rate=0.01))
+
+
 PRESETS = {
     # Made on the fly, a small network: seconds on a CPU.
     "smoke": O2PConfig(
@@ -120,19 +128,10 @@ PRESETS = {
         model=RegionModelConfig(head="o2p_fc"),
         optimizer=OptimizerConfig(rate=0.01),
     ),
-    # DeepO2P on EfficientNet-Lite2.
-    "lite2": O2PConfig(
-        engine=_ENGINE,
-        model=RegionModelConfig(
-            head="o2p",
-            backbone="efficientnet-lite2",
-            taps=("stage7",),
-            reduce=128,
-            feature_scale=0.1,
-            vector_dropout=0.5,
-        ),
-        optimizer=OptimizerConfig(rate=0.01),
-    ),
+    # DeepO2P on other backbones: EfficientNet-Lite2, and two from the hub.
+    "lite2": _o2p_on("efficientnet-lite2", "stage7"),
+    "resnet50": _o2p_on("hf:microsoft/resnet-50", "stage4"),
+    "dinov2": _o2p_on("hf:facebook/dinov2-small", "stage12"),
     # First and second order on four maps, the best of all that were tried beyond the paper.
     "maps": O2PConfig(
         engine=_ENGINE,

@@ -103,8 +103,8 @@ class _Block(nn.Module):
     def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__()
         self.attn = _Attention(width, heads, window)
-        self.local_conv = _Convolution(width, width, 3, groups=width)
         self.mlp = _Mlp(width)
+        self.local_conv = _Convolution(width, width, 3, groups=width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.local_conv(x + self.attn(x))
