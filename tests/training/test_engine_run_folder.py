@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.training.config import EngineConfig
 from matbackprop.training.run_folder import RunFolder
 
@@ -88,6 +89,12 @@ def test_overwriting_removes_only_what_a_run_wrote(run):
     assert run.read_config()["seed"] == 5
     assert run.read_metrics() == [] and len(run.read_versions()) == 1
     assert not list(run.checkpoints.iterdir()) and not list(run.figures.iterdir())
+
+
+def test_a_model_that_a_run_saved_is_what_a_run_wrote(run):
+    DeepNCuts.variant("alexnet-relu5", hidden=4).save_pretrained(run.path / "model")
+    run.create(EngineConfig(seed=5), overwrite=True)
+    assert not list((run.path / "model").glob("*"))
 
 
 @pytest.mark.parametrize("foreign", ["thesis.tex", "figures/mine.png", "checkpoints/notes/last.ckpt", "model/mine.txt"])

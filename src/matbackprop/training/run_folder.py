@@ -70,6 +70,7 @@ _WRITTEN = (
     *_FILES,
     _LOCK,
     "result.json",
+    "model/README.md",
     "model/config.json",
     "model/model.safetensors",
     "checkpoints/*.ckpt",
