@@ -249,6 +249,14 @@ def test_bad_options_are_named(config, tmp_path):
         Table1(config).summarize()
 
 
+def test_results_without_predictions_are_named(config):
+    pretend_tuning(config)
+    pretend(config, Job("alexnet", "seed", 0), 20.0)
+    (Table1(config).place(Job("alexnet", "seed", 0)) / "predictions" / "validation.npz").unlink()
+    with pytest.raises(DataError, match=r"validation\.npz is missing.*published results"):
+        Table1(config).summarize()
+
+
 def test_a_run_without_finite_numbers_can_be_compared_with_nothing(config, monkeypatch):
     def fit(recipe, module, data, name):
         raise NonFiniteError("the loss was not finite")

@@ -229,7 +229,13 @@ class Table1(Reproduction):
 
     def predictions(self, job: Job, device: Device) -> dict[str, np.ndarray]:
         """What a finished run predicted on the validation regions."""
-        with np.load(self.place(job, device) / "predictions" / "validation.npz") as file:
+        path = self.place(job, device) / "predictions" / "validation.npz"
+        if not path.is_file():
+            raise DataError(
+                f"{path} is missing, without which rows cannot be compared; published results leave predictions out. "
+                "Remove the run's folder to do it again, or give another --out."
+            )
+        with np.load(path) as file:
             return {name: file[name] for name in file.files}
 
     def summarize(self) -> dict[str, Any]:
