@@ -515,6 +515,11 @@ def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, float | 
     return _POWER, float(exponent)
 
 
+def is_named(function: SpectralFunction) -> bool:
+    """Whether a function is the package's own."""
+    return function.name.startswith("power") or _NAMED.get(function.name) is function
+
+
 def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
     """The same function at a spectrum where its derivative is infinite: asking for the derivative raises."""
 

@@ -205,6 +205,7 @@ CASES = [
         lambda a, **o: mb.matrix_function(a, (torch.log, _log_divided), **o),
         **_of_matrix,
     ),
+    Case("matrix_functions", lambda a, **o: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"], **o), **_of_matrix),
     Case("pool_thin_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(3, 4), _eps)),
     Case("pool_primal_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(4, 3), _eps)),
     Case(
@@ -242,6 +243,15 @@ CASES = [
         exact_at_ties=False,
     ),
     Case("eigh", mb.eigh, invariants=_of_eigenpairs, exact_at_ties=False, **_of_matrix),
+    Case(
+        "generalized_eigh",
+        lambda a, b, **o: mb.generalized_eigh(a, 0.5 * (b + b.mT), **o),
+        _with(_matrices, symmetric((0.7, 1.0, 1.6), 2, seed=18)),
+        _of_eigenpairs,
+        exact_at_ties=False,
+        takes_symmetric=True,
+        single=False,
+    ),
     Case("svd_tall", mb.svd, _features(4, 3), _of_singular_triples, exact_at_ties=False),
     Case("svd_wide", mb.svd, _features(3, 4), _of_singular_triples, exact_at_ties=False),
     Case(

@@ -5,12 +5,14 @@ from matbackprop.functional._affinity import affinity as affinity
 from matbackprop.functional._affinity import normalized_affinity as normalized_affinity
 from matbackprop.functional._affinity import normalized_cut_value as normalized_cut_value
 from matbackprop.functional._eigh import eigh as eigh
+from matbackprop.functional._generalized_eigh import generalized_eigh as generalized_eigh
 from matbackprop.functional._linear_solve import conjugate_gradient_solve as conjugate_gradient_solve
 from matbackprop.functional._linear_solve import gaussian_crf as gaussian_crf
 from matbackprop.functional._linear_solve import linear_solve as linear_solve
 from matbackprop.functional._low_rank import low_rank as low_rank
 from matbackprop.functional._matrix_function import matrix_exp as matrix_exp
 from matbackprop.functional._matrix_function import matrix_function as matrix_function
+from matbackprop.functional._matrix_function import matrix_functions as matrix_functions
 from matbackprop.functional._matrix_function import matrix_inv_sqrt as matrix_inv_sqrt
 from matbackprop.functional._matrix_function import matrix_inverse as matrix_inverse
 from matbackprop.functional._matrix_function import matrix_log as matrix_log

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from matbackprop.checks import check_finite, check_matrix, check_symmetric, want
 from matbackprop.divided_differences import (
     SpectralFunction,
     infinite_derivative,
+    is_named,
     refuse_captured_parameters,
     resolve_function,
 )
@@ -23,6 +24,7 @@ from matbackprop.solvers import batched_eigh
 __all__ = [
     "matrix_exp",
     "matrix_function",
+    "matrix_functions",
     "matrix_inv_sqrt",
     "matrix_inverse",
     "matrix_log",
@@ -132,27 +134,74 @@ def matrix_function(
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
         "EIG matrix function"; Daleckii and Krein (1965) for the fused form.
     """
+    return _from_one_decomposition(a, [resolve_function(function, exponent)], check, precision)[0]
+
+
+def matrix_functions(
+    a: Tensor,
+    functions: Sequence[FunctionLike | float | Tensor],
+    *,
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    r"""Several functions of symmetric matrices from one eigendecomposition.
+
+    Args:
+        a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
+        functions: what `matrix_function` takes for one, for example ``["sqrt", "inv_sqrt"]``; a number or a tensor
+            stands for the power with that exponent.
+        check, precision: as in `matrix_function`.
+
+    Returns:
+        One ``(*batch, n, n)`` for each function.
+
+    Raises:
+        The errors of `matrix_function`.
+
+    Gradient:
+        That of `matrix_function` for each.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> root, inverse = matbackprop.matrix_functions(torch.eye(2) * 4, ["sqrt", "inv_sqrt"])
+        >>> root.diagonal(), inverse.diagonal()
+        (tensor([2., 2.]), tensor([0.5000, 0.5000]))
+    """
+    resolved = [
+        resolve_function("power", f) if isinstance(f, (int, float, Tensor)) else resolve_function(f) for f in functions
+    ]
+    return _from_one_decomposition(a, resolved, check, precision)
+
+
+def _from_one_decomposition(
+    a: Tensor,
+    functions: Sequence[tuple[SpectralFunction, float | Tensor | None]],
+    check: bool | None,
+    precision: torch.dtype | None,
+) -> tuple[Tensor, ...]:
     check_matrix(a, "a", square=True)
-    fn, p = resolve_function(function, exponent)
     with autocast_off(a.device.type):
         if wanted := wants_check(check, a):
             check_finite(a, "a")
-            check_symmetric(a, "a", unit=1.0 if fn.name == "exp" else 0.0)
-            if isinstance(p, Tensor):
-                check_finite(p, "exponent")
+            check_symmetric(a, "a", unit=1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0)
         x = symmetrize(a.to(compute_dtype(precision)))
-        lam, u = batched_eigh(x.detach())
-        lam = round_to_domain(lam, fn, a.dtype)
-        if wanted:
-            check_domain(lam, fn, "a", "Add a multiple of the identity, or use second_order_pool with eps > 0.")
-            if fn.name == "custom":
+        values, vectors = batched_eigh(x.detach())
+        outs = []
+        for fn, p in functions:
+            lam = round_to_domain(values, fn, a.dtype)
+            if not torch.compiler.is_compiling() and not is_named(fn):
                 refuse_captured_parameters(fn, lam)
-            if fn.domain == "nonnegative" and bool((lam == 0).any()):
-                fn = infinite_derivative(fn)
-        out = spectral(x, Spectrum(lam, u), fn, parameter_tensor(p, "exponent", x.shape[:-2], x))
-        if wanted:
-            _check_overflow(out, lam, fn)
-        return out.to(a.dtype)
+            if wanted:
+                if isinstance(p, Tensor):
+                    check_finite(p, "exponent")
+                check_domain(lam, fn, "a", "Add a multiple of the identity, or use second_order_pool with eps > 0.")
+                if fn.domain == "nonnegative" and bool((lam == 0).any()):
+                    fn = infinite_derivative(fn)
+            out = spectral(x, Spectrum(lam, vectors), fn, parameter_tensor(p, "exponent", x.shape[:-2], x))
+            if wanted:
+                _check_overflow(out, lam, fn)
+            outs.append(out.to(a.dtype))
+        return tuple(outs)
 
 
 def _check_overflow(out: Tensor, lam: Tensor, function: SpectralFunction) -> None:

@@ -1,0 +1,78 @@
+"""The generalised eigenproblem: values against SciPy, gradients for both matrices, ties."""
+
+import pytest
+import scipy.linalg
+import torch
+
+from helpers.matrices import symmetric
+from matbackprop import eigh, generalized_eigh, matrix_function, matrix_functions, nn
+from matbackprop.errors import DomainError, NumericalError, ShapeError, TieError
+
+A = symmetric((-1.0, 0.5, 1.2, 2.1), 2, seed=1)
+B = symmetric((0.3, 0.7, 1.0, 4.0), 2, seed=2)
+
+
+def test_values_and_vectors_of_scipy():
+    values, vectors = generalized_eigh(A, B)
+    for i in range(2):
+        expected, _ = scipy.linalg.eigh(A[i].numpy(), B[i].numpy())
+        torch.testing.assert_close(values[i], torch.from_numpy(expected))
+    torch.testing.assert_close(A @ vectors, B @ vectors * values.unsqueeze(-2))
+    torch.testing.assert_close(vectors.mT @ B @ vectors, torch.eye(4, dtype=torch.float64).expand(2, 4, 4))
+    torch.testing.assert_close(nn.GeneralizedEigh()(A, B).eigenvalues, values)
+
+
+def test_with_the_identity_it_is_eigh():
+    a = A.clone().requires_grad_()
+    eye = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
+    one, other = generalized_eigh(a, eye), eigh(a)
+    torch.testing.assert_close(one.eigenvalues, other.eigenvalues)
+    target = torch.arange(4.0, dtype=torch.float64)
+    grads = [
+        torch.autograd.grad((pairs[1].square() @ target).sum() + pairs[0].sin().sum(), a)[0] for pairs in (one, other)
+    ]
+    torch.testing.assert_close(*grads)
+
+
+def test_scaling_both_matrices_changes_nothing():
+    """Euler: λ is homogeneous of degree 0 in (A, B), so its gradients are orthogonal to (A, B)."""
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    g_a, g_b = torch.autograd.grad(generalized_eigh(a, b).eigenvalues[:, 1].sum(), (a, b))
+    torch.testing.assert_close((g_a * a + g_b * b).sum((-2, -1)), torch.zeros(2, dtype=torch.float64))
+
+
+def test_ties_and_bad_pencils():
+    b = symmetric((0.5, 1.0, 2.0), seed=3)
+    a = (2 * b).requires_grad_()
+    generalized_eigh(a, b).eigenvalues.sum().backward()
+    torch.testing.assert_close(a.grad, torch.linalg.inv(b))
+    with pytest.raises(TieError, match="generalized_eigh"):
+        generalized_eigh(a, b).eigenvectors.square().sum().backward()
+    with pytest.raises(NumericalError, match="1 of 2 matrices b are not positive definite"):
+        generalized_eigh(A, torch.stack([B[0], -B[1]]))
+    with pytest.raises(ShapeError, match="one shape"):
+        generalized_eigh(A, B[0])
+
+
+def test_functions_from_one_decomposition_are_the_single_ones():
+    p = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    own = (torch.tanh, lambda x: 1 - torch.tanh(x) ** 2)
+    wanted = [("sqrt", None), ("inv_sqrt", None), ("power", 0.3), ("power", p), (own, None)]
+    outs = matrix_functions(B, ["sqrt", "inv_sqrt", 0.3, p, own])
+    for out, (function, exponent) in zip(outs, wanted, strict=True):
+        assert torch.equal(out, matrix_function(B, function, exponent=exponent))
+    outs[3].sum().backward()
+    assert p.grad is not None
+    with pytest.raises(DomainError, match="inv_sqrt needs positive"):
+        matrix_functions(A, ["exp", "inv_sqrt"])
+    assert matrix_functions(B, []) == ()
+
+
+def test_one_decomposition_is_one(monkeypatch):
+    from matbackprop.functional import _matrix_function
+
+    calls = []
+    solve = _matrix_function.batched_eigh
+    monkeypatch.setattr(_matrix_function, "batched_eigh", lambda a: calls.append(1) or solve(a))
+    matrix_functions(B, ["sqrt", "inv_sqrt", "log"])
+    assert len(calls) == 1
