@@ -87,7 +87,19 @@ def test_a_complete_run_is_left_as_it_is(tmp_path):
     assert again.read_summary()["steps"] == summary["steps"] == 18
 
 
-def test_a_longer_run_continues_its_schedule_to_the_new_end(tmp_path):
+class Falling(TinyModule):
+    def optimizers(self, steps):
+        optimizer, _ = super().optimizers(steps)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+
+
+@pytest.mark.parametrize("kind", [TinyModule, Falling])
+def test_a_longer_run_continues_its_schedule_to_the_new_end(tmp_path, kind):
+    def train(config):
+        seed_all(config.engine.seed)
+        module = kind(config)
+        return fit(config, module, TinyData(config), name="tiny"), module
+
     train(tiny_config(tmp_path / "run", max_epochs=1))
     longer, _ = train(tiny_config(tmp_path / "run", max_epochs=3, resume=True))
     whole, _ = train(tiny_config(tmp_path / "whole", max_epochs=3))

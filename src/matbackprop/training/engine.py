@@ -447,9 +447,11 @@ class _Training:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None:
             # A training of another length has another schedule, which continues from the same step.
-            same = state["steps"] == self.steps
-            position = ("last_epoch", "_step_count", "_last_lr")
-            self.schedule.load_state_dict({k: v for k, v in state["schedule"].items() if same or k in position})
+            saved = state["schedule"]
+            if state["steps"] != self.steps:
+                position = {name: saved[name] for name in ("last_epoch", "_step_count", "_last_lr")}
+                saved = self.schedule.state_dict() | position
+            self.schedule.load_state_dict(saved)
         self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["global_step"]
         self.best_score, self.best_step = state["best_score"], state["best_step"]
