@@ -71,7 +71,7 @@ def test_the_kernel_separates_rows_too(kernels, n, k, layout):
     y = q.mT @ x
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
-    q, y = separate.separate_by_kernel(q, y, EPS, 1e-9, kernels, 64)
+    q, y = separate.separate_by_kernel(q, y, EPS, 1e-13, kernels, 64)
     check(x, gram.squared_norms(y), q, y)
 
 

@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         smallest = values[r] < smallest ? values[r] : smallest;
     }
     if (largest > (REAL)WIDE * (smallest + eps)) {
-        separate({out_y, d, d, 1}, {out_vectors, m, 1, m}, eps, (REAL)MIXED, m, v);
+        separate({out_y, d, d, 1}, {out_vectors, m, 1, m}, nullptr, eps, (REAL)MIXED, m, v);
         squared_norms(out_y, values, m, d, v);
         largest = 0;
         for (int r = 0; r < m; ++r) largest = values[r] > largest ? values[r] : largest;

@@ -21,15 +21,23 @@ __device__ __forceinline__ void turn(const Vectors& v, int a, int b, REAL c, REA
     }
 }
 
-// The n rows of y and the eigenvectors q. Nothing is done where no pair is above `limit`. scratch: 3 blockDim.x numbers
-// of shared memory; blockDim.x is a multiple of 32.
-__device__ void separate(const Vectors& y, const Vectors& q, REAL eps, REAL limit, int n, REAL* scratch) {
+// The n rows of y and the eigenvectors q. Only pairs above `limit` are turned, and after them those that they moved;
+// overlap is Y Y^T, or null where it is not known. scratch: 3 blockDim.x numbers of shared memory and room for 2 n int;
+// blockDim.x is a multiple of 32.
+__device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap, REAL eps, REAL limit, int n,
+                         REAL* scratch) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const int players = n + (n & 1);
     REAL* mine = scratch + 96 * warp;
+    int* moved = (int*)(scratch + 3 * blockDim.x);  // in this sweep, and in the one before
+    int* before = moved + n;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) before[i] = overlap == nullptr;
+    const REAL rest = limit / 10 > (REAL)SEPARATED ? limit / 10 : (REAL)SEPARATED;
     for (int sweep = 0; sweep < SEPARATION_SWEEPS; ++sweep) {
-        const REAL tolerance = sweep ? (REAL)SEPARATED : limit;
+        const REAL tolerance = sweep ? rest : limit;
         int turned = 0;
+        for (int i = threadIdx.x; i < n; i += blockDim.x) moved[i] = 0;
+        __syncthreads();
         for (int round = 0; round < players - 1; ++round) {
             for (int pair = warp; pair < players / 2; pair += warps) {
                 // a tournament: the last player stays, the others move on by one in each round
@@ -41,6 +49,11 @@ __device__ void separate(const Vectors& y, const Vectors& q, REAL eps, REAL limi
                     b = swap;
                 }
                 if (b >= n) continue;
+                if (!(moved[a] || moved[b] || before[a] || before[b])) {  // as the overlap says
+                    if (sweep) continue;
+                    const REAL ratio = overlap[a * n + b] / limit;
+                    if (!(ratio * ratio > (overlap[a * n + a] + eps) * (overlap[b * n + b] + eps))) continue;
+                }
                 REAL aa = 0, bb = 0, ab = 0;
                 for (int j = lane; j < y.length; j += 32) {
                     const REAL x = y(a, j), z = y(b, j);
@@ -66,15 +79,19 @@ __device__ void separate(const Vectors& y, const Vectors& q, REAL eps, REAL limi
                 const REAL c = 1 / sqrt(1 + t * t), s = c * t;
                 turn(y, a, b, c, s, lane);
                 turn(q, a, b, c, s, lane);
+                if (lane == 0) moved[a] = moved[b] = 1;
             }
             __syncthreads();
         }
         if (!__syncthreads_or(turned)) return;
+        int* last = before;
+        before = moved;
+        moved = last;
     }
 }
 
 // y (batch, n, k) and q (batch, n, n), eigenvectors in rows, each matrix in the layout that the steps say; overlap (batch,
-// n, n) is Y Y^T. Grid (batch); shared memory for 3 numbers of each thread.
+// n, n) is Y Y^T. Grid (batch); shared memory for 3 numbers of each thread and 2 n int.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     separate_rows(REAL* y, REAL* q, const REAL* __restrict__ overlap, const REAL* __restrict__ all_eps, double limit,
                   int n, int k, int y_next, int y_step, int q_next, int q_step) {
@@ -89,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     if (!__syncthreads_or(mixed)) return;
     const Vectors rows = {y + (long long)blockIdx.x * n * k, k, y_next, y_step};
     const Vectors vectors = {q + (long long)blockIdx.x * n * n, n, q_next, q_step};
-    separate(rows, vectors, eps, (REAL)limit, n, (REAL*)shared_memory);
+    separate(rows, vectors, overlap, eps, (REAL)limit, n, (REAL*)shared_memory);
 }
 
 // Sum over the block; scratch: blockDim.x numbers of shared memory.

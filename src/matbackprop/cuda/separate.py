@@ -7,7 +7,7 @@ from torch import Tensor
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import Module, Source
 
-OVERLAP_LIMIT = {True: 1e-12, False: 1e-9}
+OVERLAP_LIMIT = {True: 1e-12, False: 2e-8}
 """Largest |yᵢ·yⱼ|/√(λᵢλⱼ) that pooling leaves; for float64 and for float32 digits."""
 SAFE_RATIO = 1e17
 """Overlaps are about 1e-17 of λ_max/λ_min: up to this many times a limit, no row needs to be looked at."""
@@ -27,7 +27,7 @@ def separate_by_kernel(
     kernels = kernels or SOURCE.on(y.get_device(), REAL_IS_DOUBLE=1)
     addresses = (rows.data_ptr(), vectors.data_ptr(), overlap.data_ptr(), shift.data_ptr())
     sizes = (n, k, *rows.stride()[1:], *vectors.stride()[1:])
-    kernels.launch("separate_rows", (len(rows),), threads, 24 * threads, (*addresses, limit, *sizes))
+    kernels.launch("separate_rows", (len(rows),), threads, 24 * threads + 8 * n, (*addresses, limit, *sizes))
     return vectors.mT.reshape(q.shape), rows.reshape(y.shape)
 
 

@@ -84,12 +84,19 @@ def _separate(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tu
         return separate_by_kernel(q, y, eps, limit)
     mixed = _largest_overlap(y, eps) > limit
     if bool(mixed.any()):
-        for index in mixed.nonzero().tolist():
-            one = tuple(index)
-            q[one], y[one] = _separate_by_levels(q[one], y[one])
-        if fine:
-            q, y = _newton_step(squared_norms(y), q, y)
+        q[mixed], y[mixed] = _separate_mixed(q[mixed], y[mixed], eps[mixed], limit)
     return q, y
+
+
+def _separate_mixed(q: Tensor, y: Tensor, eps: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """Separate the rows of (b, n, k) matrices that all need it: by a Newton step, and those that it does not help."""
+    new_q, new_y = _newton_step(squared_norms(y), q, y)
+    left = (_largest_overlap(new_y, eps) > limit).nonzero().flatten().tolist()
+    for one in left:
+        new_q[one], new_y[one] = _separate_by_levels(q[one], y[one])
+    if left:
+        new_q[left], new_y[left] = _newton_step(squared_norms(new_y[left]), new_q[left], new_y[left])
+    return new_q, new_y
 
 
 def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
