@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matbackprop.inference import classify as classify
     from matbackprop.inference import segment as segment
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {"divided_differences", "errors", "functional", "nn", "numerics", "solvers"}
 

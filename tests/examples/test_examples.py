@@ -3,8 +3,10 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -17,7 +19,13 @@ def _load(name):
 
 
 def test_there_is_a_test_for_every_example():
-    tested = {"degenerate_gradients", "learn_a_partition", "mean_of_ellipses", "texture_descriptors"}
+    tested = {
+        "degenerate_gradients",
+        "learn_a_partition",
+        "mean_of_ellipses",
+        "segment_photographs",
+        "texture_descriptors",
+    }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -42,3 +50,12 @@ def test_mean_of_ellipses(tmp_path):
 
 def test_texture_descriptors(tmp_path):
     assert _load("texture_descriptors").main(tmp_path / "figure.png") > 0.95
+
+
+def test_segment_photographs(tmp_path):
+    _load("segment_photographs").main(tmp_path / "figure.jpg")
+    with Image.open(tmp_path / "figure.jpg") as picture:
+        above, below = (np.asarray(picture.crop((0, top, picture.width, top + 230))) for top in (0, 236))
+    # Regions of one colour each: far fewer different neighbours than in the photographs.
+    changes = [(np.abs(np.diff(half.astype(int), axis=1)).max(-1) > 20).mean() for half in (above, below)]
+    assert 0.01 < changes[1] < 0.7 * changes[0]

@@ -1,4 +1,4 @@
-"""``matbackprop segment PICTURE…``: segment photographs with a trained network, or by colour where there is none."""
+"""``matbackprop segment PICTURE…``: segment photographs with the network that comes with the package, or another."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Config:
     their own range."""
     out: Path = Path("segments")
     """Folder for the results."""
-    model: str | None = None
-    """Folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging Face hub.
-    Without one, superpixels are merged by colour and contrast alone."""
+    model: str = "box"
+    """box: the small network that comes with the package. none: merge superpixels by colour and contrast alone. Or the
+    folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging Face hub."""
     ks: tuple[int, ...] | None = None
     """Numbers of regions (merge) or of clusters (cluster) in the npz file; by default the eight that were best on
     BSDS300's training images with the method."""
@@ -68,14 +68,7 @@ def main(config: Config) -> int:
         raise ConfigurationError(f"--k {config.k}: a number of regions is at least 1.")
     if config.k is not None and config.method == "cluster":
         ks = tuple(sorted({*ks, config.k}))
-    model = None
-    if config.model is not None:
-        model = load_segmenter(config.model, config.device)
-    elif not config.json:
-        print(
-            "No model was given: merging superpixels by colour and contrast. For learned segmentations train one with "
-            "'matbackprop train ncuts' and pass its run folder with --model."
-        )
+    model = None if config.model == "none" else load_segmenter(config.model, config.device)
     entries, skipped = [], []
     for path, stem in zip(paths, _stems(paths), strict=True):
         try:

@@ -12,9 +12,9 @@ from typing import Literal
 class Config:
     """Open a page on this machine (127.0.0.1): segment photographs, see levels and eigenvectors, name regions."""
 
-    model: str | None = None
-    """Segmenter: folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging
-    Face hub. Without one, superpixels are merged by colour and contrast alone."""
+    model: str = "box"
+    """Segmenter. box: the small network that comes with the package. none: merge superpixels by colour and contrast
+    alone. Or the folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the hub."""
     classifier: str | None = None
     """Classifier: folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub. Without
     one, regions are not named."""
@@ -32,7 +32,7 @@ def main(config: Config) -> None:
     from matbackprop.serve.analysis import Namer, Segmenter
     from matbackprop.serve.app import build, launch
 
-    model = None if config.model is None else load_segmenter(config.model, config.device)
+    model = None if config.model == "none" else load_segmenter(config.model, config.device)
     namer = None if config.classifier is None else Namer(load_classifier(config.classifier, config.device))
     segmenter = Segmenter(model)
     with tempfile.TemporaryDirectory(prefix="matbackprop-serve-") as folder:

@@ -20,6 +20,8 @@ from matbackprop.spectral import (
 
 COST = MergeCost(region=1.0, boundary=2.0, area=0.8, contact=0.5)
 """Exponents of the price. They, the weight and the width were best of a few on the training images of BSDS300."""
+SUPERPIXELS = 600
+"""About how many superpixels merging starts from."""
 TEXTURE = 2.0
 """Weight of the deviations of colours in a region against their means."""
 WIDTH = 3.0
@@ -30,7 +32,7 @@ def merge_by_colour(
     image: NDArray[np.uint8],
     ks: Sequence[int] = MERGE_KS,
     *,
-    superpixels: ArrayLike | int = 600,
+    superpixels: ArrayLike | int = SUPERPIXELS,
 ) -> Merging:
     """Segment an image (h, w, 3) by uniting neighbouring superpixels that look alike.
 

@@ -1,4 +1,5 @@
-"""Trained models by name: a folder of ``save_pretrained``, a run folder, or a repository of the Hugging Face hub."""
+"""Trained models by name: the one that comes with the package, a folder of ``save_pretrained``, a run folder, or a
+repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from matbackprop.models.pretrained import CONFIG, fetch_pretrained, pretrained_c
 
 M = TypeVar("M", DeepNCuts, RegionClassifier)
 
-__all__ = ["choose_device", "load_classifier", "load_segmenter"]
+__all__ = ["BOX", "choose_device", "load_classifier", "load_segmenter"]
+
+BOX = "box"
+"""Name of the segmenter that comes with the package; its card is ``box/README.md`` beside this file."""
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -30,17 +34,19 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def load_segmenter(source: str | Path, device: str = "auto") -> DeepNCuts:
+def load_segmenter(source: str | Path = BOX, device: str = "auto") -> DeepNCuts:
     """Load a trained segmenter.
 
     Args:
-        source: a folder of ``save_pretrained``, a run folder of ``matbackprop train ncuts``, or ``"owner/name"``.
+        source: ``"box"`` for the one that comes with the package, a folder of ``save_pretrained``, a run folder of
+            ``matbackprop train ncuts``, or ``"owner/name"``.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    model = _load(source, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
+    folder = Path(__file__).parent / BOX if source == BOX else source
+    model = _load(folder, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
     return model.to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
 
 

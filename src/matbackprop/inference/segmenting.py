@@ -18,9 +18,9 @@ from torch.nn import functional as nnf
 from matbackprop.data.pictures import Picture, find_pictures, picture_of, read_picture
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.inference import export
-from matbackprop.inference.colour_merging import merge_by_colour
+from matbackprop.inference.colour_merging import SUPERPIXELS, merge_by_colour
 from matbackprop.inference.drawing import draw_boundaries, paint_labels
-from matbackprop.inference.loading import load_segmenter
+from matbackprop.inference.loading import BOX, load_segmenter
 from matbackprop.inference.number import suggest_number
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.spectral import Hierarchy
@@ -173,7 +173,7 @@ class Segments:
 
 def segment(
     x: Any,
-    model: DeepNCuts | str | Path | None = None,
+    model: DeepNCuts | str | Path | None = BOX,
     ks: Sequence[int] | None = None,
     *,
     method: str = "merge",
@@ -186,8 +186,8 @@ def segment(
     Args:
         x: a file, a Pillow image, an array or tensor of one picture, (h, w), (h, w, 3) or (3, h, w), bytes or numbers
             in [0, 1]; or a folder, a pattern such as ``"holiday/*.jpg"``, or a list of any of these.
-        model: a trained network, or where to load one from (see :func:`load_segmenter`); None merges superpixels by
-            colour and contrast, without a network.
+        model: a trained network, or where to load one from (see :func:`load_segmenter`), by default the one that comes
+            with the package; None merges superpixels by colour and contrast, without a network.
         ks: numbers of regions (``"merge"``) or of clusters (``"cluster"``); None for the eight of the method's default.
         method: ``"merge"`` for a nested hierarchy, ``"cluster"`` for K-means and connected components.
         side: larger pictures are segmented at this length of their longer side; borders are then as fine as that.
@@ -205,7 +205,7 @@ def segment(
     Example:
         >>> picture = np.zeros((40, 60, 3), np.uint8)
         >>> picture[:, 30:] = 200
-        >>> result = segment(picture)
+        >>> result = segment(picture, model=None)
         >>> result.k, result.labels(2)[0, [0, 29, 30, 59]].tolist()
         (2, [0, 0, 1, 1])
     """
@@ -252,7 +252,8 @@ def segment_photograph(
             maps = model.cluster(on_device.unsqueeze(0), ks, seed=seed).labels[0].to(torch.int32).cpu().numpy()
             clusterings = dict(zip(ks, maps, strict=True))
         else:
-            merging = model.merge(on_device, ks)
+            same = merging.superpixels if model.superpixels == SUPERPIXELS else None
+            merging = model.merge(on_device, ks, superpixels=same)
     return Segments(
         picture.pixels,
         ks,

@@ -79,10 +79,7 @@ class Segmenter:
     def about(self) -> str:
         """A line for the page."""
         if self.model is None:
-            return (
-                "No model was given: superpixels are merged by colour and contrast alone. Train one with "
-                "`matbackprop train ncuts` and pass its run folder with `--model`."
-            )
+            return "Without a network: superpixels are merged by colour and contrast alone."
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         return f"A trained DeepNCuts model with {size:.1f} million parameters."
 
