@@ -167,10 +167,12 @@ def test_speeds_of_one_table_come_from_one_run(tmp_path, cache, monkeypatch):
     assert Table2(other).speed(PLAIN, Job(PLAIN, "timing")) == {}
 
 
-def test_the_speed_of_merging_and_the_curves_of_a_training(tmp_path, cache):
+def test_speeds_and_the_curves_of_a_training(tmp_path, cache):
     Table2(small(tmp_path, cache, rows=("lab-merging",), seeds=(0,), stage="timing")).main()
     speed = json.loads((tmp_path / "out" / "speed.json").read_text())["rows"]
     assert speed["lab-merging"]["training"] is None and speed["lab-merging"]["testing"] > 0
+    timed = Table2(small(tmp_path, cache, rows=(DEEP,), seeds=(0,), stage="timing")).time(Job(DEEP, "timing"))
+    assert timed.keys() == {DEEP, SPAN} and all(one["training"] > 0 and one["testing"] > 0 for one in timed.values())
     table = Table2(small(tmp_path, cache, rows=("soft-alexnet-relu5",), seeds=(0,), stage="curves"))
     table.prepare()
     [job] = table.ready()
