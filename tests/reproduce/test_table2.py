@@ -71,6 +71,14 @@ def test_unknown_rows_are_named():
         Table2(Table2Config(rows=("resnet",)))
 
 
+@pytest.mark.parametrize(("name", "value"), [("jitter", 0.5), ("batch_size", 2), ("split", "final")])
+def test_options_of_the_data_that_would_change_nothing_are_refused(tmp_path, cache, name, value):
+    config = small(tmp_path, cache)
+    setattr(config.data, name, value)
+    with pytest.raises(ConfigurationError, match=f"--data.{name.replace('_', '-')} is each row's own"):
+        Table2(config)
+
+
 def test_the_table_of_a_whole_command(done):
     table = read_table(done)
     assert list(table) == ["lab-merging", PLAIN, DEEP, SPAN]

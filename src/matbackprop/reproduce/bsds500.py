@@ -32,7 +32,7 @@ from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Bsds500Config
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table import Device, Reproduction
-from matbackprop.reproduce.table2 import COLOUR_SETTINGS, measure_digest, train, training_recipe, workers_of
+from matbackprop.reproduce.table2 import COLOUR_SETTINGS, check_data, measure_digest, train, training_recipe, workers_of
 from matbackprop.spectral import contour_map
 from matbackprop.training.ncuts import data_folder, open_images
 from matbackprop.training.ncuts_config import NCutsConfig
@@ -104,6 +104,7 @@ class Bsds500(Reproduction):
 
     def __init__(self, config: Bsds500Config) -> None:
         super().__init__(config)
+        check_data(config)
         self.config = config
 
     # ---------------------------------------------------------------------------------------------------------- runs

@@ -104,7 +104,6 @@ def data_digest(root: Path, splits: tuple[str, ...]) -> str:
     return total.hexdigest()[:16]
 
 
-@cache
 def weights_digest(backbone: str, weights: str) -> str:
     """The hash of a backbone's starting weights.
 
@@ -119,6 +118,11 @@ def weights_digest(backbone: str, weights: str) -> str:
     path = find_weights(backbone) if weights == "imagenet" else Path(weights)
     if not path.is_file():
         raise DataError(f"there are no weights at {path}; name a safetensors file, imagenet or none.")
+    return _file_digest(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _file_digest(path: Path, changed: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

@@ -52,7 +52,7 @@ from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
 from matbackprop.training.segmenting import Segmented, segment_images, warm
 
-__all__ = ["COLOUR_SETTINGS", "Table2", "measure_digest", "train", "training_recipe", "workers_of"]
+__all__ = ["COLOUR_SETTINGS", "Table2", "check_data", "measure_digest", "train", "training_recipe", "workers_of"]
 
 log = logging.getLogger("matbackprop")
 
@@ -61,6 +61,9 @@ _MEASURES = ("paper_best", "paper_average", "covering_ods", "covering_ois", "cov
              "vi_ods", "vi_ois")  # fmt: skip
 _BOUNDARY = ("boundary_ods", "boundary_ois")
 _OBJECTS = ("objects_ods", "objects_ois")
+
+_PLACES = ("root", "made", "cache", "limit", "superpixels")
+"""Fields of the data that a table's command sets for every row."""
 
 COLOUR_SETTINGS = {"cost": dataclasses.asdict(COST), "texture": TEXTURE, "width": WIDTH}
 """What merging without a network depends on."""
@@ -85,6 +88,7 @@ class Table2(Reproduction):
 
     def __init__(self, config: Table2Config) -> None:
         super().__init__(config)
+        check_data(config)
         self.config = config
         if config.images == "folds" and not {*config.seeds} <= {*range(FOLDS)}:
             raise ConfigurationError(
@@ -431,6 +435,21 @@ class _Line:
         return {image: float(np.mean(values[image])) for image in sorted(values)}
 
 
+def check_data(config: SegmentationConfig) -> None:
+    """Refuse options of the data that would change nothing, because every row has its own.
+
+    Raises:
+        ConfigurationError: such an option is given.
+    """
+    default = type(config.data)()
+    names = [field.name for field in dataclasses.fields(default) if field.name not in (*_PLACES, "workers")]
+    if given := [name for name in names if getattr(config.data, name) != getattr(default, name)]:
+        raise ConfigurationError(
+            f"--data.{given[0].replace('_', '-')} is each row's own; a table's command sets only "
+            f"{', '.join(_PLACES)} and workers."
+        )
+
+
 def training_recipe(config: SegmentationConfig, preset: str, device: Device, *, seed: int, **data: Any) -> NCutsConfig:
     """A preset's training as a table's command wants it.
 
@@ -455,7 +474,7 @@ def training_recipe(config: SegmentationConfig, preset: str, device: Device, *, 
         max_epochs=config.epochs or recipe.engine.max_epochs,
         precision=recipe.engine.precision if device == "cuda" else "32",
     )
-    places = {name: getattr(config.data, name) for name in ("root", "made", "cache", "limit", "superpixels")}
+    places = {name: getattr(config.data, name) for name in _PLACES}
     recipe.data = dataclasses.replace(recipe.data, **(places | data))
     if config.weights is not None:
         recipe.model.weights = config.weights
