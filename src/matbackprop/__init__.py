@@ -4,6 +4,7 @@ Importing the package is cheap: the operators, and PyTorch with them, are loaded
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
                 raise MissingExtraError(
                     f"matbackprop.{name} needs {error.name}: pip install 'matbackprop[train]'"
                 ) from error
-        elif not name.startswith("_") and name in _operators():
+        elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is None and name in _operators():
             value = _operators()[name]
-        else:
+        else:  # also for `from matbackprop import cli`, which then imports the module and not the operators
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value  # found without this function from now on
         return value
