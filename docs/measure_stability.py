@@ -226,6 +226,12 @@ def dead_and_double(m: int, d: int) -> Tensor:
     return f
 
 
+def outlier(m: int, d: int, dimension: int) -> Tensor:
+    f = relu(m, d)
+    f.select(dimension, 0).mul_(1e7)
+    return f
+
+
 CASES: dict[str, Tensor] = {
     "36×64": relu(36, 64),
     "169×64": relu(169, 64),
@@ -237,6 +243,8 @@ STRESS: dict[str, Tensor] = {
     "σ within 1e-9": with_singular_values(36, 64, 3 + 1e-9 * torch.linspace(0, 1, 36, dtype=torch.float64)),
     "λmax = 1e6": relu(36, 64) * (1e3 / torch.linalg.matrix_norm(relu(36, 64), 2)),
     "κ(F) = 1e5": with_singular_values(36, 64, torch.logspace(-2, 3, 36, dtype=torch.float64)),
+    "a channel × 1e7": outlier(36, 64, 1),
+    "a row × 1e7": outlier(64, 36, 0),
     "F = 0": torch.zeros(36, 64, dtype=torch.float64),
 }
 
