@@ -76,7 +76,7 @@ def test_coco_holds_exact_masks_boxes_and_areas(result):
 def test_a_region_over_whole_columns_has_its_whole_box():
     picture = np.zeros((20, 30, 3), np.uint8)
     picture[:, 15:] = 255
-    (left, right) = segment(picture).to_coco(2)["annotations"]
+    left, right = segment(picture, model=None).to_coco(2)["annotations"]
     assert left["bbox"][1::2] == right["bbox"][1::2] == [0, 20]
     assert left["bbox"][2] + right["bbox"][2] == 30
 
