@@ -249,12 +249,24 @@ def test_bad_options_are_named(config, tmp_path):
         Table1(config).summarize()
 
 
-def test_results_without_predictions_are_named(config):
-    pretend_tuning(config)
-    pretend(config, Job("alexnet", "seed", 0), 20.0)
-    (Table1(config).place(Job("alexnet", "seed", 0)) / "predictions" / "validation.npz").unlink()
-    with pytest.raises(DataError, match=r"validation\.npz is missing.*published results"):
-        Table1(config).summarize()
+def test_published_results_without_predictions_keep_the_differences_of_their_table(config):
+    for row, predicted in (("alexnet", (0, 1, 1, 0)), ("o2p", (0, 1, 0, 0))):
+        pretend_tuning(config, row)
+        pretend(config, Job(row, "seed", 0), 20.0, predicted)
+    before = Table1(config).summarize()
+    for path in config.out.glob("runs/*/*/predictions/validation.npz"):
+        path.unlink()
+    table = Table1(config)
+    table._write("speed.json", json.dumps({"machine": {"device": "a GPU"}, "device": "cpu", "rows": {
+        "o2p": {"fingerprint": table._fingerprint(Job("o2p", "timing"), "cpu"), "regions_per_second": 77}
+    }}))  # fmt: skip
+    after = table.summarize()
+    assert after["rows"][1].pop("timing")["regions_per_second"] == 77
+    assert before["rows"][1].pop("timing") == {} and after == before
+    assert "| 77 |" in (config.out / "table.md").read_text()
+    pretend(config, Job("o2p", "seed", 1), 30.0)
+    with pytest.raises(DataError, match="predictions of alexnet, o2p are missing"):
+        Table1(config).summarize()  # the table was made of other runs
 
 
 def test_a_run_without_finite_numbers_can_be_compared_with_nothing(config, monkeypatch):

@@ -227,14 +227,11 @@ class Table1(Reproduction):
 
     # ------------------------------------------------------------------------------------------------------- summary
 
-    def predictions(self, job: Job, device: Device) -> dict[str, np.ndarray]:
-        """What a finished run predicted on the validation regions."""
+    def predictions(self, job: Job, device: Device) -> dict[str, np.ndarray] | None:
+        """What a finished run predicted on the validation regions; None where it was not kept."""
         path = self.place(job, device) / "predictions" / "validation.npz"
         if not path.is_file():
-            raise DataError(
-                f"{path} is missing, without which rows cannot be compared; published results leave predictions out. "
-                "Remove the run's folder to do it again, or give another --out."
-            )
+            return None
         with np.load(path) as file:
             return {name: file[name] for name in file.files}
 
@@ -243,6 +240,8 @@ class Table1(Reproduction):
         lines = [line for row in self.chosen.values() if (line := _Line.read(self, row)) is not None]
         if not lines:
             raise DataError(f"no finished run was found in {self.store.folder}; train first.")
+        if any(line.incomplete for line in lines):
+            return self._summarize_published(lines)
         predicting = [line for line in lines if line.predictions]
         if not predicting:
             raise DataError(f"every finished run in {self.store.folder} diverged; there is nothing to compare.")
@@ -266,6 +265,25 @@ class Table1(Reproduction):
         out, *more = self._tables(table)
         self.write_table(table, out, *more)
         self._draw(lines)
+        return table
+
+    def _summarize_published(self, lines: list[_Line]) -> dict[str, Any]:
+        """Write the table again with the speeds of now and the differences of table.json, which were computed from the
+        same runs: published results come without the predictions that differences and figures need."""
+        path = self.out / "table.json"
+        stored = json.loads(path.read_text()) if path.is_file() else {"rows": []}
+        entries = [line.entry(self, None) for line in lines]
+        if {e["key"]: _fingerprints(e) for e in stored["rows"]} != {e["key"]: _fingerprints(e) for e in entries}:
+            missing = ", ".join(line.row.key for line in lines if line.incomplete)
+            raise DataError(
+                f"predictions of {missing} are missing in {self.store.folder}, and {path} is no table of the same "
+                "runs, so rows cannot be compared. Remove the runs' folders to do them again, or give another --out."
+            )
+        for entry, before in zip(entries, stored["rows"], strict=True):
+            entry |= {name: before[name] for name in ("difference",) if name in before}
+        table = stored | {"rows": entries}
+        out, *more = self._tables(table)
+        self.write_table(table, out, *more)
         return table
 
     def trials(self, row: Row, device: Device) -> list[dict[str, Any]]:
@@ -376,8 +394,9 @@ class _Line:
         row: the row.
         device: the kind of device that they were done on.
         results: of the runs, by seed.
-        predictions: of those that did not diverge.
+        predictions: of those that did not diverge and kept them.
         metrics: of the first of them.
+        incomplete: whether predictions are missing.
     """
 
     row: Row
@@ -385,6 +404,7 @@ class _Line:
     results: list[dict[str, Any]]
     predictions: list[dict[str, np.ndarray]]
     metrics: list[dict[str, Any]]
+    incomplete: bool
 
     @classmethod
     def read(cls, table: Table1, row: Row) -> _Line | None:
@@ -393,8 +413,9 @@ class _Line:
         if not results:
             return None
         predicting = [table.predictions(job, device) for job, r in results.items() if "diverged" not in r]
+        kept = [one for one in predicting if one is not None]
         metrics = RunFolder(table.place(next(iter(results)), device)).read_metrics()
-        return cls(row, device, list(results.values()), predicting, metrics)
+        return cls(row, device, list(results.values()), kept, metrics, len(kept) < len(predicting))
 
     @property
     def wrong(self) -> np.ndarray:
@@ -434,6 +455,10 @@ class _Line:
                 "large": _difference(self.wrong[:, large], reference.wrong[:, large], images[large]),
             }
         return entry
+
+
+def _fingerprints(entry: dict[str, Any]) -> list[str]:
+    return [seed["fingerprint"] for seed in entry["seeds"]]
 
 
 def _brief(result: dict[str, Any]) -> dict[str, Any]:

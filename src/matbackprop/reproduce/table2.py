@@ -282,8 +282,8 @@ class Table2(Reproduction):
         """A row with its finished results, by seed."""
         group = GROUP_OF[row.key]
         jobs = [Job(group.key, "baseline")] if group.baseline else self._seed_jobs(group)
-        device, results = self.finished(jobs)
-        return _Line(device, {job.number: result for job, result in results.items()}, row.key)
+        _, results = self.finished(jobs)
+        return _Line({job.number: result for job, result in results.items()}, row.key)
 
     def _seed_jobs(self, group: Group) -> list[Job]:
         return [Job(group.key, "seed", seed) for seed in self.config.seeds]
@@ -312,7 +312,7 @@ class Table2(Reproduction):
             "objective": row.objective,
             "inference": row.inference,
             "paper": row.paper,
-            "device": line.device,
+            "device": next(iter(line.results.values()))["provenance"]["device"],
             "seeds": list(line.results),
             "fingerprints": [fingerprint(result["provenance"]) for result in line.results.values()],
             "scores": {name: {"mean": float(np.mean(v)), "each": v} for name, v in line.scores().items()},
@@ -412,12 +412,10 @@ class _Line:
     """The finished results of a row.
 
     Attributes:
-        device: the kind of device that they were computed on.
         results: seed → result of the row's group.
         key: the row's.
     """
 
-    device: Device
     results: dict[int, dict[str, Any]]
     key: str
 
