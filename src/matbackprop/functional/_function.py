@@ -22,7 +22,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop._torch import apply_directly, differentiated_again, jvp_nesting, keep_signature, transforms_active
+from matbackprop._torch import (
+    apply_directly,
+    differentiated_again,
+    forward_mode_active,
+    jvp_nesting,
+    keep_signature,
+    transforms_active,
+)
 from matbackprop.errors import OrderError
 from matbackprop.numerics import autocast_off
 
@@ -79,9 +86,10 @@ class Operation(Function):
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             saved = cls.save(inputs, output)
+            tensors = [v if isinstance(v, Tensor) else None for v in saved]
             ctx.set_materialize_grads(False)
-            ctx.constants = [None if isinstance(v, Tensor) else v for v in saved]
-            ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in saved])
+            ctx.constants = [v if t is None else None for t, v in zip(tensors, saved, strict=True)]
+            ctx.save_for_backward(*tensors)
 
         def restore(ctx: Any) -> list[Any]:
             return [c if v is None else v for v, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
@@ -126,9 +134,8 @@ def apply(operation: type[Operation], *inputs: Any) -> Any:
     """Call an operation so that every transformation that is active works on it."""
     if torch.compiler.is_compiling():
         return operation.apply(*inputs)
-    if transforms_active():
-        return operation._with_tangent.apply(*inputs)
-    return apply_directly(operation._with_tangent, *inputs)
+    kind = operation._with_tangent if forward_mode_active() else operation
+    return kind.apply(*inputs) if transforms_active() else apply_directly(kind, *inputs)
 
 
 class _Product(Operation):
