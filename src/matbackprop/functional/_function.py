@@ -3,7 +3,7 @@
 A subclass is four static methods about one operation:
 
     forward(*inputs) → outputs
-    save(inputs, outputs) → the tensors and constants that its derivatives need
+    save(inputs, outputs) → the tensors and constants that its derivatives need    (all inputs by default)
     adjoint(saved, needed, *gradients of the outputs) → gradients of the first inputs
     tangent(saved, *directions of the inputs) → directions of the outputs          (optional: forward mode)
 
@@ -70,8 +70,8 @@ class Operation(Function):
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Any) -> Sequence[Any]:
-        """What the derivatives need, tensors, None or constants."""
-        raise NotImplementedError
+        """What the derivatives need, tensors, None or constants: the inputs unless a subclass says otherwise."""
+        return inputs
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
@@ -142,10 +142,6 @@ class _Product(Operation):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        return inputs
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:

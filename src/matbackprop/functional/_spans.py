@@ -39,10 +39,6 @@ class _RowSums(Operation):
         return inner(wf, f), region_sums(wf, index, k), region_masses(w, index, k, f.dtype)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        return inputs
-
-    @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         (f, w, index, _), (g_gram, g_sums, g_mass) = saved, gradients
         g_f = g_w = None
@@ -91,10 +87,6 @@ class _DegreeRowSums(Operation):
         kept = (degree > 0).to(f.dtype) if w is None else w * (degree > 0)
         gram = inner((kept * _inverse_or_zero(degree)).unsqueeze(-1) * f, f)
         return gram, region_sums(_scaled(kept, f), index, k), region_masses(kept * degree, index, k, f.dtype)
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        return inputs
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:

@@ -118,10 +118,6 @@ class _Value(Operation):
         return Spectrum(values, vectors, rest).value(BoundFunction(function, p))
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        return inputs
-
-    @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         (a, p, *factors, function), (g,) = saved, gradients
         spectrum = Spectrum(*factors)
@@ -151,10 +147,6 @@ class _First(Operation):
         function: SpectralFunction,
     ) -> Tensor:
         return _variation(e, q, Spectrum(values, vectors, rest), BoundFunction(function, p))
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        return inputs
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
@@ -204,10 +196,6 @@ class _Second(Operation):
         function: SpectralFunction,
     ) -> Tensor:
         return Spectrum(values, vectors, rest).second(BoundFunction(function, p), e, h)
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        return inputs
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
