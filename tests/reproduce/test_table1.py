@@ -241,6 +241,8 @@ def test_half_precision_is_for_networks_on_gpus(row, device, precision):
 def test_bad_options_are_named(config, tmp_path):
     with pytest.raises(ConfigurationError, match="no row 'resnet'"):
         Table1(Table1Config(rows=("resnet",)))
+    with pytest.raises(ConfigurationError, match=r"--data\.split is the table's own"):
+        Table1(Table1Config(data=RegionDataConfig(split="tuning")))
     config.override = ("model.hidden",)
     with pytest.raises(ConfigurationError, match="name=value"):
         Table1(config).run_config(Job("alexnet", "seed", 0), {}, "cpu")

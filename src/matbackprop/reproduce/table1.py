@@ -60,6 +60,8 @@ class Table1(Reproduction):
 
     def __init__(self, config: Table1Config) -> None:
         super().__init__(config)
+        if config.data.split != type(config.data)().split:
+            raise ConfigurationError("--data.split is the table's own: trials hold training images out, seeds use all.")
         self.config = config
         self.epochs = {"fine": config.fine_epochs, "scratch": config.scratch_epochs, "sift": config.sift_epochs}
         self._provenances: dict[tuple[Job, Device, int], dict[str, Any]] = {}
