@@ -24,6 +24,7 @@ from torch import Tensor
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, OrderError
 
 __all__ = [
+    "CLAMP",
     "KEEP_LARGE",
     "STEP",
     "BoundFunction",
@@ -430,52 +431,57 @@ _NAMED = {
 }
 
 
-def _crosses(a: Tensor, b: Tensor, threshold: Tensor) -> Tensor:
-    """Where the threshold lies between a and b; equal numbers on both sides of it are not told apart."""
-    apart = (a - b).abs() > 4 * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
-    return ((a > threshold) != (b > threshold)) & apart
+def _two_pieces(
+    name: str,
+    upper: Callable[[Tensor, Tensor], Tensor],
+    excess: Callable[[Tensor, Tensor], Tensor],
+    *,
+    slope: float,
+    lower: Callable[[Tensor], Tensor | float] = lambda p: 0.0,
+) -> SpectralFunction:
+    """A function of two straight pieces: e(λ) above a threshold, with a slope of 0 or 1, beside a constant piece.
+
+    The threshold takes the place of the exponent. ``upper`` says where λ lies on the upper piece and ``excess`` how far
+    that piece is from the lower one, so that nothing cancels: what two arguments on one piece and a third on the other
+    leave of g[x, y, z] is ±e(x)/((x − y)(x − z)) of the odd one out. Numbers that are equal on both pieces are not told
+    apart.
+    """
+
+    def value(lam: Tensor, p: Tensor) -> Tensor:
+        return lower(p) + upper(lam, p) * excess(lam, p)
+
+    def first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
+        in_a, in_b = upper(a, p), upper(b, p)
+        apart = (a - b).abs() > 4 * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
+        x, y = torch.where(in_a, a, b), torch.where(in_a, b, a)
+        mixed = excess(x, p) / torch.where(apart, x - y, torch.inf)
+        return torch.where(in_a == in_b, slope * in_a, mixed)
+
+    def second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
+        in_a, in_b, in_c = upper(a, p), upper(b, p), upper(c, p)
+        x = torch.where(in_b == in_c, a, torch.where(in_a == in_c, b, c))  # the odd one out
+        y = torch.where(in_b == in_c, b, a)
+        z = torch.where((in_b == in_c) | (in_a == in_c), c, b)
+        gaps = (x - y) * (x - z)
+        none = ((in_a == in_b) & (in_b == in_c)) | (gaps == 0)
+        e = excess(x, p)
+        return torch.where(none, 0, torch.where(upper(x, p), e, -e) / torch.where(none, 1, gaps))
+
+    return SpectralFunction(name, value, first, second)
 
 
-def _step_first(a: Tensor, b: Tensor, threshold: Tensor) -> Tensor:
-    crosses = _crosses(a, b, threshold)
-    return torch.where(crosses, (a - b).abs(), 1).reciprocal() * crosses
+def _above(lam: Tensor, threshold: Tensor) -> Tensor:
+    return lam > threshold
 
 
-def _step_second(a: Tensor, b: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
-    a, b, c = _ordered(a, b, c)  # the step lies in one of the two gaps, so that nothing cancels
-    difference = _step_first(b, c, threshold) - _step_first(a, b, threshold)
-    return difference / torch.where(difference == 0, 1, c - a)
+STEP = _two_pieces("step", _above, lambda lam, p: torch.ones_like(lam - p), slope=0)
+"""1 above a threshold and 0 elsewhere."""
 
+KEEP_LARGE = _two_pieces("keep large", lambda lam, p: lam.abs() > p, lambda lam, p: lam + 0 * p, slope=1)
+"""λ where |λ| exceeds a threshold and 0 elsewhere."""
 
-STEP = SpectralFunction("step", lambda lam, p: (lam > p).to(lam.dtype), _step_first, _step_second)
-"""1 above a threshold, which takes the place of the exponent, and 0 elsewhere; constant on both sides of it."""
-
-
-def _kept(x: Tensor, threshold: Tensor) -> Tensor:
-    return x.abs() > threshold
-
-
-def _keep_first(a: Tensor, b: Tensor, threshold: Tensor) -> Tensor:
-    in_a, in_b = _kept(a, threshold), _kept(b, threshold)
-    apart = (a - b).abs() > 4 * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
-    one = torch.where(in_a, a, b) / torch.where(apart, torch.where(in_a, a - b, b - a), torch.inf)
-    return torch.where(in_a == in_b, in_a.to(one.dtype), one)
-
-
-def _keep_second(a: Tensor, b: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
-    """With one of three kept k/((k − d)(k − e)), with one of three lost −d/((d − k)(d − l)), else 0."""
-    in_a, in_b, in_c = _kept(a, threshold), _kept(b, threshold), _kept(c, threshold)
-    # Put the odd one of the three first.
-    x = torch.where(in_b == in_c, a, torch.where(in_a == in_c, b, c))
-    y, z = torch.where(in_b == in_c, b, a), torch.where((in_b == in_c) | (in_a == in_c), c, b)
-    odd = _kept(x, threshold)
-    gaps = (x - y) * (x - z)
-    same = (in_a == in_b) & (in_b == in_c)
-    return torch.where(same | (gaps == 0), 0, torch.where(odd, x, -x) / torch.where(gaps == 0, 1, gaps))
-
-
-KEEP_LARGE = SpectralFunction("keep large", lambda lam, p: lam * _kept(lam, p), _keep_first, _keep_second)
-"""λ where |λ| exceeds a threshold, which takes the place of the exponent, and 0 elsewhere."""
+CLAMP = _two_pieces("clamp", _above, lambda lam, p: lam - p, slope=1, lower=lambda p: p)
+"""The larger one of λ and a threshold."""
 
 
 def named_function(name: str) -> SpectralFunction:

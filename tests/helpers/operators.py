@@ -206,6 +206,7 @@ CASES = [
         **_of_matrix,
     ),
     Case("matrix_functions", lambda a, **o: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"], **o), **_of_matrix),
+    Case("matrix_clamp", lambda a, **o: mb.matrix_clamp(a, 1.3, **o), **_of_matrix),
     Case("pool_thin_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(3, 4), _eps)),
     Case("pool_primal_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(4, 3), _eps)),
     Case(

@@ -10,6 +10,7 @@ from matbackprop.functional._linear_solve import conjugate_gradient_solve as con
 from matbackprop.functional._linear_solve import gaussian_crf as gaussian_crf
 from matbackprop.functional._linear_solve import linear_solve as linear_solve
 from matbackprop.functional._low_rank import low_rank as low_rank
+from matbackprop.functional._matrix_clamp import matrix_clamp as matrix_clamp
 from matbackprop.functional._matrix_function import matrix_exp as matrix_exp
 from matbackprop.functional._matrix_function import matrix_function as matrix_function
 from matbackprop.functional._matrix_function import matrix_functions as matrix_functions

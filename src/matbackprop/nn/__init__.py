@@ -5,6 +5,7 @@ from matbackprop.nn._decomposition import SVD as SVD
 from matbackprop.nn._decomposition import GeneralizedEigh as GeneralizedEigh
 from matbackprop.nn._linear_solve import GaussianCRF as GaussianCRF
 from matbackprop.nn._linear_solve import LinearSolve as LinearSolve
+from matbackprop.nn._matrix_function import MatrixClamp as MatrixClamp
 from matbackprop.nn._matrix_function import MatrixExp as MatrixExp
 from matbackprop.nn._matrix_function import MatrixFunction as MatrixFunction
 from matbackprop.nn._matrix_function import MatrixInverse as MatrixInverse

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.divided_differences import power_function, resolve_function
+from matbackprop.functional._matrix_clamp import check_least, matrix_clamp
 from matbackprop.functional._matrix_function import FunctionLike, matrix_function
 from matbackprop.nn._operator import Operator
 
 __all__ = [
+    "MatrixClamp",
     "MatrixExp",
     "MatrixFunction",
     "MatrixInvSqrt",
@@ -162,4 +164,31 @@ class MatrixPower(Operator):
 
     def forward(self, a: Tensor) -> Tensor:
         """Return A^p."""
+        return self.call(a)
+
+
+class MatrixClamp(Operator):
+    """Symmetric matrices with eigenvalues of a least value; see :func:`~matbackprop.matrix_clamp`.
+
+    Args:
+        least: the least eigenvalue.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(*b, n, n)`` to ``(*b, n, n)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import MatrixClamp
+        >>> MatrixClamp(0.5)(torch.diag(torch.tensor([0.0, 2.0]))).diagonal()
+        tensor([0.5000, 2.0000])
+    """
+
+    def __init__(self, least: float = 0.0, *, check: bool | None = None, precision: torch.dtype | None = None) -> None:
+        check_least(least)
+        super().__init__(matrix_clamp, least=least, check=check, precision=precision)
+
+    def forward(self, a: Tensor) -> Tensor:
+        """Return the matrices with their eigenvalues raised."""
         return self.call(a)

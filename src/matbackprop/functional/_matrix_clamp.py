@@ -1,0 +1,72 @@
+"""Symmetric matrices whose eigenvalues are raised to a least value."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop.divided_differences import CLAMP
+from matbackprop.errors import DomainError
+from matbackprop.functional._spectrum import Spectrum, spectral
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.solvers import batched_eigh
+
+__all__ = ["check_least", "matrix_clamp"]
+
+
+def check_least(least: float) -> None:
+    """Raise unless ``least`` is a finite number."""
+    if not math.isfinite(least):
+        raise DomainError(f"least must be finite, got {least}.")
+
+
+def matrix_clamp(
+    a: Tensor, least: float = 0.0, *, check: bool | None = None, precision: torch.dtype | None = None
+) -> Tensor:
+    r"""Raise the eigenvalues of symmetric matrices to a least value.
+
+    .. math:: U \operatorname{diag}(\max(\lambda, t)) U^\top, \qquad A = U \operatorname{diag}(\lambda) U^\top
+
+    With t = 0 it is the nearest positive semidefinite matrix; with t > 0 the rectification (ReEig) of networks on
+    positive definite matrices.
+
+    Args:
+        a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
+        least: t, the least eigenvalue.
+        check: look at values (finite, symmetric): ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Returns:
+        ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
+
+    Raises:
+        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
+        NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
+        DomainError: ``least`` is not finite.
+
+    Gradient:
+        U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 where both eigenvalues lie above t, 0 where neither does, and (λᵢ − t)/(λᵢ − λⱼ) with
+        λᵢ above and λⱼ not. Two orders, exact at repeated eigenvalues; at λ = t, where there is a kink, that of below.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> matbackprop.matrix_clamp(torch.diag(torch.tensor([-1.0, 2.0]))).diagonal()
+        tensor([0., 2.])
+
+    Reference:
+        Higham, Computing a nearest symmetric positive semidefinite matrix (1988); Huang and Van Gool, A Riemannian
+        network for SPD matrix learning, AAAI 2017.
+    """
+    check_matrix(a, "a", square=True)
+    check_least(least)
+    if wants_check(check, a):
+        check_finite(a, "a")
+        check_symmetric(a, "a")
+    with autocast_off(a.device.type):
+        x = symmetrize(a.to(compute_dtype(precision)))
+        values, vectors = batched_eigh(x.detach())
+        threshold = values.new_full(values.shape[:-1], least)
+        return spectral(x, Spectrum(values, vectors), CLAMP, threshold).to(a.dtype)
