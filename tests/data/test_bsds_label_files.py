@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from helpers.seg_files import write_seg
-from matbackprop.data import label_files, pictures
+from matbackprop.data import label_files, mat_files, pictures
 from matbackprop.data.label_files import (
     index_label_files,
     read_label_maps,
@@ -180,7 +180,8 @@ def test_damaged_and_wrong_files(tmp_path):
 
 
 def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch):
-    monkeypatch.setattr(label_files, "MAX_BYTES", 100_000)
+    for module in (label_files, mat_files):
+        monkeypatch.setattr(module, "MAX_BYTES", 100_000)
     for module in (label_files, pictures):
         monkeypatch.setattr(module, "MAX_PIXELS", 100_000)
     many, fine = np.zeros((1000, 200), np.uint16), np.zeros((100, 200), np.uint16)
@@ -192,7 +193,7 @@ def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch)
     (tmp_path / "many.seg").write_text(SEG.replace("width 4", "width 4000000"))
     assert (tmp_path / "many.mat").stat().st_size < 2000
     for kind in ("mat", "npz", "png", "seg"):
-        with pytest.raises(DataError, match=rf"many\.{kind} (unfolds to more than|has .*pixels)"):
+        with pytest.raises(DataError, match=rf"many\.{kind} .*(unfolds to more than|has .*pixels)"):
             read_label_maps(tmp_path / f"many.{kind}")
     for kind in ("mat", "npz"):
         assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
@@ -261,3 +262,53 @@ def test_contours_are_no_labels(tmp_path):
         path = tmp_path / f"labels_{number}.png"
         Image.fromarray(good).save(path)
         np.testing.assert_array_equal(read_label_maps(path)[0], good)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_mat_file_is_read_as_scipy_reads_it(tmp_path, compressed):
+    content = {
+        "bytes": np.arange(12, dtype=np.uint8).reshape(3, 4),
+        "doubles": np.random.default_rng(0).normal(size=(2, 3, 4)),
+        "flags": np.array([[True, False]]),
+        "cell": cells([LABELS, np.arange(3)[None]]),
+        "struct": {"first": LABELS, "a_long_name_of_a_field": np.int64(7)},
+        "text": "hello",
+    }
+    savemat(tmp_path / "a.mat", content, do_compression=compressed)
+    ours, theirs = mat_files.read_mat(tmp_path / "a.mat"), loadmat(tmp_path / "a.mat")
+    for name in ("bytes", "doubles", "flags"):
+        np.testing.assert_array_equal(ours[name], theirs[name])
+        assert ours[name].dtype == theirs[name].dtype
+    for one, two in zip(ours["cell"].ravel(), theirs["cell"].ravel(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    (struct,) = ours["struct"].ravel()
+    np.testing.assert_array_equal(struct["first"], theirs["struct"]["first"][0, 0])
+    assert struct["a_long_name_of_a_field"].item() == 7 and ours["text"] is None
+
+
+def test_damaged_mat_files_are_refused_whatever_was_changed(tmp_path):
+    """SciPy's reader ends the process at some of these."""
+    write_ground_truth(tmp_path / "a.mat", [LABELS, LABELS])
+    savemat(tmp_path / "b.mat", {"labels": LABELS}, do_compression=True)
+    draw = np.random.default_rng(0)
+    outcomes = set()
+    for name in ("a.mat", "b.mat"):
+        whole = (tmp_path / name).read_bytes()
+        for _ in range(400):
+            changed = bytearray(whole)
+            for place in draw.integers(100, len(whole), draw.integers(1, 6)):
+                changed[place] = draw.integers(256)
+            (tmp_path / "c.mat").write_bytes(bytes(changed[: draw.integers(64, 2 * len(whole))]))
+            try:
+                outcomes.add(len(read_label_maps(tmp_path / "c.mat")) > 0)
+            except DataError:
+                outcomes.add("refused")
+    assert outcomes == {True, "refused"}
+
+
+@pytest.mark.data
+def test_the_benchmarks_own_files_are_read_as_scipy_reads_them(data_root):
+    for path in sorted((data_root / "BSDS500" / "data" / "groundTruth" / "val").glob("*.mat"))[:5]:
+        cell = loadmat(path)["groundTruth"].ravel()
+        for ours, theirs in zip(read_label_maps(path), cell, strict=True):
+            np.testing.assert_array_equal(ours, theirs["Segmentation"][0, 0])

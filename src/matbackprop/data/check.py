@@ -142,6 +142,8 @@ def check_coco(root: str | Path, *, threads: int = 4, progress: Callable[[int], 
             result.problems += [p for p in problems if p.kind != "empty mask"]
             if progress is not None:
                 progress(done)
+        if not any(one.regions for one in index.images):
+            result.problems.append(Problem(file, "gives no region at all"))
         for kind, plural in (("crowd", "crowds"), ("empty mask", "empty masks")):
             if left_out[kind]:
                 result.notes.append(f"{file.name}: {left_out[kind]} {plural}, which training leaves out")

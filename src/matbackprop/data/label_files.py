@@ -1,7 +1,6 @@
 """Label maps on disk: the benchmark's .mat and .seg files, PNG and NumPy arrays, read without running any code."""
 
 import re
-import zlib
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from zipfile import ZipFile, is_zipfile
 import numpy as np
 from numpy.typing import NDArray
 
+from matbackprop.data.mat_files import MAX_BYTES, read_mat
 from matbackprop.data.pictures import MAX_PIXELS, open_picture
 from matbackprop.errors import DataError, LabelError, ShapeError
 from matbackprop.metrics.regions import as_label_map
@@ -20,13 +20,9 @@ __all__ = ["LABEL_SUFFIXES", "index_label_files", "read_label_maps", "read_seg",
 #: Files that ``read_label_maps`` understands.
 LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
 
-MAX_BYTES = 1 << 30
-"""Most bytes that a compressed file of label maps may unfold to; a human's maps of an image take a few million."""
-
 #: Whether ``name_1.png``, ``name_2.png`` … are several maps of the image ``name``.
 Numbered = Literal["yes", "no"]
 
-_MAT_COMPRESSED = 15
 _NUMBER = re.compile(r"(?P<name>.+)_(?P<number>[1-9][0-9]*)$")
 _SINGLE = (".png", ".npy")  # files of one map each, which may be numbered
 
@@ -70,8 +66,6 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
         maps = reader(path)
     except DataError:
         raise
-    except NotImplementedError as error:  # scipy's answer to HDF5
-        raise DataError(f"{path} is a MATLAB 7.3 (HDF5) file; save it again with save(…, '-v7')") from error
     except Exception as error:  # damaged files make the readers fail in a dozen ways, all of which mean the same
         raise DataError(f"{path} cannot be read, it seems damaged ({type(error).__name__}: {error})") from error
     if not maps:
@@ -80,12 +74,12 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
 
 
 def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
-    from scipy.io import loadmat
-
-    _check_mat(path)
-    content = {name: value for name, value in loadmat(path).items() if not name.startswith("__")}
-    if "groundTruth" in content:
-        return [_labels(cell["Segmentation"][0, 0], path) for cell in content["groundTruth"].ravel()]
+    content = read_mat(path)
+    if isinstance(content.get("groundTruth"), np.ndarray):
+        cells = [np.ravel(cell)[0] for cell in content["groundTruth"].ravel() if np.size(cell)]
+        if not all(isinstance(cell, dict) and "Segmentation" in cell for cell in cells):
+            raise DataError(f"{path}: groundTruth is no cell of structs with a field Segmentation")
+        return [_labels(cell["Segmentation"], path) for cell in cells]
     if "segs" in content:
         segs = content["segs"]
         return [_labels(cell, path) for cell in (segs.ravel() if segs.dtype == object else [segs])]
@@ -97,24 +91,6 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
         for _, value in sorted(content.items())
         if isinstance(value, np.ndarray) and value.ndim == 2 and value.size > 1 and value.dtype.kind in "iub"
     ]
-
-
-def _check_mat(path: Path) -> None:
-    """Refuse a file of version 5 to 7 whose compressed variables unfold to too many bytes; nothing is kept of them."""
-    left = MAX_BYTES
-    with path.open("rb") as file:
-        order: Literal["little", "big"] = "little" if file.read(128)[126:] == b"IM" else "big"
-        while len(tag := file.read(8)) == 8:
-            kind, length = int.from_bytes(tag[:4], order), int.from_bytes(tag[4:], order)
-            if kind != _MAT_COMPRESSED:
-                file.seek(length, 1)
-                continue
-            stream, data = zlib.decompressobj(), file.read(length)
-            while left >= 0 and (unfolded := stream.decompress(data, 1 << 20)):
-                left -= len(unfolded)
-                data = stream.unconsumed_tail
-            if left < 0:
-                raise DataError(f"{path} unfolds to more than {MAX_BYTES >> 20} MB, far more than label maps take")
 
 
 def _labels(array: Any, path: Path) -> NDArray[np.integer]:
