@@ -20,6 +20,9 @@ from matbackprop.nn._polar import Procrustes as Procrustes
 from matbackprop.nn._polar import ProjectRotation as ProjectRotation
 from matbackprop.nn._projector import Projector as Projector
 from matbackprop.nn._projector import SpectralProjector as SpectralProjector
+from matbackprop.nn._second_order_head import SecondOrderHead as SecondOrderHead
+from matbackprop.nn._second_order_head import SecondOrderPool2d as SecondOrderPool2d
+from matbackprop.nn._second_order_head import replace_pool as replace_pool
 from matbackprop.nn._second_order_pool import SecondOrderPool as SecondOrderPool
 
 __all__ = [name for name in dir() if not name.startswith("_")]
