@@ -18,7 +18,7 @@ from matbackprop.data.prepared import collect, majority_labels, pad_stack, prepa
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.models.backbones import build_backbone
-from matbackprop.training.config import from_json, to_json
+from matbackprop.training.config import from_json, merge, to_json
 from matbackprop.training.engine import run_recipe
 from matbackprop.training.ncuts import (
     ImageSource,
@@ -318,6 +318,15 @@ def test_features_of_zeros_are_finite():
 
 
 # ------------------------------------------------------------------------------------------------------------ training
+
+
+def test_the_first_command_learns(tmp_path):
+    config = merge(RECIPE.preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "engine.progress": False})
+    config = merge(config, {"engine.tensorboard": False, "engine.report": False, "data.cache": str(tmp_path / "cache")})
+    lines = run_recipe(RECIPE, config).read_metrics()
+    validation = [line["val/loss"] for line in lines if "val/loss" in line]
+    training = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert validation[-1] < validation[0] and sum(training[-8:]) < sum(training[:8])
 
 
 def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):

@@ -15,7 +15,8 @@ STRONG = 10.0
 training images of BSDS500."""
 SPREAD = 4.5
 """k = SPREAD·√n for n strongly different regions: within a factor of two of the median of people's numbers on 82.5 % of
-the training images and 79 % of the 100 validation images, which chose nothing; always 16 regions: 76 % and 75 %."""
+the training images and 79 % of the 100 validation images, on which two versions of the rule were tried; always 16
+regions: 76 % and 75 %."""
 VISIBLE = 0.5
 FAINT = 0.006
 """Prices below VISIBLE, or below this share of the dearest one, part nothing that anybody sees: at the suggested number

@@ -134,9 +134,9 @@ def soft_config(
 
 
 def _smoke() -> NCutsConfig:
-    config = soft_config("alexnet-relu5", epochs=2)
+    config = soft_config("alexnet-relu5", epochs=6)
     config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
-    config.data = dataclasses.replace(config.data, made=10, batch_size=4, superpixels=80)
+    config.data = dataclasses.replace(config.data, made=24, batch_size=4, superpixels=80)
     config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
     return config
 
