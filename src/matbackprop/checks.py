@@ -74,6 +74,30 @@ def check_finite(a: Tensor, name: str) -> None:
         )
 
 
+def check_squares(a: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Raise where the squares of matrices computed in ``dtype`` would overflow."""
+    _check_size(a, dtype, name, 0.0, torch.finfo(dtype).max ** 0.5 / 1e4)
+
+
+def check_scale(a: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Raise where fourth powers of matrices computed in ``dtype`` would overflow or vanish; zero itself may stand."""
+    info = torch.finfo(dtype)
+    _check_size(a, dtype, name, info.tiny**0.25, info.max**0.25)
+
+
+def _check_size(a: Tensor, dtype: torch.dtype, name: str, least: float, most: float) -> None:
+    """Raise unless the largest entry of each matrix lies between two sizes, or is zero."""
+    if a.numel() == 0 or torch.finfo(a.dtype).max <= most or not values_checkable(a):
+        return
+    largest = a.detach().abs().amax((-2, -1))
+    bad = (largest > most) | ((largest < least) & (largest > 0))
+    if bool(bad.any()):
+        raise DomainError(
+            f"{name} has a matrix whose largest entry is {float(largest[bad].flatten()[0]):.3g}: products of its "
+            f"entries leave the range of {dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."
+        )
+
+
 def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: str = "weight") -> None:
     """Raise unless ``weight`` is a mask or floating point ``(*b, m)`` on the device of ``rows`` ``(*b, m, d)``.
 

@@ -44,6 +44,7 @@ class LabelledImages(NamedTuple):
         weight: ``(*b, m)`` or None.
         num_labels: the number of columns of E.
         all_labelled: whether every row is known to be labelled.
+        checked: whether values have been checked.
     """
 
     f: Tensor
@@ -51,6 +52,7 @@ class LabelledImages(NamedTuple):
     weight: Tensor | None
     num_labels: int
     all_labelled: bool = False
+    checked: bool = False
 
     @property
     def annotators(self) -> bool:
@@ -232,7 +234,7 @@ def labelled_images(
     if weight is not None:
         check_weight_values(weight)
     whole = check_label_values(labels, images._weight(), images.num_labels, images.annotators)
-    return images._replace(all_labelled=whole)
+    return images._replace(all_labelled=whole, checked=True)
 
 
 def _flat(index: Tensor, k: int) -> Tensor:

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, wants_check
+from matbackprop.checks import check_finite, check_scale, wants_check
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
@@ -94,7 +94,7 @@ def normalized_cut_j1(
         DtypeError: features, weights or Λ that are not floating point.
         ShapeError: shapes that do not fit.
         NonFiniteError: NaN or Inf in the features, the weights or Λ.
-        DomainError: a negative degree or weight, or a tolerance out of range.
+        DomainError: a negative degree or weight, a tolerance out of range, or features near the ends of floating point.
 
     Gradient:
         With A = K⁻¹SᵀB⁺, Y = B⁺SA and gᵢ = FᵢYFᵢᵀ/dᵢ² − S_jᵀB⁺S_j/K_j², j the region of row i,
@@ -121,6 +121,8 @@ def normalized_cut_j1(
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
         rows = images.rows(compute_dtype(precision))
         wanted = wants_check(check, f)
+        if wanted:
+            check_scale(images.f, rows.f.dtype, "f")
         if lam is not None:
             check_lambda(lam, f.shape[-1])
             if wanted:
@@ -184,7 +186,7 @@ def normalized_cut_j2(
         DtypeError: features or weights that are not floating point.
         ShapeError: shapes that do not fit.
         NonFiniteError: NaN or Inf in the features or weights.
-        DomainError: a negative weight, or a tolerance out of range.
+        DomainError: a negative weight, a tolerance out of range, or features near the ends of floating point.
 
     Gradient:
         With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA). All orders, forward mode and vmap, for variations that keep
@@ -237,7 +239,9 @@ def _evaluate(
     tol: float = 0.0,
 ) -> Tensor:
     """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels where they apply and on the rows elsewhere."""
-    f, labels, weight, k, _ = images
+    f, labels, weight, k = images[:4]
+    if images.checked:
+        check_scale(f, dtype, "f")
 
     def general(x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
         labellings = y.shape[0] // x.shape[0]
@@ -301,7 +305,7 @@ def normalized_cut_soft(
         DtypeError: features or weights that are not floating point.
         ShapeError: shapes that do not fit.
         NonFiniteError: NaN or Inf in the features or weights.
-        DomainError: a ridge that is not positive, or a negative weight.
+        DomainError: a ridge that is not positive, a negative weight, or features near the ends of floating point.
 
     Gradient:
         With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,

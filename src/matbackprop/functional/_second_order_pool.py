@@ -14,6 +14,7 @@ from matbackprop.checks import (
     check_finite,
     check_matrix,
     check_option,
+    check_squares,
     check_weight,
     check_weight_values,
     wants_check,
@@ -226,7 +227,7 @@ def second_order_pool(
         ShapeError, DtypeError: ``f`` or ``weight`` has the wrong shape, dtype or device.
         NonFiniteError: ``f`` or ``weight`` holds NaN or Inf.
         DomainError: ε is negative or not finite, a weight is negative, or an eigenvalue is outside the domain of g (ε =
-            0 with log).
+            0 with log), or the squares of f overflow.
 
     Gradient:
         For F, weight, ε and the exponent, two orders. The first order in F is 2 diag(w) F L(G) with L the derivative
@@ -273,6 +274,7 @@ def second_order_pool(
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
         if looked_at and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
             _check_values(f, weight, eps, fn)
+            check_squares(f, x.dtype, "f")
             if isinstance(p, Tensor):
                 check_finite(p, "exponent")
         if center:

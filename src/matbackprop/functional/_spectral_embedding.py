@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_scale, check_weight, check_weight_values, wants_check
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import product
@@ -49,7 +49,7 @@ def spectral_embedding(
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: f or weight does not fit.
-        DomainError: k out of range, or a negative degree or weight.
+        DomainError: k out of range, a negative degree or weight, or features near the ends of floating point.
         TieError: see ``ties``.
 
     Gradient:
@@ -83,6 +83,8 @@ def spectral_embedding(
         if weight is not None:
             check_weight_values(weight)
     dtype = compute_dtype(precision)
+    if wanted:
+        check_scale(f, dtype, "f")
     with autocast_off(f.device.type):
         x = f.to(dtype)
         w = torch.ones_like(x[..., 0]) if weight is None else weight.to(dtype)

@@ -1,0 +1,48 @@
+"""What leaves the range of floating point inside is refused, and what does not is right at any scale."""
+
+import pytest
+import torch
+
+import matbackprop as mb
+from matbackprop.errors import DomainError
+
+EYE, LABELS = torch.eye(4, dtype=torch.float64), torch.arange(4)
+CUTS = {
+    "J1": lambda f, **o: mb.normalized_cut_j1(f, LABELS.expand(f.shape[:-1]), **o),
+    "J2": lambda f, **o: mb.normalized_cut_j2(f, LABELS.expand(f.shape[:-1]), **o),
+    "soft": lambda f, **o: mb.normalized_cut_soft(f, LABELS.expand(f.shape[:-1]), **o),
+    "embedding": lambda f, **o: mb.spectral_embedding(f, 4, ties="drop", **o)[0],
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e-90, 1e90, 1e170, 1e300])
+def test_features_whose_products_leave_the_range_are_refused(name, scale):
+    """Without this J2 of 1e170·I was 2 instead of 0, soft NaN and the embedding's eigenvalues 0 instead of 1."""
+    with pytest.raises(DomainError, match="Scale it"):
+        CUTS[name](scale * EYE)
+    with pytest.raises(DomainError, match="Scale it"):  # one image of a batch
+        CUTS[name](torch.stack([EYE, scale * EYE]))
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("scale", [1e-70, 1e-8, 1e8, 1e70])
+def test_what_does_not_see_the_scale_is_the_same_at_every_other_scale(name, scale):
+    f = torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    torch.testing.assert_close(CUTS[name](scale * f), CUTS[name](f))
+    plain, scaled = (torch.autograd.grad(CUTS[name](s * f).sum(), f)[0] for s in (1.0, scale))
+    torch.testing.assert_close(scaled, plain, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(CUTS[name](0 * f), CUTS[name](0 * EYE))  # zero may stand
+
+
+def test_single_precision_has_a_range_of_its_own():
+    with pytest.raises(DomainError, match="float32"):
+        mb.normalized_cut_j2(1e12 * EYE.float(), LABELS, precision=torch.float32)
+    torch.testing.assert_close(mb.normalized_cut_j2(1e12 * EYE.float(), LABELS), torch.tensor(0.0))
+
+
+def test_pooling_refuses_squares_that_overflow():
+    with pytest.raises(DomainError, match="Scale it"):
+        mb.second_order_pool(1e170 * EYE)
+    expected = torch.diag_embed(torch.full((4,), 1e-3, dtype=torch.float64).log())
+    torch.testing.assert_close(mb.second_order_pool(1e-170 * EYE), expected)
