@@ -21,9 +21,9 @@ def demo(tmp_path_factory):
 
 def test_the_page_shows_both_systems_with_pictures(demo):
     page = (demo / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == 5
     assert page.count("<svg") == 5
-    for part in ("second-order pooling", "normalized cuts", "NaN", "matbackprop serve"):
+    for part in ("second-order pooling", "normalized cuts", "Photographs", "NaN", "matbackprop serve"):
         assert part in page
 
 
