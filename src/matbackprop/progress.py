@@ -6,11 +6,12 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from matbackprop.processes import is_first_process
 
-__all__ = ["Progress", "track"]
+__all__ = ["Progress", "log_on_screen", "track"]
 
 T = TypeVar("T")
 
@@ -18,6 +19,23 @@ log = logging.getLogger("matbackprop")
 
 EVERY = 30.0
 """Seconds between two lines where nobody watches a terminal."""
+
+
+@contextmanager
+def log_on_screen() -> Iterator[None]:
+    """Show the library's log on standard error where nobody else listens to it, for as long as this lasts."""
+    screen = logging.StreamHandler()
+    screen.setFormatter(logging.Formatter("%(message)s"))
+    level, alone = log.level, not log.hasHandlers()
+    log.setLevel(min(level or logging.INFO, logging.INFO))
+    if alone:
+        log.addHandler(screen)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(screen)
+        screen.close()
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import shutil
 
 import numpy as np
@@ -231,3 +232,11 @@ def test_cross_validation_scores_every_training_image_once(tmp_path, cache):
     assert "each scored by a network that was trained without it" in (tmp_path / "out" / "table.md").read_text()
     with pytest.raises(ConfigurationError, match="one per fold"):
         Table2(dataclasses.replace(config, seeds=(5,)))
+
+
+def test_a_command_leaves_the_log_as_it_was(done, monkeypatch):
+    log = logging.getLogger("matbackprop")
+    monkeypatch.setattr(log, "handlers", [])
+    level = log.level
+    Table2(done).main()
+    assert (log.level, log.handlers) == (level, [])

@@ -15,6 +15,7 @@ import torch
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.files import atomic_write
+from matbackprop.progress import log_on_screen
 from matbackprop.report.tables import Table
 from matbackprop.reproduce.config import TableConfig
 from matbackprop.reproduce.jobs import Clock, run_jobs
@@ -165,9 +166,10 @@ class Reproduction(ABC):
 
     def main(self) -> None:
         """Do what the configuration asks for; the same command again resumes where it stopped."""
-        if not log.handlers:
-            log.addHandler(logging.StreamHandler())
-        log.setLevel(logging.INFO)
+        with log_on_screen():
+            self._main()
+
+    def _main(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         clock = Clock(self.time_limit)
         if self.stage != "summary":

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from matbackprop.errors import ConfigurationError, NonFiniteError, NumericalError, SolverError
 from matbackprop.processes import is_first_process
-from matbackprop.progress import Progress, track
+from matbackprop.progress import Progress, log_on_screen, track
 from matbackprop.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
@@ -570,19 +570,12 @@ def _logging_to(run: RunFolder) -> Iterator[None]:
     """Let what is said also go to ``log.txt``, and to the screen where nobody else listens."""
     file = logging.FileHandler(run.log_path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    screen = logging.StreamHandler()
-    screen.setFormatter(logging.Formatter("%(message)s"))
-    added: list[tuple[logging.Logger, logging.Handler]] = [(log, file), (_file_log, file)]
-    if not log.hasHandlers():
-        added.append((log, screen))
-    level = log.level
-    log.setLevel(min(level or logging.INFO, logging.INFO))
-    for logger, handler in added:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        for logger, handler in added:
-            logger.removeHandler(handler)
-            handler.close()
+    with log_on_screen():
+        for logger in (log, _file_log):
+            logger.addHandler(file)
+        try:
+            yield
+        finally:
+            for logger in (log, _file_log):
+                logger.removeHandler(file)
+            file.close()
