@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from matbackprop import matrix_log, second_order_pool
+from matbackprop import inverse_root, matrix_log, second_order_pool
 from matbackprop.bench import SUITES, peers, run_suites
 from matbackprop.bench.reference import log_pool_gradient, symmetric_log_gradient
 from matbackprop.bench.suites.segmentation import scene
@@ -42,6 +42,13 @@ def test_newton_schulz_tends_to_the_root():
     a = x @ x.mT
     root = peers.isqrt(a, steps=20)
     torch.testing.assert_close(root @ root, a, rtol=1e-8, atol=1e-8)
+
+
+def test_coupled_newton_tends_to_the_inverse_root():
+    x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = x @ x.mT
+    root = peers.coupled_newton(a, 4, 1e-3, tolerance=1e-12)
+    torch.testing.assert_close(root, inverse_root(a, 4, eps=1e-3, relative=True), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["log", "sqrt"])

@@ -207,6 +207,8 @@ CASES = [
     ),
     Case("matrix_functions", lambda a, **o: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"], **o), **_of_matrix),
     Case("matrix_clamp", lambda a, **o: mb.matrix_clamp(a, 1.3, **o), **_of_matrix),
+    Case("inverse_root", lambda a, **o: mb.inverse_root(a, 4, eps=0.1, **o), **_of_matrix),
+    Case("inverse_root_relative", lambda a, **o: mb.inverse_root(a, 2, eps=0.1, relative=True, **o), **_of_matrix),
     Case("pool_thin_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(3, 4), _eps)),
     Case("pool_primal_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(4, 3), _eps)),
     Case(

@@ -13,6 +13,7 @@ __all__ = ["format_record", "write_page"]
 TITLES = {
     "pooling": "Second-order pooling, forward + backward",
     "functions": "Eigendecomposition and matrix logarithm",
+    "inverse-root": "Inverse roots for preconditioners",
     "ncuts": "Normalized-cut objectives, forward + backward",
     "segmentation": "Features to segmentations",
     "gradient-error": "Error of the gradient",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MATRIX_FUNCTIONS", "MissingPeer", "isqrt", "need", "pool_with", "svd_pool"]
+__all__ = ["MATRIX_FUNCTIONS", "MissingPeer", "coupled_newton", "isqrt", "need", "pool_with", "svd_pool"]
 
 
 class MissingPeer(Exception):
@@ -101,3 +101,33 @@ def isqrt(a: Tensor, steps: int = 5) -> Tensor:
         middle = 0.5 * (3 * eye - z @ y)
         y, z = y @ middle, middle @ z
     return y * trace.sqrt()
+
+
+def coupled_newton(a: Tensor, p: int, eps: float, steps: int = 100, tolerance: float = 1e-6) -> Tensor:
+    """Inverse p-th root of A + ελ_max I by the coupled Newton iteration, as Shampoo's implementations write it.
+
+    X ← XT, M ← TᵖM with T = ((p + 1)I − M)/p, from M = zA and X = z^(1/p)I; M tends to I and X to the root. It stops
+    when M is within ``tolerance`` of I, after ``steps``, or where an iteration makes it worse.
+
+    Reference:
+        Anil, Gupta, Koren, Regan, Singer, "Scalable second order optimization for deep learning", 2020, appendix.
+    """
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    v = torch.ones_like(a[..., :1])
+    for _ in range(100):  # power iteration for λ_max
+        v = a @ v
+        v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    damped = a + eps * (v.mT @ a @ v) * eye
+    z = (1 + p) / (2 * torch.linalg.matrix_norm(damped))[..., None, None]
+    m, x = damped * z, eye * z ** (1 / p)
+    error = torch.inf
+    for _ in range(steps):
+        t = ((1 + p) * eye - m) / p
+        new_m, new_x = torch.linalg.matrix_power(t, p) @ m, x @ t
+        new_error = float((new_m - eye).abs().max())
+        if not new_error < 1.2 * error:
+            break
+        m, x, error = new_m, new_x, new_error
+        if error < tolerance:
+            break
+    return x

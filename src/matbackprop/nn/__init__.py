@@ -3,6 +3,7 @@
 from matbackprop.nn._decomposition import EIG as EIG
 from matbackprop.nn._decomposition import SVD as SVD
 from matbackprop.nn._decomposition import GeneralizedEigh as GeneralizedEigh
+from matbackprop.nn._inverse_root import InverseRoot as InverseRoot
 from matbackprop.nn._linear_solve import GaussianCRF as GaussianCRF
 from matbackprop.nn._linear_solve import LinearSolve as LinearSolve
 from matbackprop.nn._matrix_function import MatrixClamp as MatrixClamp

@@ -3,6 +3,7 @@
 from matbackprop.bench.suites.entry import Suite
 from matbackprop.bench.suites.functions import functions
 from matbackprop.bench.suites.gradient_error import gradient_error
+from matbackprop.bench.suites.inverse_root import inverse_root
 from matbackprop.bench.suites.ncuts import ncuts
 from matbackprop.bench.suites.pooling import pooling
 from matbackprop.bench.suites.segmentation import segmentation
@@ -13,6 +14,7 @@ __all__ = ["SUITES"]
 SUITES: dict[str, Suite] = {
     "pooling": pooling,
     "functions": functions,
+    "inverse-root": inverse_root,
     "ncuts": ncuts,
     "segmentation": segmentation,
     "gradient-error": gradient_error,

@@ -1,0 +1,145 @@
+"""Inverse roots of positive semidefinite matrices with damping, as preconditioners need them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop.divided_differences import named_function, resolve_function
+from matbackprop.errors import ConfigurationError, DomainError, ShapeError
+from matbackprop.functional._eigh import eigh
+from matbackprop.functional._matrix_function import parameter_tensor, round_to_domain
+from matbackprop.functional._spectrum import Spectrum, spectral
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.solvers import batched_eigh
+from matbackprop.solvers.warm import warm_eigh
+
+__all__ = ["check_damping", "check_root", "inverse_root"]
+
+_WARM_ORDER = 257  # on a GPU products beat a decomposition from here on; on the CPU LAPACK is as quick
+
+
+def check_root(p: float) -> None:
+    """Raise unless ``p`` is a positive number."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not (math.isfinite(p) and p > 0):
+        raise DomainError(f"p must be a positive number, as 4 for the inverse fourth root; got {p!r}.")
+
+
+def check_damping(eps: float) -> None:
+    """Raise unless ``eps`` is a finite number ≥ 0."""
+    if not (math.isfinite(eps) and eps >= 0):
+        raise DomainError(f"eps must be a finite number ≥ 0, got {eps}.")
+
+
+def _check_buffers(a: Tensor, buffers: dict[str, Tensor | None]) -> None:
+    """Raise unless what is written in place has the shape and device of A, and no gradient is asked for."""
+    for name, buffer in buffers.items():
+        if buffer is None:
+            continue
+        if buffer.shape != a.shape or buffer.device != a.device or not buffer.is_floating_point():
+            raise ShapeError(
+                f"{name} must be floating point of shape {tuple(a.shape)} on {a.device} as a is, got {buffer.dtype} of "
+                f"shape {tuple(buffer.shape)} on {buffer.device}."
+            )
+        if torch.is_grad_enabled() and (a.requires_grad or buffer.requires_grad):
+            raise ConfigurationError(
+                f"{name} is written in place, through which no gradient goes; call inside torch.no_grad(), detach a, "
+                f"or leave {name} out."
+            )
+
+
+def inverse_root(
+    a: Tensor,
+    p: float,
+    *,
+    eps: float = 0.0,
+    relative: bool = False,
+    basis: Tensor | None = None,
+    out: Tensor | None = None,
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> Tensor:
+    r"""Inverse root of damped positive semidefinite matrices, :math:`(A + \varepsilon I)^{-1/p}`.
+
+    .. math:: U \operatorname{diag}\bigl((\lambda + \varepsilon)^{-1/p}\bigr) U^\top, \qquad
+        A = U \operatorname{diag}(\lambda) U^\top
+
+    Shampoo preconditions a gradient of two dimensions by the inverse fourth roots of two such matrices.
+
+    Args:
+        a: symmetric positive semidefinite matrices ``(*batch, n, n)``; the symmetric part is used.
+        p: the root, any number > 0: 2 and 4 are usual.
+        eps: ε ≥ 0, added to the eigenvalues.
+        relative: multiply ε by the largest eigenvalue of each matrix, so that no condition number exceeds 1 + 1/ε.
+        basis: orthonormal columns ``(*batch, n, n)``, the eigenvectors of a matrix near A, as left by the last call;
+            they are overwritten with those of A. Where products are quicker than a decomposition (on CUDA, orders
+            above 256), and where A has changed little enough, the new ones are refined from them.
+        out: where the result is written, of the shape of ``a``.
+        check: look at values (finite, symmetric, positive): ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Returns:
+        ``(*batch, n, n)``, symmetric, in the dtype of ``a``; ``out`` itself where that is given.
+
+    Raises:
+        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices, or a buffer does not fit.
+        NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
+        DomainError: λ + ε is not positive, p is not positive, or ε is negative.
+        ConfigurationError: ``basis`` or ``out`` is given where a gradient is recorded.
+
+    Gradient:
+        That of `matrix_power` with the exponent −1/p: two orders, exact at repeated eigenvalues. With ``relative`` that
+        of the largest eigenvalue is part of it, which where it is repeated is that of the vector chosen. Eigenvalues
+        that are negative by rounding alone, of the dtype of ``a``, count as zero.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> matbackprop.inverse_root(torch.diag(torch.tensor([0.0, 15.0])), 4, eps=1.0).diagonal()
+        tensor([1.0000, 0.5000])
+
+    Reference:
+        Gupta, Koren, Singer, Shampoo: preconditioned stochastic tensor optimization, ICML 2018.
+    """
+    check_matrix(a, "a", square=True)
+    check_root(p)
+    check_damping(eps)
+    _check_buffers(a, {"basis": basis, "out": out})
+    wanted = wants_check(check, a)
+    if wanted:
+        check_finite(a, "a")
+        check_symmetric(a, "a")
+    n = a.shape[-1]
+    with autocast_off(a.device.type):
+        x = symmetrize(a.to(compute_dtype(precision)))
+        shift = torch.full_like(x[..., 0, 0], eps) if n else x.new_zeros(x.shape[:-2])
+        if basis is not None:
+            warm = a.device.type == "cuda" and n >= _WARM_ORDER
+            values, vectors = warm_eigh(x, basis) if warm else batched_eigh(x)
+            basis.copy_(vectors)
+        elif relative and eps and n:  # λ_max takes part in the gradient
+            values, vectors = eigh(x, precision=x.dtype, check=False)
+        else:
+            values, vectors = batched_eigh(x.detach())
+        if relative and n:
+            shift = shift * values[..., -1]
+        values = round_to_domain(values.detach(), named_function("sqrt"), a.dtype) + shift.detach().unsqueeze(-1)
+        if wanted and values.numel():
+            _check_positive(values, eps)
+        function, exponent = resolve_function("power", -1.0 / p)
+        damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1]))
+        parameter = parameter_tensor(exponent, "p", x.shape[:-2], x)
+        root = spectral(damped, Spectrum(values, vectors.detach()), function, parameter)
+        return root.to(a.dtype) if out is None else out.copy_(root)
+
+
+def _check_positive(values: Tensor, eps: float) -> None:
+    bad = values.amin(-1) <= 0
+    if bool(bad.any()):
+        raise DomainError(
+            f"inverse_root needs positive eigenvalues; {int(bad.sum())} of {bad.numel()} matrices have one down "
+            f"to {float(values.min()):.3g} after damping by eps={eps}. Pass a larger eps, and look for a matrix "
+            f"that is not positive semidefinite."
+        )

@@ -1,0 +1,115 @@
+"""Inverse roots for preconditioners: values with many digits, damping, buffers written in place, a warm start."""
+
+import mpmath
+import pytest
+import torch
+
+from helpers.matrices import generator, rank_deficient, symmetric
+from helpers.reference import matrix_function_mpmath
+from helpers.spectra import defects, hard_spectra
+from matbackprop import inverse_root, matrix_power, nn
+from matbackprop.errors import ConfigurationError, DomainError, NumericalError, ShapeError
+from matbackprop.solvers import batched_eigh
+from matbackprop.solvers.warm import warm_eigh
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 1.82])
+@pytest.mark.parametrize("spectrum", ["separated", "repeated", "near_repeated", "ill_conditioned"])
+def test_values_against_mpmath(p, spectrum):
+    """To the error of one rounding of A: u·‖A‖·max|g'|."""
+    a = symmetric(spectrum)
+    expected = torch.from_numpy(
+        matrix_function_mpmath(a.numpy(), lambda x: (x + mpmath.mpf(1e-3)) ** (-1 / mpmath.mpf(p)))
+    )
+    values = torch.linalg.eigvalsh(a)
+    slope = (values[0] + 1e-3) ** (-1 / p - 1) / p
+    assert (inverse_root(a, p, eps=1e-3) - expected).norm() <= 50 * 2.3e-16 * values[-1] * slope + 1e-15
+
+
+def test_the_root_is_undone_by_its_power():
+    a = symmetric("separated", 3)
+    root = inverse_root(a, 4)
+    torch.testing.assert_close(torch.linalg.matrix_power(root, 4) @ a, torch.eye(4, dtype=a.dtype).expand(3, 4, 4))
+    torch.testing.assert_close(nn.InverseRoot(4)(a), root)
+
+
+def test_damping_relative_to_the_largest_eigenvalue_is_absolute_damping_by_its_share():
+    a = torch.stack([symmetric("separated"), 1e4 * symmetric("repeated")])
+    one = inverse_root(a, 4, eps=1e-2, relative=True)
+    for i, largest in enumerate((3.4, 2e4)):
+        torch.testing.assert_close(one[i], inverse_root(a[i], 4, eps=1e-2 * largest))
+    f = 1e3 * rank_deficient(5, 5, 2)
+    assert torch.linalg.cond(inverse_root(f @ f.mT, 1, eps=0.1, relative=True)) <= 11 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_statistics_of_few_gradients_are_singular_and_allowed(dtype):
+    """Zero eigenvalues that rounding made negative count as zero: λ + ε is ε however small that is."""
+    g = torch.randn(16, 3, generator=generator(0)).to(dtype)
+    a = g @ g.mT
+    root = inverse_root(a, 4, eps=1e-12, precision=torch.float64).double()
+    assert float(torch.linalg.matrix_norm(root, 2)) <= 1e3 * (1 + 16 * torch.finfo(dtype).eps)
+    with pytest.raises(DomainError, match="after damping by eps=0"):
+        inverse_root(a, 4)
+    with pytest.raises(DomainError, match=r"1 of 2 matrices have one down to -0\.5 after damping"):
+        inverse_root(torch.stack([torch.eye(2), torch.diag(torch.tensor([1.0, -1.0]))]), 2, eps=0.5)
+
+
+def test_gradient_is_that_of_the_power_of_the_damped_matrix():
+    a = symmetric("repeated", 2).requires_grad_()
+    target = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4)
+    (ours,) = torch.autograd.grad((inverse_root(a, 3, eps=0.2) * target).sum(), a)
+    eye = torch.eye(4, dtype=torch.float64)
+    (power,) = torch.autograd.grad((matrix_power(a + 0.2 * eye, -1 / 3) * target).sum(), a)
+    torch.testing.assert_close(ours, power)
+
+
+def test_results_are_written_where_they_belong():
+    a = symmetric("separated", 2).float()
+    out, basis = torch.empty(2, 4, 4, dtype=torch.bfloat16), torch.eye(4).repeat(2, 1, 1)
+    assert inverse_root(a, 2, out=out, basis=basis) is out
+    torch.testing.assert_close(out, inverse_root(a, 2).bfloat16())
+    inner = basis.mT @ a @ basis
+    torch.testing.assert_close(inner, torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1)), rtol=0, atol=1e-5)
+    with pytest.raises(ShapeError, match="out must be floating point of shape"):
+        inverse_root(a, 2, out=out[0])
+    with pytest.raises(ShapeError, match="basis must be floating point"):
+        inverse_root(a, 2, basis=basis.long())
+    with pytest.raises(ConfigurationError, match="out is written in place"):
+        inverse_root(a.requires_grad_(), 2, out=out)
+    with torch.no_grad():
+        assert inverse_root(a, 2, out=out) is out
+
+
+@pytest.mark.parametrize("bad", [0, -2, float("nan"), float("inf"), True, "4"])
+def test_roots_that_are_none(bad):
+    for build in (lambda: inverse_root(torch.eye(2), bad), lambda: nn.InverseRoot(bad)):
+        with pytest.raises(DomainError, match="p must be a positive number"):
+            build()
+    with pytest.raises(NumericalError, match="eps must be a finite number"):
+        nn.InverseRoot(2, eps=-1.0)
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-12, 1e-8, 1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_warm_start_ends_at_the_decomposition(change, dtype):
+    """Ties, clusters, zero and graded matrices, moved little or much: the residual is at rounding of the largest."""
+    n = 12
+    noise = torch.randn(n, n, generator=generator(5), dtype=torch.float64)
+    for name, a in hard_spectra(n).items():
+        _, basis = batched_eigh(a.to(dtype))
+        b = (a + change * a.abs().max() * (noise + noise.mT)).to(dtype)
+        values, vectors = warm_eigh(b, basis)
+        residual, skew = defects(b.double(), values.double(), vectors.double())
+        rounding = 4 * n * torch.finfo(dtype).eps
+        assert residual.max() <= rounding and skew.max() <= rounding, name
+        assert bool((values.diff() >= 0).all())
+
+
+def test_a_warm_start_far_from_the_eigenvectors_and_of_nothing():
+    a = symmetric("separated", 2, 3)
+    values, vectors = warm_eigh(a, torch.ones_like(a))
+    expected, _ = batched_eigh(a)
+    torch.testing.assert_close(values, expected)
+    assert max(d.max() for d in defects(a, values, vectors)) < 1e-13
+    assert warm_eigh(a[:0], a[:0])[1].shape == (0, 3, 4, 4)
