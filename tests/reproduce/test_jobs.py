@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from matbackprop.reproduce import jobs
-from matbackprop.reproduce.jobs import Clock, run_jobs
+from matbackprop.reproduce import table
 from matbackprop.reproduce.store import Job
+from matbackprop.reproduce.table import Clock, run_jobs
 
 
 @dataclass
@@ -91,7 +91,7 @@ def test_an_interrupted_command_ends_its_runs_at_once(tmp_path):
 
 
 NESTED = """
-from matbackprop.reproduce.jobs import run_jobs, shared_workers
+from matbackprop.reproduce.table import run_jobs, shared_workers
 from matbackprop.reproduce.store import Job
 
 class Nested:
@@ -130,8 +130,8 @@ def test_a_run_whose_result_is_not_recognised_is_not_repeated(tmp_path):
 
 def test_nothing_is_started_that_would_not_end_in_time(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(jobs.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(table.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(table.time, "perf_counter", lambda: now[0])
     done = []
 
     class Timed:

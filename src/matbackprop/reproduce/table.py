@@ -1,4 +1,4 @@
-"""What both tables share: stages, runs with their results, timing, and the files of a table."""
+"""What all tables share: runs, several at a time and within a time limit; stages, timing, and the files of a table."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import json
 import logging
 import os
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.files import atomic_write
+from matbackprop.processes import Workers
 from matbackprop.progress import log_on_screen
 from matbackprop.report.tables import Table
 from matbackprop.reproduce.config import TableConfig
-from matbackprop.reproduce.jobs import Clock, run_jobs
 from matbackprop.reproduce.store import Job, Store, fingerprint
 from matbackprop.training.run_folder import versions
 
-__all__ = ["Device", "Reproduction", "interval_text"]
+__all__ = ["Clock", "Device", "Reproduction", "interval_text", "run_jobs", "shared_workers"]
 
 log = logging.getLogger("matbackprop")
 
@@ -30,12 +33,105 @@ Device = Literal["cuda", "cpu"]
 """A kind of device, as far as numbers depend on it."""
 
 
-class Reproduction(ABC):
-    """A table that is filled by runs. What is finished is kept, what was made otherwise is not used.
+# ----------------------------------------------------------------------------------------------------------------- runs
 
-    Args:
-        config: the command's options.
+
+class Clock:
+    """Says whether what is to be started would end within ``limit`` seconds, by how long the like of it took before."""
+
+    def __init__(self, limit: float | None = None) -> None:
+        self._end = float("inf") if limit is None else time.monotonic() + limit
+        self._known: dict[str, float] = {}
+
+    def note(self, key: str, seconds: float) -> None:
+        """Remember how long ``key`` took."""
+        self._known[key] = max(seconds, self._known.get(key, 0.0))
+
+    def allows(self, key: str) -> bool:
+        """Whether ``key`` may be started; what was never seen is taken to last as long as the slowest."""
+        estimate = self._known.get(key, max(self._known.values(), default=0.0))
+        return time.monotonic() + 1.2 * estimate < self._end
+
+
+@cache
+def shared_workers(count: int) -> Workers:
+    """Processes that all runs in this process share; they end with it."""
+    return Workers(count)
+
+
+class Runs(Protocol):
+    """Runs that depend on each other and keep their own results; picklable where several are done at a time."""
+
+    def ready(self) -> list[Job]:
+        """Runs that have not ended and can be started now, those to start first in front."""
+
+    def run(self, job: Job) -> str:
+        """Carry out a run, keep its result and return a line about it."""
+
+
+class _Outcome(NamedTuple):
+    line: str
+    seconds: float
+    failure: str | None = None
+
+
+def run_jobs(runs: Runs, *, jobs: int = 1, clock: Clock | None = None) -> None:
+    """Do all runs that can be done in time, ``jobs`` at a time, each once.
+
+    With several at a time, a run that fails does not stop the others; the call fails at the end.
+
+    Raises:
+        RuntimeError: a run failed, or has ended without a result that :meth:`Runs.ready` recognises.
     """
+    clock = clock or Clock()
+    started, failures = set[Job](), list[str]()
+    running: dict[Future[_Outcome], Job] = {}
+    with Workers(jobs) as pool:
+        try:
+            while True:
+                for job in runs.ready():
+                    if len(running) >= max(jobs, 1):
+                        break
+                    if job not in started and clock.allows(f"{job.key} {job.part}"):
+                        started.add(job)
+                        running[pool.submit(_run, runs, job, jobs > 1)] = job
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job, outcome = running.pop(future), future.result()
+                    if outcome.failure is None:
+                        clock.note(f"{job.key} {job.part}", outcome.seconds)
+                        log.info("%-34s %6.1f s  %s", job, outcome.seconds, outcome.line)
+                    else:
+                        failures.append(f"{job}:\n{outcome.failure}")
+                        log.error("%s", failures[-1])
+        except BaseException:
+            pool.kill()  # finished runs are on the disk, half-written files are not
+            raise
+    if failures:
+        raise RuntimeError(f"{len(failures)} of {len(started)} runs failed, the first: {failures[0]}")
+    if lost := started.intersection(runs.ready()):
+        raise RuntimeError(f"{min(map(str, lost))} has ended, but its result is not the one that was asked for.")
+
+
+def _run(runs: Runs, job: Job, catch: bool) -> _Outcome:
+    if catch:  # in a process of its own: what a run says is in its folder, the parent reports
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
+    before = time.perf_counter()
+    try:
+        return _Outcome(runs.run(job), time.perf_counter() - before)
+    except Exception:
+        if not catch:
+            raise
+        return _Outcome("", time.perf_counter() - before, traceback.format_exc())
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
+
+class Reproduction(ABC):
+    """A table that is filled by runs. What is finished is kept, what was made otherwise is not used."""
 
     rows: ClassVar[Mapping[str, Any]]
     """All rows by key."""
@@ -76,8 +172,8 @@ class Reproduction(ABC):
         """Carry out a run, keep its result and return a line about it."""
 
     def time(self, job: Job) -> dict[str, dict[str, Any]]:
-        """Measure the speed of a run, alone on the device: row → numbers."""
-        raise NotImplementedError
+        """Measure the speed of a run, alone on the device: row → numbers; nothing in a table without speeds."""
+        return {}
 
     @abstractmethod
     def summarize(self) -> dict[str, Any]:
@@ -164,12 +260,9 @@ class Reproduction(ABC):
 
     # -------------------------------------------------------------------------------------------------------- main
 
+    @log_on_screen()
     def main(self) -> None:
         """Do what the configuration asks for; the same command again resumes where it stopped."""
-        with log_on_screen():
-            self._main()
-
-    def _main(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         clock = Clock(self.time_limit)
         if self.stage != "summary":

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from matbackprop.reproduce.baselines.multiscale_ncut import (
+from matbackprop.reproduce.multiscale_ncut import (
     CONTOUR_SHARE,
     LAYER_WEIGHTS,
     constrained_eigenvectors,

@@ -4,8 +4,8 @@ Pixels are joined to near neighbours, coarser and coarser blocks of pixels to fa
 block to the mean of its 3×3 parts, so that all scales are cut together. All matrices are sparse.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,19 +14,8 @@ from scipy import sparse
 from scipy.signal import fftconvolve
 from torch import Tensor
 
-from matbackprop.errors import ConfigurationError, SolverError
-from matbackprop.reproduce.baselines.clustering import KS, shrink, to_label_maps
-from matbackprop.reproduce.baselines.simple import check_image
+from matbackprop.errors import SolverError
 from matbackprop.spectral import yu_shi_rotation
-
-__all__ = [
-    "MultiscaleGraph",
-    "constrained_eigenvectors",
-    "edge_energy",
-    "intervening_contour",
-    "multiscale_graph",
-    "multiscale_ncut",
-]
 
 # The settings for images with sides of 121 to 500 pixels.
 RADII = (2, 3, 7)  # in units of the layer
@@ -40,8 +29,7 @@ NEIGHBOUR_SHARE = 0.01
 ORIENTATIONS = 6
 
 
-@dataclass(frozen=True)
-class MultiscaleGraph:
+class MultiscaleGraph(NamedTuple):
     """Affinities of all layers and the constraints between them.
 
     Attributes:
@@ -55,56 +43,32 @@ class MultiscaleGraph:
     grids: list[tuple[int, int]]
 
 
-def multiscale_ncut(image: Tensor, *, ks: tuple[int, ...] = KS, scale: float = 0.5, seed: int = 0) -> list[Tensor]:
-    """Cut an image by multiscale normalized cuts with intervening contours, for several numbers of segments.
-
-    Args:
-        image: uint8 ``(3, h, w)``.
-        ks: numbers of segments before connected components are split, one segmentation each.
-        scale: of the image that is cut; 0.5 is a fourth of the work.
-        seed: of the eigensolver's start.
-
-    Returns:
-        One map for each K, int64 ``(h, w)``.
-
-    Raises:
-        ConfigurationError: ``ks`` is empty or holds a number below 1, or ``scale`` is outside (0, 1].
-        SolverError: the eigensolver did not converge.
+def multiscale_labels(image: NDArray[np.float64], ks: Sequence[int]) -> list[Tensor]:
+    """Cut an image ``(c, h, w)`` into each of several numbers of segments: label maps ``(h, w)``.
 
     References:
         Cour, Bénézit, Shi, "Spectral segmentation with multiscale graph decomposition", CVPR 2005.
         Yu, Shi, "Multiclass spectral clustering", ICCV 2003 (discretisation).
         Malik, Belongie, Leung, Shi, "Contour and texture analysis for image segmentation", IJCV 2001 (contours).
     """
-    size = check_image(image)
-    if not ks or min(ks) < 1 or not 0 < scale <= 1:
-        raise ConfigurationError(f"ks {ks} and scale {scale}: numbers of segments ≥ 1 and a scale in (0, 1] are needed")
-    small = shrink(image, scale).double().numpy()
-    graph = multiscale_graph(small)
+    graph = multiscale_graph(image)
     grid = graph.grids[0]
     pixels = grid[0] * grid[1]
     count = min(max(ks), max(1, pixels - 2))
-    vectors = torch.from_numpy(constrained_eigenvectors(graph, count, seed=seed)[1][:pixels])
+    vectors = torch.from_numpy(constrained_eigenvectors(graph, count)[1][:pixels])
     labels = []
     for k in ks:
         leading = torch.nn.functional.normalize(vectors[:, : min(k, count)], dim=-1)
         labels.append((leading @ yu_shi_rotation(leading)).argmax(-1).view(grid))
-    return to_label_maps(labels, size)
+    return labels
 
 
 def edge_energy(channel: NDArray[Any], scale: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Strength of edges and the side of the edge each pixel lies on, from a quadrature pair of filters.
+    """Strength of edges ``(h, w)`` and the side of the edge each pixel lies on, from a quadrature pair of filters.
 
     The odd filter is the first derivative of a Gaussian, elongated along the edge, the even one its second
     derivative; at each pixel the orientation with the largest energy √(odd² + even²) counts. The even response
-    changes its sign on the edge.
-
-    Args:
-        channel: one colour channel ``(h, w)``.
-        scale: standard deviation of the Gaussian across the edge, in pixels.
-
-    Returns:
-        The energy ``(h, w)`` and the sign of the even response ``(h, w)``.
+    changes its sign on the edge. ``scale`` is the Gaussian's standard deviation across the edge, in pixels.
     """
     padded = np.pad(channel, _reach(scale), mode="edge")
     best = np.full(channel.shape, -1.0)
@@ -144,11 +108,7 @@ def intervening_contour(
     Args:
         energy: strength of edges ``(h, w)``, already scaled.
         phase: sign of the even response ``(h, w)``.
-        start: rows and columns of the first pixels, ``(n, 2)``.
-        end: rows and columns of their partners, ``(n, 2)``.
-
-    Returns:
-        Affinities ``(n,)`` in (0, 1].
+        start, end: rows and columns of the pixels of each pair, ``(n, 2)``.
     """
     width = energy.shape[1]
     steps = max(int(np.abs(end - start).max(initial=1)), 1)
@@ -168,13 +128,8 @@ def multiscale_graph(image: NDArray[np.float64]) -> MultiscaleGraph:
     """Affinities of three layers of an image and the constraints that tie them together.
 
     In each layer w = min over channels of √(w_ic·w_i) + 0.1·w_ic, with w_ic the intervening contour and
-    w_i = exp(−(ΔI/(0.12·std))²). A layer that would have fewer than 2×2 nodes is left out.
-
-    Args:
-        image: ``(c, h, w)``.
-
-    Returns:
-        The graph; for an image without contrast every affinity is that of equal pixels.
+    w_i = exp(−(ΔI/(0.12·std))²). A layer that would have fewer than 2×2 nodes is left out. In an image ``(c, h, w)``
+    without contrast every affinity is that of equal pixels.
     """
     grids = [(image.shape[1], image.shape[2])]
     while len(grids) < len(RADII) and min(grids[-1]) >= 2 * STEP:
@@ -267,24 +222,15 @@ def _stack_constraints(parents: list[sparse.csr_array], grids: list[tuple[int, i
 
 
 def constrained_eigenvectors(
-    graph: MultiscaleGraph, count: int, *, seed: int = 0, tolerance: float = 1e-3
+    graph: MultiscaleGraph, count: int, *, tolerance: float = 1e-3
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Top eigenvectors of the normalized affinity among all vectors that satisfy the constraints.
+    """The ``count`` top eigenvectors of the normalized affinity among all vectors that satisfy the constraints.
 
     With S = D^{−1/2}WD^{−1/2}, the constraint on z = D^{1/2}x is U z = 0, U = CD^{−1/2}; P = I − Uᵀ(UUᵀ)⁻¹U projects
     on its solutions and the eigenvectors are those of P S P. UUᵀ is sparse and factored once.
 
-    Args:
-        graph: affinities and constraints.
-        count: number of eigenvectors.
-        seed: of the start vector.
-        tolerance: of the eigenvalues, relative.
-
     Returns:
         Descending eigenvalues ``(count,)`` and x = D^{−1/2}z ``(n, count)``.
-
-    Raises:
-        SolverError: no convergence.
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh, splu
 
@@ -312,7 +258,7 @@ def constrained_eigenvectors(
         return values[order], vectors[:, order] * inverse_root[:, None]
     # The start satisfies the constraints and so does every later vector: one projection in each step is enough.
     operator = LinearOperator((size, size), matvec=lambda z: project(normalized @ z), dtype=np.float64)
-    start = project(np.random.default_rng(seed).standard_normal(size))
+    start = project(np.random.default_rng(0).standard_normal(size))
     try:
         values, vectors = eigsh(operator, count, which="LA", v0=start, tol=tolerance, ncv=min(size, 2 * count + 5))
     except ArpackNoConvergence as error:
