@@ -64,6 +64,7 @@ def test_modules_have_the_options_of_their_functions():
         "SecondOrderHead",
         "SecondOrderPool2d",
         "replace_pool",
+        "Whitening",
     }:  # made of modules, not of one function
         stem = stems.get(name) or re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
         taken = set(inspect.signature(getattr(nn, name)).parameters) - of_module - others.get(name, set())

@@ -255,6 +255,21 @@ CASES = [
         takes_symmetric=True,
         single=False,
     ),
+    *(
+        Case(
+            f"whiten_{name}",
+            lambda x, w=None, options=options, **o: mb.whiten(x, eps=0.1, weight=w, **options, **o),
+            _with(_features(m, d), _rand(2, m, seed=19) + 0.2),
+            exact_at_ties=name != "pca",
+        )
+        for name, m, d, options in (("thin", 3, 4, {}), ("zca", 4, 3, {}), ("pca", 5, 3, {"method": "pca"}))
+    ),
+    Case(
+        "whiten_by_statistics",
+        lambda x, mean, a, **o: mb.whiten(x, eps=0.1, mean=mean, covariance=0.5 * (a + a.mT), **o),
+        lambda spectrum: (_rand(2, 4, 3, seed=20), _rand(2, 3, seed=21), *_matrices(spectrum)),
+        single=False,
+    ),
     Case("svd_tall", mb.svd, _features(4, 3), _of_singular_triples, exact_at_ties=False),
     Case("svd_wide", mb.svd, _features(3, 4), _of_singular_triples, exact_at_ties=False),
     Case(

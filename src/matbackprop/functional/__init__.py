@@ -36,3 +36,4 @@ from matbackprop.functional._svd import svd as svd
 from matbackprop.functional._ties import raise_deferred as raise_deferred
 from matbackprop.functional._triangle import unvectorize_symmetric as unvectorize_symmetric
 from matbackprop.functional._triangle import vectorize_symmetric as vectorize_symmetric
+from matbackprop.functional._whiten import whiten as whiten

@@ -1,0 +1,177 @@
+"""Samples made uncorrelated and of unit variance."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_option,
+    check_weight,
+    check_weight_values,
+    wants_check,
+)
+from matbackprop.errors import DomainError, ShapeError
+from matbackprop.functional._eigh import eigh
+from matbackprop.functional._function import product
+from matbackprop.functional._inverse_root import inverse_root
+from matbackprop.functional._second_order_pool import second_order_pool
+from matbackprop.functional._ties import Ties
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+
+__all__ = ["Method", "check_method", "covariance_of", "shares_of", "whiten"]
+
+Method = Literal["zca", "pca"]
+
+
+def check_method(method: Method, eps: float) -> None:
+    """Raise unless these are options of whitening."""
+    check_option(method, get_args(Method), "method")
+    if not 0 < eps < math.inf:
+        raise DomainError(f"eps must be positive and finite, got {eps}.")
+
+
+def shares_of(x: Tensor, weight: Tensor | None) -> Tensor:
+    """What part of the statistics each row makes up ``(*batch, m)``; all of them sum to 1."""
+    if weight is None:
+        return torch.full_like(x[..., 0], 1 / max(x.shape[-2], 1))
+    weight = weight.to(x.dtype)
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def covariance_of(x: Tensor, share: Tensor, mean: Tensor) -> Tensor:
+    """Σ ``(*batch, d, d)`` of rows with the given shares, about a mean ``(*batch, d)``."""
+    centered = x - mean.unsqueeze(-2)
+    return symmetrize(product((share.unsqueeze(-1) * centered).mT, centered))
+
+
+def _principal_axes(covariance: Tensor, eps: float, ties: Ties, check: bool | None) -> Tensor:
+    """Eigenvectors of the largest eigenvalues first, each with a positive largest entry, over √(λ + ε)."""
+    values, vectors = eigh(covariance, ties=ties, check=check, precision=covariance.dtype)
+    values, vectors = values.flip(-1), vectors.flip(-1)
+    if vectors.numel():
+        largest = vectors.detach().abs().argmax(-2, keepdim=True)
+        vectors = vectors * torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
+    return vectors * (values + eps).rsqrt().unsqueeze(-2)
+
+
+def whiten(
+    x: Tensor,
+    *,
+    method: Method = "zca",
+    eps: float = 1e-5,
+    weight: Tensor | None = None,
+    mean: Tensor | None = None,
+    covariance: Tensor | None = None,
+    ties: Ties = "raise",
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> Tensor:
+    r"""Whiten samples: subtract their mean and make their covariance the identity.
+
+    .. math:: Y = (X - \mathbf 1\mu^\top)\,T, \qquad \Sigma = U \operatorname{diag}(\lambda) U^\top
+
+    with :math:`T = (\Sigma + \varepsilon I)^{-1/2}` for ``"zca"``, which of all whitened samples is nearest to X, and
+    :math:`T = U \operatorname{diag}(\lambda + \varepsilon)^{-1/2}` for ``"pca"``, whose columns are the principal
+    components.
+
+    Args:
+        x: samples ``(*batch, m, d)``, one row per sample; each batch has statistics of its own.
+        method: ``"zca"`` or ``"pca"``. Components of the latter are sorted by variance, the largest first; the largest
+            entry of each axis is positive.
+        eps: ε > 0, added to the variances; with m ≤ d or constant channels some are zero.
+        weight: mask or soft weights ≥ 0 ``(*batch, m)`` that tell how much each sample counts in μ and Σ.
+        mean: μ ``(*batch, d)``, or any shape that broadcasts to it, to use instead of that of the samples.
+        covariance: Σ ``(*batch, d, d)``, likewise; give both or neither.
+        ties: what the gradient of ``"pca"`` does where variances coincide, as in `eigh`.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Returns:
+        Y ``(*batch, m, d)`` in the dtype of ``x``.
+
+    Raises:
+        ShapeError, DtypeError: an argument does not fit.
+        NonFiniteError: ``x``, ``weight``, ``mean`` or ``covariance`` holds NaN or Inf.
+        DomainError: ε is not positive, a weight is negative, or all weights are zero.
+        TieError: ``"pca"``, and a loss that uses axes of equal variance.
+
+    Gradient:
+        In samples, weights and given statistics. ``"zca"`` is a matrix function: two orders, exact where variances
+        coincide or vanish. ``"pca"`` divides by their differences: where two coincide its axes are not determined, nor
+        is the gradient, and ``ties`` says what happens; with m < d the variances that are zero coincide.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) @ torch.tensor([[2.0, 1.0], [0.0, 3.0]])
+        >>> y = matbackprop.whiten(x)
+        >>> torch.allclose(y.mT @ y / 100, torch.eye(2), atol=1e-4)
+        True
+
+    Reference:
+        Kessy, Lewin, Strimmer, Optimal whitening and decorrelation, The American Statistician 72 (2018); Huang, Yang,
+        Lang, Deng, Decorrelated batch normalization, CVPR 2018.
+    """
+    check_matrix(x, "x")
+    check_method(method, eps)
+    if weight is not None:
+        check_weight(weight, x)
+    _check_statistics(x, weight, mean, covariance)
+    wanted = wants_check(check, x)
+    if wanted:
+        _check_values({"x": x, "mean": mean, "covariance": covariance}, weight)
+    with autocast_off(x.device.type):
+        rows, d = x.to(compute_dtype(precision)), x.shape[-1]
+        if mean is None or covariance is None:
+            share = shares_of(rows, weight)
+            center = product(share.unsqueeze(-2), rows)
+            if method == "pca":
+                turn = _principal_axes(covariance_of(rows, share, center.squeeze(-2)), eps, ties, check)
+            else:  # on the smaller side of the samples
+                turn = second_order_pool(
+                    rows, eps=eps, function="inv_sqrt", weight=share, center=True, check=False, precision=rows.dtype
+                )
+        else:
+            center, spread = mean.to(rows.dtype).unsqueeze(-2), covariance.to(rows.dtype)
+            if method == "pca":
+                turn = _principal_axes(spread, eps, ties, check)
+            else:
+                turn = inverse_root(spread, 2, eps=eps, check=check, precision=rows.dtype)
+            turn = turn.expand(*x.shape[:-2], d, d)
+        return product(rows - center, turn).to(x.dtype)
+
+
+def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, covariance: Tensor | None) -> None:
+    if (mean is None) != (covariance is None):
+        raise ShapeError("give both mean and covariance, or neither to take those of the samples.")
+    if mean is None or covariance is None:
+        return
+    if weight is not None:
+        raise ShapeError("weight tells how samples count in their statistics; leave it out where those are given.")
+    check_matrix(covariance, "covariance", square=True)
+    wanted = (*x.shape[:-2], x.shape[-1]), (*x.shape[:-2], x.shape[-1], x.shape[-1])
+    try:
+        fits = all(torch.broadcast_shapes(t.shape, w) == w for t, w in zip((mean, covariance), wanted, strict=True))
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"mean and covariance must broadcast to {wanted[0]} and {wanted[1]} for samples of shape {tuple(x.shape)}, "
+            f"got {tuple(mean.shape)} and {tuple(covariance.shape)}."
+        )
+
+
+def _check_values(tensors: dict[str, Tensor | None], weight: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_finite(tensor, name)
+    if weight is not None:
+        check_weight_values(weight)
+        empty = weight.detach().sum(-1) == 0
+        if bool(empty.any()):
+            raise DomainError(f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero.")

@@ -1,0 +1,136 @@
+"""Whitening with running statistics: batch normalisation that also decorrelates channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.checks import check_floating
+from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.functional._ties import Ties, check_ties
+from matbackprop.functional._whiten import Method, check_method, covariance_of, shares_of, whiten
+from matbackprop.numerics import compute_dtype
+
+__all__ = ["Whitening"]
+
+
+class Whitening(nn.Module):
+    """Decorrelated batch normalisation; see :func:`~matbackprop.whiten`.
+
+    It takes the place of ``torch.nn.BatchNorm1d`` … ``BatchNorm3d``: what those do for each channel by itself it does
+    for groups of channels together. While training it uses the statistics of the batch, whose gradients are exact, and
+    keeps running ones: the mean, and the covariance over m − 1. In evaluation it uses the running ones.
+
+    Args:
+        num_features: channels C.
+        groups: channels are whitened in this many groups of C/groups neighbours; C of them are batch normalisation.
+        method: ``"zca"``, which keeps channels as near as possible to what they were, or ``"pca"``.
+        eps: added to the variances.
+        momentum: share of the newest batch in the running statistics; None for the mean over all batches.
+        affine: learn a factor and an offset per channel.
+        track_running_stats: keep running statistics; without them those of the batch are used in evaluation too.
+        ties: what the gradient of ``"pca"`` does where variances coincide, as in :func:`~matbackprop.eigh`.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(N, C, *)`` to the same.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import Whitening
+        >>> layer = Whitening(16, groups=4)
+        >>> x = torch.randn(8, 16, 5, 5, generator=torch.Generator().manual_seed(0))
+        >>> layer(x).shape, layer.eval()(x).shape
+        (torch.Size([8, 16, 5, 5]), torch.Size([8, 16, 5, 5]))
+
+    Reference:
+        Huang, Yang, Lang, Deng, Decorrelated batch normalization, CVPR 2018.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        groups: int = 1,
+        method: Method = "zca",
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        ties: Ties = "raise",
+        check: bool | None = None,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_method(method, eps)
+        check_ties(ties, None, 1.0)
+        compute_dtype(precision)
+        if num_features < 1 or groups < 1 or num_features % groups:
+            raise ConfigurationError(f"groups must divide the {num_features} channels into equal parts, got {groups}.")
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ConfigurationError(f"momentum must lie in [0, 1] or be None, got {momentum}.")
+        self.num_features, self.groups, self.method, self.eps = num_features, groups, method, eps
+        self.momentum, self.affine, self.track_running_stats = momentum, affine, track_running_stats
+        self.ties, self.check, self.precision = ties, check, precision
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.running_mean: Tensor | None
+        self.running_covariance: Tensor | None
+        self.num_batches_tracked: Tensor | None
+        size = num_features // groups
+        kept = track_running_stats
+        self.register_buffer("running_mean", torch.zeros(groups, size) if kept else None)
+        self.register_buffer("running_covariance", torch.eye(size).repeat(groups, 1, 1) if kept else None)
+        self.register_buffer("num_batches_tracked", torch.tensor(0) if kept else None)
+
+    @torch.no_grad()
+    def _keep(self, rows: Tensor) -> None:
+        """Move the running statistics towards those of rows ``(groups, m, C/groups)``."""
+        assert self.running_mean is not None and self.running_covariance is not None
+        assert self.num_batches_tracked is not None
+        m = rows.shape[-2]
+        x = rows.to(compute_dtype(self.precision))
+        mean = x.mean(-2)
+        covariance = covariance_of(x, shares_of(x, None), mean) * (m / (m - 1))
+        self.num_batches_tracked += 1
+        share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(x.dtype)
+        for running, new in ((self.running_mean, mean), (self.running_covariance, covariance)):
+            running += share * (new.to(running.dtype) - running)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the whitened channels."""
+        check_floating(x, "x")
+        if x.ndim < 2 or x.shape[1] != self.num_features:
+            raise ShapeError(f"x must be (N, {self.num_features}, *), got shape {tuple(x.shape)}.")
+        channels = x.movedim(1, -1)
+        rows = channels.reshape(-1, self.groups, self.num_features // self.groups).movedim(1, 0)
+        batch = self.training or not self.track_running_stats
+        if batch and rows.shape[-2] < 2:
+            raise ShapeError(
+                f"the statistics of a batch need more than one value per channel, got shape {tuple(x.shape)}; take a "
+                f"larger batch, or call eval() to use the running ones."
+            )
+        y = whiten(
+            rows,
+            method=self.method,
+            eps=self.eps,
+            mean=None if batch else self.running_mean,
+            covariance=None if batch else self.running_covariance,
+            ties=self.ties,
+            check=self.check,
+            precision=self.precision,
+        )
+        if self.training and self.track_running_stats:
+            self._keep(rows)
+        y = y.movedim(0, 1).reshape(channels.shape)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight.to(y.dtype) + self.bias.to(y.dtype)
+        return y.movedim(-1, 1)
+
+    def extra_repr(self) -> str:
+        """The options, for ``print(module)``."""
+        return (
+            f"{self.num_features}, groups={self.groups}, method={self.method!r}, eps={self.eps}, "
+            f"momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}"
+        )

@@ -1,0 +1,174 @@
+"""Whitening: what it promises of its result, statistics, principal axes and the module with running ones."""
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.matrices import generator, orthogonal, with_singular_values
+from helpers.reference import LD, longdouble_eigh
+from matbackprop import nn, whiten
+from matbackprop.errors import ConfigurationError, DomainError, NonFiniteError, ShapeError, TieError
+
+EYE = torch.eye(3, dtype=torch.float64)
+
+
+def samples(*batch, m=20, d=3, seed=0):
+    x = torch.randn(*batch, m, d, generator=generator(seed), dtype=torch.float64)
+    return x @ torch.randn(d, d, generator=generator(seed + 1), dtype=torch.float64) + 5
+
+
+def covariance(y, ddof=0):
+    y = y - y.mean(-2, keepdim=True)
+    return y.mT @ y / (y.shape[-2] - ddof)
+
+
+@pytest.mark.parametrize("method", ["zca", "pca"])
+def test_the_result_is_white(method):
+    y = whiten(samples(2), method=method, eps=1e-12)
+    torch.testing.assert_close(covariance(y), EYE.expand(2, 3, 3), rtol=0, atol=1e-9)
+    torch.testing.assert_close(y.mean(-2), torch.zeros(2, 3, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("m", "d"), [(20, 5), (4, 9)])
+def test_zca_in_80_bits(m, d):
+    """On both sides of the samples, with a covariance of low rank on one."""
+    x = samples(m=m, d=d)
+    rows = x.numpy().astype(LD)
+    rows = rows - rows.mean(0)
+    values, u = longdouble_eigh(rows.T @ rows / m + LD(0.1) * np.eye(d, dtype=LD))
+    expected = torch.from_numpy((rows @ (u / np.sqrt(values)) @ u.T).astype(float))
+    torch.testing.assert_close(whiten(x, eps=0.1), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(whiten(x.float(), eps=0.1), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_zca_is_the_nearest_white_sample():
+    x = samples()
+    x = x - x.mean(0)
+    y = whiten(x, eps=1e-12)
+    for seed in range(10):
+        assert (x - y).norm() <= (x - y @ orthogonal(3, seed=seed)).norm()
+
+
+def test_principal_components_are_sorted_and_signed():
+    x = samples(3)
+    y = whiten(x, method="pca", eps=1e-12)
+    centered = x - x.mean(-2, keepdim=True)
+    axes = torch.linalg.lstsq(centered, y).solution
+    variances = 1 / axes.square().sum(-2)
+    assert bool((variances.diff() <= 0).all())
+    assert bool((axes.gather(-2, axes.abs().argmax(-2, keepdim=True)) > 0).all())
+    torch.testing.assert_close(whiten(-x, method="pca", eps=1e-12), -y)
+
+
+def test_masked_samples_do_not_count_and_weights_are_repetitions():
+    x = samples()
+    mask = torch.arange(20) < 12
+    torch.testing.assert_close(whiten(x, weight=mask)[:12], whiten(x[:12]))
+    twice = torch.ones(20).index_fill(0, torch.tensor([3, 4]), 2)
+    torch.testing.assert_close(whiten(x, weight=twice), whiten(torch.cat([x, x[3:5]]))[:20])
+
+
+@pytest.mark.parametrize("method", ["zca", "pca"])
+def test_given_statistics_do_what_those_of_the_samples_do(method):
+    x = samples(2)
+    given = whiten(x, method=method, mean=x.mean(-2), covariance=covariance(x))
+    torch.testing.assert_close(given, whiten(x, method=method))
+    shared = whiten(x, method=method, mean=x[0].mean(-2), covariance=covariance(x[0]))
+    torch.testing.assert_close(shared[0], given[0])
+
+
+def test_ties_of_variances():
+    """Equal variances do zca no harm, also at first and second order; principal axes are not determined."""
+    x = with_singular_values(6, 3, (1.0, 1.0, 1.0)) - 0.0
+    x = (x - x.mean(0)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: whiten(t, eps=0.1), x)
+    assert torch.autograd.gradgradcheck(lambda t: whiten(t, eps=0.1), x)
+    y = torch.cat([EYE, -EYE]).requires_grad_()
+    whiten(y, method="pca").detach()  # a value is fine
+    with pytest.raises(TieError):
+        whiten(y, method="pca")[0, 0].backward()
+    constant = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
+    whiten(constant).sum().backward()
+    assert torch.equal(constant.grad, torch.zeros(4, 3, dtype=torch.float64))
+
+
+def test_bad_arguments():
+    x = samples()
+    with pytest.raises(ConfigurationError, match="method must be one of 'zca', 'pca'"):
+        whiten(x, method="cholesky")
+    for eps in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(DomainError, match="eps must be positive"):
+            whiten(x, eps=eps)
+    with pytest.raises(ShapeError, match="both mean and covariance"):
+        whiten(x, mean=x[0])
+    with pytest.raises(ShapeError, match="leave it out"):
+        whiten(x, mean=x[0], covariance=EYE, weight=torch.ones(20))
+    with pytest.raises(ShapeError, match=r"must broadcast to \(3,\) and \(3, 3\)"):
+        whiten(x, mean=x[0, :2], covariance=EYE)
+    with pytest.raises(NonFiniteError, match="covariance"):
+        whiten(x, mean=x[0], covariance=EYE / 0)
+    with pytest.raises(DomainError, match="1 of 1 batches have weights that are all zero"):
+        whiten(x, weight=torch.zeros(20))
+    for bad in ({"groups": 5}, {"groups": 0}, {"momentum": 2.0}, {"ties": "never"}, {"method": "qr"}):
+        with pytest.raises(ConfigurationError):
+            nn.Whitening(12, **bad)
+    with pytest.raises(ShapeError, match=r"\(N, 12, \*\)"):
+        nn.Whitening(12)(torch.ones(2, 3))
+    with pytest.raises(ShapeError, match="more than one value per channel"):
+        nn.Whitening(12)(torch.ones(1, 12))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_with_a_group_per_channel_it_is_batch_normalisation(momentum):
+    """In training, in evaluation, and in what it keeps."""
+    torch.manual_seed(0)
+    ours, theirs = nn.Whitening(6, groups=6, momentum=momentum), torch.nn.BatchNorm2d(6, momentum=momentum)
+    for layer in (ours, theirs):
+        torch.nn.init.constant_(layer.weight, 2.0)
+        torch.nn.init.constant_(layer.bias, 0.5)
+    for _ in range(3):
+        x = 3 * torch.randn(4, 6, 5, 5) + 1
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.running_mean.flatten(), theirs.running_mean)
+    torch.testing.assert_close(ours.running_covariance.flatten(), theirs.running_var)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+def test_groups_are_whitened_by_themselves_and_running_statistics_converge():
+    torch.manual_seed(0)
+    mix = torch.randn(4, 4)
+    layer = nn.Whitening(4, groups=2, affine=False, momentum=None)
+    for _ in range(200):
+        y = layer(torch.randn(64, 4) @ mix + 3)
+    for part in (y[:, :2], y[:, 2:]):
+        torch.testing.assert_close(covariance(part), torch.eye(2), rtol=0, atol=1e-4)
+    expected = mix.mT @ mix
+    blocks = torch.stack([expected[:2, :2], expected[2:, 2:]])
+    torch.testing.assert_close(layer.running_covariance, blocks, rtol=0.05, atol=0.05)
+    before = layer.running_mean.clone()
+    y = layer.eval()(torch.randn(2000, 4) @ mix + 3)
+    assert torch.equal(layer.running_mean, before)
+    torch.testing.assert_close(covariance(y[:, :2]), torch.eye(2), rtol=0.1, atol=0.1)
+    alone = layer(torch.zeros(1, 4))  # one sample is enough in evaluation
+    assert alone.isfinite().all()
+    without = nn.Whitening(4, track_running_stats=False).eval()
+    assert list(without.state_dict()) == ["weight", "bias"]
+    torch.testing.assert_close(covariance(without(torch.randn(50, 4))), torch.eye(4), rtol=0, atol=1e-3)
+
+
+def test_a_network_learns_through_it():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), nn.Whitening(8, groups=2), torch.nn.Flatten(), torch.nn.LazyLinear(1)
+    )
+    x, y = torch.randn(16, 3, 6, 6), torch.randn(16, 1)
+    network(x)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = (network(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
