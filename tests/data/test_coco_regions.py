@@ -11,6 +11,7 @@ from pycocotools import mask as coco_mask
 from matbackprop.data import coco_regions as cr
 from matbackprop.data.cache import open_cache, write_cache
 from matbackprop.data.coco import coco_files, decode_mask, read_regions, region_window
+from matbackprop.data.shapes import write_shapes_coco
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.models.backbones.base import normalize
 
@@ -237,6 +238,23 @@ def test_a_crop_keeps_colours_proportions_and_the_mask_by_area():
     assert region_window(mask * 0, None) is None and region_window(mask, (-30, 10, 20, 10)) is None
 
 
+def test_a_margin_shows_what_lies_around_a_region_as_far_as_the_image_reaches():
+    image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[2:12, 20:40] = 1
+    crop = cr.crop_region(image, mask, region_window(mask, None), side=30, margin=0.25)
+    np.testing.assert_array_equal(crop[..., :3], image[0:17, 15:45])  # 5 pixels more, of which 3 lie outside
+    np.testing.assert_array_equal(crop[..., 3], 255 * mask[0:17, 15:45])
+
+
+def test_regions_with_a_margin_have_a_cache_of_their_own(tmp_path):
+    files = coco_files(write_shapes_coco(tmp_path / "coco", train=2, val=1, seed=0), "train")
+    plain, wide = (cr.cache_regions(*files, tmp_path / "cache", side=40, margin=m, workers=0) for m in (0.0, 0.5))
+    assert plain.path != wide.path and len(plain) == len(wide)
+    assert (wide.pixels[..., 3] > 0).sum() < (plain.pixels[..., 3] > 0).sum()  # the objects are smaller in it
+    assert cr.regions_key(*files, side=40, minimum_area=0.0) == plain.path.name.removeprefix("regions-")
+
+
 def reference_placement(region, canvas, placement, background):
     """One region placed by hand, in NumPy: the image before normalisation is NaN where nothing is to be seen."""
     height, width = region.shape[:2]
@@ -251,10 +269,11 @@ def reference_placement(region, canvas, placement, background):
                 image[to] = source[y, x, :3] / 255
                 mask[to] = source[y, x, 3] / 255
     seen = normalize(torch.from_numpy(image).permute(2, 0, 1)).nan_to_num(0.0)
-    return (seen * torch.from_numpy(mask) if background == "mask" else seen), mask
+    weight = {"keep": 1.0, "mask": torch.from_numpy(mask), "dim": torch.from_numpy((1 + mask) / 2)}
+    return seen * weight[background], mask
 
 
-@pytest.mark.parametrize("background", ["keep", "mask"])
+@pytest.mark.parametrize("background", ["keep", "mask", "dim"])
 def test_placement_equals_the_one_done_by_hand(background):
     draw = np.random.default_rng(0)
     sizes = np.array([[20, 13], [7, 20], [20, 20]])

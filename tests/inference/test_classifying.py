@@ -52,6 +52,24 @@ def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_pat
     torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_that_was_trained_with_margins_sees_them(shapes, tmp_path):
+    torch.manual_seed(0)
+    wide = RegionClassifier(3, head="fc", average=True, canvas=99, side=90, background="dim", margin=0.3).eval()
+    torch.nn.init.normal_(wide.classifier.weight)
+    files = coco_files(shapes, "train")
+    regions = cache_regions(*files, tmp_path, side=90, margin=0.3, workers=0)
+    source = RegionSource(regions, np.arange(len(regions)))
+    fetched = source.fetch(torch.arange(len(regions)), 0)
+    batch = source.assemble(fetched, torch.device("cpu"), canvas=99, background="dim")
+    with torch.no_grad():
+        expected = wide(batch["image"], batch["mask"]).softmax(-1)
+    got = []
+    for entry in read_regions(*files).images:
+        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
+        got.append(classify_regions(wide, picture(entry.path), [r.box for r in entry.regions], masks))
+    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_whole_image_is_one_region_by_default(model):
     image = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
     whole = classify_regions(model, image)

@@ -205,12 +205,52 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "hidden": 1 << 40}, "hidden must be a whole number from 1 to 65536"),
         ({"head": "o2p", "bias": True}, "RegionModelConfig has no field 'bias'"),
         ({"head": "o2p", "taps": ("relu1+relu2",)}, "have equally many channels"),
+        ({"head": "o2p", "average": True}, "average is for the heads fc and both, got 'o2p'"),
         ({"head": "fc", "names": ["a"]}, "1 names were given for 3 classes"),
     ],
 )
 def test_configurations_that_make_no_sense_are_named(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         RegionClassifier(3, canvas=67, **arguments)
+
+
+@pytest.mark.parametrize("support", ["all", "mask", "mask+all"])
+def test_first_order_is_the_average_over_the_support(support):
+    torch.manual_seed(0)
+    model = RegionClassifier(3, head="fc", average=True, support=support, canvas=67, standardize="none").eval()
+    image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
+    (found,) = model.maps(image).values()
+    info = model.backbone.info("pool5")
+    inside = mask_to_grid(mask, found.shape[-2:], info.offset, info.stride)
+    means = {"all": [found.mean((2, 3))], "mask": [(found * inside[:, None]).sum((2, 3)) / inside.sum((1, 2))[:, None]]}
+    means["mask+all"] = means["mask"] + means["all"]
+    expected = torch.cat(means[support], 1)
+    torch.testing.assert_close(model.describe(image, mask), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(image, mask), model.classifier(expected), rtol=1e-4, atol=1e-5)
+    assert model.first is None and not model.poolings()
+
+
+def test_both_orders_stand_side_by_side_and_each_is_standardised():
+    torch.manual_seed(0)
+    model = small("both", average=True)
+    batches = [(torch.randn(6, 3, 67, 67), torch.rand(6, 67, 67)) for _ in range(2)]
+    model.calibrate(batches)
+    described = torch.cat([model.describe(*batch) for batch in batches]).detach()
+    assert described.shape == (12, 21 + 256) and model.classifier.in_features == 277
+    for one, part in zip(model.descriptors(), described.split([21, 256], 1), strict=True):
+        assert one.standardized(part).mean(0).abs().max() < 1e-3
+        assert one.standardized(part).square().mean().item() == pytest.approx(1, abs=1e-3)
+    model.eval()
+    torch.testing.assert_close(model(*batches[0]), model.classify(model.describe(*batches[0])), rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_head_of_a_frozen_network_learns():
+    model = small("both", average=True, frozen=True)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {"classifier.weight", "classifier.bias"}
+    assert not model.learns_features and small("both", frozen=True).learns_features  # its layers see the whole map
+    assert small("o2p", frozen=True, function="power", learn_power=True).learns_features
+    groups = model.parameter_groups(0.1, 0.1, 0.0)
+    assert [group["name"] for group in groups] == ["head"]
 
 
 def test_bfloat16_features_are_pooled_in_full_precision():

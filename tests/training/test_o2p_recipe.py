@@ -170,6 +170,31 @@ def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypat
     assert same(module, again)
 
 
+def test_a_frozen_network_is_described_once_and_its_model_gives_the_scores_that_were_trained(config, monkeypatch):
+    frozen = merge(
+        config,
+        {"model.head": "both", "model.average": True, "model.frozen": True, "model.reduce": 6, "engine.max_epochs": 6}
+        | {"model.support": "mask+all", "optimizer.rate": 3e-3, "data.margin": 0.1, "data.background": "dim"},
+    )
+    module, run = train(frozen)
+    losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
+    assert losses[-1] < 0.7 * losses[0]
+    model = module.model.eval()
+    assert (model.margin, model.background) == (0.1, "dim")
+    data = build(frozen)[1]
+    source = coco_regions.RegionSource(data.validation_regions, data.positions["validation"])
+    indices = torch.arange(len(source))
+    canvas, background = frozen.data.canvas, frozen.data.background
+    batch = source.assemble(source.fetch(indices, 0), torch.device("cpu"), canvas=canvas, background=background)
+    with torch.no_grad():  # from the pictures, where training had descriptors in half precision
+        seen = model(batch["image"], batch["mask"])
+        trained = module.scores(data.on_device({"index": indices}, training=False))
+    torch.testing.assert_close(seen, trained, rtol=1e-2, atol=1e-2)
+    monkeypatch.setattr("matbackprop.training.o2p.write_cache", None)  # would fail if it were called
+    again, _ = train(merge(frozen, {"engine.run": str(config.engine.run) + "-again"}))
+    assert same(module, again)
+
+
 def test_a_diagnosis_names_the_spectrum_of_the_batch(config):
     module, data = build(config)
     (batch,) = data.first_batches(1, torch.device("cpu"))

@@ -80,6 +80,13 @@ COMMANDS: dict[str, Command] = {
         "table2",
         stopped=_RESUME,
     ),
+    "reproduce backbones": Command(
+        "matbackprop.cli.reproduce",
+        "Region classification by first and second order on several backbones.",
+        "BackbonesConfig",
+        "backbones",
+        stopped=_RESUME,
+    ),
     "reproduce bsds500": Command(
         "matbackprop.cli.reproduce",
         "Contour maps of BSDS500's test images, scored beside published methods.",
@@ -104,7 +111,7 @@ COMMANDS: dict[str, Command] = {
 GROUPS = {
     "train": "Train one of the two systems.",
     "evaluate": "Score segmentations, or validate a run.",
-    "reproduce": "Reproduce the paper's tables, and the protocol of BSDS500.",
+    "reproduce": "Reproduce the paper's tables, a table of backbones, and the protocol of BSDS500.",
     "data": "Check, fetch and cache data.",
 }
 

@@ -1,10 +1,19 @@
-"""``matbackprop reproduce table1``, ``table2`` and ``bsds500``: the paper's tables, and the protocol of others."""
+"""``matbackprop reproduce table1``, ``table2``, ``backbones`` and ``bsds500``: the paper's tables, and beyond."""
 
 from __future__ import annotations
 
-from matbackprop.reproduce.config import Bsds500Config, Table1Config, Table2Config
+from matbackprop.reproduce.config import BackbonesConfig, Bsds500Config, Table1Config, Table2Config
 
-__all__ = ["Bsds500Config", "Table1Config", "Table2Config", "bsds500", "table1", "table2"]
+__all__ = [
+    "BackbonesConfig",
+    "Bsds500Config",
+    "Table1Config",
+    "Table2Config",
+    "backbones",
+    "bsds500",
+    "table1",
+    "table2",
+]
 
 
 def table1(config: Table1Config) -> None:
@@ -19,6 +28,13 @@ def table2(config: Table2Config) -> None:
     from matbackprop.reproduce.table2 import Table2
 
     Table2(config).main()
+
+
+def backbones(config: BackbonesConfig) -> None:
+    """Region classification on several backbones."""
+    from matbackprop.reproduce.backbones import Backbones
+
+    Backbones(config).main()
 
 
 def bsds500(config: Bsds500Config) -> None:

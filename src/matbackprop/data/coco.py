@@ -32,6 +32,7 @@ __all__ = [
     "read_coco",
     "read_regions",
     "region_window",
+    "widened",
 ]
 
 Box = tuple[float, float, float, float]
@@ -404,6 +405,20 @@ def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slic
         return None
     window = slice(top, bottom), slice(left, right)
     return window if mask[window].any() else None
+
+
+def widened(window: tuple[slice, slice], margin: float, shape: tuple[int, int]) -> tuple[slice, slice]:
+    """A window with ``margin`` times its longest side more on each side, as far as the image of ``shape`` reaches.
+
+    Example:
+        >>> widened((slice(10, 20), slice(0, 4)), 0.5, (22, 30))
+        (slice(5, 22, None), slice(0, 9, None))
+    """
+    more = round(margin * max(side.stop - side.start for side in window))
+    rows, columns = (
+        slice(max(side.start - more, 0), min(side.stop + more, size)) for side, size in zip(window, shape, strict=True)
+    )
+    return rows, columns
 
 
 def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:

@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matbackprop.data.cache import Cache, cache_key, open_cache, remove_cache, write_cache
-from matbackprop.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions
+from matbackprop.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions, widened
 from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
+from matbackprop.models.config import Background
 from matbackprop.processes import parallel_map
 from matbackprop.progress import track
 
@@ -40,7 +41,7 @@ CACHE_VERSION = 1
 
 
 def crop_region(
-    image: np.ndarray, mask: np.ndarray, window: tuple[slice, slice], *, side: int = SIDE
+    image: np.ndarray, mask: np.ndarray, window: tuple[slice, slice], *, side: int = SIDE, margin: float = 0.0
 ) -> NDArray[np.uint8]:
     """Cut a region out and resize it so that its longest side is ``side``.
 
@@ -49,12 +50,14 @@ def crop_region(
         mask: uint8 zeros and ones (h, w).
         window: rows and columns to cut out (see :func:`~matbackprop.data.coco.region_window`).
         side: the longest side afterwards.
+        margin: what is cut out around the window, as a share of its longest side.
 
     Returns:
         uint8 (h', w', 4), red, green, blue and the share of the pixel inside the region in 255ths.
     """
     from PIL import Image
 
+    window = widened(window, margin, (mask.shape[0], mask.shape[1]))
     inside = np.ascontiguousarray(mask[window])
     height, width = inside.shape
     scale = side / max(height, width)
@@ -77,14 +80,14 @@ class _CroppedImage(NamedTuple):
     problems: list[Problem]
 
 
-def _crop_image(task: tuple[ImageRegions, int]) -> _CroppedImage:
-    entry, side = task
+def _crop_image(task: tuple[ImageRegions, int, float]) -> _CroppedImage:
+    entry, side, margin = task
     image, usable, problems = open_regions(entry)
     out = _CroppedImage(np.zeros((len(usable), side, side, 4), np.uint8), [], [], [], problems)
     if image is None:
         return out
     for row, (position, mask, window) in enumerate(usable):
-        crop = crop_region(image, mask, window, side=side)
+        crop = crop_region(image, mask, window, side=side, margin=margin)
         height, width = crop.shape[:2]
         area = entry.regions[position].area
         out.pixels[row, :height, :width] = crop
@@ -151,7 +154,9 @@ class Regions:
         return f"{len(self)} regions of {len(self.categories)} classes in {images} images; left out: {left_out}{unused}"
 
 
-def regions_key(annotations: str | Path, images: str | Path, *, side: int, minimum_area: float) -> str:
+def regions_key(
+    annotations: str | Path, images: str | Path, *, side: int, minimum_area: float, margin: float = 0.0
+) -> str:
     """The hash that names the cache of these regions: it changes with the annotation file and every setting."""
     annotations = Path(annotations)
     stat = annotations.stat()
@@ -164,6 +169,7 @@ def regions_key(annotations: str | Path, images: str | Path, *, side: int, minim
             "images": str(Path(images).resolve()),
             "side": side,
             "minimum_area": minimum_area,
+            **({"margin": margin} if margin else {}),
         }
     )
 
@@ -174,6 +180,7 @@ def cache_regions(
     folder: str | Path,
     *,
     side: int = SIDE,
+    margin: float = 0.0,
     minimum_area: float = 0.0,
     missing_images: Literal["raise", "skip"] = "raise",
     workers: int | None = None,
@@ -185,6 +192,7 @@ def cache_regions(
         images: the folder of the images.
         folder: where caches live; the cache is a folder ``regions-<hash>`` in it.
         side: longest side of a region in pixels.
+        margin: what belongs to a region around its box, as a share of the box's longest side.
         minimum_area: smallest area in the original image, in pixels.
         missing_images: as in :func:`read_regions`; images that cannot be read or have another size than the
             annotations say are treated alike.
@@ -196,7 +204,7 @@ def cache_regions(
     Raises:
         DataError: see :func:`read_regions`; also when every region turns out empty.
     """
-    key = regions_key(annotations, images, side=side, minimum_area=minimum_area)
+    key = regions_key(annotations, images, side=side, minimum_area=minimum_area, margin=margin)
     path = Path(folder) / f"regions-{key}"
     if path.exists():
         regions = Regions(open_cache(path))
@@ -209,7 +217,7 @@ def cache_regions(
     problems = list(index.problems)
 
     def pixels() -> Iterator[np.ndarray]:
-        crops = track(_crop_all(index.images, side, workers), "Cropping regions", len(index.images))
+        crops = track(_crop_all(index.images, side, margin, workers), "Cropping regions", len(index.images))
         for entry, cropped in zip(index.images, crops, strict=True):
             bad_image = next((p for p in cropped.problems if p.kind in BAD_IMAGE), None)
             if bad_image is not None and missing_images == "raise":
@@ -255,8 +263,8 @@ def cache_regions(
     return Regions(open_cache(path))
 
 
-def _crop_all(images: list[ImageRegions], side: int, workers: int | None) -> Iterator[_CroppedImage]:
-    tasks = [(entry, side) for entry in images]
+def _crop_all(images: list[ImageRegions], side: int, margin: float, workers: int | None) -> Iterator[_CroppedImage]:
+    tasks = [(entry, side, margin) for entry in images]
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     return parallel_map(_crop_image, tasks, workers if len(tasks) >= 32 else 0, chunk=8)
 
@@ -352,7 +360,7 @@ def place_regions(
     placement: Tensor,
     *,
     canvas: int = CANVAS,
-    background: Literal["keep", "mask"] = "keep",
+    background: Background = "keep",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Gather regions, place them on the canvas, flip, mask and normalise: one batch, all on the device of ``store``.
@@ -363,7 +371,8 @@ def place_regions(
         sizes: int64 (b, 2) their height and width.
         placement: int64 (b, 3) shift down, shift right, flip.
         canvas: side of the output.
-        background: ``"keep"`` leaves the pixels around the object as they are, ``"mask"`` puts the mean colour there.
+        background: ``"keep"`` leaves the pixels around the object as they are, ``"mask"`` puts the mean colour there,
+            ``"dim"`` halves their difference to it.
         dtype: of the results.
 
     Returns:
@@ -390,6 +399,7 @@ def place_regions(
         weight = mask
     else:
         weight = (inside_rows[:, :, None] & inside_columns[:, None, :]).float()
+        weight = (weight + mask) / 2 if background == "dim" else weight
     scale, shift = _normalisation(device)
     image = (pixels[..., :3] * scale - shift) * weight.unsqueeze(-1)
     return image.to(dtype).permute(0, 3, 1, 2), mask.to(dtype)
@@ -488,7 +498,7 @@ class RegionSource:
         device: torch.device,
         *,
         canvas: int = CANVAS,
-        background: Literal["keep", "mask"] = "keep",
+        background: Background = "keep",
         dtype: torch.dtype = torch.float32,
     ) -> dict[str, Tensor]:
         """Turn what :meth:`fetch` gave into ``image``, ``mask``, ``target`` and ``index`` on ``device``."""

@@ -101,7 +101,7 @@ def classify_regions(
         window = region_window(inside, None if boxes is None else boxes[i])
         if window is None:
             raise DataError(f"region {i} is empty or lies outside the image of {width}×{height} pixels.")
-        crop = crop_region(image, inside, window, side=model.side)
+        crop = crop_region(image, inside, window, side=model.side, margin=model.margin)
         sizes[i] = crop.shape[:2]
         store[i, : crop.shape[0], : crop.shape[1]] = crop
     device = next(model.parameters()).device

@@ -18,7 +18,7 @@ Head = Literal["fc", "o2p", "o2p_fc", "both"]
 Function = Literal["log", "sqrt", "power"]
 Support = Literal["all", "mask", "mask+all"]
 Standardize = Literal["none", "scalar", "entry"]
-Background = Literal["keep", "mask"]
+Background = Literal["keep", "mask", "dim"]
 Affinity = Literal["identity", "lambda"]
 Space = Literal["ncut", "soft"]
 Variant = Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5", "hypercolumns"]
@@ -72,12 +72,16 @@ class RegionModelConfig:
     taps: tuple[str, ...] = ()
     """Maps that are pooled, such as pool5 (6×6) or relu5 (13×13) in AlexNet; their descriptors are put side by side. By
     default the backbone's last."""
+    average: bool = field(default=False, metadata=ADDED)
+    """In fc and both, take the average of the last map over the support instead of fully connected layers on it."""
+    frozen: bool = field(default=False, metadata=ADDED)
+    """Leave the backbone and the projections as they start: descriptors are computed once, only the head learns."""
     hidden: int = 4096
     """Width of the fully connected layers."""
     dropout: float = 0.5
     """Dropped after each fully connected layer."""
     input_dropout: float = 0.0
-    """Dropped before the first fully connected layer."""
+    """Dropped before the first fully connected layer, or of the average."""
     vector_dropout: float = 0.0
     """Dropped of the pooled descriptor."""
     function: Function = "log"

@@ -7,6 +7,9 @@
 ``both``    the triangle beside the output of the fully connected layers, one classifier on both
 ==========  ==================================================================================================
 
+With ``average`` the heads ``fc`` and ``both`` see the average of the last map's cells instead of fully connected layers
+on the map, as today's networks do: first order, and first and second order.
+
 Several maps may be pooled; their triangles are put side by side. Maps of equally many channels, such as the scales of
 dense SIFT, may also be pooled together: the tap ``"bins4+bins6+bins8"`` means the cells of all three.
 """
@@ -53,63 +56,26 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
     return nnf.avg_pool2d(padded.unsqueeze(1), stride).squeeze(1)
 
 
-class SecondOrderVector(nn.Module):
-    """Feature map → second-order pooled, vectorised and standardised descriptor.
+class Descriptor(nn.Module):
+    """Feature map → descriptor, standardised by numbers that are measured once, before training.
 
-    With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
-    triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation. Mean and
-    deviation are measured once, before training, by :meth:`calibrate`.
+    Subclasses give the vector before it is standardised (:meth:`raw`).
 
     Args:
-        channels: channels of the map.
-        config: the fields of :class:`~matbackprop.models.config.RegionModelConfig` from ``function`` to ``precision``.
-            With ``reduce`` the map is first projected by a 1×1 convolution, which starts on the leading principal
-            directions of the features, measured by :meth:`calibrate`.
-        changes: fields that differ from ``config``.
+        entries: of the descriptor over one support.
+        config: ``support`` and ``standardize`` are used here.
     """
 
-    def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
+    def __init__(self, entries: int, config: RegionModelConfig) -> None:
         super().__init__()
-        config = changed(config or RegionModelConfig(), changes)
         self.config = config
-        self.reduce: nn.Conv2d | None = None
-        if config.reduce is not None:
-            if config.reduce > channels:
-                raise ConfigurationError(
-                    f"a map of {channels} channels can be reduced to 1 to {channels}, got {config.reduce}."
-                )
-            self.reduce = nn.Conv2d(channels, config.reduce, 1, bias=False)
-            nn.init.orthogonal_(self.reduce.weight)
-        self.width = config.reduce or channels
-        self.layer = SecondOrderPool(
-            eps=config.eps,
-            function=config.function,
-            exponent=config.power if config.function == "power" else None,
-            learn_eps=config.learn_eps,
-            learn_exponent=config.learn_power,
-            center=config.center,
-            vectorize=True,
-            check=False,
-            precision={"float64": torch.float64, "float32": torch.float32}[config.precision],
-        )
-        entries = (2 if config.support == "mask+all" else 1) * self.width * (self.width + 1) // 2
-        self.out_features = entries
+        self.out_features = (2 if config.support == "mask+all" else 1) * entries
         self.mean: Tensor
         self.deviation: Tensor
         self.calibrated: Tensor
-        self.register_buffer("mean", torch.zeros(entries if config.standardize == "entry" else 1))
+        self.register_buffer("mean", torch.zeros(self.out_features if config.standardize == "entry" else 1))
         self.register_buffer("deviation", torch.ones(1))
-        self.register_buffer("calibrated", torch.tensor(config.standardize == "none" and config.reduce is None))
-
-    @property
-    def eps(self) -> float:
-        """ε as it is now."""
-        return self.layer.eps if self.layer.log_eps is None else float(self.layer.log_eps.detach().exp())
-
-    @property
-    def power(self) -> float | None:
-        """The exponent as it is now; None for other functions."""
-        return None if self.layer.exponent is None else float(torch.as_tensor(self.layer.exponent).detach())
+        self.register_buffer("calibrated", torch.tensor(config.standardize == "none"))
 
     def weights(self, mask: Tensor | None) -> Tensor | None:
         """Weights of the cells from the grid mask (b, h, w): (b, m) or (b, 2, m), with mean 1 over the cells."""
@@ -126,6 +92,98 @@ class SecondOrderVector(nn.Module):
             return inside
         return torch.stack([inside, torch.ones_like(inside)], 1)
 
+    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """The vector (b, out_features) of a map before it is standardised."""
+        raise NotImplementedError
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""
+        return self.standardized(self.raw(features, mask))
+
+    def standardized(self, vector: Tensor) -> Tensor:
+        """The descriptor of a vector that :meth:`raw` gave."""
+        return (vector - self.mean) / self.deviation
+
+    @torch.no_grad()
+    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
+        """Measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
+        self.measure(torch.cat([self.raw(m, k) for m, k in zip(maps, masks, strict=True)]))
+
+    @torch.no_grad()
+    def measure(self, vectors: Tensor) -> None:
+        """Measure mean and deviation of the vectors (n, out_features) that :meth:`raw` gave."""
+        if self.config.standardize != "none":
+            vectors = vectors.double()
+            mean = vectors.mean(0) if self.config.standardize == "entry" else vectors.mean().view(1)
+            self.mean.copy_(mean)
+            self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
+        self.calibrated.fill_(True)
+
+
+class FirstOrderVector(Descriptor):
+    """Feature map → average of its cells over the support, standardised."""
+
+    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """The average of the cells (b, out_features) before it is standardised."""
+        cells = features.flatten(2).to(torch.promote_types(features.dtype, torch.float32))
+        weights = self.weights(mask)
+        if weights is None:
+            return cells.mean(-1)
+        weights = weights.view(len(cells), -1, cells.shape[-1])
+        return torch.einsum("bcm,bsm->bsc", cells, weights).flatten(1) / cells.shape[-1]
+
+
+class SecondOrderVector(Descriptor):
+    """Feature map → second-order pooled, vectorised and standardised descriptor.
+
+    With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
+    triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation. Mean and
+    deviation are measured once, before training, by :meth:`calibrate`.
+
+    Args:
+        channels: channels of the map.
+        config: the fields of :class:`~matbackprop.models.config.RegionModelConfig` from ``function`` to ``precision``.
+            With ``reduce`` the map is first projected by a 1×1 convolution, which starts on the leading principal
+            directions of the features, measured by :meth:`calibrate`.
+        changes: fields that differ from ``config``.
+    """
+
+    def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
+        config = changed(config or RegionModelConfig(), changes)
+        width = config.reduce or channels
+        super().__init__(width * (width + 1) // 2, config)
+        self.width = width
+        self.reduce: nn.Conv2d | None = None
+        if config.reduce is not None:
+            self.calibrated.fill_(False)
+            if config.reduce > channels:
+                raise ConfigurationError(
+                    f"a map of {channels} channels can be reduced to 1 to {channels}, got {config.reduce}."
+                )
+            self.reduce = nn.Conv2d(channels, config.reduce, 1, bias=False)
+            nn.init.orthogonal_(self.reduce.weight)
+        self.layer = SecondOrderPool(
+            eps=config.eps,
+            function=config.function,
+            exponent=config.power if config.function == "power" else None,
+            learn_eps=config.learn_eps,
+            learn_exponent=config.learn_power,
+            center=config.center,
+            vectorize=True,
+            check=False,
+            precision={"float64": torch.float64, "float32": torch.float32}[config.precision],
+        )
+
+    @property
+    def eps(self) -> float:
+        """ε as it is now."""
+        return self.layer.eps if self.layer.log_eps is None else float(self.layer.log_eps.detach().exp())
+
+    @property
+    def power(self) -> float | None:
+        """The exponent as it is now; None for other functions."""
+        return None if self.layer.exponent is None else float(torch.as_tensor(self.layer.exponent).detach())
+
     def features(self, maps: Tensor) -> Tensor:
         """The features F (b, m, d) that are pooled, of a map (b, c, h, w): reduced, scaled, in float32 at least."""
         if self.reduce is not None:
@@ -137,32 +195,23 @@ class SecondOrderVector(nn.Module):
         triangle = self.layer(self.features(features), self.weights(mask))
         return (nnf.normalize(triangle, dim=-1) if self.config.unit_norm else triangle).flatten(1)
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""
-        return self.standardized(self.raw(features, mask))
-
     def standardized(self, vector: Tensor) -> Tensor:
         """The descriptor of a triangle that :meth:`raw` gave."""
         return (vector - self.mean) * (self.config.vector_scale / self.deviation)
 
     @torch.no_grad()
-    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
-        """Start the projection and measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
+    def project(self, maps: list[Tensor]) -> None:
+        """Start the projection on the leading principal directions of maps (b, c, h, w)."""
         if self.reduce is not None:
             moments = [torch.einsum("bchw,bdhw->cd", m.double(), m.double()) for m in maps]
             _, directions = batched_eigh(torch.stack(moments).sum(0))
             self.reduce.weight.copy_(directions.flip(-1)[:, : self.width].mT[..., None, None])
-        self.measure(torch.cat([self.raw(m, k) for m, k in zip(maps, masks, strict=True)]))
 
     @torch.no_grad()
-    def measure(self, vectors: Tensor) -> None:
-        """Measure mean and deviation of the triangles (n, out_features) that :meth:`raw` gave."""
-        if self.config.standardize != "none":
-            vectors = vectors.double()
-            mean = vectors.mean(0) if self.config.standardize == "entry" else vectors.mean().view(1)
-            self.mean.copy_(mean)
-            self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
-        self.calibrated.fill_(True)
+    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
+        """Start the projection and measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
+        self.project(maps)
+        super().calibrate(maps, masks)
 
 
 def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dropout: float = 0.0) -> nn.Sequential:
@@ -208,6 +257,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         names: names of the classes, kept for those who use the trained model.
         background: how training treated the pixels around the object, kept likewise.
         side: longest side of a region on the canvas in training, kept likewise.
+        margin: how much of the picture around its box belonged to a region in training, as a share of the box's longest
+            side, kept likewise.
         changes: fields that differ from ``config``.
 
     Example:
@@ -226,13 +277,14 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         names: Sequence[str] | None = None,
         background: Background = "mask",
         side: int = 200,
+        margin: float = 0.0,
         **changes: Any,
     ) -> None:
         super().__init__()
         config = changed(config or RegionModelConfig(), changes)
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
-        self.canvas, self.background, self.side = canvas, background, min(side, canvas)
+        self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
         self.names = None if names is None else list(names)
         self.hparams_dict = {
             "classes": classes,
@@ -241,13 +293,14 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             "names": self.names,
             "background": background,
             "side": side,
+            "margin": margin,
         }
         if config.head == "sift":
             config = _sift_o2p(config, canvas)
         self.config = config
         self.backbone = build_backbone(config.backbone)
         self.last = self.backbone.taps[-1]
-        """The map that fully connected layers see."""
+        """The map that fully connected layers and the average see."""
         self.taps = () if config.head == "fc" else config.taps or (self.last,)
         """The maps that are pooled."""
         if len(set(self.taps)) < len(self.taps):
@@ -259,13 +312,19 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         self.backbone.cut(self._wanted)
         self.pooled = nn.ModuleList()
         self.first: nn.Module | None = None
+        self.average: FirstOrderVector | None = None
         self.vector_dropout = nn.Dropout(config.vector_dropout)
+        self.average_dropout = nn.Dropout(config.input_dropout)
         for number, tap in enumerate(self.taps):
             channels = self._channels(tap)
             rest = config.reduce_rest if config.reduce_rest < channels else None
             self.pooled.append(SecondOrderVector(channels, config, reduce=config.reduce if number == 0 else rest))
-        width = sum(one.out_features for one in self.poolings().values())
-        if config.head != "o2p":
+        if config.average:
+            if config.head not in ("fc", "both"):
+                raise ConfigurationError(f"average is for the heads fc and both, got {config.head!r}.")
+            self.average = FirstOrderVector(self.backbone.info(self.last).channels, config)
+        width = sum(one.out_features for one in self.descriptors())
+        if config.head != "o2p" and self.average is None:
             inputs = width
             if config.head != "o2p_fc":
                 with torch.device("meta"):
@@ -279,6 +338,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         # A descriptor of 32,896 entries of size one would otherwise begin with scores of size two.
         nn.init.normal_(self.classifier.weight, std=0.01 if config.head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
+        if config.frozen:
+            self.backbone.requires_grad_(False)
+            for one in self.poolings().values():
+                if one.reduce is not None:
+                    one.reduce.requires_grad_(False)
 
     def _channels(self, tap: str) -> int:
         channels = {self.backbone.info(part).channels for part in tap.split("+")}
@@ -290,12 +354,21 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def learns_features(self) -> bool:
         """Whether anything before the descriptors' standardisation learns; otherwise they are computed once."""
         fixed = [self.backbone, *self.poolings().values()]
-        return self.config.head in ("fc", "both") or any(True for module in fixed for _ in module.parameters())
+        layers = self.config.head in ("fc", "both") and self.average is None
+        return layers or any(p.requires_grad for module in fixed for p in module.parameters())
 
     def poolings(self) -> dict[str, SecondOrderVector]:
         """The second-order layers, by the name of the map that each pools."""
         layers = [one for one in self.pooled if isinstance(one, SecondOrderVector)]
         return dict(zip(self.taps, layers, strict=True))
+
+    def descriptors(self) -> list[Descriptor]:
+        """All that is standardised: the second-order layers, then the average."""
+        return [*self.poolings().values(), *([] if self.average is None else [self.average])]
+
+    def _looks(self) -> list[tuple[str, Descriptor]]:
+        """The descriptors, each with the map that it sees."""
+        return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
     def maps(self, image: Tensor) -> dict[str, Tensor]:
         """The maps (b, c, h, w) of the backbone that are used."""
@@ -320,17 +393,18 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return joined, torch.cat([m.flatten(1) for m in masks], -1).unsqueeze(-1) if masks else None
 
     def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The triangles of all pooled maps side by side, before they are standardised."""
+        """All descriptors side by side, before they are standardised."""
         maps = self.maps(image)
-        return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self.poolings().items()], -1)
+        return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self._looks()], -1)
 
-    def classify(self, triangles: Tensor) -> Tensor:
+    def classify(self, described: Tensor) -> Tensor:
         """Scores (b, classes) of what :meth:`describe` gave, where the head looks at nothing else."""
-        parts = triangles.float().split([one.out_features for one in self.poolings().values()], -1)
-        return self._scores([o.standardized(p) for o, p in zip(self.poolings().values(), parts, strict=True)])
+        parts = described.float().split([one.out_features for one in self.descriptors()], -1)
+        return self._scores([o.standardized(p) for o, p in zip(self.descriptors(), parts, strict=True)])
 
     def _scores(self, descriptors: list[Tensor], last: Tensor | None = None) -> Tensor:
-        parts = [self.vector_dropout(vector) for vector in descriptors]
+        drops = [self.vector_dropout] * len(self.pooled) + [self.average_dropout]
+        parts = [drop(vector) for drop, vector in zip(drops, descriptors, strict=False)]
         if last is not None:
             assert self.first is not None
             parts.append(self.first(last.flatten(1)))
@@ -352,10 +426,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         """
         maps = self.maps(image)
         descriptors = []
-        for tap, pooling in self.poolings().items():
+        for tap, one in self._looks():
             cells, inside = self.cells(maps, mask, tap)
-            descriptors.append(pooling(cells, inside).to(cells.dtype))
-        return self._scores(descriptors, maps[self.last] if self.config.head in ("fc", "both") else None)
+            descriptors.append(one(cells, inside).to(cells.dtype))
+        layers = self.config.head in ("fc", "both") and self.average is None
+        return self._scores(descriptors, maps[self.last] if layers else None)
 
     @torch.no_grad()
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
@@ -363,21 +438,28 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
         These are the descriptors' means and deviations, and the projections of maps that are reduced.
         """
-        waiting = {tap: one for tap, one in self.poolings().items() if not bool(one.calibrated)}
+        waiting = [(tap, one) for tap, one in self._looks() if not bool(one.calibrated)]
         if not waiting:
             return
         seen = [(self.maps(image), mask) for image, mask in batches]
-        for tap, pooling in waiting.items():
+        for tap, one in waiting:
             cells = [self.cells(maps, mask, tap) for maps, mask in seen]
-            pooling.calibrate([c for c, _ in cells], [m for _, m in cells])
+            one.calibrate([c for c, _ in cells], [m for _, m in cells])
 
     @torch.no_grad()
-    def calibrate_described(self, triangles: Tensor) -> None:
-        """The same from triangles (n, …) that :meth:`describe` gave."""
-        parts = triangles.split([one.out_features for one in self.poolings().values()], -1)
-        for pooling, part in zip(self.poolings().values(), parts, strict=True):
-            if not bool(pooling.calibrated):
-                pooling.measure(part)
+    def project(self, images: Sequence[Tensor]) -> None:
+        """Start the projections of maps that are reduced on batches of images."""
+        seen = [self.maps(image) for image in images]
+        for tap, pooling in self.poolings().items():
+            pooling.project([self.cells(maps, None, tap)[0] for maps in seen])
+
+    @torch.no_grad()
+    def calibrate_described(self, described: Tensor) -> None:
+        """Measure means and deviations of what :meth:`describe` gave, (n, …)."""
+        parts = described.split([one.out_features for one in self.descriptors()], -1)
+        for one, part in zip(self.descriptors(), parts, strict=True):
+            if not bool(one.calibrated):
+                one.measure(part)
 
     def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
         """Optimiser groups: the backbone at ``rate · backbone_factor``, the head at ``rate``, scalars without decay."""

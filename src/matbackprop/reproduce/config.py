@@ -57,6 +57,23 @@ class Table1Config(TableConfig):
 
 
 @dataclass
+class BackbonesConfig(Table1Config):
+    """Train and score region classifiers on several backbones: first order, second order and both."""
+
+    out: Path = Path("results/backbones")
+    data: RegionDataConfig = field(
+        default_factory=lambda: RegionDataConfig(side=224, canvas=224, margin=0.2, background="dim", jitter=20)
+    )
+    """The regions, and how they are presented to every row alike."""
+    trials: int = 2
+    """Settings that each row tries."""
+    fine_epochs: int = 8
+    """Epochs of the fine-tuned rows."""
+    frozen_epochs: int = 20
+    """Epochs of the frozen rows' heads."""
+
+
+@dataclass
 class SegmentationConfig(TableConfig):
     """What both commands that segment take."""
 

@@ -37,6 +37,7 @@ from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.o2p import (
     LARGE,
     build,
+    build_model,
     confusion,
     data_folder,
     described,
@@ -66,15 +67,17 @@ class Row:
         model: fields of the configuration that make the row what it is, by dotted name.
         trials: settings to choose from, most promising first.
         group: rows of one group compete: only the one with the smallest error in tuning is trained to the end.
+        reference: key of the row that it is compared with; by default the one that its kind names.
     """
 
     name: str
     key: str
-    kind: Literal["fine", "scratch", "sift"]
+    kind: Literal["fine", "scratch", "sift", "frozen"]
     paper: float | None
     model: dict[str, Any]
     trials: list[dict[str, Any]]
     group: str | None = None
+    reference: str = ""
 
 
 def _rates(*pairs: tuple[float, float], **more: Any) -> list[dict[str, Any]]:
@@ -153,6 +156,8 @@ class Table1(Reproduction):
     """The first table; see the module."""
 
     rows: ClassVar[dict[str, Row]] = {row.key: row for row in ROWS}
+    title: ClassVar[str] = "Classification error of COCO's regions"
+    compared: ClassVar[str] = "AlexNet"
     parts: ClassVar[dict[str, tuple[str, ...]]] = {"all": ("trial", "seed"), "tune": ("trial",), "train": ("seed",)}
 
     def __init__(self, config: Table1Config) -> None:
@@ -161,6 +166,7 @@ class Table1(Reproduction):
             raise ConfigurationError("--data.split is the table's own: trials hold training images out, seeds use all.")
         self.config = config
         self.epochs = {"fine": config.fine_epochs, "scratch": config.scratch_epochs, "sift": config.sift_epochs}
+        self.epochs["frozen"] = getattr(config, "frozen_epochs", 0)
         self._provenances: dict[tuple[Job, Device, int], dict[str, Any]] = {}
 
     # ---------------------------------------------------------------------------------------------------------- runs
@@ -170,7 +176,8 @@ class Table1(Reproduction):
         for regions in open_regions(self.config.data):
             log.info("%s", regions.report())
             if "sift" in self.chosen:
-                described(regions, self.run_config(Job("sift", "trial"), {}, self.device))
+                sift = self.run_config(Job("sift", "trial"), {}, self.device)
+                described(build_model(sift, regions.classes), regions, self.config.data)
 
     def jobs(self, part: str) -> Iterable[Job]:
         """Trials of all rows, or seeds (or the timing) of those whose tuning is finished and won; long ones first."""
@@ -182,7 +189,7 @@ class Table1(Reproduction):
 
     def seeds(self, row: Row) -> list[Job]:
         """The final runs of a row."""
-        count = self.config.fine_seeds if row.kind == "fine" else self.config.other_seeds
+        count = self.config.fine_seeds if row.kind in ("fine", "frozen") else self.config.other_seeds
         return [Job(row.key, "seed", i) for i in range(count)]
 
     def _cost(self, row: Row) -> float:
@@ -295,7 +302,7 @@ class Table1(Reproduction):
         result: dict[str, Any] = {"row": job.key, "part": job.part, "number": job.number, "setting": setting}
         result["parameters"] = sum(p.numel() for p in module.parameters())
         try:
-            run = fit(recipe, module, data, name=f"table1-{job.key}")
+            run = fit(recipe, module, data, name=f"{self.out.name}-{job.key}")
         except NonFiniteError as error:
             result |= {"error": 100.0, "error_large": 100.0, "diverged": str(error)}
         else:
@@ -347,7 +354,7 @@ class Table1(Reproduction):
         first = predicting[0].predictions[0]
         by_key = {line.row.key: line for line in predicting}
         table: dict[str, Any] = {
-            "rows": [line.entry(self, by_key.get(REFERENCES[line.row.kind])) for line in lines],
+            "rows": [line.entry(self, by_key.get(line.row.reference or REFERENCES[line.row.kind])) for line in lines],
             "regions": len(first["large"]),
             "large_regions": int(first["large"].sum()),
             "candidates": [
@@ -404,7 +411,7 @@ class Table1(Reproduction):
         return f"matbackprop train o2p --preset paper {' '.join(_option(k, v) for k, v in options.items())}"
 
     def _tables(self, table: dict[str, Any]) -> tuple[Table, str, str]:
-        columns = ["model", "paper", "all regions", "≥ 400 px", "seeds", "difference to AlexNet", "regions/s",
+        columns = ["model", "paper", "all regions", "≥ 400 px", "seeds", f"difference to {self.compared}", "regions/s",
                    "layer (%)"]  # fmt: skip
         body = [
             [
@@ -422,13 +429,13 @@ class Table1(Reproduction):
         note = (
             f"Error in percent on {table['regions']} validation regions ({table['large_regions']} of at least "
             f"{LARGE} px), mean ± standard deviation over seeds. Differences: paired bootstrap over images, 95 % "
-            "interval, against AlexNet of the same kind; negative is better. Each row tried "
+            f"interval, against {self.compared} of the same kind; negative is better. Each row tried "
             f"{self.config.trials} settings on training images that were held out.{self.speed_note()}"
         )
         out = Table(
             columns,
             body,
-            title="Classification error of COCO's regions",
+            title=self.title,
             note=note,
             formats={"paper": ".1f", "all regions": ".2f", "≥ 400 px": ".2f", "layer (%)": ".1f"},
             best={"all regions": "min", "≥ 400 px": "min"},

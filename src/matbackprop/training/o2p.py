@@ -7,6 +7,7 @@ its presets are in :mod:`matbackprop.training.o2p_config`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import math
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
             *coco_files(root, split),
             config.cache or default_cache_folder(),
             side=config.side,
+            margin=config.margin,
             minimum_area=config.minimum_area,
             missing_images=config.missing_images,
         )
@@ -105,7 +107,8 @@ class RegionData(Data):
 
     def __init__(self, config: O2PConfig) -> None:
         self.config = config.data
-        self.recipe = config
+        self.fixed: RegionClassifier | None = None
+        """The network, where its features do not learn: regions are described by it once."""
         self.seed = config.engine.seed
         self.dtype = {"bf16-mixed": torch.bfloat16, "64": torch.float64}.get(config.engine.precision, torch.float32)
         self.train_regions, validation = open_regions(self.config)
@@ -140,20 +143,18 @@ class RegionData(Data):
     def sources(self) -> dict[str, Any]:
         """Where the batches of both parts come from; descriptors that do not learn are computed on the first use."""
         sources: dict[str, Any] = {}
-        resident, learns = self._resident(), self._learns_features()
+        if self.fixed is not None:
+            project(self.fixed, self.train_regions, self.positions["train"], self.config)
+        resident = self._resident()
         random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
             positions = self.positions[part]
-            if learns:
+            if self.fixed is None:
                 drawn: dict[str, Any] = random if part == "train" else {}
                 sources[part] = RegionSource(regions, positions, resident=resident, **drawn)
             else:
-                sources[part] = VectorSource(described(regions, self.recipe), regions.labels, positions)
+                sources[part] = VectorSource(described(self.fixed, regions, self.config), regions.labels, positions)
         return sources
-
-    def _learns_features(self) -> bool:
-        with torch.device("meta"):
-            return RegionClassifier(2, self.recipe.model, canvas=self.config.canvas).learns_features
 
     def _resident(self) -> bool:
         if self.config.resident != "auto":
@@ -200,30 +201,50 @@ class RegionData(Data):
         return out
 
 
-def described(regions: Regions, config: O2PConfig) -> Tensor:
-    """Triangles of all regions from a network whose features do not learn: computed once, and cached as float16.
+def described(network: RegionClassifier, regions: Regions, data: RegionDataConfig) -> Tensor:
+    """Descriptors of all regions by a network whose features do not learn: computed once, and cached as float16.
 
     They are computed on the GPU if there is one.
     """
-    network = build_model(config, regions.classes)
-    data = config.data
-    key = cache_key({"regions": regions.path.name, "network": network.hparams_dict})
-    path = (data.cache or default_cache_folder()) / f"described-{key}"
+    weights = hashlib.sha256()
+    projections = {k: v for k, v in network.pooled.state_dict().items() if k.endswith("reduce.weight")}
+    for name, value in [*network.backbone.state_dict().items(), *projections.items()]:
+        weights.update(f"{name}{tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
+    key = {"regions": regions.path.name, "network": network.hparams_dict, "weights": weights.hexdigest()}
+    path = (data.cache or default_cache_folder()) / f"described-{cache_key(key)}"
     if not path.exists():
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        network.to(device)
-        source = RegionSource(regions, np.arange(len(regions)))
+        device = _fastest_device()
+        copied = copy.deepcopy(network).to(device).eval()
 
         def chunks() -> Any:
-            for indices in torch.arange(len(regions)).split(64):
-                batch = source.assemble(
-                    source.fetch(indices, 0), device, canvas=data.canvas, background=data.background
-                )
+            for batch in _in_order(regions, np.arange(len(regions)), data, device):
                 with torch.no_grad():
-                    yield network.describe(batch["image"], batch["mask"]).half().cpu().numpy()
+                    yield copied.describe(batch["image"], batch["mask"]).half().cpu().numpy()
 
         write_cache(path, {"vectors": chunks()}, {"regions": regions.path.name})
     return torch.from_numpy(np.array(open_cache(path).arrays["vectors"]))
+
+
+def project(network: RegionClassifier, train: Regions, positions: np.ndarray, data: RegionDataConfig) -> None:
+    """Start the projections of a network whose features do not learn, on 512 training regions, the same every time."""
+    if any(pooling.reduce is not None for pooling in network.poolings().values()):
+        chosen = positions[np.linspace(0, len(positions) - 1, min(len(positions), 512)).astype(np.int64)]
+        copied = copy.deepcopy(network).to(_fastest_device()).eval()
+        copied.project([batch["image"] for batch in _in_order(train, chosen, data, _fastest_device())])
+        network.load_state_dict(copied.state_dict())
+
+
+def _fastest_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _in_order(
+    regions: Regions, positions: np.ndarray, data: RegionDataConfig, device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of regions as they are validated."""
+    source = RegionSource(regions, positions)
+    for indices in torch.arange(len(positions)).split(64):
+        yield source.assemble(source.fetch(indices, 0), device, canvas=data.canvas, background=data.background)
 
 
 # ------------------------------------------------------------------------------------------------------------- network
@@ -233,7 +254,13 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
     """Build the network of a configuration, with its starting weights."""
     data = config.data
     network = RegionClassifier(
-        len(names), config.model, canvas=data.canvas, names=names, background=data.background, side=data.side
+        len(names),
+        config.model,
+        canvas=data.canvas,
+        names=names,
+        background=data.background,
+        side=data.side,
+        margin=data.margin,
     )
     load_backbone_weights(network.backbone, network.config.backbone, config.model.weights)
     return network
@@ -246,6 +273,7 @@ class RegionModule(System):
         super().__init__()
         self.config = config
         self.model = build_model(config, data.classes)
+        data.fixed = None if self.model.learns_features else self.model
         areas = torch.from_numpy(data.validation_regions.areas)
         self.register_buffer("areas", areas, persistent=False)
         self.areas: Tensor
@@ -269,7 +297,7 @@ class RegionModule(System):
     @torch.no_grad()
     def calibrate(self, data: RegionData) -> None:
         """Measure what the descriptors are standardised and projected by on the first training batches, once."""
-        if all(bool(pooling.calibrated) for pooling in self.model.poolings().values()):
+        if all(bool(one.calibrated) for one in self.model.descriptors()):
             return
         if not self.model.learns_features:
             batches = data.first_batches(50, self.device)

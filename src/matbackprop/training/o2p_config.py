@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from matbackprop.models.config import RegionModelConfig
+from matbackprop.models.config import ADDED, Background, RegionModelConfig
 from matbackprop.training.config import EngineConfig, Recipe, check_ranges, lazily
 
 
@@ -35,14 +35,16 @@ class RegionDataConfig:
     """What happens when image files are missing or damaged."""
     side: int = 200
     """Longest side of a region."""
+    margin: float = field(default=0.0, metadata=ADDED)
+    """What belongs to a region around its box, as a share of the box's longest side."""
     canvas: int = 227
     """Side of the network's input."""
     jitter: int = 13
     """Largest shift of a region from the centre in training, in pixels."""
     flip: bool = True
     """Mirror half the regions in training."""
-    background: Literal["keep", "mask"] = "mask"
-    """Keep the pixels around the object, or put the mean colour there."""
+    background: Background = "mask"
+    """Keep the pixels around the object, put the mean colour there, or leave them half of their contrast (dim)."""
     sampling: Literal["natural", "balanced"] = "natural"
     """Take each region once per epoch, or draw all classes equally often."""
     batch_size: int = 100
@@ -57,7 +59,7 @@ class RegionDataConfig:
     def __post_init__(self) -> None:
         counts = ("side", "canvas", "batch_size", "validation_batch_size")
         check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
-        check_ranges("data", self, **dict.fromkeys(("made", "minimum_area", "jitter", "threads"), "[0, inf)"))
+        check_ranges("data", self, **dict.fromkeys(("made", "minimum_area", "margin", "jitter", "threads"), "[0, inf)"))
 
 
 @dataclass
@@ -128,8 +130,26 @@ PRESETS = {
         model=RegionModelConfig(head="o2p_fc"),
         optimizer=OptimizerConfig(rate=0.01),
     ),
-    # DeepO2P on other backbones: EfficientNet-Lite2, and two from the hub.
-    "lite2": _o2p_on("efficientnet-lite2", "stage7"),
+    # First and second order on EfficientNet-Lite2, with the surroundings of the region: the classifier in the package.
+    "lite2": O2PConfig(
+        engine=dataclasses.replace(_ENGINE, max_epochs=8),
+        data=RegionDataConfig(side=224, canvas=224, jitter=20, margin=0.2, background="dim"),
+        model=RegionModelConfig(
+            head="both",
+            average=True,
+            backbone="efficientnet-lite2",
+            taps=("stage7",),
+            reduce=64,
+            support="mask+all",
+            feature_scale=0.03,
+            eps=0.01,
+            vector_scale=0.3,
+            vector_dropout=0.5,
+            input_dropout=0.2,
+        ),
+        optimizer=OptimizerConfig(rate=0.01, backbone_factor=0.3, label_smoothing=0.1),
+    ),
+    # DeepO2P on other backbones, from the hub.
     "resnet50": _o2p_on("hf:microsoft/resnet-50", "stage4"),
     "dinov2": _o2p_on("hf:facebook/dinov2-small", "stage12"),
     # First and second order on four maps, the best of all that were tried beyond the paper.

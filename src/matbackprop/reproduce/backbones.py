@@ -1,0 +1,68 @@
+"""Backbones × systems: how well regions are named on each network by first order, second order and both.
+
+Tuned, trained over several seeds, timed and compared as the rows of :mod:`matbackprop.reproduce.table1` are; every row
+is compared with first order on the same backbone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from matbackprop.reproduce.table1 import Row, Table1
+
+__all__ = ["BACKBONES", "ROWS", "Backbones"]
+
+# Backbone → its name, the map whose cells are pooled, and the factor that makes its features equally large.
+BACKBONES = {
+    "alexnet": ("AlexNet", "relu5", 0.03),
+    "vgg16": ("VGG-16", "relu5_3", 0.03),
+    "efficientnet-lite2": ("EfficientNet-Lite2", "stage7", 0.03),
+    "xception": ("Xception", "conv4", 0.05),
+}
+_SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "first": ("first order", {"model.head": "fc", "model.average": True}),
+    "log": ("second order, log", {"model.head": "o2p", "model.function": "log"}),
+    "sqrt": ("second order, square root", {"model.head": "o2p", "model.function": "sqrt"}),
+    "power": (
+        "second order, learned power",
+        {"model.head": "o2p", "model.function": "power", "model.learn_power": True},
+    ),
+    "both": ("first and second order, log", {"model.head": "both", "model.function": "log", "model.average": True}),
+}
+
+
+def _row(backbone: str, system: str, frozen: bool) -> Row:
+    name, tap, scale = BACKBONES[backbone]
+    title, model = _SYSTEMS[system]
+    kind: Literal["frozen", "fine"] = "frozen" if frozen else "fine"
+    model = {**model, "model.backbone": backbone, "model.support": "mask+all", "model.frozen": frozen}
+    if system != "first":
+        model |= {"model.taps": [tap], "model.reduce": 64, "model.feature_scale": scale, "model.eps": 0.01}
+        model |= {"model.vector_scale": 0.3, "model.vector_dropout": 0.5}
+    factor = {} if frozen else {"optimizer.backbone_factor": 0.3}
+    return Row(
+        f"{name}, {kind if frozen else 'fine-tuned'}, {title}",
+        f"{backbone}-{kind}-{system}",
+        kind,
+        None,
+        model,
+        [{"optimizer.rate": rate, **factor} for rate in (0.01, 0.003)],
+        reference=f"{backbone}-{kind}-first",
+    )
+
+
+ROWS = [
+    _row(backbone, system, frozen)
+    for backbone in BACKBONES
+    for frozen in (True, False)
+    for system in _SYSTEMS
+    if not (frozen and system == "power")  # descriptors of a frozen network are computed once
+]
+
+
+class Backbones(Table1):
+    """The table of backbones; see the module."""
+
+    rows: ClassVar[dict[str, Row]] = {row.key: row for row in ROWS}
+    title: ClassVar[str] = "Classification error of COCO's regions by backbone"
+    compared: ClassVar[str] = "first order"

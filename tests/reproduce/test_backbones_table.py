@@ -1,0 +1,46 @@
+"""The table of backbones: its rows can be built, and one command fills it."""
+
+import json
+
+import pytest
+import torch
+
+from matbackprop.models.deep_o2p import RegionClassifier
+from matbackprop.reproduce.backbones import Backbones
+from matbackprop.reproduce.config import BackbonesConfig
+from matbackprop.reproduce.store import Job
+from matbackprop.training.o2p_config import RegionDataConfig
+
+
+@pytest.mark.parametrize("key", Backbones.rows)
+def test_every_row_describes_a_network_and_is_compared_with_first_order_on_it(key):
+    table, row = Backbones(BackbonesConfig()), Backbones.rows[key]
+    config = table.run_config(Job(key, "trial"), row.trials[0], "cpu")
+    with torch.device("meta"):
+        model = RegionClassifier(80, config.model, canvas=config.data.canvas)
+    reference = Backbones.rows[row.reference]
+    assert reference.model["model.head"] == "fc" and reference.kind == row.kind
+    assert reference.model["model.backbone"] == row.model["model.backbone"] == model.config.backbone
+    trained = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert ("backbone" in trained) == (row.kind == "fine")
+    assert len(row.trials) == len(reference.trials)  # the same budget
+
+
+def test_one_command_fills_the_table(tmp_path):
+    config = BackbonesConfig(
+        out=tmp_path / "backbones",
+        rows=("alexnet-frozen-first", "alexnet-frozen-log"),
+        data=RegionDataConfig(cache=tmp_path / "cache", made=12, side=56, canvas=67, batch_size=16, threads=0),
+        trials=1,
+        frozen_epochs=1,
+        fine_seeds=2,
+        accelerator="cpu",
+        override=("model.weights=none",),
+    )
+    Backbones(config).main()
+    first, log = json.loads((config.out / "table.json").read_text())["rows"]
+    assert (first["key"], log["key"]) == ("alexnet-frozen-first", "alexnet-frozen-log")
+    assert len(first["seeds"]) == len(log["seeds"]) == 2
+    assert log["difference"]["to"] == "alexnet-frozen-first" and "difference" not in first
+    text = (config.out / "table.md").read_text()
+    assert "difference to first order" in text and "AlexNet, frozen, second order, log" in text
