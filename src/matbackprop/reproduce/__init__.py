@@ -1,4 +1,4 @@
-"""The paper's two tables, one of backbones and BSDS500's, from one command each that may be stopped at any time and given again.
+"""The paper's two tables, one of backbones and BSDS500's, each from one command that may be stopped and given again.
 
 ``store``           results that know what made them
 ``table``           what all tables share: runs, stages, timing, the files of a table
