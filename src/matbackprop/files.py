@@ -7,25 +7,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import BinaryIO
 
 from matbackprop.errors import ConfigurationError
 
-__all__ = ["atomic_write", "check_removable", "fsync_folder", "locked", "remove_written"]
+__all__ = ["atomic_file", "atomic_write", "check_removable", "fsync_folder", "locked", "remove_written"]
 
 
-def atomic_write(path: str | Path, content: str | bytes) -> None:
-    """Write a file so that at every moment either the old or the new content is there, also after a crash."""
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` when it is written: at every moment, also after a crash, either the
+    old or the new one is there."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
+
+
+def atomic_write(path: str | Path, content: str | bytes) -> None:
+    """Write a file by :func:`atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def fsync_folder(path: Path) -> None:

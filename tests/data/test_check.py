@@ -19,7 +19,7 @@ from matbackprop.errors import DataError
 def clean(tmp_path_factory):
     root = tmp_path_factory.mktemp("clean")
     write_shapes_coco(root / "coco", train=3, val=2)
-    write_shapes_bsds(root / "bsds", train=2, val=1, annotators=2)
+    write_shapes_bsds(root / "bsds", train=2, val=1)
     return root
 
 

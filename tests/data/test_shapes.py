@@ -19,7 +19,7 @@ def test_images_depend_on_seed_and_index_only():
 
 
 def test_regions_are_consistent():
-    data = ShapesRegions(30, objects=4)
+    data = ShapesRegions(30)
     seen = set()
     for sample in (data[i] for i in range(len(data))):
         assert sample.image.dtype == torch.uint8
@@ -34,7 +34,7 @@ def test_regions_are_consistent():
 
 
 def test_label_maps_are_connected_and_annotators_differ():
-    data = ShapesSegmentation(6, annotators=4)
+    data = ShapesSegmentation(6)
     counts = []
     for sample in (data[i] for i in range(len(data))):
         counts.append([int(m.max()) + 1 for m in sample.segmentations])
@@ -71,13 +71,13 @@ def test_the_coco_layout_is_right(tmp_path):
 
 
 def test_the_bsds_layout_is_right(tmp_path):
-    folder = write_shapes_bsds(tmp_path / "bsds", train=3, val=2, annotators=2, seed=1)
+    folder = write_shapes_bsds(tmp_path / "bsds", train=3, val=2, seed=1)
     result = check_dataset(folder)
     assert result.good, result.problems
-    assert result.counts["train segmentations"] == 6
+    assert result.counts["train segmentations"] == 9
     data = BSDS(folder, "train")
-    sample, made = data[1], ShapesSegmentation(3, annotators=2, seed=2)[1]
-    assert len(sample.segmentations) == 2
+    sample, made = data[1], ShapesSegmentation(3, seed=2)[1]
+    assert len(sample.segmentations) == 3
     for one, two in zip(sample.segmentations, made.segmentations, strict=True):
         assert torch.equal(one, two)
     assert (sample.image.float() - made.image.float()).abs().mean() < 3  # JPEG

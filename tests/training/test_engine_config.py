@@ -25,7 +25,6 @@ class Part:
     rate: float = 0.1
     sizes: tuple[int, ...] = (1, 2)
     pair: tuple[int, str] = (1, "a")
-    table: dict[str, float] = field(default_factory=dict)
     maybe: int | None = None
     either: int | str = 3
     kind: Literal["x", "y"] = "x"
@@ -45,7 +44,7 @@ RECIPE = Recipe("whole", Whole, {"smoke": Whole(), "paper": Whole(part=Part(rate
 def test_round_trip_through_json_text():
     config = Whole(
         EngineConfig(run=Path("a/b"), gradient_clip=2.0),
-        Part(sizes=(5,), pair=(2, "b"), table={"k": 1.5}, maybe=7, either="s", kind="y"),
+        Part(sizes=(5,), pair=(2, "b"), maybe=7, either="s", kind="y"),
         [Part(), Part(rate=1.0)],
     )
     again = from_json(Whole, json.loads(json.dumps(to_json(config))))

@@ -17,6 +17,7 @@ from matbackprop.data.bsds import BSDS, BSDSSample
 from matbackprop.data.prepared import collect, majority_labels, pad_stack, prepare_image, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.inference.image_sets import segment_images
 from matbackprop.models.backbones import build_backbone
 from matbackprop.training.config import from_json, merge, to_json
 from matbackprop.training.engine import run_recipe
@@ -38,7 +39,6 @@ from matbackprop.training.ncuts_config import (
     NCutsModelConfig,
     ObjectiveConfig,
 )
-from matbackprop.training.segmenting import segment_images
 
 
 def sample(name="a", h=48, w=64, annotators=2, seed=0):

@@ -2,34 +2,36 @@
 
 :class:`ShapesRegions` gives objects with boxes, masks and classes, like COCO; :class:`ShapesSegmentation` gives label
 maps by several annotators who agree on some borders and not on others, like BSDS. :func:`write_shapes_coco` and
-:func:`write_shapes_bsds` write them in those data sets' own layouts, so that the real loaders run on them.
+:func:`write_shapes_bsds` write them in those data sets' own layouts, so that the real loaders run on them;
+:func:`dataset_folder` says where a recipe's data set lies, and makes it where that is asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.errors import ConfigurationError, MissingExtraError
+from matbackprop.data.cache import default_cache_folder
+from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
 
-__all__ = [
-    "CLASSES",
-    "ShapesRegions",
-    "ShapesRegionsSample",
-    "ShapesSegmentation",
-    "ShapesSegmentationSample",
-    "write_shapes_bsds",
-    "write_shapes_coco",
-]
+Sample = TypeVar("Sample")
 
 CLASSES = ("disc", "square", "triangle", "ring", "cross", "star")
 """Names of the classes of objects. Outline, hue and texture all say something about the class, none says all."""
+OBJECTS = 4
+"""Most objects in an image of regions."""
+ANNOTATORS = 3
+"""Label maps of an image to segment."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,29 @@ class ShapesSegmentationSample:
     segmentations: list[Tensor]
 
 
-class ShapesRegions:
-    """Images with one to ``objects`` objects on a textured ground.
+class _Shapes(ABC, Generic[Sample]):
+    """``length`` images of a height and width, of which image i depends on (seed, i) only."""
 
-    Args:
-        length: number of images.
-        size: height and width.
-        objects: largest number of objects in an image.
-        seed: image i depends on (seed, i) only.
+    def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), seed: int = 0) -> None:
+        if length < 1 or min(size) < 32:
+            raise ConfigurationError(f"length {length}, size {size}: at least 1 image and 32 pixels per side.")
+        self.length, self.size, self.seed = length, size, seed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return self._draw(index)
+
+    @abstractmethod
+    def _draw(self, index: int) -> Sample:
+        """Make an image."""
+
+
+class ShapesRegions(_Shapes[ShapesRegionsSample]):
+    """Images with one to four objects on a textured ground.
 
     Example:
         >>> sample = ShapesRegions(4, seed=0)[1]
@@ -77,25 +94,13 @@ class ShapesRegions:
         (torch.Size([3, 96, 128]), torch.Size([96, 128]))
     """
 
-    def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), objects: int = 4, seed: int = 0) -> None:
-        if length < 1 or objects < 1 or min(size) < 32:
-            raise ConfigurationError(
-                f"length {length}, objects {objects}, size {size}: at least 1 image, 1 object and 32 pixels per side."
-            )
-        self.length, self.size, self.objects, self.seed = length, size, objects, seed
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> ShapesRegionsSample:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
+    def _draw(self, index: int) -> ShapesRegionsSample:
         draw = np.random.default_rng([self.seed, 1, index])
         h, w = self.size
         image = _texture(draw, self.size, draw.uniform(0.3, 0.7, 3), amplitude=0.08)
         owner = np.zeros(self.size, np.int64)
         labels: list[int] = []
-        for number in range(1, 1 + int(draw.integers(1, self.objects + 1))):
+        for number in range(1, 1 + int(draw.integers(1, OBJECTS + 1))):
             label = int(draw.integers(len(CLASSES)))
             radius = draw.uniform(0.15, 0.3) * min(h, w)
             centre = draw.uniform(radius, h - radius), draw.uniform(radius, w - radius)
@@ -117,37 +122,19 @@ class ShapesRegions:
         )
 
 
-class ShapesSegmentation:
-    """Images whose ground is divided by a line and holds two to five shapes, with several human-like label maps.
+class ShapesSegmentation(_Shapes[ShapesSegmentationSample]):
+    """Images whose ground is divided by a line and holds two to five shapes, with three human-like label maps.
 
     The first annotator draws every region; each other one leaves out a border here and there, always the same for the
     same image and annotator.
 
-    Args:
-        length: number of images.
-        size: height and width.
-        annotators: label maps an image.
-        seed: image i depends on (seed, i) only.
-
     Example:
-        >>> sample = ShapesSegmentation(2, annotators=3)[0]
+        >>> sample = ShapesSegmentation(2)[0]
         >>> len(sample.segmentations), sample.segmentations[0].shape
         (3, torch.Size([96, 128]))
     """
 
-    def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), annotators: int = 3, seed: int = 0) -> None:
-        if length < 1 or annotators < 1 or min(size) < 32:
-            raise ConfigurationError(
-                f"length {length}, annotators {annotators}, size {size}: at least 1 image, 1 annotator and 32 pixels."
-            )
-        self.length, self.size, self.annotators, self.seed = length, size, annotators, seed
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> ShapesSegmentationSample:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
+    def _draw(self, index: int) -> ShapesSegmentationSample:
         draw = np.random.default_rng([self.seed, 2, index])
         h, w = self.size
         y, x = np.mgrid[:h, :w]
@@ -165,7 +152,7 @@ class ShapesSegmentation:
             inside = labels == number
             image[inside] = _texture(draw, self.size, colour, amplitude=0.1, period=draw.uniform(3, 9))[inside]
         image += draw.normal(0, 0.02, image.shape)
-        maps = [labels] + [self._merged(labels, index, a) for a in range(1, self.annotators)]
+        maps = [labels] + [self._merged(labels, index, a) for a in range(1, ANNOTATORS)]
         return ShapesSegmentationSample(_to_bytes(image), [torch.from_numpy(_components(m)) for m in maps])
 
     def _merged(self, labels: np.ndarray, index: int, annotator: int) -> np.ndarray:
@@ -241,29 +228,10 @@ def _components(labels: np.ndarray) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def write_shapes_coco(
-    folder: str | Path,
-    *,
-    train: int = 32,
-    val: int = 8,
-    seed: int = 0,
-    size: tuple[int, int] = (96, 128),
-    objects: int = 4,
-) -> Path:
-    """Write :class:`ShapesRegions` as a COCO data set.
+def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0) -> Path:
+    """Write :class:`ShapesRegions` as a COCO data set and return its folder.
 
     ``images/{train,val}/*.png`` and ``annotations/instances_{train,val}.json`` with masks as run-length codes.
-
-    Args:
-        folder: made if need be.
-        train: images of the training split.
-        val: images of the validation split.
-        seed: seed of the images.
-        size: height and width.
-        objects: largest number of objects in an image.
-
-    Returns:
-        The folder.
     """
     try:
         from pycocotools import mask as coco
@@ -272,7 +240,7 @@ def write_shapes_coco(
     folder = Path(folder)
     categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
     for number, (split, length) in enumerate((("train", train), ("val", val))):
-        data = ShapesRegions(length, size=size, objects=objects, seed=2 * seed + number)
+        data = ShapesRegions(length, seed=2 * seed + number)
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         (folder / "images" / split).mkdir(parents=True, exist_ok=True)
@@ -280,7 +248,7 @@ def write_shapes_coco(
             identity = number * 1_000_000 + index + 1
             name = f"{identity:012d}.png"
             _write_image(folder / "images" / split / name, sample.image)
-            images.append({"id": identity, "file_name": name, "height": size[0], "width": size[1]})
+            images.append({"id": identity, "file_name": name, "height": data.size[0], "width": data.size[1]})
             for mask, box, label in zip(sample.masks, sample.boxes, sample.labels, strict=True):
                 code = coco.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
                 annotations.append(
@@ -291,7 +259,7 @@ def write_shapes_coco(
                         "bbox": box.tolist(),
                         "area": int(mask.sum()),
                         "iscrowd": 0,
-                        "segmentation": {"size": list(size), "counts": code["counts"].decode("ascii")},
+                        "segmentation": {"size": list(data.size), "counts": code["counts"].decode("ascii")},
                     }
                 )
         (folder / "annotations").mkdir(exist_ok=True)
@@ -301,41 +269,24 @@ def write_shapes_coco(
 
 
 def write_shapes_bsds(
-    folder: str | Path,
-    *,
-    train: int = 16,
-    val: int = 4,
-    seed: int = 0,
-    size: tuple[int, int] = (96, 128),
-    annotators: int = 3,
+    folder: str | Path, *, train: int, val: int, seed: int = 0, size: tuple[int, int] = (96, 128)
 ) -> Path:
-    """Write :class:`ShapesSegmentation` in the layout of BSDS500.
+    """Write :class:`ShapesSegmentation` in the layout of BSDS500 and return its folder.
 
     ``data/images/{train,val}/*.jpg`` and ``data/groundTruth/{train,val}/*.mat`` (labels from 1, a cell per person).
-
-    Args:
-        folder: made if need be.
-        train: images of the training split.
-        val: images of the validation split.
-        seed: seed of the images.
-        size: height and width.
-        annotators: label maps an image.
-
-    Returns:
-        The folder.
     """
     from scipy import io
 
     folder = Path(folder)
     for number, (split, length) in enumerate((("train", train), ("val", val))):
-        data = ShapesSegmentation(length, size=size, annotators=annotators, seed=2 * seed + number)
+        data = ShapesSegmentation(length, size=size, seed=2 * seed + number)
         images, truth = folder / "data" / "images" / split, folder / "data" / "groundTruth" / split
         images.mkdir(parents=True, exist_ok=True)
         truth.mkdir(parents=True, exist_ok=True)
         for index, sample in enumerate(data[i] for i in range(length)):
             identity = f"{number * 100_000 + index + 1:06d}"
             _write_image(images / f"{identity}.jpg", sample.image)
-            cells = np.empty((1, annotators), object)
+            cells = np.empty((1, ANNOTATORS), object)
             for a, labels in enumerate(sample.segmentations):
                 cells[0, a] = {"Segmentation": (labels + 1).numpy().astype(np.uint16), "Boundaries": _borders(labels)}
             io.savemat(truth / f"{identity}.mat", {"groundTruth": cells}, do_compression=True)
@@ -357,3 +308,45 @@ def _write_image(path: Path, image: Tensor) -> None:
         raise MissingExtraError("writing images needs Pillow: pip install 'matbackprop[metrics]'.") from None
     options: dict[str, Any] = {"quality": 97, "subsampling": 0} if path.suffix == ".jpg" else {}
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(path, **options)
+
+
+# ------------------------------------------------------------------------------------------------------------ the place
+
+
+def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: int, cache: Path | None) -> Path:
+    """The folder of a recipe's data set: made on the fly, named by the user, or under ``MATBACKPROP_DATA``.
+
+    Args:
+        name: of the folder under ``MATBACKPROP_DATA``, and of the layout.
+        root: the folder that the user named, or None.
+        made: training images to make on the fly instead, with fewer validation images beside them; 0 for none.
+        cache: where made images are kept; None for the default cache.
+
+    Raises:
+        DataError: no data set is named.
+
+    Example:
+        >>> dataset_folder("coco", Path("somewhere"), made=0, cache=None).name
+        'somewhere'
+    """
+    if made:
+        cache = cache or default_cache_folder()
+        folder = cache / f"shapes-{name.lower()}-{made}"
+        if not folder.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                if name == "coco":
+                    write_shapes_coco(Path(scratch) / name, train=made, val=max(made // 4, 1))
+                else:
+                    write_shapes_bsds(Path(scratch) / name, train=made, val=max(made // 2, 1))
+                with contextlib.suppress(OSError):  # another process was first
+                    (Path(scratch) / name).rename(folder)
+        return folder
+    if root is not None:
+        return root
+    if "MATBACKPROP_DATA" not in os.environ:
+        raise DataError(
+            f"no data set is named: give --data.root FOLDER (in the layout of {name}), set MATBACKPROP_DATA to the "
+            f"folder that holds {name}/, or make images on the fly with --data.made 64."
+        )
+    return Path(os.environ["MATBACKPROP_DATA"]) / name

@@ -22,13 +22,14 @@ BOX = "box"
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return a device by name; ``"auto"`` takes CUDA where there is one.
+    """Return a device by name; ``"auto"`` takes CUDA where there is one, ``"gpu"`` is another word for ``"cuda"``.
 
     Raises:
         ConfigurationError: CUDA was asked for and there is none.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = "cuda" if name == "gpu" else name
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("there is no CUDA device that torch can use; take cpu or auto.")
     return torch.device(name)

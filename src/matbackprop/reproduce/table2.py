@@ -27,6 +27,7 @@ from matbackprop.data.cache import cache_key
 from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.inference.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
+from matbackprop.inference.image_sets import Segmented, segment_images, warm
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.config import VARIANTS
@@ -48,7 +49,6 @@ from matbackprop.training.ncuts import (
 )
 from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
-from matbackprop.training.segmenting import Segmented, segment_images, warm
 
 log = logging.getLogger("matbackprop")
 

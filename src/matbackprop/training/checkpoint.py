@@ -1,9 +1,7 @@
 """Checkpoints that are never half-written, that say when they are damaged, and that execute nothing.
 
 A checkpoint is an ordinary ``torch.save`` file whose archive comment carries its own SHA-256: plain
-``torch.load(path, weights_only=True)`` reads it, :func:`load_checkpoint` verifies it first. Writing goes to a temporary
-file, which is flushed to the disk and then renamed over the target, so that a crash at any moment leaves either the
-old or the new file.
+``torch.load(path, weights_only=True)`` reads it, :func:`load_checkpoint` verifies it first.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,16 +20,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import CheckpointError
-from matbackprop.files import fsync_folder
-
-__all__ = [
-    "latest_checkpoint",
-    "load_checkpoint",
-    "random_state",
-    "save_checkpoint",
-    "set_random_state",
-    "verify_checkpoint",
-]
+from matbackprop.files import atomic_file
 
 log = logging.getLogger("matbackprop")
 
@@ -87,23 +76,15 @@ def save_checkpoint(content: Mapping[str, Any], path: str | Path, *, keep: str |
     path = Path(path)
     plain = _plain(content, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            hashing = _HashingFile(file)
-            torch.save(plain, hashing)  # type: ignore[arg-type]
-            hashing.finish()
-            file.flush()
-            os.fsync(file.fileno())
+    with atomic_file(path) as file:
+        hashing = _HashingFile(file)
+        torch.save(plain, hashing)  # type: ignore[arg-type]
+        hashing.finish()
         if keep is not None and path.exists():
             _link(path, Path(keep))
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Verify a checkpoint's checksum and read it with ``torch.load(weights_only=True)``.
 
     Raises:
@@ -112,7 +93,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
     path = Path(path)
     verify_checkpoint(path)
     try:
-        return torch.load(path, map_location=map_location, weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
@@ -141,7 +122,7 @@ def verify_checkpoint(path: Path) -> None:
         raise CheckpointError(f"{path} is damaged: its content does not fit its checksum.")
 
 
-def latest_checkpoint(folder: str | Path, say: Callable[[str], None] = log.warning) -> Path | None:
+def latest_checkpoint(folder: str | Path) -> Path | None:
     """Return the newest undamaged checkpoint of a folder, or None where there is none at all.
 
     A damaged ``last.ckpt`` is announced and ``previous.ckpt`` used instead.
@@ -159,10 +140,10 @@ def latest_checkpoint(folder: str | Path, say: Callable[[str], None] = log.warni
             verify_checkpoint(path)
         except CheckpointError as error:
             damaged.append(path)
-            say(f"{error} Looking for the checkpoint before it.")
+            log.warning(f"{error} Looking for the checkpoint before it.")
             continue
         if damaged:
-            say(f"Resuming from {path}; the steps after it are done again.")
+            log.warning(f"Resuming from {path}; the steps after it are done again.")
         return path
     if damaged:
         raise CheckpointError(

@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     from matbackprop.training.run_folder import RunFolder
     from matbackprop.training.system import Data, System
 
-__all__ = [
-    "RECIPES",
-    "EngineConfig",
-    "Recipe",
-    "check_ranges",
-    "differences",
-    "from_json",
-    "get_recipe",
-    "merge",
-    "read_config_file",
-    "resolve",
-    "to_json",
-]
-
 T = TypeVar("T")
 
 RECIPES = {"o2p": "matbackprop.training.o2p_config", "ncuts": "matbackprop.training.ncuts_config"}
@@ -140,25 +126,22 @@ def check_ranges(where: str, config: Any, **ranges: str) -> None:
 
 @dataclass(frozen=True)
 class Recipe(Generic[T]):
-    """One kind of run: its configuration, its presets and how modules and data are built from it.
-
-    Args:
-        name: the word after ``matbackprop train``.
-        config_class: the configuration's dataclass; it has a field ``engine``.
-        presets: ``smoke``, ``small``, ``paper``, … → configuration.
-        build: configuration → (system, data). Called with the seed set.
-        export: called at the end with the run folder and both, on the first process only: what others use of the run.
-        figures: called after it in the same way, where a report is wanted.
-        summary: one line for ``--help``.
-    """
+    """One kind of run: its configuration, its presets and how modules and data are built from it."""
 
     name: str
+    """The word after ``matbackprop train``."""
     config_class: type[T]
+    """The configuration's dataclass; it has a field ``engine``."""
     presets: Mapping[str, T]
+    """``smoke``, ``small``, ``paper``, … → configuration."""
     build: Callable[[T], tuple[System, Data]]
-    export: Callable[[RunFolder, Any, Any], None] | None = None
-    figures: Callable[[RunFolder, Any, Any], None] | None = None
+    """Configuration → (system, data). Called with the seed set."""
+    export: Callable[[RunFolder, Any, Any], None] = lambda run, system, data: None
+    """Called at the end with the run folder and both, on the first process only: what others use of the run."""
+    figures: Callable[[RunFolder, Any, Any], None] = lambda run, system, data: None
+    """Called after it in the same way, where a report is wanted."""
     summary: str = ""
+    """One line for ``--help``."""
 
     def preset(self, name: str) -> T:
         """Return a copy of a preset."""
@@ -229,14 +212,24 @@ def from_json(kind: type[T], data: Any) -> T:
 
 
 def merge(config: T, overrides: Mapping[str, Any]) -> T:
-    """Return ``config`` with nested ``overrides`` laid over it."""
+    """Return ``config`` with ``overrides`` laid over it: nested tables or dotted names."""
+    data = to_json(config)
+    _lay_over(data, overrides)
+    return from_json(type(config), data)
 
-    def lay(base: Any, over: Any) -> Any:
-        if isinstance(base, dict) and isinstance(over, Mapping):
-            return {**base, **{key: lay(base.get(key), value) for key, value in over.items()}}
-        return over
 
-    return from_json(type(config), lay(to_json(config), _nested(overrides)))
+def _lay_over(fields: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        *parents, last = str(key).split(".")
+        place = fields
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ConfigurationError(f"the field {key!r} is given both as a value and as a table.")
+        if isinstance(place.get(last), dict) and isinstance(value, Mapping):
+            _lay_over(place[last], value)
+        else:
+            place[last] = value
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -261,10 +254,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 def resolve(recipe: Recipe[T], preset: str, file: Path | None = None) -> T:
     """Return a preset with a file's fields laid over it."""
     config = recipe.preset(preset)
-    if file is None:
-        return config
-    overrides = read_config_file(file)
-    return merge(config, overrides)
+    return config if file is None else merge(config, read_config_file(file))
 
 
 def differences(one: Any, two: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -282,60 +272,31 @@ def differences(one: Any, two: Any, prefix: str = "") -> dict[str, tuple[Any, An
     return {} if one == two else {prefix.rstrip("."): (one, two)}
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted keys into nested dicts."""
-    out: dict[str, Any] = {}
-    for key, value in flat.items():
-        value = _nested(value) if isinstance(value, Mapping) else value
-        *parents, last = str(key).split(".")
-        place = out
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise ConfigurationError(f"the field {key!r} is given both as a value and as a table.")
-        if isinstance(place.get(last), dict) and isinstance(value, dict):
-            place[last].update(value)
-        else:
-            place[last] = value
-    return out
-
-
 def _build(kind: Any, data: Any, where: str) -> Any:
     """Build a value of type ``kind`` from plain data; ``where`` is the dotted name for messages."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return data
-    if origin is typing.Annotated:
-        return _build(arguments[0], data, where)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, data, where)
     if origin in (Union, types.UnionType):
         return _build_union(arguments, data, where)
     if origin is Literal:
         if data not in arguments:
             raise ConfigurationError(f"{where} is {data!r}; it must be one of {', '.join(map(repr, arguments))}.")
         return data
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(kind, data, where)
-    if origin in (list, tuple, set):
+    if origin in (list, tuple):
         if not isinstance(data, (list, tuple)):
             raise _wrong(where, data, "a list")
-        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            if len(arguments) != len(data):
-                raise _wrong(where, data, f"a list of {len(arguments)} values")
-            return tuple(_build(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, data, strict=True)))
-        return origin(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(data))
-    if origin is dict or kind is dict:
-        if not isinstance(data, Mapping):
-            raise _wrong(where, data, "a table")
-        value_kind = arguments[1] if arguments else Any
-        return {str(k): _build(value_kind, v, f"{where}.{k}") for k, v in data.items()}
+        if origin is list or arguments[-1] is Ellipsis:
+            arguments = arguments[:1] * len(data)
+        if len(arguments) != len(data):
+            raise _wrong(where, data, f"a list of {len(arguments)} values")
+        return origin(_build(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, data, strict=True)))
     return _build_plain(kind, data, where)
 
 
 def _build_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data is None:
-        if type(None) in arguments:
-            return None
-        raise _wrong(where, data, "a value")
+    if data is None and type(None) in arguments:
+        return None
     problems = []
     for kind in sorted((a for a in arguments if a is not type(None)), key=lambda a: a is str):
         try:
@@ -349,35 +310,32 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise _wrong(where or kind.__name__, data, "a table of fields")
     hints = typing.get_type_hints(kind)
-    fields = {f.name for f in dataclasses.fields(kind) if f.init}
+    fields = {f.name for f in dataclasses.fields(kind)}
     for key in data:
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(sorted(fields))}."
             raise ConfigurationError(f"unknown field {(where + '.' if where else '') + key!r}; {hint}")
-    try:
-        return kind(**{k: _build(hints[k], v, f"{where}.{k}".lstrip(".")) for k, v in data.items()})
-    except TypeError as error:
-        raise ConfigurationError(f"{where or kind.__name__}: {error}.") from error
+    return kind(**{k: _build(hints[k], v, f"{where}.{k}".lstrip(".")) for k, v in data.items()})
 
 
 def _build_plain(kind: Any, data: Any, where: str) -> Any:
     if kind is Path and isinstance(data, str):
         return Path(data)
-    if kind is float and isinstance(data, str):
+    if kind is float and isinstance(data, str):  # "inf" and "nan", which JSON does not have
         try:
             return float(data)
         except ValueError:
             raise _wrong(where, data, "a number") from None
-    if kind is float and isinstance(data, (int, float)) and not isinstance(data, bool):
+    if isinstance(data, bool) and kind is not bool:
+        raise _wrong(where, data, kind.__name__)
+    if kind is float and isinstance(data, (int, float)):
         return float(data)
-    if kind is str and isinstance(data, int) and not isinstance(data, bool):
+    if kind is str and isinstance(data, int):
         return str(data)  # devices = 8 in a file
-    if kind is int and isinstance(data, int) and not isinstance(data, bool):
+    if kind is not float and isinstance(data, kind):
         return data
-    if isinstance(kind, type) and kind not in (int, float) and isinstance(data, kind):
-        return data
-    raise _wrong(where, data, getattr(kind, "__name__", str(kind)))
+    raise _wrong(where, data, kind.__name__)
 
 
 def _wrong(where: str, data: Any, needed: str) -> ConfigurationError:

@@ -36,8 +36,6 @@ from matbackprop.training.loading import EpochLoader, ItemSource
 from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.system import Data, System
 
-__all__ = ["CutsConfig", "DemoConfig", "PoolingConfig", "gradient_check", "run_demo"]
-
 _PHOTOGRAPHS = ("astronaut", "coffee", "chelsea")
 _KS = (2, 3, 4, 5, 6, 8)
 _PANELS = {
@@ -132,11 +130,7 @@ def _finite_differences(function: Callable[[Tensor], Tensor], f: Tensor, directi
 def gradient_check(seed: int = 0) -> Table:
     """Compare gradients of log pooling with finite differences, at spectra with and without ties.
 
-    Args:
-        seed: seed of the matrices.
-
-    Returns:
-        A table: the relative error of autograd through ``torch.linalg.eigh`` and of ``second_order_pool``, in float64.
+    The table has the relative error of autograd through ``torch.linalg.eigh`` and of ``second_order_pool``, in float64.
 
     Example:
         >>> table = gradient_check()
@@ -473,14 +467,7 @@ def _segment_photographs(path: Path) -> dict[str, int]:
 
 
 def run_demo(config: DemoConfig | None = None) -> Path:
-    """Run the demonstration and write its page.
-
-    Args:
-        config: the configuration; the default takes about a minute on two processor cores.
-
-    Returns:
-        The path of ``report.html``.
-    """
+    """Run the demonstration, about a minute's work on two processor cores, and return the path of its page."""
     config = config or DemoConfig()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # networks this small gain nothing from more, and one gives the same numbers everywhere

@@ -12,7 +12,7 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from lightning_fabric.strategies import DDPStrategy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from matbackprop.errors import ConfigurationError, NonFiniteError, NumericalError, SolverError
+from matbackprop.inference.loading import choose_device
 from matbackprop.processes import is_first_process
 from matbackprop.progress import Progress, log_on_screen, track
 from matbackprop.training.checkpoint import (
@@ -34,14 +35,12 @@ from matbackprop.training.checkpoint import (
     set_random_state,
 )
 from matbackprop.training.config import EngineConfig, Recipe
-from matbackprop.training.distributed import any_process, gather_objects
 from matbackprop.training.guard import Guard
 from matbackprop.training.loading import EpochLoader, generator_for, map_tensors
-from matbackprop.training.metrics import MetricsWriter
 from matbackprop.training.profiling import StepProfile
 from matbackprop.training.run_folder import RunFolder
 from matbackprop.training.signals import RunInterrupted, StopOnSignal
-from matbackprop.training.system import Data, System
+from matbackprop.training.system import Data, System, any_process, gather_objects
 
 __all__ = ["RunInterrupted", "evaluate", "fit", "is_first_process", "load_weights", "run_recipe", "seed_all"]
 
@@ -66,13 +65,7 @@ def seed_all(seed: int) -> None:
 def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFolder:
     """Train a recipe: seed, build, fit, export, figures, report.
 
-    Args:
-        recipe: what to train.
-        config: its resolved configuration.
-        preset: the preset that the configuration came from; part of the default name of the run folder.
-
-    Returns:
-        The run folder.
+    The preset that the configuration came from is part of the default name of the run folder.
     """
     engine: EngineConfig = config.engine  # type: ignore[attr-defined]
     with _open_run(config, f"{recipe.name}-{preset}") as run:
@@ -82,13 +75,11 @@ def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFo
         if is_first_process():
             if engine.checkpoints:
                 load_weights(run, system)
-            if recipe.export is not None:
-                recipe.export(run, system, data)
+            recipe.export(run, system, data)
             if engine.report:
                 from matbackprop.report.html import write_report
 
-                if recipe.figures is not None:
-                    recipe.figures(run, system, data)
+                recipe.figures(run, system, data)
                 write_report(run)
     return run
 
@@ -101,9 +92,6 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
         system: what is trained.
         data: what it is trained on.
         name: the folder is ``runs/<name>-seed<seed>`` unless ``engine.run`` says otherwise.
-
-    Returns:
-        The run folder.
 
     Raises:
         RunInterrupted: a signal came; the state is saved.
@@ -120,9 +108,9 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
 def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
     """Validate a system in this process alone, with the device and precision of ``config``, and return its metrics."""
     engine: EngineConfig = getattr(config, "engine", config)
-    devices = _devices(engine)
-    cuda = torch.cuda.is_available() and engine.accelerator != "cpu"
-    device = torch.device("cuda", devices[0] if isinstance(devices, list) else 0) if cuda else torch.device("cpu")
+    device, devices = choose_device(engine.accelerator), _devices(engine)
+    if device.type == "cuda" and isinstance(devices, list):
+        device = torch.device("cuda", devices[0])
     system.to(device)
     loader = data.validation_loader()
     with _torch_settings(engine, device):
@@ -131,11 +119,7 @@ def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
 
 
 def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
-    """Load the best (or ``"last"``) weights of a run into a system; the last where there are no best.
-
-    Returns:
-        The file that was read.
-    """
+    """Load the best (or ``"last"``) weights of a run, the last where there are no best, and return their file."""
     path = run.checkpoints / f"{which}.ckpt"
     if which == "best" and not path.exists():
         path = latest_checkpoint(run.checkpoints) or path
@@ -232,7 +216,10 @@ class _Training:
         self._saved_epoch, self._saved_time = self.epoch, time.monotonic()
 
         self.guard = Guard(run, engine, system, self.optimizer, fabric.global_rank, self.scaler.is_enabled())
-        self.metrics = MetricsWriter(run, self.step, self.batch == 0, engine.tensorboard) if self.first else None
+        self.tensorboard: Any = None
+        if self.first:
+            run.keep_metrics_until(self.step, validated=self.batch == 0)
+            self.tensorboard = _tensorboard(run, self.step) if engine.tensorboard else None
         measured = engine.profile_steps if engine.profile and self.first else 0
         self.profile = StepProfile(system, run.profile_path, self.steps, measured)
         self.progress = Progress("Training", self.steps, self.step, quiet=not (self.first and engine.progress))
@@ -254,8 +241,8 @@ class _Training:
                         self._stop_if_asked(agree=True)
             finally:
                 self.progress.close()
-                if self.metrics is not None:
-                    self.metrics.close()
+                if self.tensorboard is not None:
+                    self.tensorboard.close()
             self.profile.finish()
             if self.first:
                 self.run_folder.write_summary(self._summary(time.perf_counter() - started))
@@ -329,8 +316,7 @@ class _Training:
             self._stop_if_asked()
             return
         self.validation = numbers
-        if self.metrics is not None:
-            self.metrics.write(self.step, self.epoch, numbers)
+        self._write_line(numbers)
         self.system.validated(self.epoch, numbers)
         if self.data.may_choose:
             self._note_best()
@@ -364,8 +350,14 @@ class _Training:
         if self.step > then:
             numbers["train/steps_per_second"] = (self.step - then) / max(self._timer[1] - at, 1e-9)
         numbers["train/learning_rate"] = rate
-        if self.metrics is not None:
-            self.metrics.write(self.step, self.epoch, numbers)
+        self._write_line(numbers)
+
+    def _write_line(self, numbers: Mapping[str, float]) -> None:
+        if self.first:
+            self.run_folder.append_metrics({"step": self.step, "epoch": self.epoch, **numbers})
+        if self.tensorboard is not None:
+            for name, value in numbers.items():
+                self.tensorboard.add_scalar(name, value, self.step)
 
     def _stop_if_asked(self, agree: bool = False) -> None:
         """Save and end where a signal came; several processes ask each other every ``guard_every`` steps."""
@@ -498,6 +490,16 @@ def _validate(
         set_random_state(before)
 
 
+def _tensorboard(run: RunFolder, step: int) -> Any:
+    """TensorBoard's writer, which drops what an interrupted run wrote after a step; None where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        log.warning("TensorBoard is not installed: curves are in metrics.jsonl only (pip install tensorboard).")
+        return None
+    return SummaryWriter(str(run.tensorboard), purge_step=step + 1 if step else None)
+
+
 # --------------------------------------------------------------------------------------------- devices and precision
 
 
@@ -559,23 +561,15 @@ def _open_run(config: Any, name: str) -> Iterator[RunFolder]:
         if not is_first_process():
             yield run
             return
-        with run.locked():
+        with run.locked(), log_on_screen():
             run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
-            with _logging_to(run):
-                yield run
-
-
-@contextmanager
-def _logging_to(run: RunFolder) -> Iterator[None]:
-    """Let what is said also go to ``log.txt``, and to the screen where nobody else listens."""
-    file = logging.FileHandler(run.log_path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    with log_on_screen():
-        for logger in (log, _file_log):
-            logger.addHandler(file)
-        try:
-            yield
-        finally:
+            file = logging.FileHandler(run.log_path)
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             for logger in (log, _file_log):
-                logger.removeHandler(file)
-            file.close()
+                logger.addHandler(file)
+            try:
+                yield run
+            finally:
+                for logger in (log, _file_log):
+                    logger.removeHandler(file)
+                file.close()

@@ -11,8 +11,6 @@ from torch.func import functional_call
 
 from matbackprop._torch import scaled
 
-__all__ = ["GraphedLoss"]
-
 _WARM_UP = 3
 
 

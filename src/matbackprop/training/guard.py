@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,9 @@ from torch.optim import Optimizer
 from matbackprop.errors import CheckpointError, NonFiniteError
 from matbackprop.files import atomic_write
 from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
-from matbackprop.training.distributed import any_process
-from matbackprop.training.run_folder import plain_numbers
-
-if TYPE_CHECKING:
-    from matbackprop.training.config import EngineConfig
-    from matbackprop.training.run_folder import RunFolder
-    from matbackprop.training.system import System
-
-__all__ = ["Guard", "flatten_tensors"]
+from matbackprop.training.config import EngineConfig
+from matbackprop.training.run_folder import RunFolder, plain_numbers
+from matbackprop.training.system import System, any_process
 
 
 def flatten_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -59,7 +53,7 @@ class Guard:
         run: where the report goes.
         config: ``gradient_clip``, ``guard_every`` and ``accumulate``.
         system: what is trained; it records ``train/gradient_norm``.
-        optimizer: on the device of the system.
+        optimizer: the system's.
         rank: number of this process.
         scaled: whether gradients are scaled for float16, where Inf is met on purpose and handled by the scaler.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from matbackprop.errors import ConfigurationError, DataError
 
-__all__ = ["BatchSource", "EpochLoader", "ItemSource", "generator_for", "map_tensors"]
+_AHEAD = 2  # batches that each thread reads ahead
 
 
 class BatchSource(Protocol):
@@ -32,7 +32,7 @@ class BatchSource(Protocol):
         ...
 
 
-def generator_for(*keys: int, device: str | torch.device = "cpu") -> torch.Generator:
+def generator_for(*keys: int) -> torch.Generator:
     """Return a generator whose numbers depend on all ``keys`` and on nothing else.
 
     Use it for augmentation: ``generator_for(seed, epoch, index)``.
@@ -42,7 +42,7 @@ def generator_for(*keys: int, device: str | torch.device = "cpu") -> torch.Gener
         tensor([True])
     """
     word = np.random.SeedSequence([int(k) & 0xFFFFFFFFFFFFFFFF for k in keys]).generate_state(1, np.uint64)[0]
-    return torch.Generator(device=device).manual_seed(int(word) & 0x7FFFFFFFFFFFFFFF)
+    return torch.Generator().manual_seed(int(word) & 0x7FFFFFFFFFFFFFFF)
 
 
 class ItemSource:
@@ -50,22 +50,17 @@ class ItemSource:
 
     Args:
         length: number of items.
-        item: called as ``item(index, epoch)``; returns a tensor, a number, or a dict or tuple of them.
-        collate: list of items → batch; torch's default stacks tensors.
+        item: called as ``item(index, epoch)``; returns a tensor, a number, or a dict or tuple of them, to be stacked.
     """
 
-    def __init__(
-        self, length: int, item: Callable[[int, int], Any], collate: Callable[[list[Any]], Any] | None = None
-    ) -> None:
-        self.length = length
-        self.item = item
-        self.collate = collate or torch.utils.data.default_collate
+    def __init__(self, length: int, item: Callable[[int, int], Any]) -> None:
+        self.length, self.item = length, item
 
     def __len__(self) -> int:
         return self.length
 
     def fetch(self, indices: Tensor, epoch: int) -> Any:
-        return self.collate([self.item(int(i), epoch) for i in indices])
+        return torch.utils.data.default_collate([self.item(int(i), epoch) for i in indices])
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -89,19 +84,17 @@ class EpochLoader:
     """Batches of any epoch, in an order that depends on the seed and the epoch alone.
 
     With W processes a step's batch has W·batch_size items: process r takes the r-th part of it, so that two processes
-    see together what one with the doubled batch sees.
+    see together what one with the doubled batch sees. In training (``shuffle``) the last items are left out where they
+    do not fill a batch on every process, and items too few for one batch are repeated to fill it. In evaluation all
+    items are spread over the processes, and none is seen twice.
 
     Args:
         source: where batches come from.
         batch_size: items per process and batch.
         seed: decides the order.
         shuffle: a new order every epoch; otherwise 0, 1, 2, …
-        drop_last: leave out the last items where they do not fill a batch on every process. Without it and with
-            ``shuffle`` they are filled up from the epoch's beginning; without ``shuffle`` (evaluation) all items are
-            spread over the processes, and none is seen twice.
         weights: draw items with replacement in proportion to these instead of taking each once.
         threads: threads that read ahead, which suits memory-mapped arrays; 0 reads in the calling thread.
-        prefetch: batches that each thread reads ahead.
         pin_memory: copy batches to page-locked memory, from where a GPU takes them faster.
 
     Example:
@@ -117,28 +110,21 @@ class EpochLoader:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        drop_last: bool | None = None,
         weights: Sequence[float] | Tensor | None = None,
         threads: int = 0,
-        prefetch: int = 2,
         pin_memory: bool | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigurationError(f"batch_size is {batch_size}; it must be at least 1.")
         if len(source) == 0:
             raise DataError("there is nothing to load: the data source is empty.")
-        self.source = source
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle
+        self.source, self.batch_size, self.seed, self.shuffle = source, batch_size, seed, shuffle
         self.weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         if self.weights is not None and self.weights.shape != (len(source),):
             raise ConfigurationError(f"{tuple(self.weights.shape)} weights for {len(source)} items.")
         self.threads = threads
-        self.prefetch = max(1, prefetch)
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.rank, self.world = 0, 1
-        self._drop_last = drop_last
 
     # ---------------------------------------------------------------------------------------------------------- order
 
@@ -151,9 +137,7 @@ class EpochLoader:
 
     @property
     def drop_last(self) -> bool:
-        """Whether an incomplete last batch is left out; by default in training, where one batch at least is whole."""
-        if self._drop_last is not None:
-            return self._drop_last
+        """Whether an incomplete last batch is left out: in training, where one batch at least is whole."""
         return self.shuffle and len(self.source) >= self.batch_size * self.world
 
     def __len__(self) -> int:
@@ -180,7 +164,7 @@ class EpochLoader:
         if self.drop_last or not rest:
             order = order[: whole * size]
         elif self.shuffle:
-            order = torch.cat([order, order.repeat(-(-size // len(order)))])[: (whole + 1) * size]
+            order = order.repeat(-(-size // len(order)))[:size]
         elif self.world > 1:
             # Every process gets the same number of batches, some of them smaller, and no item twice.
             mine = order[self.rank :: self.world]
@@ -191,25 +175,25 @@ class EpochLoader:
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield this process's batches of an epoch, from the ``start``-th on."""
-        keys = [(epoch, indices) for indices in self.batches(epoch)[start:]]
+        batches = self.batches(epoch)[start:]
         if self.threads:
-            yield from self._read_in_threads(keys)
+            yield from self._read_in_threads(batches, epoch)
         else:
-            for _, indices in keys:
-                yield self._pinned(self.source.fetch(indices, epoch))
+            yield from (self._fetch(indices, epoch) for indices in batches)
 
-    def _pinned(self, batch: Any) -> Any:
+    def _fetch(self, indices: Tensor, epoch: int) -> Any:
+        batch = self.source.fetch(indices, epoch)
         return map_tensors(batch, Tensor.pin_memory) if self.pin_memory else batch
 
-    def _read_in_threads(self, keys: list[tuple[int, Tensor]]) -> Iterator[Any]:
+    def _read_in_threads(self, batches: list[Tensor], epoch: int) -> Iterator[Any]:
         """Read ahead in threads; batches come out in order."""
         stop = threading.Event()
-        slots: list[queue.Queue[Any]] = [queue.Queue(self.prefetch) for _ in range(self.threads)]
+        slots: list[queue.Queue[Any]] = [queue.Queue(_AHEAD) for _ in range(self.threads)]
 
         def work(number: int) -> None:
-            for epoch, indices in keys[number :: self.threads]:
+            for indices in batches[number :: self.threads]:
                 try:
-                    result: Any = (True, self._pinned(self.source.fetch(indices, epoch)))
+                    result: Any = (True, self._fetch(indices, epoch))
                 except BaseException as error:
                     result = (False, error)
                 while not stop.is_set():
@@ -225,7 +209,7 @@ class EpochLoader:
         for thread in pool:
             thread.start()
         try:
-            for i in range(len(keys)):
+            for i in range(len(batches)):
                 good, value = slots[i % self.threads].get()
                 if not good:
                     raise value

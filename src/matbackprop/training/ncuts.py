@@ -20,11 +20,11 @@ from torch.nn import functional as nnf
 from matbackprop.cuda import cuts
 from matbackprop.data.bsds import BSDS, tuning_split
 from matbackprop.data.cache import default_cache_folder
-from matbackprop.data.locate import dataset_folder
 from matbackprop.data.prepared import STRIDES, PreparedImage, PreparedImages, pad_stack, prepare_images
-from matbackprop.data.shapes import write_shapes_bsds
+from matbackprop.data.shapes import dataset_folder
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.inference.image_sets import segment_images
 from matbackprop.metrics.evaluation import evaluate_segmentations
 from matbackprop.models.backbones import build_backbone
 from matbackprop.models.config import NCutsModelConfig
@@ -35,7 +35,6 @@ from matbackprop.training.graphs import GraphedLoss
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig
 from matbackprop.training.run_folder import RunFolder
-from matbackprop.training.segmenting import segment_images
 from matbackprop.training.system import Data, System
 
 SCALES = 6
@@ -48,14 +47,7 @@ MAX_GRAPHS = 4
 
 def data_folder(config: ImageDataConfig) -> Path:
     """The folder to read, in BSDS500's layout; shapes are made there first when they are asked for."""
-    return dataset_folder(
-        "BSDS500",
-        config.root,
-        made=config.made,
-        val=max(config.made // 2, 1),
-        write=write_shapes_bsds,
-        cache=config.cache or default_cache_folder(),
-    )
+    return dataset_folder("BSDS500", config.root, config.made, config.cache)
 
 
 def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> PreparedImages:

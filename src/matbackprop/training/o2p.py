@@ -30,17 +30,16 @@ from matbackprop.data.coco_regions import (
     check_same_categories,
     tuning_split,
 )
-from matbackprop.data.locate import dataset_folder
-from matbackprop.data.shapes import write_shapes_coco
+from matbackprop.data.shapes import dataset_folder
+from matbackprop.inference.loading import choose_device
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.solvers import batched_eigh
-from matbackprop.training.distributed import gather_rows
 from matbackprop.training.engine import evaluate
 from matbackprop.training.loading import EpochLoader
 from matbackprop.training.o2p_config import O2PConfig, RegionDataConfig
 from matbackprop.training.run_folder import RunFolder
-from matbackprop.training.system import Data, System
+from matbackprop.training.system import Data, System, gather_rows
 
 LARGE = 400
 """Regions of at least this many pixels are also scored on their own."""
@@ -51,14 +50,7 @@ LARGE = 400
 
 def data_folder(config: RegionDataConfig) -> Path:
     """The COCO-format folder to read; shapes are made there first when they are asked for."""
-    return dataset_folder(
-        "coco",
-        config.root,
-        made=config.made,
-        val=max(config.made // 4, 1),
-        write=write_shapes_coco,
-        cache=config.cache or default_cache_folder(),
-    )
+    return dataset_folder("coco", config.root, config.made, config.cache)
 
 
 def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
@@ -129,16 +121,6 @@ class RegionData(Data):
         """Names of the classes."""
         return self.train_regions.classes
 
-    @property
-    def validation_labels(self) -> np.ndarray:
-        """Classes of the validation regions, in order."""
-        return self.validation_regions.labels[self.positions["validation"]]
-
-    @property
-    def validation_areas(self) -> np.ndarray:
-        """Areas of the validation regions, in order."""
-        return self.validation_regions.areas[self.positions["validation"]]
-
     @cached_property
     def sources(self) -> dict[str, Any]:
         """Where the batches of both parts come from; descriptors that do not learn are computed on the first use."""
@@ -202,10 +184,7 @@ class RegionData(Data):
 
 
 def described(network: RegionClassifier, regions: Regions, data: RegionDataConfig) -> Tensor:
-    """Descriptors of all regions by a network whose features do not learn: computed once, and cached as float16.
-
-    They are computed on the GPU if there is one.
-    """
+    """Descriptors of all regions by a network whose features do not learn: computed once, and cached as float16."""
     weights = hashlib.sha256()
     projections = {k: v for k, v in network.pooled.state_dict().items() if k.endswith("reduce.weight")}
     for name, value in [*network.backbone.state_dict().items(), *projections.items()]:
@@ -213,7 +192,7 @@ def described(network: RegionClassifier, regions: Regions, data: RegionDataConfi
     key = {"regions": regions.path.name, "network": network.hparams_dict, "weights": weights.hexdigest()}
     path = (data.cache or default_cache_folder()) / f"described-{cache_key(key)}"
     if not path.exists():
-        device = _fastest_device()
+        device = choose_device()
         copied = copy.deepcopy(network).to(device).eval()
 
         def chunks() -> Any:
@@ -229,13 +208,9 @@ def project(network: RegionClassifier, train: Regions, positions: np.ndarray, da
     """Start the projections of a network whose features do not learn, on 512 training regions, the same every time."""
     if any(pooling.reduce is not None for pooling in network.poolings().values()):
         chosen = positions[np.linspace(0, len(positions) - 1, min(len(positions), 512)).astype(np.int64)]
-        copied = copy.deepcopy(network).to(_fastest_device()).eval()
-        copied.project([batch["image"] for batch in _in_order(train, chosen, data, _fastest_device())])
+        copied = copy.deepcopy(network).to(choose_device()).eval()
+        copied.project([batch["image"] for batch in _in_order(train, chosen, data, choose_device())])
         network.load_state_dict(copied.state_dict())
-
-
-def _fastest_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _in_order(

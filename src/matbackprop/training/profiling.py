@@ -13,18 +13,10 @@ from torch import nn
 
 from matbackprop.files import atomic_write
 
-__all__ = ["StepProfile", "structured_layers"]
-
-PARTS = (
-    "data",
-    "network forward",
-    "layer forward",
-    "network backward",
-    "layer backward",
-    "gradient checks",
-    "optimiser",
-    "loop",
-)
+PARTS = ("data", "network forward", "layer forward", "network backward", "layer backward", "gradient checks",
+         "optimiser", "loop")  # fmt: skip
+SKIPPED = 5
+"""Steps that are left out at first, or fewer where the training is short."""
 
 
 def structured_layers(module: nn.Module) -> list[nn.Module]:
@@ -37,7 +29,7 @@ def structured_layers(module: nn.Module) -> list[nn.Module]:
 
 
 class StepProfile:
-    """Times ``steps`` steps after ``skip`` and divides them; the device is waited for at every boundary meanwhile.
+    """Times steps after the first few and divides them; the device is waited for at every boundary meanwhile.
 
     The loop calls :meth:`begin` before a step, :meth:`mark` with the name of the part that has just ended, and
     :meth:`end` after the step. The structured layer's part is that of :func:`structured_layers`.
@@ -47,14 +39,13 @@ class StepProfile:
         path: the JSON file of the result.
         planned: steps that the training will have.
         steps: steps to average; with 0 nothing is measured.
-        skip: steps left out at first, or fewer where the training is short.
     """
 
-    def __init__(self, system: nn.Module, path: Path, planned: int, steps: int = 20, skip: int = 5) -> None:
+    def __init__(self, system: nn.Module, path: Path, planned: int, steps: int = 20) -> None:
         self.path = path
         self.steps = steps
         self.active = steps > 0
-        self.skip = skip if planned >= skip + steps else min(1, planned - 1)
+        self.skip = SKIPPED if planned >= SKIPPED + steps else min(1, planned - 1)
         self.result: dict[str, Any] | None = None
         self._device = next(system.parameters()).device
         self._seen = self._counted = 0

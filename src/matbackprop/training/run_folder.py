@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -33,36 +34,16 @@ from typing import Any
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.files import atomic_write, locked, remove_written
-from matbackprop.training.config import differences, to_json
-
-__all__ = ["RunFolder", "versions"]
+from matbackprop.training.config import EngineConfig, differences, to_json
 
 log = logging.getLogger("matbackprop")
 
-_FREE_FIELDS = {
-    "run",
-    "resume",
-    "overwrite",
-    "devices",
-    "nodes",
-    "strategy",
-    "accelerator",
-    "max_epochs",
-    "log_every",
-    "checkpoints",
-    "checkpoint_every_steps",
-    "checkpoint_every_epochs",
-    "checkpoint_min_seconds",
-    "guard_every",
-    "profile",
-    "profile_steps",
-    "tensorboard",
-    "progress",
-    "report",
-}
-"""Fields of the engine that may change when a run is resumed."""
+_FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate", "validate_every",
+          "monitor", "monitor_mode"}  # fmt: skip
+"""Fields of the engine that may not change when a run is resumed; the others say how it is carried out."""
 
-
+_PACKAGES = ("matbackprop", "torch", "lightning-fabric", "torchmetrics", "numpy", "scipy", "safetensors", "triton",
+             "cupy-cuda12x")  # fmt: skip
 _MARK = ".matbackprop-run"
 _LOCK = ".lock"
 _FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "profile.json", "summary.json", "report.html")
@@ -84,17 +65,7 @@ _WRITTEN = (
 def versions() -> dict[str, Any]:
     """Return versions, git revision, platform and command of this process."""
     packages = {}
-    for name in (
-        "matbackprop",
-        "torch",
-        "lightning-fabric",
-        "torchmetrics",
-        "numpy",
-        "scipy",
-        "safetensors",
-        "triton",
-        "cupy-cuda12x",
-    ):
+    for name in _PACKAGES:
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -170,13 +141,9 @@ class RunFolder:
             config: a configuration dataclass or its JSON form; saved as ``config.json``.
             resume: continue the run that is there; its configuration must be the same but for how the run is
                 carried out.
-            overwrite: remove what a run wrote to a folder that is there.
+            overwrite: remove what a run wrote to a folder that is there; where it holds anything else, nothing is
+                removed and ConfigurationError raised.
             seed: noted in ``versions.json``.
-
-        Raises:
-            ConfigurationError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set; or the
-                configuration differs from that of the run to resume; or the folder is to be overwritten and holds
-                something that no run wrote, in which case nothing is removed.
         """
         data = to_json(config)
         marked = (self.path / _MARK).is_file()
@@ -203,11 +170,7 @@ class RunFolder:
         return self
 
     def locked(self) -> AbstractContextManager[None]:
-        """Let no other process write to the folder; it is made if need be.
-
-        Raises:
-            ConfigurationError: another process is writing to it.
-        """
+        """Let no other process write to the folder, which is made if need be; raise where one is writing to it."""
         self.path.mkdir(parents=True, exist_ok=True)
         return locked(
             self.path / _LOCK,
@@ -227,7 +190,7 @@ class RunFolder:
 
     def _check_same(self, data: Any) -> None:
         prefix = "engine." if "engine" in data else ""
-        free = {prefix + name for name in _FREE_FIELDS}
+        free = {prefix + one.name for one in dataclasses.fields(EngineConfig) if one.name not in _FIXED}
         differing = differences(self.read_config(), data)
         if prefix + "max_epochs" in differing:
             before, now = differing[prefix + "max_epochs"]
@@ -307,9 +270,7 @@ class RunFolder:
     def keep_metrics_until(self, step: int, validated: bool = True) -> None:
         """Drop the lines after ``step``, which a run that resumes there writes again.
 
-        Args:
-            step: optimiser steps done.
-            validated: keep the numbers of a validation after that very step.
+        The numbers of a validation after that very step stay where it is done (``validated``).
         """
         kept = [
             line

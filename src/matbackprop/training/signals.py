@@ -9,8 +9,6 @@ import time
 from types import FrameType
 from typing import Any
 
-__all__ = ["RunInterrupted", "StopOnSignal"]
-
 
 class RunInterrupted(Exception):
     """A signal ended the run after its state was saved, where checkpoints are wanted.

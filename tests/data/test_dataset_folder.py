@@ -1,27 +1,20 @@
 """Where a recipe's data set lies."""
 
-from pathlib import Path
-
 import pytest
 
-from matbackprop.data.locate import dataset_folder
+from matbackprop.data.shapes import dataset_folder
 from matbackprop.errors import DataError
 
 
-def _write(folder: Path, *, train: int, val: int, seed: int) -> None:
-    folder.mkdir()
-    (folder / "made.txt").write_text(f"{train} {val} {seed}")
-
-
 def _folder(tmp_path, root=None, made=0):
-    return dataset_folder("coco", root, made=made, val=1, write=_write, cache=tmp_path / "cache")
+    return dataset_folder("coco", root, made, tmp_path / "cache")
 
 
 def test_made_images_are_written_once_and_win_over_a_root(tmp_path):
     folder = _folder(tmp_path, root=tmp_path, made=3)
-    assert (folder / "made.txt").read_text() == "3 1 0"
-    (folder / "made.txt").write_text("kept")
-    assert (_folder(tmp_path, made=3) / "made.txt").read_text() == "kept"
+    assert [len(list((folder / "images" / split).iterdir())) for split in ("train", "val")] == [3, 1]
+    (folder / "mark.txt").write_text("kept")
+    assert (_folder(tmp_path, made=3) / "mark.txt").read_text() == "kept"
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["shapes-coco-3"]
 
 

@@ -8,10 +8,10 @@ from skimage.segmentation import slic
 from matbackprop.data.bsds import BSDSSample
 from matbackprop.data.prepared import collect, prepare_image
 from matbackprop.errors import ConfigurationError
+from matbackprop.inference import image_sets
+from matbackprop.inference.image_sets import segment_images
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.processes import Workers
-from matbackprop.training import segmenting
-from matbackprop.training.segmenting import segment_images
 
 KS = (2, 5, 9)
 
@@ -61,9 +61,9 @@ def test_superpixels_assigned_on_a_device_give_the_same_maps(model, images, monk
         return torch.from_numpy(np.stack(found))
 
     expected = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
-    monkeypatch.setattr(segmenting, "works_on", lambda batch, count: True)
-    monkeypatch.setattr(segmenting, "assign_superpixels", assign)
-    monkeypatch.setattr(segmenting, "slic_superpixels", None)  # not from the beginning
+    monkeypatch.setattr(image_sets, "works_on", lambda batch, count: True)
+    monkeypatch.setattr(image_sets, "assign_superpixels", assign)
+    monkeypatch.setattr(image_sets, "slic_superpixels", None)  # not from the beginning
     found = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
     assert list(found) == list(expected)
     assert all(np.array_equal(found[name], expected[name]) for name in found)
