@@ -107,6 +107,13 @@ def jacobi(request, tmp_path_factory):
     return solve
 
 
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_jacobi_ends_where_rounding_separates_equal_eigenvalues(jacobi, n):
+    noise = np.random.default_rng(0).standard_normal((60, n, n))
+    a, values, vectors = jacobi(np.eye(n) + np.finfo(float).eps * (noise + noise.swapaxes(-1, -2)))
+    assert np.abs(values - 1).max() < 20 * np.finfo(a.dtype).eps and np.isfinite(vectors).all()
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_jacobi_diagonalises(jacobi, n):
     generator = np.random.default_rng(n)

@@ -86,11 +86,11 @@ class GroupedModule(TinyModule):
         super().__init__(config)
         self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).double()
         self.net[2].requires_grad_(False)
-        self.register_buffer("start", torch.tensor(torch.nan, dtype=torch.float64))
+        self.register_buffer("first_output", torch.tensor(torch.nan, dtype=torch.float64))
 
     def start(self, data):
-        if self.start.isnan():
-            self.start.fill_(self.net(torch.ones(1, 6, dtype=torch.float64, device=self.device)).item())
+        if self.first_output.isnan():
+            self.first_output.fill_(self.net(torch.ones(1, 6, dtype=torch.float64, device=self.device)).item())
 
     def optimizers(self, steps):
         learning = [p for p in self.parameters() if p.requires_grad]

@@ -19,6 +19,7 @@ typedef float REAL;
 #endif
 
 #define MAX_SWEEPS 24
+#define STRICT_SWEEPS 12  // after them, what rounding puts back between equal diagonal entries in each sweep is left
 #define ROW_LANES 8   // lanes that share a row of eigenvectors
 #define WARP_ROWS 4   // rows of eigenvectors that a warp holds: 32 / ROW_LANES
 #define LANE_PAIRS 4  // pairs of a round that a lane rotates: 32 / ROW_LANES
@@ -114,8 +115,8 @@ __device__ REAL matrix_scale(const REAL* a, int count, REAL* scratch) {
 }
 
 // One sweep over A by the first a_threads threads: the first warp finds the angles and rotates the diagonal, the others
-// rotate the rest. Returns whether an entry off the diagonal is still above tol.
-__device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, const Sizes& z) {
+// rotate the rest. Entries up to tol are not rotated. Returns whether one off the diagonal is still above `done`.
+__device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, REAL done, const Sizes& z) {
     int unfinished = 0;
     if (threadIdx.x < 32) {
         const int pair = threadIdx.x;
@@ -142,7 +143,7 @@ __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, const Sizes&
                 a[q * z.ld + q] = aqq;
                 a[p * z.ld + q] = apq;
                 a[q * z.ld + p] = apq;
-                if (round == z.rounds - 1 && fabs(apq) > tol) unfinished = 1;
+                if (round == z.rounds - 1 && fabs(apq) > done) unfinished = 1;
                 p = next(p, z.players);
                 q = next(q, z.players);
             }
@@ -190,7 +191,7 @@ __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, const Sizes&
             mirror_p[qi] = x10;
             mirror_q[qi] = x11;
             if (round == z.rounds - 1)
-                unfinished = fabs(x00) > tol || fabs(x01) > tol || fabs(x10) > tol || fabs(x11) > tol;
+                unfinished = fabs(x00) > done || fabs(x01) > done || fabs(x10) > done || fabs(x11) > done;
             pi = next(pi, z.players);
             qi = next(qi, z.players);
             pj = next(pj, z.players);
@@ -240,7 +241,7 @@ __device__ void sweep_vectors(const Rotation* rotations, REAL* v, int n, int war
 // Diagonalise the symmetric `a` (players rows of ld entries; dummy and padding zero) in place. The columns of v (n rows of
 // ldv entries, room for blockDim.x) receive the eigenvectors. `rotations` has room for two sweeps. order[r] is the column
 // of the r-th smallest eigenvalue, values[r] that eigenvalue. blockDim.x is a multiple of 32, above a_threads. Returns
-// the same in all threads: whether it converged; where it did not, or an entry is not finite, the values are NaN.
+// the same in all threads: whether it converged; where it did not, or an entry is not finite, values and vectors are NaN.
 __device__ bool jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int* order, int n, const Sizes& z) {
     const REAL scale = matrix_scale(a, z.players * z.ld, v);
     const bool finite = scale == scale;
@@ -256,7 +257,8 @@ __device__ bool jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int*
     for (; sweep < MAX_SWEEPS && finite && !converged; ++sweep) {
         int unfinished = 0;
         if (warp < a_warps) {
-            unfinished = sweep_matrix(a, rotations + sweep % 2 * size, tol, z);
+            const REAL done = sweep < STRICT_SWEEPS ? tol : 8 * (REAL)REAL_EPS;
+            unfinished = sweep_matrix(a, rotations + sweep % 2 * size, tol, done, z);
         } else if (sweep > 0) {
             sweep_vectors(rotations + (sweep - 1) % 2 * size, v, n, warp - a_warps, warps - a_warps, z);
         }
@@ -275,6 +277,7 @@ __device__ bool jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int*
         order[rank] = threadIdx.x;
         values[rank] = converged ? mine * scale : (REAL)nan("");
     }
+    for (int e = threadIdx.x; !converged && e < n * z.ldv; e += blockDim.x) v[e] = (REAL)nan("");
     __syncthreads();
     return converged;
 }
@@ -296,11 +299,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         a[e] = (i < n && j < n) ? in[i > j ? i * n + j : j * n + i] : 0;
     }
     __syncthreads();
-    const bool converged = jacobi(a, v, rotations, values, order, n, z);
+    jacobi(a, v, rotations, values, order, n, z);
     out_vectors += (long long)blockIdx.x * n * n;
     out_values += (long long)blockIdx.x * n;
-    for (int e = threadIdx.x; e < n * n; e += blockDim.x) {
-        out_vectors[e] = converged ? v[e / n * z.ldv + order[e % n]] : (REAL)nan("");
-    }
+    for (int e = threadIdx.x; e < n * n; e += blockDim.x) out_vectors[e] = v[e / n * z.ldv + order[e % n]];
     if (threadIdx.x < n) out_values[threadIdx.x] = values[threadIdx.x];
 }

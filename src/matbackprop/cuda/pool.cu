@@ -1,6 +1,5 @@
-// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu, separate.cu and product.cu; IN is the type
-// of F, C and G (float or double), FUNCTION is LOG, SQRT, INV_SQRT or INVERSE, CHUNK the columns of F that a block keeps
-// in shared memory, WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of overlaps. eps is one number, or one of each matrix.
+// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu, separate.cu, rows.cu and product.cu; IN is
+// the type of F, C and G (float or double), FUNCTION is LOG, SQRT, INV_SQRT or INVERSE, WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of overlaps. eps is one number, or one of each matrix.
 //
 //   K = F F^T = U diag(s) U^T,  Y = U^T F,  lambda = s + eps
 //   C = g(eps) I + Y^T diag(g[lambda_i, eps]) Y
@@ -69,72 +68,6 @@ __device__ __forceinline__ REAL second_difference(REAL x, REAL y, REAL z) {
 
 // --- forward ---------------------------------------------------------------------------------------------------------
 
-// tile[k][i] = x[i][start + k] for a (rows, d) matrix x; rows up to ldt and columns past d are zero.
-__device__ __forceinline__ void load_columns(REAL* tile, const IN* __restrict__ x, int start, int rows, int d, int ldt) {
-    for (int e = threadIdx.x; e < CHUNK * ldt; e += blockDim.x) {
-        const int k = e % CHUNK, i = e / CHUNK;
-        tile[k * ldt + i] = (i < rows && start + k < d) ? (REAL)x[(long long)i * d + start + k] : (REAL)0;
-    }
-}
-
-// Both triangles of F F^T, in 2x2 blocks.
-__device__ void gram(const IN* __restrict__ f, REAL* tile, REAL* out, int m, int d, const Sizes& z) {
-    const int ldt = z.players + 2, blocks = z.half * (z.half + 1) / 2;
-    for (int first = 0; first < blocks; first += blockDim.x) {
-        const int item = first + threadIdx.x;
-        int i = item / (z.half + 1), j = item % (z.half + 1);
-        if (j >= z.half - i) {
-            j -= z.half - i;
-            i = z.half - 1 - i;
-        }
-        j += i;
-        REAL s00 = 0, s01 = 0, s10 = 0, s11 = 0;
-        for (int start = 0; start < d; start += CHUNK) {
-            __syncthreads();
-            load_columns(tile, f, start, m, d, ldt);
-            __syncthreads();
-            if (item < blocks) {
-#pragma unroll 4
-                for (int k = 0; k < CHUNK; ++k) {
-                    const REAL x0 = tile[k * ldt + 2 * i], x1 = tile[k * ldt + 2 * i + 1];
-                    const REAL y0 = tile[k * ldt + 2 * j], y1 = tile[k * ldt + 2 * j + 1];
-                    s00 += x0 * y0;
-                    s01 += x0 * y1;
-                    s10 += x1 * y0;
-                    s11 += x1 * y1;
-                }
-            }
-        }
-        if (item < blocks) {
-            if (i == j) s10 = s01;
-            out[2 * i * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i] = s00;
-            out[2 * i * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i] = s01;
-            out[(2 * i + 1) * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i + 1] = s10;
-            out[(2 * i + 1) * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i + 1] = s11;
-        }
-    }
-    __syncthreads();
-}
-
-// Squared norms of the rows of y (m, d), which are known to rounding of themselves, not of the largest. scratch:
-// blockDim.x numbers of shared memory.
-__device__ void squared_norms(const REAL* y, REAL* values, int m, int d, REAL* scratch) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (int first = 0; first < m; first += warps) {
-        const int r = first + warp;
-        REAL part = 0;
-        __syncthreads();
-        for (int k = lane; r < m && k < d; k += 32) part += y[(long long)r * d + k] * y[(long long)r * d + k];
-        scratch[threadIdx.x] = part;
-        __syncthreads();
-        if (lane == 0 && r < m) {
-            for (int k = 1; k < 32; ++k) part += scratch[threadIdx.x + k];
-            values[r] = part;
-        }
-    }
-    __syncthreads();
-}
-
 // F (batch, m, d) -> s (batch, m), slope g[s + eps, eps] (batch, m), U (batch, m, m) in columns, Y = U^T F (batch, m, d).
 // One block per matrix.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
@@ -142,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   REAL* __restrict__ out_values,
                   REAL* __restrict__ out_slopes, REAL* out_vectors, REAL* out_y, int m, int d) {
     const Sizes z(m);
+    const Rows<IN> rows = {f + (long long)blockIdx.x * m * d, d, d, 1};
     const int ldt = z.players + 2, square = z.players * z.ld;
     const int front = z.rotations + square > CHUNK * ldt ? z.rotations + square : CHUNK * ldt;
     int back = m * z.ldv > blockDim.x ? m * z.ldv : blockDim.x;
@@ -153,46 +87,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     REAL* values = v + back;
     int* order = (int*)(values + z.players);
     const REAL eps = all_eps ? all_eps[blockIdx.x] : (REAL)one_eps;
-    f += (long long)blockIdx.x * m * d;
     out_values += (long long)blockIdx.x * m;
     out_slopes += (long long)blockIdx.x * m;
     out_vectors += (long long)blockIdx.x * m * m;
     out_y += (long long)blockIdx.x * m * d;
     for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
-    gram(f, v, a, m, d, z);
-    const bool converged = jacobi(a, v, rotations, values, order, m, z);
-    for (int e = threadIdx.x; e < m * m; e += blockDim.x) {
-        out_vectors[e] = converged ? v[e / m * z.ldv + order[e % m]] : (REAL)nan("");
-    }
-    // Y: a warp takes 4 rows, a lane 2 columns.
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (int start = 0; start < d; start += CHUNK) {
-        __syncthreads();
-        load_columns(tile, f, start, m, d, ldt);
-        __syncthreads();
-        for (int r = 4 * warp; r < m; r += 4 * warps) {
-            const REAL* columns[4];
-            REAL sum[4][2] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
-#pragma unroll
-            for (int q = 0; q < 4; ++q) columns[q] = v + order[r + q < m ? r + q : m - 1];
-            for (int i = 0; i < m; ++i) {
-                const REAL left = tile[lane * ldt + i], right = tile[(lane + 32) * ldt + i];
-#pragma unroll
-                for (int q = 0; q < 4; ++q) {
-                    sum[q][0] += columns[q][i * z.ldv] * left;
-                    sum[q][1] += columns[q][i * z.ldv] * right;
-                }
-            }
-#pragma unroll
-            for (int q = 0; q < 4; ++q) {
-                if (r + q < m) {
-                    REAL* y = out_y + (long long)(r + q) * d + start + lane;
-                    if (start + lane < d) y[0] = converged ? sum[q][0] : (REAL)nan("");
-                    if (start + lane + 32 < d) y[32] = converged ? sum[q][1] : (REAL)nan("");
-                }
-            }
-        }
-    }
+    gram(rows, (REAL)1, v, a, m, z);
+    jacobi(a, v, rotations, values, order, m, z);
+    for (int e = threadIdx.x; e < m * m; e += blockDim.x) out_vectors[e] = v[e / m * z.ldv + order[e % m]];
+    project(rows, (REAL)1, tile, v, order, out_y, m, z);
     squared_norms(out_y, values, m, d, v);
     // With an outlier in F the Gram matrix has lost the small eigenvalues and their eigenvectors are mixed; Y has them.
     REAL largest = 0, smallest = (REAL)REAL_MAX;
@@ -207,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         for (int r = 0; r < m; ++r) largest = values[r] > largest ? values[r] : largest;
     }
     // A direction at rounding level, sigma <= max(m, d) eps sigma_max, is noise that 1/eps would lift: it is left out.
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const REAL level = (REAL)REAL_EPS * (m > d ? m : d), floor_value = level * level * largest;
     for (int r = warp; r < m; r += warps) {
         const bool noise = values[r] <= floor_value;

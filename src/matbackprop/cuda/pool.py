@@ -15,20 +15,19 @@ from torch import Tensor
 from matbackprop.cuda import jacobi, separate
 from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
+from matbackprop.cuda.rows import ROWS, tile
 from matbackprop.cuda.twin import Pair, call_pair, is_plain, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
 _FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}
-_CHUNK = 64  # columns of F that a block keeps in shared memory
 _REAL_BYTES = 8
 _OWN = Source(
     "pool.cu",
-    CHUNK=_CHUNK,
     WIDE=separate.SAFE_RATIO * separate.OVERLAP_LIMIT[False],
     MIXED=separate.OVERLAP_LIMIT[False],
     **{name.upper(): number for name, number in _FUNCTIONS.items()},
 )
-SOURCE = jacobi.SOURCE + separate.KERNELS + PRODUCT + _OWN
+SOURCE = jacobi.SOURCE + separate.KERNELS + ROWS + PRODUCT + _OWN
 
 
 def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
@@ -60,7 +59,7 @@ def _kernels(f: Tensor, function: str) -> Module:
 def _plan(m: int, d: int) -> tuple[int, int, int]:
     """Threads and shared memory of ``pool_spectrum``, and the tiles that cover d."""
     sizes = jacobi.Sizes(m)
-    shared = sizes.shared_bytes(_REAL_BYTES, tile=_CHUNK * (sizes.players + 2))
+    shared = sizes.shared_bytes(_REAL_BYTES, tile=tile(m))
     return sizes.threads, shared, -(-d // TILE)
 
 

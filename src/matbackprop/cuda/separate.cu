@@ -32,7 +32,8 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
     int* moved = (int*)(scratch + 3 * blockDim.x);  // in this sweep, and in the one before
     int* before = moved + n;
     for (int i = threadIdx.x; i < n; i += blockDim.x) before[i] = overlap == nullptr;
-    const REAL rest = limit / 10 > (REAL)SEPARATED ? limit / 10 : (REAL)SEPARATED;
+    REAL rest = limit / 10 > (REAL)SEPARATED ? limit / 10 : (REAL)SEPARATED;
+    rest = rest < limit ? rest : limit;
     for (int sweep = 0; sweep < SEPARATION_SWEEPS; ++sweep) {
         const REAL tolerance = sweep ? rest : limit;
         int turned = 0;
@@ -120,29 +121,24 @@ __device__ REAL block_sum(REAL part, REAL* scratch) {
     return sum;
 }
 
-// v (batch, n, k) in rows, each matrix in the layout that the steps say: rows with a positive sigma (batch, n) are
-// orthonormal, the others are replaced by rows orthonormal to all. Grid (batch); shared memory for n + blockDim.x
-// numbers; blockDim.x is a multiple of 32.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-    complete_rows(REAL* v, const REAL* __restrict__ sigma, int n, int k, int v_next, int v_step) {
+// Rows of v with a positive sigma, n numbers, are orthonormal; the others are replaced by rows orthonormal to all. scratch:
+// n + blockDim.x numbers of shared memory; blockDim.x is a multiple of 32.
+__device__ void complete(const Vectors& v, const REAL* sigma, int n, REAL* scratch) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const Vectors rows = {v + (long long)blockIdx.x * n * k, k, v_next, v_step};
-    REAL* dots = (REAL*)shared_memory;
-    REAL* scratch = dots + n;
-    sigma += (long long)blockIdx.x * n;
+    REAL* dots = scratch + blockDim.x;
     for (int r = 0; r < n; ++r) {
         if (!(sigma[r] <= 0)) continue;  // NaN stays
         // entries that no structure of the other rows can hide
-        for (int j = threadIdx.x; j < k; j += blockDim.x) {
-            const REAL number = (REAL)r * k + j + 1;
-            rows(r, j) = sin((REAL)0.7548776662466927 * number * number);
+        for (int j = threadIdx.x; j < v.length; j += blockDim.x) {
+            const REAL number = (REAL)r * v.length + j + 1;
+            v(r, j) = sin((REAL)0.7548776662466927 * number * number);
         }
         __syncthreads();
         for (int clearing = 0; clearing < CLEARINGS; ++clearing) {
             for (int i = warp; i < n; i += warps) {
                 const bool there = i != r && (sigma[i] > 0 || i < r);
                 REAL part = 0;
-                for (int j = lane; there && j < k; j += 32) part += rows(i, j) * rows(r, j);
+                for (int j = lane; there && j < v.length; j += 32) part += v(i, j) * v(r, j);
                 scratch[threadIdx.x] = part;
                 __syncwarp();
                 if (lane == 0) {
@@ -153,17 +149,25 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             }
             __syncthreads();
             REAL square = 0;
-            for (int j = threadIdx.x; j < k; j += blockDim.x) {
-                REAL entry = rows(r, j);
+            for (int j = threadIdx.x; j < v.length; j += blockDim.x) {
+                REAL entry = v(r, j);
                 for (int i = 0; i < n; ++i) {
-                    if (i != r && (sigma[i] > 0 || i < r)) entry -= dots[i] * rows(i, j);
+                    if (i != r && (sigma[i] > 0 || i < r)) entry -= dots[i] * v(i, j);
                 }
-                rows(r, j) = entry;
+                v(r, j) = entry;
                 square += entry * entry;
             }
             const REAL norm = sqrt(block_sum(square, scratch));
-            for (int j = threadIdx.x; j < k; j += blockDim.x) rows(r, j) /= norm;
+            for (int j = threadIdx.x; j < v.length; j += blockDim.x) v(r, j) /= norm;
             __syncthreads();
         }
     }
+}
+
+// v (batch, n, k) in rows, each matrix in the layout that the steps say, and sigma (batch, n): see complete. Grid (batch);
+// shared memory for n + blockDim.x numbers.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    complete_rows(REAL* v, const REAL* __restrict__ sigma, int n, int k, int v_next, int v_step) {
+    const Vectors rows = {v + (long long)blockIdx.x * n * k, k, v_next, v_step};
+    complete(rows, sigma + (long long)blockIdx.x * n, n, (REAL*)shared_memory);
 }

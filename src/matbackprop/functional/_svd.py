@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop._torch import differentiated_again
 from matbackprop.checks import check_finite, check_matrix, wants_check
+from matbackprop.cuda import svd as kernels
+from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.functional._eigh import gaps_of, largest_entry, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
@@ -76,6 +79,8 @@ class _SVD(Operation):
         u1, v1 = _head(u, k), _head(v, k)
         if g_u is None and g_vh is None:
             return (u1 * g_s.unsqueeze(-2)) @ v1.mT
+        if _kernel_takes(u, s, vh, *gradients):
+            return _adjoint_by_kernel(saved, gradients)
         g_u = torch.zeros_like(u) if g_u is None else g_u
         g_v = torch.zeros_like(v) if g_vh is None else g_vh.mT
         scale = largest_entry(s.unsqueeze(-1))
@@ -136,6 +141,27 @@ class _SVD(Operation):
                 dv = torch.cat([dv + change, rest], -1)
         policy.report(*ties)
         return du, dp.diagonal(dim1=-2, dim2=-1).clone(), dv.mT
+
+
+def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -> bool:
+    """Whether the adjoint is one kernel: thin factors, and no derivative of the adjoint itself."""
+    thin = u.shape[-1] == s.shape[-1] == vh.shape[-2]
+    return (
+        thin
+        and not differentiated_again()
+        and all(kernels.takes(t) for t in (u, vh))
+        and kernels_may_take(s, *(g for g in gradients if g is not None))
+    )
+
+
+def _adjoint_by_kernel(saved: Sequence[Any], gradients: tuple[Any, ...]) -> Tensor:
+    u, s, vh, policy = saved
+    flag = None if policy.check is False else torch.zeros((), dtype=torch.bool, device=u.device)
+    broadening = policy.broadening if policy.ties == "broaden" else 0.0
+    gauge = -1.0 if policy.ties == "raise" else policy.gauge_tolerance
+    out = kernels.adjoint((u, s, vh), gradients, policy.tolerance, broadening, gauge, flag)
+    policy.report_flag(flag)
+    return out
 
 
 def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:

@@ -79,10 +79,16 @@ class TiePolicy:
         """Complain where an entry is both tied and visible, given as pairs of masks; first what a GPU has found."""
         if torch.compiler.is_compiling():
             return
-        raise_deferred()
         if self.check is False or not all(values_checkable(mask) for pair in ties for mask in pair):
+            raise_deferred()
             return
-        _notify(torch.stack([(tied & visible).any() for tied, visible in ties]).any(), self)
+        self.report_flag(torch.stack([(tied & visible).any() for tied, visible in ties]).any())
+
+    def report_flag(self, flag: Tensor | None) -> None:
+        """Complain if ``flag`` is true, which a GPU may tell later; first what one has told since."""
+        raise_deferred()
+        if flag is not None:
+            _notify(flag, self)
 
 
 def check_ties(ties: Ties, tie_tol: float | None, broadening: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.separate import complete_by_kernel
 from matbackprop.cuda.twin import is_plain, kernels_may_take
 from matbackprop.solvers.eigh import batched_eigh
@@ -17,6 +18,7 @@ from matbackprop.solvers.gram import separate_rows, squared_norms
 __all__ = ["batched_svd"]
 
 _LIMIT = {True: 2e-14, False: 1e-9}  # |vᵢ·vⱼ| that is left, for float64 and for float32 digits
+_KERNEL_LIMIT = {True: 4e-15, False: 1e-9}
 
 
 def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,6 +43,8 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
     if full_matrices or x.dtype != torch.float64 or x.numel() == 0 or x.device.type != "cuda":
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return u, s, vh
+    if kernels.takes(x):
+        return kernels.factor(x, _KERNEL_LIMIT[fine])
     return _thin_svd(x, fine)
 
 
@@ -49,7 +53,7 @@ def _thin_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
     if x.shape[-2] <= x.shape[-1]:
         return _gram_svd(x, fine)
     v, s, uh = _gram_svd(x.mT, fine)
-    return uh.mT, s, v.mT
+    return uh.mT.contiguous(), s, v.mT.contiguous()  # forward mode takes no views as outputs
 
 
 def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:

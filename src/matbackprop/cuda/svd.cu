@@ -1,0 +1,245 @@
+// The thin singular value decomposition X = Q diag(sigma) V of matrices with a short side of k <= 64 and a long side of l,
+// and its adjoint, one thread block per matrix. Appended to jacobi.cu, separate.cu and rows.cu, with REAL double.
+//
+// Q (k, k) has vectors of the short side in columns, V (k, l) those of the long side in rows. A wide matrix is X, Q and V
+// as torch lays them out; of a tall one all three are transposed. Matrices are dense.
+
+struct Layout {
+    int k, l, long_next, long_step, short_next, short_step;  // steps from vector to vector and from entry to entry
+    __device__ Layout(int k, int l, int tall)
+        : k(k), l(l), long_next(tall ? 1 : l), long_step(tall ? k : 1), short_next(tall ? k : 1), short_step(tall ? 1 : k) {}
+    __device__ Rows<REAL> rows(const REAL* x) const {
+        return {x == nullptr ? nullptr : x + (long long)blockIdx.x * k * l, l, long_next, long_step};
+    }
+    __device__ Vectors long_vectors(REAL* x) const { return {x + (long long)blockIdx.x * k * l, l, long_next, long_step}; }
+    __device__ Vectors short_vectors(REAL* x) const { return {x + (long long)blockIdx.x * k * k, k, short_next, short_step}; }
+};
+
+// x (batch, k, l) -> q (batch, k, k), sigma (batch, k) descending, v (batch, k, l). |v_i . v_j| up to `limit` is left. y (batch,
+// k, l) and u (batch, k, k) are scratch. Shared memory as pool_spectrum's.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    svd_factor(const REAL* __restrict__ x, REAL* y, REAL* u, REAL* q, REAL* sigma, REAL* v, double limit, int k, int l,
+               int tall) {
+    const Sizes z(k);
+    const Layout layout(k, l, tall);
+    const int ldt = z.players + 2, square = z.players * z.ld;
+    const int front = z.rotations + square > CHUNK * ldt ? z.rotations + square : CHUNK * ldt;
+    int back = k * z.ldv > blockDim.x ? k * z.ldv : blockDim.x;
+    back = back > CHUNK * ldt ? back : CHUNK * ldt;
+    REAL* tile = (REAL*)shared_memory;
+    REAL* a = tile + z.rotations;
+    REAL* basis = tile + front;
+    REAL* values = basis + back;
+    int* order = (int*)(values + z.players);
+    const Rows<REAL> rows = layout.rows(x);
+    y += (long long)blockIdx.x * k * l;
+    u += (long long)blockIdx.x * k * k;
+    sigma += (long long)blockIdx.x * k;
+
+    const REAL scale = matrix_scale(rows.x, k * l, basis);  // a power of two: no square overflows or vanishes
+    const REAL unit = scale == 0 ? (REAL)1 : scale;
+    for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
+    gram(rows, 1 / unit, basis, a, k, z);
+    jacobi(a, basis, (Rotation*)tile, values, order, k, z);
+    for (int e = threadIdx.x; e < k * k; e += blockDim.x) u[e] = basis[e % k * z.ldv + order[e / k]];  // in rows
+    project(rows, 1 / unit, tile, basis, order, y, k, z);
+
+    // What a Gram matrix cannot tell, small singular values and their vectors, is read from Y itself. Directions that X does
+    // not have are rounding.
+    squared_norms(y, values, k, l, basis);
+    REAL largest = 0;
+    for (int r = 0; r < k; ++r) largest = values[r] > largest ? values[r] : largest;
+    const REAL level = (REAL)REAL_EPS * l, floor_value = level * level * largest;
+    for (int e = threadIdx.x; e < k * l; e += blockDim.x) {
+        if (values[e / l] <= floor_value) y[e] = 0;
+    }
+    const Rows<REAL> turned = {y, l, l, 1};
+    for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
+    gram(turned, (REAL)1, basis, a, k, z);
+    int mixed = 0;
+    for (int e = threadIdx.x; e < k * k; e += blockDim.x) {
+        const int i = e / k, j = e % k;
+        const REAL ratio = a[i * z.ld + j] / (REAL)limit;
+        if (i < j && ratio * ratio > a[i * z.ld + i] * a[j * z.ld + j]) mixed = 1;
+    }
+    if (__syncthreads_or(mixed)) {
+        const Vectors vectors = {u, k, k, 1}, long_vectors = {y, l, l, 1};
+        separate(long_vectors, vectors, nullptr, (REAL)0, (REAL)limit, k, basis);
+    }
+    squared_norms(y, values, k, l, basis);
+    if (threadIdx.x < k) {
+        const REAL mine = values[threadIdx.x];
+        int rank = 0;
+        for (int j = 0; j < k; ++j) {
+            if (values[j] > mine || (values[j] == mine && j < threadIdx.x)) ++rank;
+        }
+        if (!(mine == mine)) rank = threadIdx.x;
+        order[rank] = threadIdx.x;
+        sigma[rank] = sqrt(mine) * unit;
+    }
+    __syncthreads();
+    const Vectors out_q = layout.short_vectors(q), out_v = layout.long_vectors(v);
+    for (int e = threadIdx.x; e < k * k; e += blockDim.x) out_q(e / k, e % k) = u[order[e / k] * k + e % k];
+    for (int e = threadIdx.x; e < k * l; e += blockDim.x) {
+        const int i = tall ? e % k : e / l, j = tall ? e / k : e % l;
+        const REAL square_norm = values[order[i]];
+        out_v(i, j) = square_norm == 0 ? (REAL)0 : y[(long long)order[i] * l + j] / sqrt(square_norm);
+    }
+    __syncthreads();
+    complete(out_v, sigma, k, basis);
+}
+
+// 1/x by the policy of ties: 0 up to `tied`, or x/(x^2 + width^2).
+__device__ __forceinline__ REAL inverted(REAL x, REAL tied, REAL width) {
+    if (width > 0) return x / (x * x + width * width);
+    return fabs(x) <= tied ? (REAL)0 : 1 / x;
+}
+
+// dL/dX (batch, k, l) for the gradients of q (batch, k, k), sigma (batch, k) and v (batch, k, l), each of which may be absent.
+// With W_q = Q^T G_q and W_v = V G_v^T it is Q ((E/(s_j - s_i) + O/(s_j + s_i) + diag(G_s)) V + diag(1/s) (G_v - W_v^T V)), E and
+// O the sum and difference of the skew parts of W_q and W_v; the last term is absent for square matrices. `flag`, if given, is
+// set where a pair is tied that the loss uses (gauge < 0), or whose choice it sees by more than a share `gauge` of the
+// gradients. Shared memory for 2 tiles, 3 k (k | 1) + 2 k + blockDim.x numbers and k int.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    svd_adjoint(const REAL* __restrict__ q, const REAL* __restrict__ sigma, const REAL* __restrict__ v,
+                const REAL* __restrict__ g_q, const REAL* __restrict__ g_sigma, const REAL* __restrict__ g_v,
+                REAL* __restrict__ out, unsigned char* flag, double tolerance, double broadening, double gauge, int k,
+                int l, int tall) {
+    const Sizes z(k);
+    const Layout layout(k, l, tall);
+    const int ldt = z.players + 2, ld = k | 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    REAL* tile = (REAL*)shared_memory;
+    REAL* g_tile = tile + CHUNK * ldt;
+    REAL* of_q = g_tile + CHUNK * ldt;
+    REAL* of_v = of_q + k * ld;
+    REAL* left = of_v + k * ld;
+    REAL* s = left + k * ld;
+    REAL* inverse = s + k;
+    REAL* scratch = inverse + k;
+    int* used = (int*)(scratch + blockDim.x);
+    const Rows<REAL> rows = layout.rows(v), g_rows = layout.rows(g_v);
+    const Vectors basis = layout.short_vectors((REAL*)q), g_basis = layout.short_vectors((REAL*)g_q);
+    if (threadIdx.x < k) {
+        s[threadIdx.x] = sigma[(long long)blockIdx.x * k + threadIdx.x];
+        used[threadIdx.x] = 0;
+    }
+    __syncthreads();
+    const REAL tied = (REAL)tolerance * s[0], width = (REAL)broadening * s[0];
+    REAL size = 0;
+
+    // W_q and W_v
+    for (int e = threadIdx.x; e < k * k; e += blockDim.x) {
+        const int i = e / k, j = e % k;
+        REAL sum = 0;
+        for (int r = 0; g_q != nullptr && r < k; ++r) sum += basis(i, r) * g_basis(j, r);
+        of_q[i * ld + j] = sum;
+        of_v[i * ld + j] = 0;
+        if (g_q != nullptr) {
+            const REAL entry = fabs(g_basis(i, j));
+            size = entry > size ? entry : size;
+            if (entry != 0) used[i] = 1;
+        }
+    }
+    const int blocks = z.half * z.half;
+    for (int first = 0; g_v != nullptr && first < blocks; first += blockDim.x) {
+        const int item = first + threadIdx.x, i = 2 * (item / z.half), j = 2 * (item % z.half);
+        REAL s00 = 0, s01 = 0, s10 = 0, s11 = 0;
+        for (int start = 0; start < l; start += CHUNK) {
+            __syncthreads();
+            load_columns(tile, rows, (REAL)1, start, k, ldt);
+            load_columns(g_tile, g_rows, (REAL)1, start, k, ldt);
+            __syncthreads();
+            const int columns = l - start < CHUNK ? l - start : CHUNK;
+            for (int e = threadIdx.x; first == 0 && e < columns * k; e += blockDim.x) {
+                const REAL entry = fabs(g_tile[e / k * ldt + e % k]);
+                size = entry > size ? entry : size;
+                if (entry != 0) used[e % k] |= 2;
+            }
+            for (int c = 0; item < blocks && c < columns; ++c) {
+                const REAL x0 = tile[c * ldt + i], x1 = tile[c * ldt + i + 1];
+                const REAL y0 = g_tile[c * ldt + j], y1 = g_tile[c * ldt + j + 1];
+                s00 += x0 * y0;
+                s01 += x0 * y1;
+                s10 += x1 * y0;
+                s11 += x1 * y1;
+            }
+        }
+        if (item < blocks) {
+            of_v[i * ld + j] = s00;
+            if (j + 1 < k) of_v[i * ld + j + 1] = s01;
+            if (i + 1 < k) of_v[(i + 1) * ld + j] = s10;
+            if (i + 1 < k && j + 1 < k) of_v[(i + 1) * ld + j + 1] = s11;
+        }
+    }
+    __syncthreads();
+    scratch[threadIdx.x] = size;
+    if (threadIdx.x < k) inverse[threadIdx.x] = l > k ? inverted(s[threadIdx.x], tied, width) : (REAL)0;
+    __syncthreads();
+    for (int e = 0; e < blockDim.x; ++e) size = scratch[e] > size ? scratch[e] : size;
+
+    // the k x k factor of V inside, and what the policy has to know
+    int complain = 0;
+    REAL inner[MAX_ENTRIES];
+    for (int e = threadIdx.x, at = 0; e < k * k; e += blockDim.x, ++at) {
+        const int i = e / k, j = e % k;
+        const REAL q_skew = (REAL)0.5 * (of_q[i * ld + j] - of_q[j * ld + i]);
+        const REAL v_skew = (REAL)0.5 * (of_v[i * ld + j] - of_v[j * ld + i]);
+        const REAL even = q_skew + v_skew, odd = q_skew - v_skew, gap = s[j] - s[i], sum = s[j] + s[i];
+        const REAL g_s = g_sigma == nullptr ? (REAL)0 : g_sigma[(long long)blockIdx.x * k + i];
+        inner[at] = even * inverted(gap, tied, width) + odd * inverted(sum, tied, width) - inverse[i] * of_v[j * ld + i];
+        if (i == j) inner[at] += g_s;
+        if (i != j && fabs(gap) <= tied) {
+            const REAL other = g_sigma == nullptr ? (REAL)0 : g_sigma[(long long)blockIdx.x * k + j];
+            if (gauge < 0) {
+                complain |= used[i] || used[j] || g_s != 0 || other != 0;
+            } else {
+                complain |= fabs(even) > gauge * size || (fabs(sum) <= tied && fabs(odd) > gauge * size);
+            }
+        }
+        if (gauge < 0 && i == j && l > k && s[i] <= tied) complain |= (used[i] & 2) || g_s != 0;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x, at = 0; e < k * k; e += blockDim.x, ++at) of_q[e / k * ld + e % k] = inner[at];
+    __syncthreads();
+    for (int e = threadIdx.x; e < k * k; e += blockDim.x) {
+        const int i = e / k, j = e % k;
+        REAL sum = 0;
+        for (int r = 0; r < k; ++r) sum += basis(r, i) * of_q[r * ld + j];
+        left[i * ld + j] = sum;
+    }
+    __syncthreads();
+    // of_v is looked at again only where a singular value is zero; of_q becomes Q diag(1/s)
+    for (int e = threadIdx.x; e < k * k; e += blockDim.x) of_q[e / k * ld + e % k] = basis(e % k, e / k) * inverse[e % k];
+    const Vectors result = layout.long_vectors(out);
+    const int near_zero = gauge >= 0 && l > k && g_v != nullptr && s[k - 1] <= tied;
+    for (int start = 0; start < l; start += CHUNK) {
+        __syncthreads();
+        load_columns(tile, rows, (REAL)1, start, k, ldt);
+        if (g_v != nullptr) load_columns(g_tile, g_rows, (REAL)1, start, k, ldt);
+        __syncthreads();
+        for (int r = 4 * warp; r < k; r += 4 * warps) {
+            REAL sum[4][2] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
+            const REAL *first[4], *second[4];
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+                first[p] = left + (r + p < k ? r + p : k - 1) * ld;
+                second[p] = of_q + (r + p < k ? r + p : k - 1) * ld;
+            }
+            multiply_rows(sum, first, 1, tile, ldt, k);
+            if (g_v != nullptr && l > k) multiply_rows(sum, second, 1, g_tile, ldt, k);
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+                if (r + p < k && start + lane < l) result(r + p, start + lane) = sum[p][0];
+                if (r + p < k && start + lane + 32 < l) result(r + p, start + lane + 32) = sum[p][1];
+            }
+        }
+        for (int e = threadIdx.x; near_zero && e < CHUNK * k; e += blockDim.x) {
+            const int c = e / k, j = e % k;
+            if (start + c >= l || s[j] > tied) continue;
+            REAL outside = g_tile[c * ldt + j];
+            for (int i = 0; i < k; ++i) outside -= of_v[i * ld + j] * tile[c * ldt + i];
+            complain |= fabs(outside) > gauge * size;
+        }
+    }
+    if (complain && flag != nullptr) *flag = 1;
+}

@@ -1,0 +1,92 @@
+"""The thin singular value decomposition of matrices with a short side up to 64, and its adjoint, in one kernel each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from matbackprop.cuda import jacobi, separate
+from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.rows import ROWS, tile
+from matbackprop.cuda.twin import kernels_may_take
+
+_ADJOINT_THREADS = 256
+SOURCE = (
+    jacobi.SOURCE
+    + separate.KERNELS
+    + ROWS
+    + Source("svd.cu", MAX_ENTRIES=jacobi.MAX_ORDER**2 // _ADJOINT_THREADS)  # of a k×k matrix that a thread holds
+)
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels decompose matrices ``(*batch, m, n)``: float64 and a short side up to 64."""
+    return x.dtype == torch.float64 and min(x.shape[-2:]) <= jacobi.MAX_ORDER and kernels_may_take(x)
+
+
+def _on(x: Tensor) -> Module:
+    return SOURCE.on(x.get_device(), REAL_IS_DOUBLE=1)
+
+
+def _sides(m: int, n: int) -> tuple[int, int, int]:
+    """The short side, the long side, and whether it is the rows that are many."""
+    return min(m, n), max(m, n), int(m > n)
+
+
+def factor(x: Tensor, limit: float, kernels: Module | None = None, threads: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``; NaN where it did not converge.
+
+    Args:
+        x: matrices ``(*batch, m, n)`` that the kernels take.
+        limit: the largest |vᵢ·vⱼ| of the long side's vectors that may be left.
+        kernels: where to run, unless on the device of X.
+        threads: of a block, unless as many as the eigensolver needs.
+    """
+    *batch, m, n = x.shape
+    k, long, tall = _sides(m, n)
+    x = x.contiguous()
+    u, s, vh = x.new_empty(*batch, m, k), x.new_empty(*batch, k), x.new_empty(*batch, k, n)
+    scratch, turned = torch.empty_like(x), x.new_empty(*batch, k, k)
+    q, v = (vh, u) if tall else (u, vh)
+    sizes = jacobi.Sizes(k)
+    addresses = tuple(t.data_ptr() for t in (x, scratch, turned, q, s, v))
+    shared = sizes.shared_bytes(8, tile=tile(k))
+    kernels = kernels or _on(x)
+    count = x.numel() // (m * n)
+    kernels.launch("svd_factor", (count,), threads or sizes.threads, shared, (*addresses, limit, k, long, tall))
+    return u, s, vh
+
+
+def adjoint(
+    factors: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None],
+    tolerance: float,
+    broadening: float,
+    gauge: float,
+    flag: Tensor | None,
+    kernels: Module | None = None,
+) -> Tensor:
+    """dL/dX for the gradients of U, σ and Vᵀ, of which some may be absent.
+
+    Args:
+        factors: U, σ and Vᵀ as :func:`factor` returns them.
+        gradients: of the loss with respect to them.
+        tolerance: share of the largest σ up to which a gap is a tie, whose rotation is left out.
+        broadening: η > 0 as a share of the largest σ to use x/(x² + η²) for every 1/x instead; 0 otherwise.
+        gauge: share of the gradients by which a loss may see the choice of tied vectors; below 0 it may not use them.
+        flag: a boolean that becomes true where it does.
+        kernels: where to run, unless on the device of the factors.
+    """
+    u, s, vh = (t.contiguous() for t in factors)
+    g_u, g_s, g_vh = (None if g is None else g.contiguous() for g in gradients)
+    m, n = u.shape[-2], vh.shape[-1]
+    k, long, tall = _sides(m, n)
+    q, v, g_q, g_v = (vh, u, g_vh, g_u) if tall else (u, vh, g_u, g_vh)
+    out = u.new_empty(*u.shape[:-1], n)
+    addresses = tuple(0 if t is None else t.data_ptr() for t in (q, s, v, g_q, g_s, g_v, out, flag))
+    threads = _ADJOINT_THREADS if k > 8 or k * long > 512 else 64
+    shared = 8 * (2 * tile(k) + 3 * k * (k | 1) + 2 * k + threads) + 4 * k
+    kernels = kernels or _on(u)
+    arguments = (*addresses, tolerance, broadening, gauge, k, long, tall)
+    kernels.launch("svd_adjoint", (s.numel() // k,), threads, shared, arguments)
+    return out
