@@ -6,7 +6,7 @@ compiling or under a transformation, where there are no values.
 
 from __future__ import annotations
 
-import math
+import cmath
 from collections.abc import Sequence
 
 import torch
@@ -17,20 +17,25 @@ from matbackprop.errors import ConfigurationError, DomainError, DtypeError, NonF
 from matbackprop.numerics import half_of_the_digits
 
 _FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_COMPLEX = (torch.complex128, torch.complex64)
 
 
-def check_floating(a: Tensor, name: str) -> None:
-    """Raise unless ``a`` is a real floating-point tensor of 16 bits or more."""
+def check_floating(a: Tensor, name: str, *, or_complex: bool = False) -> None:
+    """Raise unless ``a`` is a floating-point tensor of 16 bits or more, real unless ``or_complex``."""
     if not isinstance(a, Tensor):
         raise DtypeError(f"{name} must be a torch.Tensor, got {type(a).__name__}.")
-    if a.dtype not in _FLOATING:
-        remedy = "complex matrices are not supported" if a.dtype.is_complex else "convert it with .float() first"
-        raise DtypeError(f"{name} must be a real floating-point tensor, got {a.dtype}; {remedy}.")
+    if a.dtype in _FLOATING or (or_complex and a.dtype in _COMPLEX):
+        return
+    remedy = "convert it with .float() first"
+    if a.dtype.is_complex:
+        remedy = "convert it to torch.complex64" if or_complex else "this operator has no complex form, pass .real"
+    kind = "floating-point or complex" if or_complex else "real floating-point"
+    raise DtypeError(f"{name} must be a {kind} tensor, got {a.dtype}; {remedy}.")
 
 
-def check_matrix(a: Tensor, name: str, *, square: bool = False) -> None:
-    """Raise unless ``a`` is a batch of (square) floating-point matrices."""
-    check_floating(a, name)
+def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool = False) -> None:
+    """Raise unless ``a`` is a batch of (square) floating-point matrices, real unless ``or_complex``."""
+    check_floating(a, name, or_complex=or_complex)
     if a.ndim < 2:
         raise ShapeError(f"{name} must have at least two dimensions (*batch, m, n), got shape {tuple(a.shape)}.")
     if square and a.shape[-1] != a.shape[-2]:
@@ -67,7 +72,7 @@ def check_option(value: object, options: Sequence[str], name: str) -> None:
 def check_finite(a: Tensor, name: str) -> None:
     """Raise when ``a`` holds NaN or Inf."""
     # The sum of finite numbers is finite unless it overflows: one pass in the usual case, a count only when it is not.
-    if values_checkable(a) and not math.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
+    if values_checkable(a) and not cmath.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
             f"{name} holds {bad} non-finite of {a.numel()} entries; look for an exploding activation or a division by "
             f"zero upstream."
@@ -134,21 +139,22 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
 
 
 def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> None:
-    """Raise when ``a`` is further from its transpose than rounding explains: by more than half of its digits.
+    """Raise when ``a`` is further from its (conjugate) transpose than rounding explains: by half of its digits.
 
     Products such as S^(−½)AS^(−½) lose digits by cancellation, and the matrix does not tell how many; a mistake shows
     in the first ones. ``unit`` is a size below which A counts as zero, 1 for exp: where a sum cancels to nothing, no
     digit is symmetric, and none need be.
     """
     a = a.detach()
-    if not values_checkable(a) or a.numel() == 0 or torch.equal(a, a.mT):
+    if not values_checkable(a) or a.numel() == 0 or torch.equal(a, a.mH):
         return
-    scale, gap = a.abs().amax((-2, -1)).flatten(), (a - a.mT).abs().amax((-2, -1)).flatten()
+    scale, gap = a.abs().amax((-2, -1)).flatten(), (a - a.mH).abs().amax((-2, -1)).flatten()
     beyond = gap - half_of_the_digits(a.dtype) * scale.clamp_min(unit)
     worst = beyond.argmax()
     if bool(beyond[worst] > 0):
         scale, gap = scale[worst], gap[worst]
+        kind, transpose = ("Hermitian", "conjugate transpose") if a.is_complex() else ("symmetric", "transpose")
         raise SymmetryError(
-            f"{name} must be symmetric; its largest entry is {float(scale):.3g}, it differs from its transpose by "
-            f"up to {float(gap):.3g}. Pass (A + A.mT)/2, or check=False to take the symmetric part without this test."
+            f"{name} must be {kind}; its largest entry is {float(scale):.3g}, it differs from its {transpose} by up to "
+            f"{float(gap):.3g}. Pass (A + A.mH)/2, or check=False to take the {kind} part without this test."
         )

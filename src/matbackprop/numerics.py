@@ -10,10 +10,19 @@ from torch import Tensor
 
 from matbackprop.errors import DomainError, DtypeError
 
+# Tables, because torch.compile does not trace dtype.to_complex().
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
 
 def symmetrize(a: Tensor) -> Tensor:
-    """Return the symmetric part (A + Aᵀ)/2 of the last two dimensions."""
-    return 0.5 * (a + a.mT)
+    """Return the symmetric part (A + Aᵀ)/2 of the last two dimensions, Hermitian for complex A."""
+    return 0.5 * (a + a.mH)
+
+
+def inner(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
+    """Re Σ āb over dimensions: the inner product in which gradients are gradients, of complex tensors too."""
+    return (a.conj() * b).real.sum(dims)
 
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
@@ -26,16 +35,26 @@ def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(device_type, enabled=False)
 
 
-def compute_dtype(precision: torch.dtype | None) -> torch.dtype:
-    """The dtype to compute in: ``precision`` if given, float64 otherwise.
+def compute_dtype(precision: torch.dtype | None, data: torch.dtype = torch.float64) -> torch.dtype:
+    """The dtype to compute in: ``precision`` if given, float64 otherwise; complex of that precision for complex data.
 
     float64 is the default because squaring float32 features loses the small eigenvalues.
     """
     if precision is None:
-        return torch.float64
-    if precision not in (torch.float32, torch.float64):
+        precision = torch.float64
+    elif precision not in (torch.float32, torch.float64):
         raise DtypeError(f"precision must be torch.float32 or torch.float64, got {precision}.")
-    return precision
+    return _COMPLEX[precision] if data.is_complex else precision
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the real part."""
+    return _REAL.get(dtype, dtype)
+
+
+def is_double(dtype: torch.dtype) -> bool:
+    """Whether numbers carry 53 bits."""
+    return dtype in (torch.float64, torch.complex128)
 
 
 def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:

@@ -18,8 +18,18 @@ def generator(seed: int) -> torch.Generator:
 
 
 def orthogonal(n: int, *batch: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Random orthogonal matrices ``(*batch, n, n)``."""
-    return torch.linalg.qr(torch.randn(*batch, n, n, generator=generator(seed), dtype=torch.float64))[0].to(dtype)
+    """Random orthogonal matrices ``(*batch, n, n)``, unitary for a complex dtype."""
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.linalg.qr(torch.randn(*batch, n, n, generator=generator(seed), dtype=wide))[0].to(dtype)
+
+
+def made_complex(a: Tensor) -> Tensor:
+    """QAQᴴ with random unitary Q: complex matrices ``(*batch, m, n)`` of the same singular values.
+
+    Symmetric ones become Hermitian, of the same eigenvalues.
+    """
+    left, right = (orthogonal(n, seed=21, dtype=torch.complex128) for n in a.shape[-2:])
+    return left @ a.to(torch.complex128) @ right.mH
 
 
 def symmetric(spectrum: str | tuple[float, ...], *batch: int, seed: int = 0) -> Tensor:

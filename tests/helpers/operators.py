@@ -1,15 +1,20 @@
 """One table of operators: a new operator is a new row, and every property is tested on it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import matbackprop as mb
-from helpers.matrices import generator, relu_features, symmetric, with_singular_values
+from helpers.matrices import generator, made_complex, relu_features, symmetric, with_singular_values
 
 Make = Callable[[str], tuple[Tensor, ...]]
+
+
+def real_parts(outs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Complex tensors as real ones with twice as many columns."""
+    return [torch.cat([out.real, out.imag], -1) if out.is_complex() else out for out in outs]
 
 
 def _tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -47,18 +52,22 @@ class Case:
     def inputs(
         self, spectrum: str = "separated", device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
     ) -> tuple[Tensor, ...]:
-        return tuple(t.clone().to(device, dtype) for t in self.make(spectrum))
+        return tuple(t.clone().to(device, dtype.to_complex() if t.is_complex() else dtype) for t in self.make(spectrum))
+
+    @property
+    def complex(self) -> bool:
+        return self.make("separated")[0].is_complex()
 
     def __call__(self, *inputs: Tensor, **options: object) -> tuple[Tensor, ...]:
         """The outputs without their gauge; of the symmetric part where finite differences move one entry at a time."""
         if self.takes_symmetric:
-            inputs = (0.5 * (inputs[0] + inputs[0].mT), *inputs[1:])
+            inputs = (0.5 * (inputs[0] + inputs[0].mH), *inputs[1:])
         return self.invariants(*_tuple(self.call(*inputs, **options)))
 
     def loss(self, *inputs: Tensor, **options: object) -> Tensor:
         """A scalar that depends on every entry of every output."""
-        total = inputs[0].new_zeros(())
-        for i, out in enumerate(self(*inputs, **options)):
+        total = inputs[0].new_zeros(()).real
+        for i, out in enumerate(real_parts(self(*inputs, **options))):
             n = out.shape[-1] if out.ndim else 1
             weights = torch.linspace(-1, 1.3, max(n, 1), dtype=out.dtype, device=out.device)[:n]
             total = total + ((1 + 0.3 * i) * weights * out).sum() + out.square().sum()
@@ -133,7 +142,7 @@ def _rand(*shape: int, seed: int) -> Tensor:
 
 
 def _of_eigenpairs(lam: Tensor, u: Tensor) -> tuple[Tensor, ...]:
-    return lam, (u * lam.sin().unsqueeze(-2)) @ u.mT, u[..., :1] @ u[..., :1].mT
+    return lam, (u * lam.sin().unsqueeze(-2)) @ u.mH, u[..., :1] @ u[..., :1].mH
 
 
 def _of_singular_triples(u: Tensor, s: Tensor, vh: Tensor) -> tuple[Tensor, ...]:
@@ -142,13 +151,13 @@ def _of_singular_triples(u: Tensor, s: Tensor, vh: Tensor) -> tuple[Tensor, ...]
     out = [
         s,
         (u1 * s.exp().unsqueeze(-2)) @ v1,
-        u1 @ (s.unsqueeze(-1) * u1.mT),
-        v1.mT @ (s.sin().unsqueeze(-1) * v1),
+        u1 @ (s.unsqueeze(-1) * u1.mH),
+        v1.mH @ (s.sin().unsqueeze(-1) * v1),
     ]
     if u.shape[-1] > k:
-        out.append(u[..., k:] @ u[..., k:].mT)
+        out.append(u[..., k:] @ u[..., k:].mH)
     if vh.shape[-2] > k:
-        out.append(vh[..., k:, :].mT @ vh[..., k:, :])
+        out.append(vh[..., k:, :].mH @ vh[..., k:, :])
     return tuple(out)
 
 
@@ -172,6 +181,7 @@ def _field(x: Tensor, scale: Tensor) -> Tensor:
 
 
 _ONES = _double(1, 1, 1)
+_FUNCTIONS = ("log", "sqrt", "inv_sqrt", "exp", "inverse", 0.3)
 _of_matrix = {"make": _matrices, "takes_symmetric": True}
 _weights, _regions, _eps, _power = (
     _rand(2, 3, seed=5) + 0.2,
@@ -205,7 +215,7 @@ CASES = [
         lambda a, **o: mb.matrix_function(a, (torch.log, _log_divided), **o),
         **_of_matrix,
     ),
-    Case("matrix_functions", lambda a, **o: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"], **o), **_of_matrix),
+    Case("matrix_functions", lambda a, **o: mb.matrix_functions(a, list(_FUNCTIONS), **o), **_of_matrix),
     Case("matrix_clamp", lambda a, **o: mb.matrix_clamp(a, 1.3, **o), **_of_matrix),
     Case("inverse_root", lambda a, **o: mb.inverse_root(a, 4, eps=0.1, **o), **_of_matrix),
     Case("inverse_root_relative", lambda a, **o: mb.inverse_root(a, 2, eps=0.1, relative=True, **o), **_of_matrix),
@@ -248,7 +258,7 @@ CASES = [
     Case("eigh", mb.eigh, invariants=_of_eigenpairs, exact_at_ties=False, **_of_matrix),
     Case(
         "generalized_eigh",
-        lambda a, b, **o: mb.generalized_eigh(a, 0.5 * (b + b.mT), **o),
+        lambda a, b, **o: mb.generalized_eigh(a, 0.5 * (b + b.mH), **o),
         _with(_matrices, symmetric((0.7, 1.0, 1.6), 2, seed=18)),
         _of_eigenpairs,
         exact_at_ties=False,
@@ -289,7 +299,7 @@ CASES = [
     Case("projector", mb.projector, _of_full_rank(4, 2)),
     Case(
         "projector_symmetric",
-        lambda x, **o: mb.projector((x.unsqueeze(-2) * x.unsqueeze(-3)).sum(-1), symmetric=True, **o),
+        lambda x, **o: mb.projector((x.unsqueeze(-2) * x.unsqueeze(-3).conj()).sum(-1), symmetric=True, **o),
         _of_full_rank(3, 2),
         single=False,
     ),
@@ -301,6 +311,12 @@ CASES = [
         "procrustes",
         lambda x, y, w, **o: mb.procrustes(x, y, weight=w, **o),
         lambda spectrum: (_rand(2, 4, 3, seed=15), _rand(2, 4, 3, seed=16), _rand(2, 4, seed=17) + 0.5),
+        single=False,
+    ),
+    Case(
+        "procrustes_with_reflections",
+        lambda x, y, **o: mb.procrustes(x, y, reflection=True, **o),
+        lambda spectrum: (_rand(2, 4, 3, seed=15), _rand(2, 4, 3, seed=16)),
         single=False,
     ),
     Case("low_rank", lambda a, **o: mb.low_rank(a, 2, **o), _low_rank_inputs),
@@ -371,6 +387,39 @@ CASES = [
         "unvectorize_symmetric", mb.unvectorize_symmetric, lambda _: (relu_features(2, 6),), options=False, single=False
     ),
 ]
+
+# Rows that have a complex twin, and how many of their inputs are complex in it.
+_WITH_COMPLEX = {
+    "matrix_functions": 1,
+    "matrix_power": 1,
+    "matrix_clamp": 1,
+    "pool_primal_log": 1,
+    "pool_thin_weighted_power": 1,
+    "pool_regions_centered": 1,
+    "pool_by_svd": 1,
+    "eigh": 1,
+    "generalized_eigh": 2,
+    "svd_wide": 1,
+    "svd_full_tall": 1,
+    "projector": 1,
+    "projector_symmetric": 1,
+    "spectral_projector": 1,
+    "polar_tall": 1,
+    "polar_wide": 1,
+    "procrustes_with_reflections": 2,
+    "low_rank": 1,
+}
+
+
+def _complex_twin(case: Case, number: int) -> Case:
+    def make(spectrum: str) -> tuple[Tensor, ...]:
+        inputs = case.make(spectrum)
+        return *(made_complex(t) for t in inputs[:number]), *inputs[number:]
+
+    return replace(case, name=f"complex_{case.name}", make=make)
+
+
+CASES += [_complex_twin(case, _WITH_COMPLEX[case.name]) for case in CASES if case.name in _WITH_COMPLEX]
 
 TRACED = [case for case in CASES if case.traced]
 WITH_OPTIONS = [case for case in CASES if case.options]

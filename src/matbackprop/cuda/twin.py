@@ -34,11 +34,11 @@ def device_takes(device: torch.device, capability: tuple[int, int] = (1, 0)) -> 
 
 
 def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> bool:
-    """Whether kernels may be handed these tensors: plain, not empty, on one device that runs them."""
+    """Whether kernels may be handed these tensors: plain, real, not empty, on one device that runs them."""
     device = tensors[0].device
     return (
         device.type == "cuda"
-        and all(t.device == device and t.numel() > 0 for t in tensors)
+        and all(t.device == device and t.numel() > 0 and not t.is_complex() for t in tensors)
         and is_plain(*tensors)
         and not forward_mode_active()
         and device_takes(device, capability)

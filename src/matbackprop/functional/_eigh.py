@@ -1,4 +1,8 @@
-"""The EIG layer of the paper: eigenvalues and eigenvectors of symmetric matrices with both adjoints."""
+"""The EIG layer of the paper: eigenvalues and eigenvectors of symmetric matrices with both adjoints.
+
+For Hermitian matrices ᵀ is the conjugate transpose here. Their eigenvectors are free in phase too; dU has the gauge
+diag(UᵀdU) = 0, and a loss that sees the phase has no gradient.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["Eigenpairs", "eigh"]
@@ -47,6 +51,14 @@ def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
     return used if g_values is None else used | (g_values != 0)
 
 
+def phases(within: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What to report of the free phases of complex vectors: where UᵀG_U, ``within``, has an imaginary diagonal."""
+    if not within.is_complex():
+        return []
+    turn = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
+    return [(torch.ones_like(turn, dtype=torch.bool), policy.sees_gauge(turn, size))]
+
+
 class _Eigh(Operation):
     forward_twice = "eigh"
 
@@ -64,21 +76,21 @@ class _Eigh(Operation):
         (lam, u, policy), (g_lam, g_u) = saved, gradients
         inner = torch.zeros_like(u)
         if g_u is not None:
-            seen = u.mT @ g_u
-            visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mT, largest_entry(g_u))
-            policy.report((tied_pairs(lam, policy), visible))
+            seen = u.mH @ g_u
+            visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mH, largest_entry(g_u))
+            policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u)))
             inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
         if g_lam is not None:
             inner = inner + torch.diag_embed(g_lam)
-        return u @ inner @ u.mT
+        return u @ inner @ u.mH
 
     @staticmethod
     def tangent(saved: Sequence[Any], da: Tensor, _: None) -> tuple[Tensor, Tensor]:
         lam, u, policy = saved
-        variation = u.mT @ symmetrize(da) @ u
+        variation = u.mH @ symmetrize(da) @ u
         policy.report((tied_pairs(lam, policy), variation.abs() > policy.tolerance * largest_entry(da)))
         turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * variation
-        return variation.diagonal(dim1=-2, dim2=-1).clone(), u @ turn
+        return variation.diagonal(dim1=-2, dim2=-1).real.clone(), u @ turn
 
 
 def eigh(
@@ -94,6 +106,8 @@ def eigh(
 
     .. math:: A = U \operatorname{diag}(\lambda) U^\top
 
+    For complex matrices ᵀ is the conjugate transpose here, and "symmetric" means Hermitian.
+
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         ties: what the gradient of U does with pairs of eigenvalues that coincide. ``"raise"``: raise when a gradient
@@ -107,15 +121,16 @@ def eigh(
             once on the CPU; on a GPU it skips the input and reports the gauge when the flag arrives, a few calls
             later or at `matbackprop.functional.raise_deferred`, so that the device is never waited for. True checks
             at once, False never.
-        precision: dtype to compute in, float64 unless given; results have the dtype of ``a``.
+        precision: dtype to compute in, float64 (complex128) unless given; results have the dtype of ``a``.
 
     Returns:
-        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, each up to its sign.
+        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, each up to its sign, or
+        phase. Eigenvalues are real.
 
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
-        TieError: see ``ties``.
+        TieError: see ``ties``; or the loss depends on the phase of a complex vector.
 
     Gradient:
         dλ = diag(UᵀdAU), dU = U(K̃ᵀ∘(UᵀdAU)) with K̃ᵢⱼ = 1/(λᵢ − λⱼ); backward U((K̃ᵀ∘(UᵀG_U))_sym + diag(G_λ))Uᵀ.
@@ -138,12 +153,12 @@ def eigh(
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
         "EIG Variations", with K̃ for K in dU and the adjoint symmetrised.
     """
-    check_matrix(a, "a", square=True)
-    dtype = compute_dtype(precision)
+    check_matrix(a, "a", square=True, or_complex=True)
+    dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
         if wants_check(check, a):
             check_finite(a, "a")
             check_symmetric(a, "a")
         lam, u = apply(_Eigh, symmetrize(a.to(dtype)), policy)
-        return Eigenpairs(lam.to(a.dtype), u.to(a.dtype))
+        return Eigenpairs(lam.to(real_dtype(a.dtype)), u.to(a.dtype))

@@ -36,8 +36,12 @@ from matbackprop.numerics import autocast_off
 __all__ = ["Operation", "apply", "product"]
 
 
-def _wide(values: Sequence[Any]) -> list[Any]:
-    return [v.double() if isinstance(v, Tensor) and v.dtype == torch.float32 else v for v in values]
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
+
+
+def _converted(values: Sequence[Any], to: dict[torch.dtype, torch.dtype]) -> tuple[Any, ...]:
+    return tuple(v.to(to.get(v.dtype, v.dtype)) if isinstance(v, Tensor) else v for v in values)
 
 
 def _derivative(
@@ -49,13 +53,13 @@ def _derivative(
     float64 alone.
     """
     first = next(v for v in given if v is not None)
-    widen = widen and first.dtype == torch.float32 and differentiated_again()
+    widen = widen and first.dtype in _WIDER and differentiated_again()
     if widen:
-        saved, given = _wide(saved), _wide(given)
+        saved, given = _converted(saved, _WIDER), _converted(given, _WIDER)
     with autocast_off(first.device.type):
         out = formula(saved, *between, *given)
     out = out if isinstance(out, tuple) else (out,)
-    return tuple(v if v is None else v.float() for v in out) if widen else out
+    return _converted(out, _NARROWER) if widen else out
 
 
 class Operation(Function):
@@ -146,7 +150,7 @@ class _Product(Operation):
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         (a, b), (g,) = saved, gradients
-        return product(g, b.mT) if needed[0] else None, product(a.mT, g) if needed[1] else None
+        return product(g, b.mH) if needed[0] else None, product(a.mH, g) if needed[1] else None
 
     @staticmethod
     def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None) -> Tensor:

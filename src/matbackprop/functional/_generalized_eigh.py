@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
-from matbackprop.errors import NumericalError, ShapeError
-from matbackprop.functional._eigh import Eigenpairs, gaps_of, largest_entry, receives_gradient, tied_pairs
+from matbackprop.errors import DtypeError, NumericalError, ShapeError
+from matbackprop.functional._eigh import Eigenpairs, gaps_of, largest_entry, phases, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["generalized_eigh"]
@@ -27,9 +27,9 @@ class _GeneralizedEigh(Operation):
     @staticmethod
     def forward(a: Tensor, b: Tensor, factor: Tensor, policy: TiePolicy) -> tuple[Tensor, Tensor]:
         half = torch.linalg.solve_triangular(factor, a, upper=False)
-        reduced = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+        reduced = torch.linalg.solve_triangular(factor, half.mH, upper=False)
         lam, u = batched_eigh(symmetrize(reduced))
-        return lam.clone(), torch.linalg.solve_triangular(factor.mT, u, upper=True)
+        return lam.clone(), torch.linalg.solve_triangular(factor.mH, u, upper=True)
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
@@ -38,27 +38,27 @@ class _GeneralizedEigh(Operation):
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         (lam, v, policy), (g_lam, g_v) = saved, gradients
-        on_s = torch.zeros_like(v) if g_lam is None else torch.diag_embed(g_lam)
+        on_s = torch.zeros_like(v) if g_lam is None else torch.diag_embed(g_lam).to(v.dtype)
         on_own = torch.zeros_like(lam)
         if g_v is not None:
-            seen = v.mT @ g_v
-            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mT, largest_entry(seen))
-            policy.report((tied_pairs(lam, policy), visible))
+            seen = v.mH @ g_v
+            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(seen))
+            policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(seen)))
             on_s = on_s + policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
-            on_own = 0.5 * seen.diagonal(dim1=-2, dim2=-1)
+            on_own = 0.5 * seen.diagonal(dim1=-2, dim2=-1).real
         on_t = -on_s * lam.unsqueeze(-2) - torch.diag_embed(on_own)
-        return v @ symmetrize(on_s) @ v.mT, v @ symmetrize(on_t) @ v.mT
+        return v @ symmetrize(on_s) @ v.mH, v @ symmetrize(on_t) @ v.mH
 
     @staticmethod
     def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         lam, v, policy = saved
-        s = torch.zeros_like(v) if da is None else v.mT @ symmetrize(da) @ v
-        t = torch.zeros_like(v) if db is None else v.mT @ symmetrize(db) @ v
+        s = torch.zeros_like(v) if da is None else v.mH @ symmetrize(da) @ v
+        t = torch.zeros_like(v) if db is None else v.mH @ symmetrize(db) @ v
         moved = s - t * lam.unsqueeze(-2)
         policy.report((tied_pairs(lam, policy), moved.abs() > policy.tolerance * largest_entry(moved)))
         turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * moved
-        turn = turn - 0.5 * torch.diag_embed(t.diagonal(dim1=-2, dim2=-1))
-        return moved.diagonal(dim1=-2, dim2=-1).clone(), v @ turn
+        turn = turn - 0.5 * torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).real)
+        return moved.diagonal(dim1=-2, dim2=-1).real.clone(), v @ turn
 
 
 def generalized_eigh(
@@ -75,6 +75,8 @@ def generalized_eigh(
 
     .. math:: V^\top A V = \operatorname{diag}(\lambda),\qquad V^\top B V = I
 
+    For complex matrices ᵀ is the conjugate transpose here, and "symmetric" means Hermitian.
+
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         b: symmetric positive definite matrices of the same shape.
@@ -84,10 +86,11 @@ def generalized_eigh(
 
     Returns:
         Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, orthonormal in the inner
-        product of B, each up to its sign; named fields.
+        product of B, each up to its sign, or phase; named fields.
 
     Raises:
-        ShapeError, DtypeError: ``a`` and ``b`` are not batches of square floating-point matrices of one shape.
+        ShapeError, DtypeError: ``a`` and ``b`` are not batches of square matrices of one shape, both real or both
+            complex.
         NonFiniteError, SymmetryError: they hold NaN or Inf, or are not symmetric.
         NumericalError: B is not positive definite.
         TieError: see `eigh`.
@@ -109,11 +112,13 @@ def generalized_eigh(
     Reference:
         Giles, An extended collection of matrix derivative results (2008), for B = I.
     """
-    check_matrix(a, "a", square=True)
-    check_matrix(b, "b", square=True)
+    check_matrix(a, "a", square=True, or_complex=True)
+    check_matrix(b, "b", square=True, or_complex=True)
+    if a.is_complex() != b.is_complex():
+        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
     if a.shape != b.shape:
         raise ShapeError(f"a and b must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
-    dtype = compute_dtype(precision)
+    dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
         wanted = wants_check(check, a)
@@ -129,4 +134,4 @@ def generalized_eigh(
                 f"multiple of the identity."
             )
         lam, v = apply(_GeneralizedEigh, x, y, factor, policy)
-        return Eigenpairs(lam.to(a.dtype), v.to(a.dtype))
+        return Eigenpairs(lam.to(real_dtype(a.dtype)), v.to(a.dtype))

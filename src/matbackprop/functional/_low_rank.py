@@ -9,7 +9,7 @@ from matbackprop.checks import check_finite, check_matrix, wants_check
 from matbackprop.divided_differences import KEEP_LARGE
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance
+from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, is_double
 from matbackprop.solvers import batched_svd
 
 __all__ = ["check_rank", "low_rank"]
@@ -27,7 +27,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     .. math:: A_k = \operatorname*{argmin}_{\operatorname{rank} X \le k} \|A - X\|_F
 
     Args:
-        a: matrices ``(*batch, m, n)``.
+        a: matrices ``(*batch, m, n)``, real or complex.
         rank: k ≥ 0; A itself where it is no smaller than min(m, n).
         check: look at values (finite, a gap behind σ_k): ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
@@ -54,7 +54,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     Reference:
         Eckart and Young (1936).
     """
-    check_matrix(a, "a")
+    check_matrix(a, "a", or_complex=True)
     check_rank(rank)
     wanted = wants_check(check, a)
     if wanted:
@@ -63,19 +63,19 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     if rank >= min(m, n):
         return a.clone()
     with autocast_off(a.device.type):
-        x = a.to(compute_dtype(precision))
-        u, s, vh = batched_svd(x.detach(), fine=a.dtype == torch.float64)
+        x = a.to(compute_dtype(precision, a.dtype))
+        u, s, vh = batched_svd(x.detach(), fine=is_double(a.dtype))
         cut = s[..., rank]
         if wanted and rank and s.numel():
             _check_gap(s, rank)
         kept = torch.arange(s.shape[-1], device=s.device) < rank
         above = torch.nextafter(cut, torch.full_like(cut, torch.inf)).unsqueeze(-1)
         s = torch.where(kept, torch.maximum(s, above), s)  # a tie that was not checked still gives the rank asked for
-        v = vh.mT
+        v = vh.mH
         vectors = torch.cat([torch.cat([u, u], -1), torch.cat([v, -v], -1)], -2) * 0.5**0.5
         spectrum = Spectrum(torch.cat([s, -s], -1), vectors, torch.zeros_like(cut))
         top = torch.nn.functional.pad(x, (m, 0))
-        whole = torch.cat([top, torch.nn.functional.pad(x.mT, (0, n))], -2)
+        whole = torch.cat([top, torch.nn.functional.pad(x.mH, (0, n))], -2)
         return spectral(whole, spectrum, KEEP_LARGE, cut)[..., :m, m:].to(a.dtype)
 
 

@@ -34,7 +34,7 @@ def matrix_clamp(
     positive definite matrices.
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
+        a: symmetric (Hermitian) matrices ``(*batch, n, n)``; that part of them is used.
         least: t, the least eigenvalue.
         check: look at values (finite, symmetric): ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
@@ -60,13 +60,13 @@ def matrix_clamp(
         Higham, Computing a nearest symmetric positive semidefinite matrix (1988); Huang and Van Gool, A Riemannian
         network for SPD matrix learning, AAAI 2017.
     """
-    check_matrix(a, "a", square=True)
+    check_matrix(a, "a", square=True, or_complex=True)
     check_least(least)
     if wants_check(check, a):
         check_finite(a, "a")
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(compute_dtype(precision)))
+        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
         values, vectors = batched_eigh(x.detach())
         threshold = values.new_full(values.shape[:-1], least)
         return spectral(x, Spectrum(values, vectors), CLAMP, threshold).to(a.dtype)

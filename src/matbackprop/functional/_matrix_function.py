@@ -1,8 +1,8 @@
-"""Functions of symmetric matrices: log, sqrt, inverse sqrt, exp, inverse, powers and one's own."""
+"""Functions of symmetric and Hermitian matrices: log, sqrt, inverse sqrt, exp, inverse, powers and one's own."""
 
 from __future__ import annotations
 
-import math
+import cmath
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +18,7 @@ from matbackprop.divided_differences import (
 )
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, rounding_of_zero, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, rounding_of_zero, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = [
@@ -69,9 +69,9 @@ def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, lik
     if p is None:
         return None
     if not isinstance(p, Tensor):
-        value = torch.scalar_tensor(p, dtype=like.dtype, device=like.device)
+        value = torch.scalar_tensor(p, dtype=real_dtype(like.dtype), device=like.device)
         return value.expand(batch) if batch else value
-    p = p.to(dtype=like.dtype, device=like.device)
+    p = p.to(dtype=real_dtype(like.dtype), device=like.device)
     extra = p.ndim - len(batch)
     try:
         # One value may come with more dimensions than the batch has, as a parameter of shape (1,) does.
@@ -91,12 +91,15 @@ def matrix_function(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Apply a scalar function to the spectrum of symmetric matrices.
+    r"""Apply a scalar function to the spectrum of symmetric matrices, or Hermitian ones.
 
     .. math:: g(A) = U \operatorname{diag}(g(\lambda)) U^\top, \qquad A = U \operatorname{diag}(\lambda) U^\top
 
+    For complex matrices ᵀ is the conjugate transpose here, and "symmetric" means Hermitian.
+
     Args:
-        a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used. float16 and bfloat16 are accepted.
+        a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used. Any floating-point dtype, complex64 or
+            complex128.
         function: ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"exp"``, ``"inverse"``, ``"power"``, a pair ``(g,
             divided_difference)`` with two arguments in the second or ``(g, derivative)`` with one, or a
             `matbackprop.functional.SpectralFunction`.
@@ -104,7 +107,8 @@ def matrix_function(
             ``batch``.
         check: whether values are checked (finite, symmetric, in the domain of g). None checks on the CPU only, so
             that no GPU is waited for; True checks everywhere; False never.
-        precision: dtype to compute in, float64 unless given; the result has the dtype of ``a``.
+        precision: dtype to compute in, float64 unless given (complex128 for complex matrices); the result has the
+            dtype of ``a``.
 
     Returns:
         ``(*batch, n, n)``, symmetric.
@@ -118,10 +122,10 @@ def matrix_function(
     Gradient:
         First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]; second order through g[λᵢ, λⱼ, λₖ]. Both are exact at repeated
         eigenvalues, where they equal the analytic limit g'(λ) and g''(λ)/2. Forward mode, vmap and fullgraph
-        compilation are supported; a third order raises OrderError. Eigenvalues that are negative by rounding alone, of
-        the dtype of ``a``, count as zero for sqrt, which has no finite derivative at zero: asking for it raises
-        DomainError where values are checked and gives NaN where they are not. Tensors captured in a function of one's
-        own receive no gradient; one that requires it is refused.
+        compilation are supported; a third order raises OrderError. Complex gradients are torch's, ∂L/∂Re A + i ∂L/∂Im
+        A. Eigenvalues that are negative by rounding alone, of the dtype of ``a``, count as zero for sqrt, which has no
+        finite derivative at zero: asking for it raises DomainError where values are checked and gives NaN where they
+        are not. Tensors captured in a function of one's own receive no gradient; one that requires it is refused.
 
     Example:
         >>> import torch, matbackprop
@@ -179,12 +183,12 @@ def _from_one_decomposition(
     check: bool | None,
     precision: torch.dtype | None,
 ) -> tuple[Tensor, ...]:
-    check_matrix(a, "a", square=True)
+    check_matrix(a, "a", square=True, or_complex=True)
     with autocast_off(a.device.type):
         if wanted := wants_check(check, a):
             check_finite(a, "a")
             check_symmetric(a, "a", unit=1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0)
-        x = symmetrize(a.to(compute_dtype(precision)))
+        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
         values, vectors = batched_eigh(x.detach())
         outs = []
         for fn, p in functions:
@@ -206,7 +210,7 @@ def _from_one_decomposition(
 
 def _check_overflow(out: Tensor, lam: Tensor, function: SpectralFunction) -> None:
     """Raise where g(λ) is too large for the dtype of the computation."""
-    if not math.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
+    if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
         raise DomainError(
             f"{function.name} overflows {out.dtype}: the eigenvalues of a lie between {float(lam.min()):.3g} and "
             f"{float(lam.max()):.3g}. Scale the matrices."

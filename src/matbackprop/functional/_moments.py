@@ -1,5 +1,7 @@
 """The matrix A = FᵀF + εI of second-order pooling, factored on the smaller side of F.
 
+For complex F, ᵀ is the conjugate transpose here.
+
 For m < d the thin form works on FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and λ = s + ε,
 
     g(A) = g(ε)I + Yᵀ diag(g[λᵢ, ε]) Y,    F·L = U(diag(g[λᵢ, ε]) Y G + (g[λᵢ, λⱼ, ε] ∘ (Y G Yᵀ)) Y),
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from matbackprop.divided_differences import BoundFunction
 from matbackprop.functional._spectrum import Spectrum
+from matbackprop.numerics import inner
 from matbackprop.solvers.gram import gram_eigh
 
 __all__ = ["Moments", "Primal", "Thin", "factor"]
@@ -30,8 +33,12 @@ def _table(lam: Tensor, g: BoundFunction) -> Tensor:
 
 
 def _forms(rows: Tensor, g: Tensor) -> Tensor:
-    """yᵢ G yᵢᵀ for each row."""
-    return ((rows @ g) * rows).sum(-1)
+    """yᵢ G yᵢᵀ for each row, the real part."""
+    return inner(rows, rows @ g, (-1,))
+
+
+def _trace(a: Tensor) -> Tensor:
+    return a.diagonal(dim1=-2, dim2=-1).real.sum(-1)
 
 
 class Thin(NamedTuple):
@@ -56,7 +63,7 @@ class Thin(NamedTuple):
 
     def value(self, g: BoundFunction) -> Tensor:
         """g(A)."""
-        c = (self.y * self._slope(g).unsqueeze(-1)).mT @ self.y
+        c = (self.y * self._slope(g).unsqueeze(-1)).mH @ self.y
         c.diagonal(dim1=-2, dim2=-1).add_(g.value(self.eps).unsqueeze(-1))
         return c
 
@@ -71,40 +78,40 @@ class Thin(NamedTuple):
         widest = torch.maximum(rows, columns)
         table = _table(self.s + self.eps.unsqueeze(-1), g)
         second = torch.where(widest > 0, (table - nearer) / widest, 0)
-        ye = self.y @ e + self.y @ e.mT
-        return self.basis @ (slope.unsqueeze(-1) * ye + (second * (ye @ self.y.mT)) @ self.y)
+        ye = self.y @ e + self.y @ e.mH
+        return self.basis @ (slope.unsqueeze(-1) * ye + (second * (ye @ self.y.mH)) @ self.y)
 
     def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         """fᵢ L fᵢᵀ for each row of the unweighted F, also where the weight is zero and fᵢ leaves the others' span."""
         v, shift = self._right_vectors(), self.eps.unsqueeze(-1)  # on their complement A acts as ε
         lam = self.s + shift
-        inside = f @ v.mT
+        inside = f @ v.mH
         outside = f - inside @ v
-        ve = 0.5 * (v @ e + v @ e.mT)
-        total = (inside @ (_table(lam, g) * (ve @ v.mT)) * inside).sum(-1)
-        total = total + 2 * (inside * g.first(lam, shift).unsqueeze(-2) * (outside @ ve.mT)).sum(-1)
+        ve = 0.5 * (v @ e + v @ e.mH)
+        total = inner(inside, inside @ (_table(lam, g) * (ve @ v.mH)), (-1,))
+        total = total + 2 * inner(inside, g.first(lam, shift).unsqueeze(-2) * (outside @ ve.mH), (-1,))
         return total + g.first(shift, shift) * _forms(outside, e)
 
     def eps_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
         """tr L = ⟨G, g'(A)⟩."""
         lam, at_eps = self.s + self.eps.unsqueeze(-1), g.first(self.eps, self.eps)
         rise = (g.first(lam, lam) - at_eps.unsqueeze(-1)) / self.s.clamp_min(torch.finfo(self.s.dtype).tiny)
-        return at_eps * e.diagonal(dim1=-2, dim2=-1).sum(-1) + (rise * _forms(self.y, e)).sum(-1)
+        return at_eps * _trace(e) + (rise * _forms(self.y, e)).sum(-1)
 
     def pairing(self, g: BoundFunction, e: Tensor) -> Tensor:
         """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
         shift = self.eps.unsqueeze(-1)
         inside = (g.first(self.s + shift, shift) * _forms(self.y, e)).sum(-1)
-        return g.value(self.eps) * e.diagonal(dim1=-2, dim2=-1).sum(-1) + inside
+        return g.value(self.eps) * _trace(e) + inside
 
     def _right_vectors(self) -> Tensor:
         """Rows of Y over their norms, each cleared of what rounding left of larger ones; zero where s is zero."""
         v = self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
-        return v - ((v @ v.mT) * (self.s.unsqueeze(-1) < self.s.unsqueeze(-2))) @ v
+        return v - ((v @ v.mH) * (self.s.unsqueeze(-1) < self.s.unsqueeze(-2))) @ v
 
     def spectrum(self) -> Spectrum:
         """The spectrum of A."""
-        return Spectrum(self.s + self.eps.unsqueeze(-1), self._right_vectors().mT, self.eps)
+        return Spectrum(self.s + self.eps.unsqueeze(-1), self._right_vectors().mH, self.eps)
 
 
 class Primal(NamedTuple):
@@ -127,25 +134,25 @@ class Primal(NamedTuple):
 
     def value(self, g: BoundFunction) -> Tensor:
         """g(A)."""
-        return (self.basis * g.value(self._lam()).unsqueeze(-2)) @ self.basis.mT
+        return (self.basis * g.value(self._lam()).unsqueeze(-2)) @ self.basis.mH
 
     def feature_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
         """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
-        h = self.basis.mT @ e @ self.basis
+        h = self.basis.mH @ e @ self.basis
         table = _table(self._lam(), g).masked_fill((self.s == 0).unsqueeze(-1), 0)
-        return self.y.mT @ ((table * (h + h.mT)) @ self.basis.mT)
+        return self.y.mH @ ((table * (h + h.mH)) @ self.basis.mH)
 
     def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         """fᵢ L fᵢᵀ for each row of the unweighted F."""
-        return _forms(f @ self.basis, _table(self._lam(), g) * (self.basis.mT @ e @ self.basis))
+        return _forms(f @ self.basis, _table(self._lam(), g) * (self.basis.mH @ e @ self.basis))
 
     def eps_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
         """tr L = ⟨G, g'(A)⟩."""
-        return (g.first(self._lam(), self._lam()) * _forms(self.basis.mT, e)).sum(-1)
+        return (g.first(self._lam(), self._lam()) * _forms(self.basis.mH, e)).sum(-1)
 
     def pairing(self, g: BoundFunction, e: Tensor) -> Tensor:
         """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
-        return (g.value(self._lam()) * _forms(self.basis.mT, e)).sum(-1)
+        return (g.value(self._lam()) * _forms(self.basis.mH, e)).sum(-1)
 
     def spectrum(self) -> Spectrum:
         """The spectrum of A."""
@@ -159,4 +166,4 @@ def factor(f: Tensor, eps: Tensor, fine: bool) -> Moments:
     """Factor A for F ``(*batch, m, d)``; ``fine`` asks for the digits of float64 features."""
     if f.shape[-2] < f.shape[-1]:
         return Thin(*gram_eigh(f, eps, fine), eps)
-    return Primal(*gram_eigh(f.mT, eps, fine), eps)
+    return Primal(*gram_eigh(f.mH, eps, fine), eps)

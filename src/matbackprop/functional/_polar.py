@@ -1,8 +1,9 @@
 """The polar factors of a matrix: the nearest matrix with orthonormal columns, and what is left beside it.
 
 With A = QP the variation of Q is QΩ + (I − QQᵀ) dA P⁻¹, Ω skew with PΩ + ΩP = QᵀdA − dAᵀQ. In the basis of P that is
-a division by σᵢ + σⱼ, i ≠ j: repeated singular values do no harm. What solves it, `skew_solve`, takes P itself as the
+a division by σᵢ + σⱼ, i ≠ j: repeated singular values do no harm. What solves it, `_SkewSolve`, takes P itself as the
 differentiable input and its eigenvalues and eigenvectors as constants, so that derivatives of every order are right.
+For complex A, ᵀ is the conjugate transpose here, and the diagonal of Ω is imaginary and not zero.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from matbackprop.checks import check_finite, check_matrix, wants_check
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
-from matbackprop.numerics import autocast_off, compute_dtype, rank_tolerance, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, is_double, rank_tolerance, symmetrize
 from matbackprop.solvers import batched_svd
 
 __all__ = ["PolarFactors", "orthogonal_factor", "polar"]
@@ -34,10 +35,12 @@ class _SkewSolve(Operation):
 
     @staticmethod
     def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        inside = vectors.mT @ (0.5 * (c - c.mT)) @ vectors
+        inside = vectors.mH @ (0.5 * (c - c.mH)) @ vectors
         sums = values.unsqueeze(-1) + values.unsqueeze(-2)
-        own = torch.eye(values.shape[-1], dtype=torch.bool, device=values.device) | (sums == 0)
-        return vectors @ (inside / torch.where(own, torch.inf, sums)) @ vectors.mT
+        absent = sums == 0
+        if not c.is_complex():  # the diagonal of a real skew matrix is zero, of a complex one imaginary
+            absent = absent | torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
+        return vectors @ (inside * torch.where(absent, torch.inf, sums).reciprocal()) @ vectors.mH
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
@@ -86,10 +89,10 @@ class _OrthogonalFactor(Operation):
 
 def _variation(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor, e: Tensor) -> Tensor:
     """2QY + (I − QQᵀ) E P⁻¹, the derivative of Q in the direction E; it is self-adjoint."""
-    p = symmetrize(q.mT @ a)
-    out = 2 * q @ apply(_SkewSolve, p, q.mT @ e, values, vectors)
+    p = symmetrize(q.mH @ a)
+    out = 2 * q @ apply(_SkewSolve, p, q.mH @ e, values, vectors)
     if a.shape[-2] > a.shape[-1]:
-        out = out + torch.linalg.solve(p, (e - q @ (q.mT @ e)).mT).mT
+        out = out + torch.linalg.solve(p, (e - q @ (q.mH @ e)).mH).mH
     return out
 
 
@@ -99,14 +102,14 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, wanted: b
     ``carried`` is the dtype whose digits the data carry. A reflection becomes a rotation by the sign of its last
     direction: Q = W diag(1, …, ±1) Vᵀ and the last eigenvalue of P is ±σ.
     """
-    w, s, vh = batched_svd(a.detach(), fine=carried == torch.float64)
+    w, s, vh = batched_svd(a.detach(), fine=is_double(carried))
     if rotation and s.shape[-1]:
         last = torch.arange(s.shape[-1], device=s.device) == s.shape[-1] - 1
         sign = torch.where(last, torch.linalg.det(w @ vh).sign().unsqueeze(-1), 1)
         w, s = w * sign.unsqueeze(-2), s * sign
     if wanted and s.numel():
         _check_unique(s, rotation, rank_tolerance(carried, a.dtype, None), what)
-    return apply(_OrthogonalFactor, a, w @ vh, s, vh.mT)
+    return apply(_OrthogonalFactor, a, w @ vh, s, vh.mH)
 
 
 def _check_unique(s: Tensor, rotation: bool, tolerance: float, what: str) -> None:
@@ -124,7 +127,7 @@ def _check_unique(s: Tensor, rotation: bool, tolerance: float, what: str) -> Non
 
 
 def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> PolarFactors:
-    r"""Polar decomposition, :math:`A = QP` with orthonormal Q and positive semidefinite P.
+    r"""Polar decomposition, :math:`A = QP` with orthonormal (unitary) Q and positive semidefinite P.
 
     .. math:: A = W \operatorname{diag}(\sigma) V^\top,\qquad Q = WV^\top,\quad P = V \operatorname{diag}(\sigma) V^\top
         = (A^\top A)^{1/2}
@@ -132,7 +135,7 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     Q is the matrix with orthonormal columns (rows, for a wide A) that is nearest to A.
 
     Args:
-        a: matrices ``(*batch, m, n)`` of full rank.
+        a: matrices ``(*batch, m, n)`` of full rank, real or complex (ᵀ is then the conjugate transpose).
         check: look at values (finite, of full rank): ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
 
@@ -159,14 +162,14 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     Reference:
         Higham, Functions of Matrices (2008), chapter 8.
     """
-    check_matrix(a, "a")
+    check_matrix(a, "a", or_complex=True)
     wanted = wants_check(check, a)
     if wanted:
         check_finite(a, "a")
     with autocast_off(a.device.type):
-        x = a.to(compute_dtype(precision))
+        x = a.to(compute_dtype(precision, a.dtype))
         if a.shape[-2] >= a.shape[-1]:
             q = orthogonal_factor(x, False, a.dtype, wanted, "polar decomposition")
         else:
-            q = orthogonal_factor(x.mT, False, a.dtype, wanted, "polar decomposition").mT
-        return PolarFactors(q.to(a.dtype), symmetrize(product(q.mT, x)).to(a.dtype))
+            q = orthogonal_factor(x.mH, False, a.dtype, wanted, "polar decomposition").mH.resolve_conj()
+        return PolarFactors(q.to(a.dtype), symmetrize(product(q.mH, x)).to(a.dtype))

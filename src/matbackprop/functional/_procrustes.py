@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
-from matbackprop.errors import ShapeError
+from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._function import product
 from matbackprop.functional._polar import orthogonal_factor
-from matbackprop.numerics import autocast_off, compute_dtype
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype
 
 __all__ = ["procrustes", "project_rotation"]
 
@@ -70,7 +70,8 @@ def procrustes(
         x: points ``(*batch, m, d)``, one per row.
         y: where they go, of the same shape.
         weight: how much each point counts ``(*batch, m)``, boolean or floating point, ≥ 0; may learn.
-        reflection: allow reflections: R is orthogonal, and need not be a rotation.
+        reflection: allow reflections: R is orthogonal, and need not be a rotation. Points may be complex then, and R is
+            unitary.
         check: look at values (finite, a unique rotation): ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
 
@@ -98,8 +99,10 @@ def procrustes(
     Reference:
         Schönemann (1966); Kabsch (1976) for rotations.
     """
-    check_matrix(x, "x")
-    check_matrix(y, "y")
+    check_matrix(x, "x", or_complex=reflection)
+    check_matrix(y, "y", or_complex=reflection)
+    if x.is_complex() != y.is_complex():
+        raise DtypeError(f"x and y must both be real or both complex, got {x.dtype} and {y.dtype}.")
     if x.shape != y.shape:
         raise ShapeError(f"x and y must have one shape, a row per point, got {tuple(x.shape)} and {tuple(y.shape)}.")
     if weight is not None:
@@ -110,9 +113,9 @@ def procrustes(
         check_finite(y, "y")
         if weight is not None:
             check_weight_values(weight)
-    dtype = compute_dtype(precision)
+    dtype = compute_dtype(precision, x.dtype)
     with autocast_off(x.device.type):
-        right = y.to(dtype) if weight is None else weight.to(dtype).unsqueeze(-1) * y.to(dtype)
-        moments = product(x.to(dtype).mT, right)
+        right = y.to(dtype) if weight is None else weight.to(real_dtype(dtype)).unsqueeze(-1) * y.to(dtype)
+        moments = product(x.to(dtype).mH, right)
         what = "orthogonal matrix" if reflection else "rotation"
         return orthogonal_factor(moments, not reflection, x.dtype, wanted, f"{what} between the points").to(x.dtype)

@@ -23,14 +23,14 @@ __all__ = ["projector", "spectral_projector"]
 def _span_and_inverse(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, Tensor]:
     if symmetric:
         values, u = batched_eigh(a)
-        size, vt = values.abs(), u.mT
+        size, vt = values.abs(), u.mH
         largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
     else:
         u, values, vt = batched_svd(a)
         size, largest = values, values[..., :1]
     kept = (size > tol * largest) & (size > 0)
     inverse = torch.where(kept, values, 1).reciprocal() * kept
-    return symmetrize((u * kept.unsqueeze(-2)) @ u.mT), (vt.mT * inverse.unsqueeze(-2)) @ u.mT
+    return symmetrize((u * kept.unsqueeze(-2)) @ u.mH), (vt.mH * inverse.unsqueeze(-2)) @ u.mH
 
 
 class _Projector(Operation):
@@ -52,21 +52,21 @@ class _Projector(Operation):
         g_a = torch.zeros_like(a)
         if g_onto is not None:
             g = 2 * symmetrize(g_onto)
-            g_a = g_a + (g - onto @ g) @ inverse.mT
+            g_a = g_a + (g - onto @ g) @ inverse.mH
         if g_inverse is not None:  # Golub and Pereyra
-            turned = g_inverse.mT
+            turned = g_inverse.mH
             outside = turned - onto @ turned
-            g_a = g_a - inverse.mT @ g_inverse @ inverse.mT + outside @ inverse @ inverse.mT
-            g_a = g_a + inverse.mT @ inverse @ (turned - (turned @ inverse) @ a)
+            g_a = g_a - inverse.mH @ g_inverse @ inverse.mH + outside @ inverse @ inverse.mH
+            g_a = g_a + inverse.mH @ inverse @ (turned - (turned @ inverse) @ a)
         return g_a
 
     @staticmethod
     def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
         a, onto, inverse = saved
         moved = (da - onto @ da) @ inverse
-        turned = da.mT - da.mT @ onto
-        d_inverse = -(inverse @ da @ inverse) + inverse @ inverse.mT @ turned
-        d_inverse = d_inverse + (da.mT - inverse @ (a @ da.mT)) @ inverse.mT @ inverse
+        turned = da.mH - da.mH @ onto
+        d_inverse = -(inverse @ da @ inverse) + inverse @ inverse.mH @ turned
+        d_inverse = d_inverse + (da.mH - inverse @ (a @ da.mH)) @ inverse.mH @ inverse
         return 2 * symmetrize(moved), d_inverse
 
 
@@ -81,7 +81,7 @@ def projector(
     r"""Orthogonal projector on the span of the columns of A, :math:`\Pi_A = AA^+`.
 
     Args:
-        a: matrices ``(*b, m, n)`` of any shape and rank.
+        a: matrices ``(*b, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
         symmetric: A is symmetric and stays so: use its eigendecomposition and give a symmetric gradient.
         rank_tol: singular values below this share of the largest count as zero. By default it follows the dtype of
             ``a``; pass a dtype to say what precision the data carry (``torch.float32`` for a float32 map cast to
@@ -117,12 +117,12 @@ def projector(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, Lemma
         1. Golub and Pereyra, The differentiation of pseudo-inverses, SIAM J. Numer. Anal. 10 (1973).
     """
-    check_matrix(a, "a", square=symmetric)
+    check_matrix(a, "a", square=symmetric, or_complex=True)
     if wants_check(check, a):
         check_finite(a, "a")
         if symmetric:
             check_symmetric(a, "a")
-    dtype = compute_dtype(precision)
+    dtype = compute_dtype(precision, a.dtype)
     tol = rank_tolerance(a.dtype, dtype, rank_tol)
     with autocast_off(a.device.type):
         x = a.to(dtype)
@@ -179,7 +179,7 @@ def spectral_projector(
     U₁ holds the eigenvectors of the ``rank`` largest eigenvalues, or of those above ``threshold``. Give one of the two.
 
     Args:
-        a: symmetric matrices ``(*b, n, n)``.
+        a: symmetric (Hermitian) matrices ``(*b, n, n)``.
         rank: how many eigenvectors, 0 … n.
         threshold: keep eigenvalues larger than this.
         precision: dtype of the computation; float64 by default.
@@ -205,7 +205,7 @@ def spectral_projector(
         >>> spectral_projector(torch.diag(torch.tensor([3.0, 1.0, 2.0])), rank=2).diagonal()
         tensor([1., 0., 1.])
     """
-    check_matrix(a, "a", square=True)
+    check_matrix(a, "a", square=True, or_complex=True)
     n = a.shape[-1]
     check_cut(rank, threshold)
     if rank is not None and not 0 <= rank <= n:
@@ -215,7 +215,7 @@ def spectral_projector(
         check_finite(a, "a")
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(compute_dtype(precision)))
+        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
         values, u = batched_eigh(x.detach())
         if rank is not None:
             cut, values = _cut(values, rank)

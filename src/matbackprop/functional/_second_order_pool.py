@@ -1,4 +1,7 @@
-"""Second-order pooling C = g(Fᵀ diag(w) F + εI): no null-space basis, no singular vector, no division by a gap."""
+"""Second-order pooling C = g(Fᵀ diag(w) F + εI): no null-space basis, no singular vector, no division by a gap.
+
+For complex F, ᵀ is the conjugate transpose here.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from matbackprop.functional._matrix_function import FunctionLike, check_domain, 
 from matbackprop.functional._moments import Moments, Primal, Thin, factor
 from matbackprop.functional._spectrum import Spectrum, frechet, second_frechet, spectral
 from matbackprop.functional._svd import svd
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, inner, is_double, real_dtype, symmetrize
 
 __all__ = ["second_order_pool"]
 
@@ -59,7 +62,7 @@ def _root_weighted(f: Tensor, w: Tensor | None) -> Tensor:
 
 def _decompose(f: Tensor, w: Tensor | None, eps: Tensor, fine: bool) -> tuple[Tensor, Spectrum]:
     """A = Fᵀ diag(w) F + εI as a differentiable matrix, and its spectrum."""
-    a = symmetrize(f.mT @ _weighted(f, w)) + _scaled_identity(eps, f.shape[-1])
+    a = symmetrize(f.mH @ _weighted(f, w)) + _scaled_identity(eps, f.shape[-1])
     rows = _root_weighted(f.detach(), None if w is None else w.detach())
     return a, factor(rows, eps.detach(), fine).spectrum()
 
@@ -115,9 +118,9 @@ def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor |
     d = f.shape[-1]
     total = torch.zeros((*f.shape[:-2], d, d), dtype=f.dtype, device=f.device)
     if df is not None:
-        total = total + 2 * symmetrize(_weighted(f, w).mT @ df)
+        total = total + 2 * symmetrize(_weighted(f, w).mH @ df)
     if dw is not None:
-        total = total + f.mT @ (f * dw.unsqueeze(-1))
+        total = total + f.mH @ (f * dw.unsqueeze(-1))
     if deps is not None:
         total = total + _scaled_identity(deps, d)
     return total
@@ -154,18 +157,18 @@ class _PoolGradient(Operation):
         if p is not None:
             in_p = function.in_parameter()
             along_p = frechet(a, g, spectrum, in_p, p)
-            grad_p = (n * along_p).sum((-2, -1))
+            grad_p = inner(n, along_p)
             if on.p is not None:
                 on_a = on_a + on.p[..., None, None] * along_p
-                grad_p = grad_p + on.p * (g * spectral(a, spectrum, in_p.in_parameter(), p)).sum((-2, -1))
+                grad_p = grad_p + on.p * inner(g, spectral(a, spectrum, in_p.in_parameter(), p))
         fa, fm = f @ on_a, f @ m
-        grad_f, grad_w = 2 * _weighted(fa, w), (fa * f).sum(-1)
+        grad_f, grad_w = 2 * _weighted(fa, w), inner(f, fa, (-1,))
         if on.f is not None:
             grad_f = grad_f + 2 * _weighted(on.f @ m, w)
-            grad_w = grad_w + 2 * (fm * on.f).sum(-1)
+            grad_w = grad_w + 2 * inner(fm, on.f, (-1,))
         if on.w is not None:
             grad_f = grad_f + 2 * fm * on.w.unsqueeze(-1)
-        grad_eps = on_a.diagonal(dim1=-2, dim2=-1).sum(-1)
+        grad_eps = on_a.diagonal(dim1=-2, dim2=-1).real.sum(-1)
         return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p
 
 
@@ -205,7 +208,7 @@ def second_order_pool(
     .. math:: C = g(F^\top \operatorname{diag}(w) F + \varepsilon I)
 
     Args:
-        f: features ``(*batch, m, d)``, one row per location.
+        f: features ``(*batch, m, d)``, one row per location; real, or complex with Fᴴ for Fᵀ.
         eps: ε > 0, a number or a tensor broadcastable to the batch (and regions) that receives a gradient.
         function: g, as in `matrix_function`.
         exponent: the exponent of ``function="power"``; a tensor learns.
@@ -221,7 +224,7 @@ def second_order_pool(
         precision: dtype to compute in, float64 unless given; the result has the dtype of ``f``.
 
     Returns:
-        ``(*batch, d, d)``, or ``(*batch, r, d, d)`` with regions; symmetric.
+        ``(*batch, d, d)``, or ``(*batch, r, d, d)`` with regions; symmetric, Hermitian for complex features.
 
     Raises:
         ShapeError, DtypeError: ``f`` or ``weight`` has the wrong shape, dtype or device.
@@ -250,7 +253,7 @@ def second_order_pool(
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", section 4
         and Corollary "DeepO2P".
     """
-    check_matrix(f, "f")
+    check_matrix(f, "f", or_complex=True)
     check_option(method, get_args(Method), "method")
     fn, p = resolve_function(function, exponent)
     if not isinstance(eps, Tensor) and (not 0 <= eps < math.inf or (eps == 0 and fn.domain in ("positive", "nonzero"))):
@@ -265,10 +268,10 @@ def second_order_pool(
             eps = cast(Tensor, parameter_tensor(eps, "eps", rows.shape[:-2], like))
         return pool_kernels.pool(rows, eps, fn, lambda x: _thin_pool(x, eps, fn)).to(f.dtype)
     with autocast_off(f.device.type):
-        x = f.to(compute_dtype(precision))
+        x = f.to(compute_dtype(precision, f.dtype))
         w = None
         if weight is not None:
-            x, w = _prepare_weight(weight, x, x.dtype)
+            x, w = _prepare_weight(weight, x, real_dtype(x.dtype))
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
         assert shift is not None
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
@@ -281,7 +284,7 @@ def second_order_pool(
             x = _center(x, w)
         if method != "fused":
             return _reference_pool(x, w, shift, power, fn, method).to(f.dtype)
-        fine = f.dtype == x.dtype == torch.float64
+        fine = is_double(f.dtype) and is_double(x.dtype)
         if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
             a, spectrum = _decompose(x, w, shift, fine)
             return spectral(a, spectrum, fn, power).to(f.dtype)
@@ -333,15 +336,15 @@ def _reference_pool(
     d = f.shape[-1]
     if method == "eig":
         q, v = eigh(
-            symmetrize(product(f.mT, _weighted(f, w))) + _scaled_identity(eps, d),
+            symmetrize(product(f.mH, _weighted(f, w))) + _scaled_identity(eps, d),
             ties="drop",
             check=False,
-            precision=f.dtype,
+            precision=real_dtype(f.dtype),
         )
     else:
         if w is not None:
             f = _weighted(f, torch.where(w > 0, w.clamp_min(torch.finfo(w.dtype).tiny).sqrt(), 0))
-        _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=f.dtype)
+        _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=real_dtype(f.dtype))
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
-        v = vh.mT
-    return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mT)
+        v = vh.mH
+    return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH)

@@ -4,6 +4,7 @@ With A = U diag(λ) Uᵀ the first derivative of g(A) in a direction E is U(Γ�
 (Daleckii–Krein), and the second in E and H is U(Σₖ g[λᵢ, λₖ, λⱼ] (ẼᵢₖH̃ₖⱼ + H̃ᵢₖẼₖⱼ))Uᵀ. Neither sees the choice of U
 inside a repeated eigenvalue, so neither divides by a gap. Three operations, one per order, call each other; each takes
 A itself as the differentiable input and the spectrum as a constant, which is why derivatives stay right at ties.
+For a complex, Hermitian A, ᵀ is the conjugate transpose here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from matbackprop._torch import differentiated_again
 from matbackprop.divided_differences import BoundFunction, SpectralFunction
 from matbackprop.errors import OrderError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import symmetrize
+from matbackprop.numerics import inner, symmetrize
 
 __all__ = ["Spectrum", "frechet", "second_frechet", "spectral"]
 
@@ -43,12 +44,12 @@ def _blocks(e: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     What leaves the span is cleared of it twice: the rounding of E would otherwise meet g''(ε), however small the block.
     """
-    left, right = u.mT @ e, e @ u
+    left, right = u.mH @ e, e @ u
     inside = left @ u
-    out, back = left - inside @ u.mT, right - u @ inside
-    rest = e - u @ out - right @ u.mT
-    rest = rest - u @ (u.mT @ rest)
-    return inside, out - (out @ u) @ u.mT, back - u @ (u.mT @ back), rest - (rest @ u) @ u.mT
+    out, back = left - inside @ u.mH, right - u @ inside
+    rest = e - u @ out - right @ u.mH
+    rest = rest - u @ (u.mH @ rest)
+    return inside, out - (out @ u) @ u.mH, back - u @ (u.mH @ back), rest - (rest @ u) @ u.mH
 
 
 class Spectrum(NamedTuple):
@@ -71,9 +72,9 @@ class Spectrum(NamedTuple):
         """g(A), symmetric to the bit."""
         u, values = self.vectors, g.value(self.values)
         if self.rest is None:
-            return symmetrize((u * values.unsqueeze(-2)) @ u.mT)
+            return symmetrize((u * values.unsqueeze(-2)) @ u.mH)
         rest = g.value(self.rest).unsqueeze(-1)
-        out = symmetrize((u * (values - rest).unsqueeze(-2)) @ u.mT)
+        out = symmetrize((u * (values - rest).unsqueeze(-2)) @ u.mH)
         return out + torch.diag_embed(rest.expand(*rest.shape[:-1], u.shape[-2]))
 
     def first(self, g: BoundFunction, e: Tensor) -> Tensor:
@@ -81,17 +82,17 @@ class Spectrum(NamedTuple):
         lam, u, null = self
         gamma = g.first(lam.unsqueeze(-1), lam.unsqueeze(-2))
         if null is None:
-            return u @ (gamma * (u.mT @ e @ u)) @ u.mT
+            return u @ (gamma * (u.mH @ e @ u)) @ u.mH
         inside, out, back, rest = _blocks(e, u)
         slope = g.first(lam, null.unsqueeze(-1))
-        spread = u @ (gamma * inside @ u.mT + slope.unsqueeze(-1) * out) + back * slope.unsqueeze(-2) @ u.mT
+        spread = u @ (gamma * inside @ u.mH + slope.unsqueeze(-1) * out) + back * slope.unsqueeze(-2) @ u.mH
         return spread + g.first(null, null)[..., None, None] * rest
 
     def second(self, g: BoundFunction, e: Tensor, h: Tensor) -> Tensor:
         """The second derivative of g at A in the directions E and H."""
         lam, u, null = self
         if null is None:
-            return u @ _contract(u.mT @ e @ u, u.mT @ h @ u, lam, g) @ u.mT
+            return u @ _contract(u.mH @ e @ u, u.mH @ h @ u, lam, g) @ u.mH
         (e, e_out, e_back, e_rest), (h, h_out, h_back, h_rest) = _blocks(e, u), _blocks(h, u)
         pair = g.second(lam.unsqueeze(-1), lam.unsqueeze(-2), null[..., None, None])
         single = g.second(lam, null.unsqueeze(-1), null.unsqueeze(-1))
@@ -101,11 +102,7 @@ class Spectrum(NamedTuple):
         back = e_back @ (pair * h) + h_back @ (pair * e) + (e_rest @ h_back + h_rest @ e_back) * column
         rest = (e_back * column) @ h_out + (h_back * column) @ e_out
         rest = rest + g.second(null, null, null)[..., None, None] * (e_rest @ h_rest + h_rest @ e_rest)
-        return u @ (inside @ u.mT + out) + back @ u.mT + rest
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((-2, -1))
+        return u @ (inside @ u.mH + out) + back @ u.mH + rest
 
 
 class _Value(Operation):
@@ -122,7 +119,7 @@ class _Value(Operation):
         (a, p, *factors, function), (g,) = saved, gradients
         spectrum = Spectrum(*factors)
         grad_a = frechet(a, g, spectrum, function, p) if needed[0] else None
-        grad_p = _inner(g, spectral(a, spectrum, function.in_parameter(), p)) if needed[1] else None
+        grad_p = inner(g, spectral(a, spectrum, function.in_parameter(), p)) if needed[1] else None
         return grad_a, grad_p
 
     @staticmethod
@@ -154,15 +151,15 @@ class _First(Operation):
         spectrum = Spectrum(*factors)
         grad_a = grad_e = grad_p = grad_q = None
         if needed[0]:
-            grad_a = second_frechet(a, e.mT, g, spectrum, function, p)
+            grad_a = second_frechet(a, e.mH, g, spectrum, function, p)
             if q is not None:
                 grad_a = grad_a + q[..., None, None] * frechet(a, g, spectrum, function.in_parameter(), p)
         if needed[1]:
             grad_e = frechet(a, g, spectrum, function, p)
         if needed[2]:
-            grad_p = _inner(g, frechet(a, e, spectrum, function.in_parameter(), p, q))
+            grad_p = inner(g, frechet(a, e, spectrum, function.in_parameter(), p, q))
         if needed[3]:
-            grad_q = _inner(g, spectral(a, spectrum, function.in_parameter(), p))
+            grad_q = inner(g, spectral(a, spectrum, function.in_parameter(), p))
         return grad_a, grad_e, grad_p, grad_q
 
     @staticmethod
@@ -202,8 +199,8 @@ class _Second(Operation):
         (a, e, h, p, *factors, function), (g,) = saved, gradients
         _refuse_third_order(needed[0] or needed[3])
         spectrum = Spectrum(*factors)
-        grad_e = second_frechet(a, h.mT, g, spectrum, function, p) if needed[1] else None
-        grad_h = second_frechet(a, e.mT, g, spectrum, function, p) if needed[2] else None
+        grad_e = second_frechet(a, h.mH, g, spectrum, function, p) if needed[1] else None
+        grad_h = second_frechet(a, e.mH, g, spectrum, function, p) if needed[2] else None
         return None, grad_e, grad_h
 
     @staticmethod

@@ -5,7 +5,7 @@ With dP = UᵀdXV split into its symmetric and antisymmetric parts, the rotation
     UᵀdU = dP_sym/(σⱼ − σᵢ) + dP_skew/(σⱼ + σᵢ),    VᵀdV = dP_sym/(σⱼ − σᵢ) − dP_skew/(σⱼ + σᵢ),
 
 which is the paper's K∘(·) with σⱼ² − σᵢ² factored: only a true tie of singular values divides by zero, two small ones
-do not.
+do not. For complex X, ᵀ is the conjugate transpose here; uᵢ and vᵢ are free in one phase together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from matbackprop._torch import differentiated_again
 from matbackprop.checks import check_finite, check_matrix, wants_check
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.twin import kernels_may_take
-from matbackprop.functional._eigh import gaps_of, largest_entry, receives_gradient, tied_pairs
+from matbackprop.functional._eigh import gaps_of, largest_entry, phases, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_svd
 
 __all__ = ["SingularTriples", "svd"]
@@ -38,7 +38,7 @@ class SingularTriples(NamedTuple):
 
 
 def _skew(a: Tensor) -> Tensor:
-    return 0.5 * (a - a.mT)
+    return 0.5 * (a - a.mH)
 
 
 def _head(a: Tensor, k: int) -> Tensor:
@@ -60,6 +60,15 @@ def _zero_pairs(s: Tensor, policy: TiePolicy) -> Tensor:
     return tied_pairs(s, policy) & policy.tied(_sums_of(s), largest_entry(s.unsqueeze(-1)))
 
 
+def _free_phases(even: Tensor, odd: Tensor, s: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What to report of phases: uᵢ and vᵢ turn together where they like, and against each other where σᵢ is zero."""
+    if not even.is_complex():
+        return []
+    zero = policy.tied(s, largest_entry(s.unsqueeze(-1)).squeeze(-1)).unsqueeze(-2)
+    turn = odd.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
+    return [*phases(even, policy, size), (zero, policy.sees_gauge(turn, size))]
+
+
 class _SVD(Operation):
     forward_twice = "svd"
 
@@ -75,16 +84,16 @@ class _SVD(Operation):
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         (u, s, vh, policy), (g_u, g_s, g_vh) = saved, gradients
         m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
-        v = vh.mT
+        v = vh.mH
         u1, v1 = _head(u, k), _head(v, k)
         if g_u is None and g_vh is None:
-            return (u1 * g_s.unsqueeze(-2)) @ v1.mT
+            return (u1 * g_s.unsqueeze(-2)) @ v1.mH
         if _kernel_takes(u, s, vh, *gradients):
             return _adjoint_by_kernel(saved, gradients)
         g_u = torch.zeros_like(u) if g_u is None else g_u
-        g_v = torch.zeros_like(v) if g_vh is None else g_vh.mT
+        g_v = torch.zeros_like(v) if g_vh is None else g_vh.mH
         scale = largest_entry(s.unsqueeze(-1))
-        within_u, within_v = u1.mT @ _head(g_u, k), v1.mT @ _head(g_v, k)
+        within_u, within_v = u1.mH @ _head(g_u, k), v1.mH @ _head(g_v, k)
         even, odd = _skew(within_u) + _skew(within_v), _skew(within_u) - _skew(within_v)
         inner = even * policy.invert(gaps_of(s), scale) + odd * policy.invert(_sums_of(s), scale)
         if g_s is not None:
@@ -94,10 +103,11 @@ class _SVD(Operation):
         ties = [
             (tied_pairs(s, policy), policy.visible(used, even, size)),
             (_zero_pairs(s, policy), policy.visible(used, odd, size)),
+            *_free_phases(even, odd, s, policy, size),
         ]
         if m == n:
             policy.report(*ties)
-            return u1 @ inner @ v1.mT
+            return u1 @ inner @ v1.mH
         # The longer side has vectors outside the span of the factors.
         long, g_long, within = (u, g_u, within_u) if m > n else (v, g_v, within_v)
         outside = _outside(long, g_long, within)
@@ -107,20 +117,20 @@ class _SVD(Operation):
         else:
             ties.append((zero, policy.sees_gauge(outside, size)))
         if long.shape[-1] > k:
-            rest = _skew(_tail(long, k).mT @ _tail(g_long, k))
+            rest = _skew(_tail(long, k).mH @ _tail(g_long, k))
             ties.append((torch.ones_like(rest, dtype=torch.bool), policy.sees_gauge(rest, size)))
         policy.report(*ties)
         outer = outside * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
-        return (u1 @ inner + outer) @ v1.mT if m > n else u1 @ (inner @ v1.mT + outer.mT)
+        return (u1 @ inner + outer) @ v1.mH if m > n else u1 @ (inner @ v1.mH + outer.mH)
 
     @staticmethod
     def tangent(saved: Sequence[Any], dx: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
         u, s, vh, policy = saved
         m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
-        v = vh.mT
+        v = vh.mH
         u1, v1 = _head(u, k), _head(v, k)
         scale, least = largest_entry(s.unsqueeze(-1)), policy.tolerance * largest_entry(dx)
-        dp = u1.mT @ dx @ v1
+        dp = u1.mH @ dx @ v1
         even, odd = symmetrize(dp), _skew(dp)
         ties = [
             (tied_pairs(s, policy), even.abs() > least),
@@ -129,18 +139,18 @@ class _SVD(Operation):
         even, odd = even * policy.invert(gaps_of(s), scale), odd * policy.invert(_sums_of(s), scale)
         du, dv = u1 @ (even + odd), v1 @ (even - odd)
         if m != n:
-            long, moved = (u, dx @ v1) if m > n else (v, dx.mT @ u1)
+            long, moved = (u, dx @ v1) if m > n else (v, dx.mH @ u1)
             first = _head(long, k)
-            moved = moved - first @ (first.mT @ moved)
+            moved = moved - first @ (first.mH @ moved)
             ties.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), moved.abs() > least))
             change = moved * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
-            rest = -first @ (change.mT @ _tail(long, k))
+            rest = -first @ (change.mH @ _tail(long, k))
             if m > n:
                 du = torch.cat([du + change, rest], -1)
             else:
                 dv = torch.cat([dv + change, rest], -1)
         policy.report(*ties)
-        return du, dp.diagonal(dim1=-2, dim2=-1).clone(), dv.mT
+        return du, dp.diagonal(dim1=-2, dim2=-1).real.clone(), dv.mH
 
 
 def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -> bool:
@@ -174,7 +184,7 @@ def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:
     if long.shape[-1] == k:
         return g_first - first @ within
     rest, g_rest = _tail(long, k), _tail(g, k)
-    return rest @ (rest.mT @ g_first - g_rest.mT @ first)
+    return rest @ (rest.mH @ g_first - g_rest.mH @ first)
 
 
 def svd(
@@ -195,7 +205,7 @@ def svd(
     itself says of its small singular values: to rounding for any spectrum, without waiting for the device.
 
     Args:
-        a: matrices ``(*batch, m, n)``, wide or tall.
+        a: matrices ``(*batch, m, n)``, wide or tall, real or complex (ᵀ is then the conjugate transpose).
         full_matrices: whether U and V are square; by default they are thin, unlike those of torch.linalg.svd. The
             extra vectors follow the paper's gauge choice U₂ᵀdU₂ = 0.
         ties: what the gradients of U and V do where singular values coincide, or are zero. ``"raise"``: raise when a
@@ -205,7 +215,7 @@ def svd(
         tie_tol: share of the largest σ below which a gap is zero; by default what the dtype of ``a`` resolves.
         broadening: η as a share of the largest σ, for ``"broaden"``.
         check: whether values are checked, as in `eigh`: None never waits for a GPU.
-        precision: dtype to compute in, float64 unless given; results have the dtype of ``a``.
+        precision: dtype to compute in, float64 (complex128) unless given; results have the dtype of ``a``.
 
     Returns:
         U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)`` with k = min(m, n); with
@@ -234,11 +244,11 @@ def svd(
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
         "SVD Variations".
     """
-    check_matrix(a, "a")
-    dtype = compute_dtype(precision)
+    check_matrix(a, "a", or_complex=True)
+    dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("svd", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
         if wants_check(check, a):
             check_finite(a, "a")
-        u, s, vh = apply(_SVD, a.to(dtype), full_matrices, a.dtype == torch.float64, policy)
-        return SingularTriples(u.to(a.dtype), s.to(a.dtype), vh.to(a.dtype))
+        u, s, vh = apply(_SVD, a.to(dtype), full_matrices, is_double(a.dtype), policy)
+        return SingularTriples(u.to(a.dtype), s.to(real_dtype(a.dtype)), vh.to(a.dtype))

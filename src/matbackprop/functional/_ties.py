@@ -39,6 +39,7 @@ class TiePolicy:
         gauge_tolerance: share of the gradient that may be antisymmetric on a tied pair before ``"drop"`` and
             ``"broaden"`` count it as gauge-dependent and warn.
         check: False never looks at values, True looks at once, None at once on the CPU and later on other devices.
+        phase: whether the vectors are complex, so that their phases are free too.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TiePolicy:
     broadening: float
     gauge_tolerance: float
     check: bool | None
+    phase: bool = False
 
     def tied(self, x: Tensor, scale: Tensor) -> Tensor:
         """Where a gap x is zero as far as the precision tells; ``scale`` broadcasts against x."""
@@ -107,7 +109,7 @@ def tie_policy(
     check_ties(ties, tie_tol, broadening)
     if tie_tol is None:
         tie_tol = tie_tolerance(a.dtype, dtype, max(a.shape[-2:]))
-    return TiePolicy(name, ties, tie_tol, broadening, half_of_the_digits(a.dtype), check)
+    return TiePolicy(name, ties, tie_tol, broadening, half_of_the_digits(a.dtype), check, a.is_complex())
 
 
 # Flags on their way from a device: (event, flag in pinned memory, policy). Backward passes run in threads of their own.
@@ -142,6 +144,8 @@ def _defer(event: Any, flag: Tensor, policy: TiePolicy) -> None:
 
 def _complain(policy: TiePolicy) -> None:
     where = f"a repeated (or zero) value, closer than {policy.tolerance:.2g} of the largest one"
+    if policy.phase:
+        where += ", or depends on the phase of a complex vector"
     if policy.ties == "raise":
         raise TieError(
             f"the loss of {policy.name} uses vectors of {where}. It has no gradient if it depends on the choice of "

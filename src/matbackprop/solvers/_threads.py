@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from matbackprop.numerics import real_dtype
+
 _CHUNKS_A_THREAD = 2  # a little slack when one thread is interrupted
 _MIN_WORK = 5e5  # batch·n³ under which handing out the work costs more than it saves, measured on 2 and 16 cores
 _MAX_ORDER = 200  # above some 250 LAPACK starts threads of its own in each of ours, and both get slower
@@ -34,7 +36,7 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigendecomposition of (batch, n, n) CPU matrices."""
     threads = torch.get_num_threads()
-    values = torch.empty(a.shape[:-1], dtype=a.dtype)
+    values = torch.empty(a.shape[:-1], dtype=real_dtype(a.dtype))
     vectors = torch.empty_like(a, memory_format=torch.contiguous_format).mT  # LAPACK's own layout
 
     inference = torch.is_inference_mode_enabled()  # a mode of the calling thread only; the workers have to enter it

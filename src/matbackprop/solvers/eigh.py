@@ -11,9 +11,11 @@ from torch import Tensor
 from matbackprop.cuda import compiler, cusolver, jacobi, refined
 from matbackprop.cuda.twin import is_plain
 from matbackprop.errors import DtypeError, ShapeError, SolverError
+from matbackprop.numerics import real_dtype
 from matbackprop.solvers import _threads
 
-_DTYPES = (torch.float32, torch.float64)
+_REAL = (torch.float32, torch.float64)
+_DTYPES = (*_REAL, torch.complex64, torch.complex128)
 _LARGE_BATCH = 400  # fills an H200 several times over
 
 
@@ -23,13 +25,19 @@ def _many_on_the_cpu(device: torch.device, dtype: torch.dtype, n: int, batch: in
 
 def _few_and_small(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
     """Whether the Jacobi kernel is faster than cuSOLVER's batched routine, as measured on an H200."""
+    if device.type != "cuda" or dtype not in _REAL:
+        return False
     most = 48 if batch > _LARGE_BATCH else {torch.float32: 64, torch.float64: 60}[dtype]
-    return device.type == "cuda" and n <= most and compiler.available()
+    return n <= most and compiler.available()
 
 
 def _refinable(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
     fits = dtype == torch.float64 and refined.MIN_ORDER <= n <= refined.MAX_ORDER
     return device.type == "cuda" and fits and refined.available(device)
+
+
+def _real_on_cuda(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
+    return device.type == "cuda" and dtype in _REAL and cusolver.available()
 
 
 class _Route(NamedTuple):
@@ -48,9 +56,14 @@ _ROUTES = {
     "lapack": _Route(lambda device, *_: device.type == "cpu", _torch_eigh),
     "jacobi": _Route(_few_and_small, lambda a: jacobi.solve(a.contiguous())),
     "refined": _Route(_refinable, lambda a: refined.solve(a.contiguous())),
-    "cusolver": _Route(lambda device, *_: device.type == "cuda" and cusolver.available(), cusolver.solve),
+    "cusolver": _Route(_real_on_cuda, cusolver.solve),
     "torch": _Route(lambda *_: True, _torch_eigh),
 }
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in _DTYPES:
+        raise DtypeError(f"the eigensolver takes {', '.join(map(str, _DTYPES))}, got {dtype}; convert the matrices.")
 
 
 def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1) -> str:
@@ -59,11 +72,12 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
     ``lapack`` and ``lapack-threads`` are the CPU's, the latter with the batch spread over threads; ``jacobi`` is the
     kernel of this package that keeps small matrices on chip; ``cusolver`` is cuSOLVER's 64-bit batched routine in the
     library that torch ships; ``refined`` is the same routine in float32 whose results are refined to float64 by matrix
-    products and, where eigenvalues nearly meet, by rotations; ``torch`` is :func:`torch.linalg.eigh`, everywhere else.
+    products and, where eigenvalues nearly meet, by rotations; ``torch`` is :func:`torch.linalg.eigh`, everywhere else
+    and for complex matrices on CUDA.
 
     Args:
         device: where the matrices are.
-        dtype: float32 or float64.
+        dtype: float32, float64, complex64 or complex128.
         n: their order.
         batch: how many there are.
 
@@ -74,8 +88,7 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
         >>> route("cpu", torch.float64, n=36)
         'lapack'
     """
-    if dtype not in _DTYPES:
-        raise DtypeError(f"the eigensolver takes float32 and float64 matrices, got {dtype}; convert them first.")
+    _check_dtype(dtype)
     if n == 0 or batch == 0:
         return "torch"
     device = torch.device(device)
@@ -106,7 +119,7 @@ def _operator(a: Tensor) -> tuple[Tensor, Tensor]:
 
 @_operator.register_fake
 def _(a: Tensor) -> tuple[Tensor, Tensor]:
-    return a.new_empty(a.shape[:-1]), a.new_empty(a.shape)
+    return a.new_empty(a.shape[:-1], dtype=real_dtype(a.dtype)), a.new_empty(a.shape)
 
 
 @_operator.register_vmap
@@ -115,7 +128,7 @@ def _(info, in_dims, a):  # type: ignore[no-untyped-def]
 
 
 def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Eigendecomposition of symmetric matrices, A = U diag(λ) Uᵀ, by the fastest route installed.
+    r"""Eigendecomposition of symmetric or Hermitian matrices, A = U diag(λ) Uᴴ, by the fastest route installed.
 
     Every operator of the package calls this function. It is not differentiable: the operators carry their own adjoints.
     On CUDA it neither waits for the device nor moves anything to the CPU, and can be captured into a CUDA graph after
@@ -123,7 +136,7 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     are replayed from a recording, and making it, in the second call with a shape, waits once.
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``, float32 or float64; only the lower triangle is read.
+        a: matrices ``(*batch, n, n)``, float32, float64, complex64 or complex128; only the lower triangle is read.
 
     Returns:
         Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns. On CUDA they are NaN for a
@@ -131,7 +144,7 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         SolverError: a matrix on the CPU could not be solved.
-        ShapeError, DtypeError: ``a`` is not a batch of square float32 or float64 matrices.
+        ShapeError, DtypeError: ``a`` is not a batch of square matrices of such a dtype.
 
     Gradient:
         None; results are detached.
@@ -143,8 +156,7 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ShapeError(f"the eigensolver needs square matrices (*batch, n, n), got shape {tuple(a.shape)}.")
-    if a.dtype not in _DTYPES:
-        raise DtypeError(f"the eigensolver takes float32 and float64 matrices, got {a.dtype}; convert them first.")
+    _check_dtype(a.dtype)
     a = a.detach()
     if a.numel() == 0 or not is_plain(a):
         return _operator(a) if a.device.type == "cuda" and a.numel() else _torch_eigh(a)

@@ -1,4 +1,4 @@
-"""Eigenvectors of a Gram matrix XXᵀ to the digits of X.
+"""Eigenvectors of a Gram matrix XXᵀ to the digits of X. For complex X, ᵀ is the conjugate transpose here.
 
 An eigensolver knows eigenvalues and eigenvectors of XXᵀ to rounding of the largest eigenvalue. With one outlier in X
 the small ones are lost in it: their eigenvectors come out mixed. Y = QᵀX, computed from X itself, still has them: its
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from matbackprop.cuda.separate import OVERLAP_LIMIT, SAFE_RATIO, separate_by_kernel
 from matbackprop.cuda.twin import is_plain, kernels_may_take
+from matbackprop.numerics import inner, is_double
 from matbackprop.solvers.eigh import batched_eigh
 
 __all__ = ["gram_eigh", "separate_rows"]
@@ -21,7 +22,7 @@ _LEVEL = 1e-4  # rows whose squared norms are within this of the largest one are
 
 
 def squared_norms(y: Tensor) -> Tensor:
-    return (y * y).sum(-1)
+    return inner(y, y, (-1,))
 
 
 def drop_noise(s: Tensor, shape: torch.Size) -> Tensor:
@@ -39,13 +40,13 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tenso
     """s, Q, Y with XXᵀ = Q diag(s) Qᵀ and Y = QᵀX, s not sorted.
 
     Args:
-        x: X ``(*batch, n, k)``, float32 or float64.
+        x: X ``(*batch, n, k)``, real or complex.
         eps: ε ≥ 0 ``(*batch,)``; errors of s far below it do not matter.
         fine: whether X carries float64 digits; otherwise those of float32 are wanted.
     """
-    s, q = batched_eigh(x @ x.mT)
-    y = (x.mT @ q).mT
-    if x.dtype == torch.float64 and y.numel():
+    s, q = batched_eigh(x @ x.mH)
+    y = (x.mH @ q).mH.resolve_conj()
+    if is_double(x.dtype) and y.numel():
         if is_plain(q, y, eps) and y.is_cpu and _narrow(s):
             return s, q, y
         q, y = separate_rows(q, y, eps, fine, OVERLAP_LIMIT[fine])
@@ -101,8 +102,8 @@ def _separate_mixed(q: Tensor, y: Tensor, eps: Tensor, limit: float) -> tuple[Te
 
 def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
     """The largest |yᵢ·yⱼ|/√(λᵢλⱼ), i ≠ j, of each matrix: the relative error that it would leave in g(XXᵀ + εI)."""
-    overlap = y @ y.mT
-    scale = (overlap.diagonal(dim1=-2, dim2=-1) + eps.unsqueeze(-1)).clamp_min(torch.finfo(y.dtype).tiny).rsqrt()
+    overlap = y @ y.mH
+    scale = (overlap.diagonal(dim1=-2, dim2=-1).real + eps.unsqueeze(-1)).clamp_min(torch.finfo(y.dtype).tiny).rsqrt()
     cosines = overlap * scale.unsqueeze(-1) * scale.unsqueeze(-2)
     cosines.diagonal(dim1=-2, dim2=-1).zero_()
     return cosines.abs().amax((-2, -1))
@@ -111,7 +112,7 @@ def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
 def _newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Turn by e^Ω, Ωᵢⱼ = Eᵢⱼ/(sⱼ − sᵢ) with E = YYᵀ − diag(s), to second order; pairs too close are left alone."""
     rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
-    overlap, gap = y @ y.mT, columns - rows
+    overlap, gap = y @ y.mH, columns - rows
     omega = torch.where(overlap.abs() < 1e-4 * gap.abs(), overlap / torch.where(gap == 0, 1, gap), 0)
     half = 0.5 * omega @ omega
     return q + q @ (half + omega), y + (half - omega) @ y
@@ -132,9 +133,9 @@ def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if len(rest) == 0 or s[~top].max() <= floor:
             return q, y
         kept = y[done]
-        small = y[rest] - (y[rest] @ (kept / s[top].unsqueeze(-1)).mT) @ kept
-        _, turn = torch.linalg.eigh(small @ small.mT)
-        y[rest], q[:, rest] = turn.mT @ small, q[:, rest] @ turn
+        small = y[rest] - (y[rest] @ (kept / s[top].unsqueeze(-1)).mH) @ kept
+        _, turn = torch.linalg.eigh(small @ small.mH)
+        y[rest], q[:, rest] = turn.mH @ small, q[:, rest] @ turn
         s = squared_norms(y[rest])
 
 

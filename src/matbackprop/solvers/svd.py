@@ -24,10 +24,10 @@ _KERNEL_LIMIT = {True: 4e-15, False: 1e-9}
 def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Singular value decomposition X = U diag(σ) Vᵀ by the fastest route installed; not differentiable.
 
-    On CUDA the thin decomposition neither waits for the device nor moves anything to the CPU.
+    On CUDA the thin decomposition of float64 neither waits for the device nor moves anything to the CPU.
 
     Args:
-        x: matrices ``(*batch, m, n)``, float32 or float64.
+        x: matrices ``(*batch, m, n)``, real or complex.
         full_matrices: whether U and V are square.
         fine: whether X carries float64 digits; otherwise those of float32 are wanted.
 
@@ -52,8 +52,8 @@ def _thin_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
     """By the Gram matrix of the shorter side."""
     if x.shape[-2] <= x.shape[-1]:
         return _gram_svd(x, fine)
-    v, s, uh = _gram_svd(x.mT, fine)
-    return uh.mT.contiguous(), s, v.mT.contiguous()  # forward mode takes no views as outputs
+    v, s, uh = _gram_svd(x.mH, fine)
+    return uh.mH.contiguous(), s, v.mH.contiguous()  # forward mode takes no views as outputs
 
 
 def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,8 +63,8 @@ def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
         exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
         unit = torch.exp2(exponent.to(x.dtype))
         x = x / unit
-    _, q = batched_eigh(x @ x.mT)
-    y = (x.mT @ q).mT
+    _, q = batched_eigh(x @ x.mH)
+    y = (x.mH @ q).mH
     s = squared_norms(y)
     floor = (max(x.shape[-2:]) * torch.finfo(x.dtype).eps) ** 2
     y = y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)  # directions that X does not have
@@ -96,7 +96,7 @@ def _complete(v: Tensor, there: Tensor) -> Tensor:
     new = torch.where(there, 0, new)
     other = torch.diag_embed(there.squeeze(-1).to(v.dtype))
     for _ in range(2):  # once more for what rounding left
-        new = new - (new @ v.mT) @ v
-        factor, _ = torch.linalg.cholesky_ex(new @ new.mT + other)
+        new = new - (new @ v.mH) @ v
+        factor, _ = torch.linalg.cholesky_ex(new @ new.mH + other)
         new = torch.linalg.solve_triangular(factor, new, upper=False)
     return v + new
