@@ -96,7 +96,7 @@ def test_a_bad_entry_is_named_by_the_check_and_costs_training_nothing_else(coco,
     content = copy.deepcopy(coco.content)
     change(content)
     root = coco(json.dumps(content))
-    problems = "\n".join(map(str, check_coco(root, threads=1).problems))
+    problems = "\n".join(map(str, check_coco(root).problems))
     assert re.search(reason, problems), problems
     regions = cache_regions(*coco_files(root, "train"), tmp_path / "cache", side=20, workers=0, missing_images="skip")
     of_image = {a["id"] for a in coco.content["annotations"] if a["image_id"] == 1}
@@ -158,7 +158,7 @@ def test_mutated_files_end_in_problems_or_a_refusal_and_never_otherwise(coco, tm
             except (KeyError, IndexError, TypeError):  # an earlier change has cut the way
                 continue
         root = coco(json.dumps(content))
-        problems = check_coco(root, threads=1).problems
+        problems = check_coco(root).problems
         try:
             regions = cache_regions(
                 *coco_files(root, "train"), tmp_path / str(number), side=16, workers=0, missing_images="skip"

@@ -216,7 +216,7 @@ def test_a_cache_whose_arrays_do_not_fit_together_is_refused(tmp_path):
 def test_processes_crop_what_one_process_crops(coco):
     found = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
     images = read_regions(*coco(found)).images * 12
-    one, several = (list(cr._crop_all(images, 20, workers)) for workers in (0, 2))
+    one, several = (list(cr._crop_all(images, 20, 0.0, workers)) for workers in (0, 2))
     assert len(one) == len(several) == 36
     for a, b in zip(one, several, strict=True):
         np.testing.assert_array_equal(a.pixels, b.pixels)

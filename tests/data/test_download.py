@@ -55,6 +55,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr("matbackprop.data.download.WAIT", 0.0)
+
+
 @pytest.fixture
 def server():
     Handler.files, Handler.cut, Handler.fail, Handler.seen = {"/file": DATA}, 0, 0, []
@@ -77,7 +82,7 @@ def test_download_checks_and_keeps(server, tmp_path):
 
 def test_a_broken_connection_goes_on_where_it_stopped(server, tmp_path):
     Handler.cut = 2
-    download(f"{server}/file", tmp_path / "file", sha256=SHA, wait=0.0)
+    download(f"{server}/file", tmp_path / "file", sha256=SHA)
     assert (tmp_path / "file").read_bytes() == DATA
     assert Handler.seen == [None, "bytes=1000-", "bytes=2000-"]
 
@@ -91,13 +96,13 @@ def test_an_earlier_part_is_continued(server, tmp_path):
 
 def test_a_part_that_is_too_long_is_started_again(server, tmp_path):
     (tmp_path / "file.part").write_bytes(DATA + b"x")
-    download(f"{server}/file", tmp_path / "file", sha256=SHA, wait=0.0)
+    download(f"{server}/file", tmp_path / "file", sha256=SHA)
     assert (tmp_path / "file").read_bytes() == DATA
 
 
 def test_a_server_that_stumbles(server, tmp_path):
     Handler.fail = 1
-    download(f"{server}/file", tmp_path / "file", sha256=SHA, wait=0.0)
+    download(f"{server}/file", tmp_path / "file", sha256=SHA)
     assert (tmp_path / "file").exists()
 
 
@@ -123,9 +128,9 @@ def test_a_damaged_file_that_is_there_is_fetched_again(server, tmp_path):
 
 def test_addresses_that_do_not_answer(server, tmp_path):
     with pytest.raises(DataError, match="answers 404"):
-        download(f"{server}/nothing", tmp_path / "file", wait=0.0)
+        download(f"{server}/nothing", tmp_path / "file")
     with pytest.raises(DataError, match="cannot be reached"):
-        download("http://127.0.0.1:9/file", tmp_path / "file", wait=0.0, attempts=2)
+        download("http://127.0.0.1:9/file", tmp_path / "file")
 
 
 def test_file_addresses(tmp_path):
@@ -152,26 +157,27 @@ def _zip(names):
     return buffer.getvalue()
 
 
-def test_a_data_set_is_fetched_once_and_laid_out(server, tmp_path):
+def test_a_data_set_is_fetched_once_and_laid_out(server, tmp_path, monkeypatch):
     Handler.files["/BSR.tgz"] = _tar(["BSR/BSDS500/data/images/train/1.jpg", "BSR/BSDS500/ucm2/x.mat"])
     Handler.files["/train.zip"] = _zip(["train/1.jpg"])
     archives = (Archive(f"{server}/BSR.tgz", strip=2, only="data/"), Archive(f"{server}/train.zip", into="images"))
-    folder = download_dataset("mine", tmp_path / "set", archives=archives)
+    monkeypatch.setitem(DATASETS, "mine", archives)
+    folder = download_dataset("mine", tmp_path / "set")
     assert (folder / "data/images/train/1.jpg").read_text() == "abc"
     assert (folder / "images/train/1.jpg").read_text() == "abc"
     assert not (folder / "ucm2").exists()
     count = len(Handler.seen)
-    download_dataset("mine", tmp_path / "set", archives=archives)
+    download_dataset("mine", tmp_path / "set")
     assert len(Handler.seen) == count
 
 
-def test_without_a_network_the_way_by_hand_is_told(tmp_path):
-    archives = (Archive("http://127.0.0.1:9/a.zip"),)
+def test_without_a_network_the_way_by_hand_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(DATASETS, "mine", (Archive("http://127.0.0.1:9/a.zip"),))
     with pytest.raises(DataError, match=r"By hand: fetch the archives .*archives, and give the same"):
-        download_dataset("mine", tmp_path / "set", archives=archives, attempts=1)
+        download_dataset("mine", tmp_path / "set")
     (tmp_path / "set" / "archives").mkdir(exist_ok=True)
     (tmp_path / "set" / "archives" / "a.zip").write_bytes(_zip(["x/1.txt"]))
-    download_dataset("mine", tmp_path / "set", archives=archives, attempts=1)
+    download_dataset("mine", tmp_path / "set")
     assert (tmp_path / "set" / "x" / "1.txt").exists()
 
 

@@ -15,25 +15,20 @@ from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
 from matbackprop.metrics.regions import compact_labels
 
-__all__ = ["BSDS", "BSDSSample", "SplitFiles", "find_split", "labels_to_grid", "read_sample", "tuning_split"]
-
 # BSDS300's parts by name, where only BSDS500's folders are there.
 _PARTS = {"bsds300-train": "train", "bsds300-test": "val"}
 
 
 @dataclass
 class BSDSSample:
-    """One image with its human maps.
-
-    Attributes:
-        id: name of the image.
-        image: RGB, uint8 ``(3, h, w)``.
-        segmentations: one map for each annotator, int64 ``(h, w)``, labels from 0 without gaps.
-    """
+    """One image with its human maps."""
 
     id: str
+    """Name of the image."""
     image: Tensor
+    """RGB, uint8 ``(3, h, w)``."""
     segmentations: list[Tensor]
+    """One map for each annotator, int64 ``(h, w)``, labels from 0 without gaps."""
 
 
 class BSDS(Dataset[BSDSSample]):
@@ -135,11 +130,7 @@ class SplitFiles(NamedTuple):
 
 
 def find_root(root: str | Path) -> Path:
-    """The folder that holds ``images``: this one, or ``data`` or ``BSDS500`` inside it.
-
-    Raises:
-        DataError: there is none.
-    """
+    """The folder that holds ``images``: this one, or ``data`` or ``BSDS500`` inside it."""
     root = Path(root)
     for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500", root / "BSDS300"):
         if (candidate / "images").is_dir():
@@ -150,17 +141,10 @@ def find_root(root: str | Path) -> Path:
 
 
 def find_split(root: Path, split: str) -> SplitFiles:
-    """Find the images of a split and their human maps.
+    """Find the images of a split and their human maps in a folder that :func:`find_root` gave.
 
-    Args:
-        root: as :func:`find_root` gives it.
-        split: name of the split.
-
-    Returns:
-        The files. Problems are images without a human map and pairs of images of one name, of which the first is kept.
-
-    Raises:
-        DataError: a folder is missing or holds no image, or one image has maps in files of several kinds.
+    Problems are images without a human map and pairs of images of one name, of which the first is kept. DataError is
+    raised where a folder is missing or holds no image, or one image has maps in files of several kinds.
     """
     bsds300 = (root / "human").is_dir() and not (root / "groundTruth").is_dir()
     part = ({"bsds300-train": "train", "bsds300-test": "test"} if bsds300 else _PARTS).get(split, split)
@@ -193,11 +177,6 @@ def find_split(root: Path, split: str) -> SplitFiles:
 
 def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSample | None, list[Problem]]:
     """Read an image and its human maps.
-
-    Args:
-        name: of the image.
-        image: its file.
-        truth: the files of its human maps.
 
     Returns:
         The sample with the maps that are in order, or None where the image cannot be read; and what is wrong: files
@@ -238,12 +217,8 @@ FOLDS = 5
 def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:
     """Hold every fifth image out for choosing settings, so that the test images are never looked at.
 
-    Args:
-        ids: names of training images in any order.
-        fold: which fifth, 0 to 4.
-
-    Returns:
-        Names to train on and names held out: of the sorted names, in fold 0 the first, sixth, eleventh … are held out.
+    Names to train on and names held out are returned: of the sorted names, in fold 0 the first, sixth, eleventh … are
+    held out, in fold 4 the fifth, tenth, ….
 
     Example:
         >>> tuning_split(["c", "a", "b", "f", "e", "d"])

@@ -25,16 +25,6 @@ import numpy as np
 from matbackprop.errors import DataError
 from matbackprop.files import remove_written
 
-__all__ = [
-    "Cache",
-    "cache_folders",
-    "cache_key",
-    "default_cache_folder",
-    "open_cache",
-    "remove_cache",
-    "write_cache",
-]
-
 FORMAT = 1
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 """What a cache may hold: numbers, whose bytes are safe to map whatever they are."""
@@ -77,17 +67,14 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Cache:
-    """An open cache.
-
-    Attributes:
-        path: its folder.
-        arrays: name → read-only memory map.
-        meta: what :func:`write_cache` was given.
-    """
+    """An open cache."""
 
     path: Path
+    """Its folder."""
     arrays: dict[str, np.ndarray]
+    """Name → read-only memory map."""
     meta: dict[str, Any]
+    """What :func:`write_cache` was given."""
     _entries: dict[str, Any]
 
     @property
@@ -96,14 +83,10 @@ class Cache:
         return sum(a.nbytes for a in self.arrays.values())
 
     def verify(self) -> None:
-        """Compare all checksums.
-
-        Raises:
-            DataError: an array is damaged; the message names it and the first bad block.
-        """
+        """Compare all checksums; where an array is damaged, DataError names it and the first bad block."""
         for name, entry in self._entries.items():
-            found = _checksums(self.path / f"{name}.bin")
-            for number, (is_now, was) in enumerate(zip(found, entry["checksums"], strict=True)):
+            present = _checksums(self.path / f"{name}.bin")
+            for number, (is_now, was) in enumerate(zip(present, entry["checksums"], strict=True)):
                 if is_now != was:
                     raise DataError(
                         f"the cache {self.path} is damaged: {name}.bin differs from its checksum in the bytes from "
@@ -195,11 +178,7 @@ def _checksums(path: Path) -> list[str]:
 
 
 def open_cache(path: str | Path, verify: bool = False) -> Cache:
-    """Open a cache.
-
-    Args:
-        path: its folder.
-        verify: compare the checksums too, which reads everything once.
+    """Open a cache; ``verify`` compares the checksums too, which reads everything once.
 
     Raises:
         DataError: there is no cache, it is damaged, or it was written by another version.
@@ -277,12 +256,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def remove_cache(folder: str | Path) -> None:
-    """Remove a cache, and touch nothing in a folder that a cache did not write or that holds anything else.
-
-    Raises:
-        ConfigurationError: it is not a cache of ours, or holds a file that a cache does not write.
-        DataError: likewise.
-    """
+    """Remove a cache; raise, and touch nothing, where a cache did not write the folder or it holds anything else."""
     folder = Path(folder)
     if not _is_ours(folder):
         raise DataError(f"{folder} is not removed: matbackprop did not write it.")

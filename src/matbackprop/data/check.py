@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +12,22 @@ from typing import Any
 from matbackprop.data.problems import Problem
 from matbackprop.errors import DataError
 
-__all__ = ["CheckResult", "check_bsds", "check_coco", "check_dataset", "find_layout"]
+ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+"""Applies a reader to every item, as ``map`` does."""
 
 
 @dataclass
 class CheckResult:
-    """What a check found.
-
-    Attributes:
-        layout: ``"bsds"`` or ``"coco"``.
-        counts: how many images, annotations and so on were read, by split.
-        problems: bad files.
-        notes: what is worth knowing and does no harm.
-    """
+    """What a check found."""
 
     layout: str
+    """``"bsds"`` or ``"coco"``."""
     counts: dict[str, int] = field(default_factory=dict)
+    """How many images, annotations and so on were read, by split."""
     problems: list[Problem] = field(default_factory=list)
+    """Bad files."""
     notes: list[str] = field(default_factory=list)
+    """What is worth knowing and does no harm."""
 
     @property
     def good(self) -> bool:
@@ -40,11 +38,7 @@ _TRUTH = ("groundTruth", "human")
 
 
 def find_layout(root: str | Path) -> str:
-    """Return ``"coco"`` or ``"bsds"`` for a folder.
-
-    Raises:
-        DataError: the folder is missing or has neither layout.
-    """
+    """Return ``"coco"`` or ``"bsds"`` for a folder; raise DataError where it is missing or has neither layout."""
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; give the folder of a data set in BSDS's or COCO's layout.")
@@ -59,21 +53,29 @@ def find_layout(root: str | Path) -> str:
 
 
 def check_dataset(root: str | Path, *, threads: int = 4, progress: Callable[[int], None] | None = None) -> CheckResult:
-    """Check a data set of either layout; see :func:`check_bsds` and :func:`check_coco`."""
-    return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](root, threads=threads, progress=progress)
-
-
-def check_bsds(root: str | Path, *, threads: int = 4, progress: Callable[[int], None] | None = None) -> CheckResult:
-    """Read every image and every human segmentation of a BSDS500 or BSDS300 folder and compare their sizes.
+    """Check a data set of either layout; see :func:`check_bsds` and :func:`check_coco`.
 
     Args:
-        root: the folder with ``data/images`` and ``data/groundTruth`` (or ``images`` and ``human``).
+        root: its folder.
         threads: files read at once.
         progress: called with the number of images done.
+    """
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
 
-    Returns:
-        Counts and problems: images that cannot be decoded, images without segmentations, segmentations without images,
-        damaged ones, and those of another size.
+        def read_all(read: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
+            for done, result in enumerate(pool.map(read, items), 1):
+                yield result
+                if progress is not None:
+                    progress(done)
+
+        return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root), read_all)
+
+
+def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
+    """Read every image and every human segmentation of a BSDS500 or BSDS300 folder and compare their sizes.
+
+    Problems are images that cannot be decoded, images without segmentations, segmentations without images, damaged
+    ones, and those of another size. ``read_all`` reads several files at once.
     """
     from matbackprop.data.bsds import find_root, find_split, read_sample
 
@@ -94,11 +96,9 @@ def check_bsds(root: str | Path, *, threads: int = 4, progress: Callable[[int], 
         result.counts[f"{folder.name} images"] = len(files.images)
         tasks = [(name, files.images[name], files.truth[name]) for name in names]
         count = 0
-        for done, (sample, problems) in enumerate(_in_threads(lambda task: read_sample(*task), tasks, threads), 1):
+        for sample, problems in read_all(lambda task: read_sample(*task), tasks):
             count += len(sample.segmentations) if sample else 0
             result.problems += problems
-            if progress is not None:
-                progress(done)
         result.counts[f"{folder.name} segmentations"] = count
     result.problems += [Problem(path, "there is no image of it") for path in seen if path not in used]
     if not result.counts:
@@ -106,21 +106,14 @@ def check_bsds(root: str | Path, *, threads: int = 4, progress: Callable[[int], 
     return result
 
 
-def check_coco(root: str | Path, *, threads: int = 4, progress: Callable[[int], None] | None = None) -> CheckResult:
+def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
     """Read every image and every annotation of a folder in COCO's layout.
 
-    Args:
-        root: the folder with ``annotations/instances_<split>.json`` and ``images/<split>``.
-        threads: files read at once.
-        progress: called with the number of images done.
-
-    Returns:
-        Counts and the problems that :func:`~matbackprop.data.coco.read_coco` and
-        :func:`~matbackprop.data.coco.open_regions` find. Crowds, empty masks and unused categories are noted.
+    Problems are those that :func:`~matbackprop.data.coco.read_coco` and :func:`~matbackprop.data.coco.open_regions`
+    find; crowds, empty masks and unused categories are noted. ``read_all`` reads several images at once.
     """
     from matbackprop.data.coco import coco_files, open_regions, read_coco
 
-    root = Path(root)
     result = CheckResult("coco")
     categories: dict[str, list[dict[str, Any]]] = {}
     for file in sorted((root / "annotations").glob("instances_*.json")):
@@ -137,11 +130,9 @@ def check_coco(root: str | Path, *, threads: int = 4, progress: Callable[[int], 
         missing = {p.path for p in index.problems if p.kind == "missing image"}
         left_out = Counter(index.skipped)
         there = [one for one in index.images if one.path not in missing]
-        for done, (_, _, problems) in enumerate(_in_threads(open_regions, there, threads), 1):
+        for _, _, problems in read_all(open_regions, there):
             left_out["empty mask"] += sum(p.kind == "empty mask" for p in problems)
             result.problems += [p for p in problems if p.kind != "empty mask"]
-            if progress is not None:
-                progress(done)
         if not any(one.regions for one in index.images):
             result.problems.append(Problem(file, "gives no region at all"))
         for kind, plural in (("crowd", "crowds"), ("empty mask", "empty masks")):
@@ -156,11 +147,3 @@ def check_coco(root: str | Path, *, threads: int = 4, progress: Callable[[int], 
         reason = f"the splits {', '.join(categories)} have different categories"
         result.problems.append(Problem(root / "annotations", reason))
     return result
-
-
-def _in_threads(function: Callable[[Any], Any], items: list[Any], threads: int) -> Iterable[Any]:
-    if threads <= 1:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(function, items)

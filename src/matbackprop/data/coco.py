@@ -11,7 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,19 +21,6 @@ from numpy.typing import NDArray
 from matbackprop.data.pictures import MAX_PIXELS, read_picture
 from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import DataError, MissingExtraError
-
-__all__ = [
-    "ImageRegions",
-    "Region",
-    "RegionIndex",
-    "coco_files",
-    "decode_mask",
-    "open_regions",
-    "read_coco",
-    "read_regions",
-    "region_window",
-    "widened",
-]
 
 Box = tuple[float, float, float, float]
 BAD_IMAGE = ("bad image entry", "missing image", "unreadable image")
@@ -47,17 +34,8 @@ def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
     """Find the annotation file and the image folder of a split.
 
     Both the official layout (``annotations/instances_train2017.json`` with ``train2017/``) and the same without the
-    year or with an ``images/`` folder in between are recognised.
-
-    Args:
-        root: the folder of the data set.
-        split: ``"train"``, ``"val"`` or an official name such as ``"train2017"``.
-
-    Returns:
-        The annotation file and the folder of images.
-
-    Raises:
-        DataError: when either is missing; the message lists the places that were tried.
+    year or with an ``images/`` folder in between are recognised; the split is ``"train"``, ``"val"`` or an official
+    name such as ``"train2017"``. Where either is missing, DataError lists the places that were tried.
     """
     root = Path(root)
     names = [split] if split[-1:].isdigit() else [split, f"{split}2017", f"{split}2014"]
@@ -126,14 +104,8 @@ class _BadEntry(Exception):
 def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: float = 0.0) -> RegionIndex:
     """Read and check a COCO-format file; a bad entry is left out and becomes a problem.
 
-    Args:
-        annotations: the JSON file.
-        images: the folder of the images.
-        minimum_area: smallest area, in pixels of the original image, that counts.
-
-    Returns:
-        The index, which also lists images without regions. Crowds, empty masks and regions below ``minimum_area`` are
-        left out and counted without being a problem.
+    Images without regions are listed too. Crowds, empty masks and regions below ``minimum_area``, in pixels of the
+    original image, are left out and counted without being a problem.
 
     Raises:
         DataError: the file cannot be read, is not JSON, lacks one of its three lists, or its categories are not to be
@@ -236,15 +208,8 @@ def read_regions(
 ) -> RegionIndex:
     """Read a COCO-format file to train on it: as :func:`read_coco`, with images that have regions only.
 
-    Args:
-        annotations: the JSON file.
-        images: the folder of the images.
-        minimum_area: smallest area, in pixels of the original image, that counts.
-        missing_images: whether images that do not exist or are wrongly listed raise or are left out.
-
-    Raises:
-        DataError: for a file that is not COCO's JSON, for category ids that occur twice, for missing images when
-            ``missing_images="raise"``, and when no region is left.
+    Images that do not exist or are wrongly listed raise DataError, or are left out (``missing_images="skip"``); it is
+    also raised where no region is left.
     """
     index = read_coco(annotations, images, minimum_area=minimum_area)
     wrong = [p for p in index.problems if p.kind == "bad image entry"]
@@ -261,7 +226,7 @@ def read_regions(
     if not kept:
         why = f" ({first_problems(index.problems, 2)})" if index.problems else ""
         raise DataError(f"{annotations} gives no region at all; left out: {index.skipped or 'nothing'}{why}.")
-    return RegionIndex(kept, index.categories, index.skipped, index.unused, index.problems, index.annotations)
+    return replace(index, images=kept)
 
 
 def _load(path: Path) -> dict[str, list[Any]]:
@@ -356,9 +321,6 @@ def open_regions(
     entry: ImageRegions,
 ) -> tuple[NDArray[np.uint8] | None, list[tuple[int, NDArray[np.uint8], tuple[slice, slice]]], list[Problem]]:
     """Read an image and decode its masks.
-
-    Args:
-        entry: the image and its regions.
 
     Returns:
         The RGB pixels (h, w, 3), or None for an image that cannot be used; for each region that can be used its

@@ -188,21 +188,14 @@ def cache_regions(
     """Crop all regions once, in parallel, or open the cache if it is there.
 
     Args:
-        annotations: the COCO-format file.
-        images: the folder of the images.
+        annotations, images: the COCO-format file, and the folder of the images.
         folder: where caches live; the cache is a folder ``regions-<hash>`` in it.
         side: longest side of a region in pixels.
-        margin: what belongs to a region around its box, as a share of the box's longest side.
         minimum_area: smallest area in the original image, in pixels.
-        missing_images: as in :func:`read_regions`; images that cannot be read or have another size than the
-            annotations say are treated alike.
+        margin: what belongs to a region around its box, as a share of the box's longest side.
+        missing_images: as in :func:`~matbackprop.data.coco.read_regions`; images that cannot be read or have another
+            size than the annotations say are treated alike.
         workers: processes that crop; None takes one for every CPU core, 0 crops in this process.
-
-    Returns:
-        The regions.
-
-    Raises:
-        DataError: see :func:`read_regions`; also when every region turns out empty.
     """
     key = regions_key(annotations, images, side=side, minimum_area=minimum_area, margin=margin)
     path = Path(folder) / f"regions-{key}"
@@ -270,11 +263,7 @@ def _crop_all(images: list[ImageRegions], side: int, margin: float, workers: int
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:
-    """Raise unless both sets number the same categories alike.
-
-    Raises:
-        DataError: with the first differences.
-    """
+    """Raise DataError, with the first differences, unless both sets number the same categories alike."""
     if train.categories == validation.categories:
         return
     first = {c["id"]: c["name"] for c in train.categories}
@@ -291,14 +280,9 @@ def check_same_categories(train: Regions, validation: Regions) -> None:
 
 
 def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Split training regions by image: every ``every``-th image, in the order of ids, is held out for tuning.
+    """Split training regions by image, (n,): every ``every``-th, in the order of ids, is held out for tuning.
 
-    Args:
-        image_ids: (n,) the image of each region.
-        every: one in how many images is held out.
-
-    Returns:
-        Positions of the regions to fit on and of those to tune on.
+    Positions of the regions to fit on and of those to tune on are returned.
 
     Example:
         >>> import numpy as np
@@ -316,14 +300,7 @@ def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, 
 def draw_placements(count: int, *, seed: int, epoch: int, jitter: int, flip: bool) -> np.ndarray:
     """Draw how each of ``count`` regions is placed in an epoch: a function of (seed, epoch) alone.
 
-    Args:
-        count: number of regions.
-        seed, epoch: what the draws depend on.
-        jitter: largest shift in pixels, both ways.
-        flip: whether half the regions are mirrored.
-
-    Returns:
-        int64 (count, 3): shift down, shift right, 1 for a flip.
+    The result is int64 (count, 3): shifts down and right, of at most ``jitter`` pixels both ways, and 1 for a flip.
 
     Example:
         >>> placements = draw_placements(3, seed=0, epoch=1, jitter=5, flip=True)
@@ -406,7 +383,11 @@ def place_regions(
 
 
 @functools.lru_cache(maxsize=4)
-def _store(path: Path, device: torch.device) -> Tensor:
+def resident_store(path: Path, device: torch.device) -> Tensor:
+    """The bytes of all regions of a cache on ``device``, int32 (n, side, side); copied there once per process.
+
+    23,486 regions of 200 px take 3.8 GB.
+    """
     pixels = open_cache(path).arrays["pixels"]
     count, side = pixels.shape[:2]
     store = torch.empty((count, side, side), dtype=torch.int32, device=device)
@@ -414,14 +395,6 @@ def _store(path: Path, device: torch.device) -> Tensor:
         part = np.array(pixels[start : start + 1024])  # torch wants memory it may write to
         store[start : start + 1024] = torch.from_numpy(part).view(torch.int32).squeeze(-1).to(device)
     return store
-
-
-def resident_store(regions: Regions, device: torch.device) -> Tensor:
-    """The bytes of all regions on ``device``, int32 (n, side, side); copied there once per process.
-
-    23,486 regions of 200 px take 3.8 GB.
-    """
-    return _store(regions.path, device)
 
 
 class RegionSource:
@@ -451,12 +424,8 @@ class RegionSource:
     ) -> None:
         if len(positions) == 0:
             raise DataError("no region is left; lower the minimum area, or look at the split.")
-        self.regions = regions
-        self.positions = np.asarray(positions)
-        self.seed = seed
-        self.jitter = jitter
-        self.flip = flip
-        self.resident = resident
+        self.regions, self.positions = regions, np.asarray(positions)
+        self.seed, self.jitter, self.flip, self.resident = seed, jitter, flip, resident
         self._placements: tuple[int, np.ndarray] | None = None
         self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
@@ -512,7 +481,7 @@ class RegionSource:
         if "pixels" in batch:
             store, rows = batch["pixels"].to(device, non_blocking=True), torch.arange(len(index), device=device)
         else:
-            store, rows = resident_store(self.regions, device), index
+            store, rows = resident_store(self.regions.path, device), index
         placement = batch["placement"].to(device, non_blocking=True)
         image, mask = place_regions(
             store, rows, sizes[index], placement, canvas=canvas, background=background, dtype=dtype

@@ -16,30 +16,28 @@ from pathlib import Path
 
 from matbackprop.errors import DataError
 
-__all__ = ["DATASETS", "Archive", "download", "download_dataset", "extract"]
-
 _CHUNK = 1 << 20
+ATTEMPTS = 3
+"""How often a broken connection is tried."""
+WAIT = 1.0
+"""Seconds before the second attempt; doubled each time."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One file of a data set.
-
-    Attributes:
-        url: official address.
-        size: expected number of bytes.
-        md5: published checksum, where one is published.
-        strip: leading folders of the archive's names to leave out.
-        only: keep only names that begin with this, after stripping.
-        into: folder below the data set's to extract to.
-    """
+    """One file of a data set, at its official address."""
 
     url: str
     size: int | None = None
+    """Expected number of bytes."""
     md5: str | None = None
+    """Published checksum, where one is published."""
     strip: int = 0
+    """Leading folders of the archive's names to leave out."""
     only: str = ""
+    """Keep only names that begin with this, after stripping."""
     into: str = ""
+    """Folder below the data set's to extract to."""
 
 
 _COCO = "http://images.cocodataset.org"
@@ -79,8 +77,6 @@ def download(
     sha256: str | None = None,
     md5: str | None = None,
     size: int | None = None,
-    attempts: int = 3,
-    wait: float = 1.0,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Path:
     """Download one file; an interrupted download resumes where it stopped, and the file appears only when it is whole.
@@ -91,8 +87,6 @@ def download(
         sha256: expected SHA-256, or its first digits.
         md5: expected MD5 (older data sets publish nothing better).
         size: expected number of bytes.
-        attempts: how often a broken connection is tried again.
-        wait: seconds before the second attempt; doubled each time.
         progress: called with (bytes so far, bytes in all or None).
 
     Raises:
@@ -105,7 +99,7 @@ def download(
         target.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    for attempt in range(attempts):
+    for attempt in range(ATTEMPTS):
         try:
             _fetch(url, part, progress)
             break
@@ -113,13 +107,13 @@ def download(
             if error.code == 416:  # the part is already whole, or longer than the file
                 part.unlink(missing_ok=True)
                 continue
-            if error.code < 500 or attempt == attempts - 1:
+            if error.code < 500 or attempt == ATTEMPTS - 1:
                 raise DataError(f"{url} answers {error.code} {error.reason}.") from error
         except (urllib.error.URLError, OSError, TimeoutError) as error:
-            if attempt == attempts - 1:
+            if attempt == ATTEMPTS - 1:
                 reason = getattr(error, "reason", error)
                 raise DataError(f"{url} cannot be reached ({reason}).") from error
-        time.sleep(wait * 2**attempt)
+        time.sleep(WAIT * 2**attempt)
     problem = _problem(part, sha256, md5, size)
     if problem is not None:
         part.unlink(missing_ok=True)
@@ -154,9 +148,9 @@ def _problem(path: Path, sha256: str | None, md5: str | None, size: int | None) 
     """Return what is wrong with a file, or None."""
     if not path.exists():
         return "nothing came"
-    found = path.stat().st_size
-    if size is not None and found != size:
-        return f"{found} bytes instead of {size}"
+    actual = path.stat().st_size
+    if size is not None and actual != size:
+        return f"{actual} bytes instead of {size}"
     for name, expected in (("sha256", sha256), ("md5", md5)):
         if expected is None:
             continue
@@ -170,16 +164,7 @@ def _problem(path: Path, sha256: str | None, md5: str | None, size: int | None) 
 
 
 def extract(archive: str | Path, folder: str | Path, *, strip: int = 0, only: str = "") -> int:
-    """Extract a zip or tar archive.
-
-    Args:
-        archive: the file.
-        folder: where its files go.
-        strip: leading folders of the names to leave out.
-        only: keep only names that begin with this, after stripping.
-
-    Returns:
-        The number of files.
+    """Extract a zip or tar archive (see :class:`Archive` for ``strip`` and ``only``) and return the number of files.
 
     Raises:
         DataError: the archive is damaged, or a name in it leads out of the folder.
@@ -223,31 +208,23 @@ def download_dataset(
     name: str,
     folder: str | Path,
     *,
-    archives: tuple[Archive, ...] | None = None,
     keep_archives: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
-    attempts: int = 3,
-    wait: float = 1.0,
 ) -> Path:
-    """Download and extract a data set.
+    """Download and extract a data set of :data:`DATASETS`.
 
     Args:
         name: ``"bsds500"``, ``"bsds300"`` or ``"coco"``.
         folder: the data set's folder.
-        archives: other addresses, for a mirror.
         keep_archives: keep the downloaded archives in ``folder/archives``.
         progress: called with (bytes so far, bytes in all or None) for each file.
-        attempts: see :func:`download`.
-        wait: see :func:`download`.
 
     Raises:
         DataError: an address cannot be reached; the message says how to do it by hand.
     """
-    if archives is None:
-        if name not in DATASETS:
-            raise DataError(f"there is no data set {name!r}; choose one of {', '.join(DATASETS)}.")
-        archives = DATASETS[name]
-    folder = Path(folder)
+    if name not in DATASETS:
+        raise DataError(f"there is no data set {name!r}; choose one of {', '.join(DATASETS)}.")
+    archives, folder = DATASETS[name], Path(folder)
     store = folder / "archives"
     for archive in archives:
         marker = store / (archive.url.rsplit("/", 1)[-1] + ".done")
@@ -255,15 +232,7 @@ def download_dataset(
             continue
         target = store / archive.url.rsplit("/", 1)[-1]
         try:
-            download(
-                archive.url,
-                target,
-                md5=archive.md5,
-                size=archive.size,
-                progress=progress,
-                attempts=attempts,
-                wait=wait,
-            )
+            download(archive.url, target, md5=archive.md5, size=archive.size, progress=progress)
         except DataError as error:
             lines = "; ".join(f"{a.url} → {folder / a.into}" for a in archives)
             raise DataError(

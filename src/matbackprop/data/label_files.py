@@ -15,8 +15,6 @@ from matbackprop.data.pictures import MAX_PIXELS, open_picture
 from matbackprop.errors import DataError, LabelError, ShapeError
 from matbackprop.metrics.regions import as_label_map
 
-__all__ = ["LABEL_SUFFIXES", "index_label_files", "read_label_maps", "read_seg", "ucm_to_segmentations"]
-
 #: Files that ``read_label_maps`` understands.
 LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
 
@@ -110,9 +108,6 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bo
 
     Returns:
         ``thresholds`` label maps ``(h, w)``, from fine to coarse.
-
-    Raises:
-        DataError: the map has the wrong shape.
     """
     from scipy.ndimage import label
 
@@ -211,17 +206,8 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
 
     The header has lines such as ``width 481``, ``height 321`` and ``segments 12`` and ends with ``data``. Each line
     after it is ``segment row first last``: the pixels first … last (inclusive, all from 0) of a row belong to a
-    segment.
-
-    Args:
-        path: the ``.seg`` file.
-
-    Returns:
-        Labels ``(h, w)`` from 0.
-
-    Raises:
-        DataError: a header field is missing, a run lies outside the image or overlaps another, or pixels are left
-            without a label.
+    segment. DataError is raised where a header field is missing, a run lies outside the image or overlaps another, or
+    pixels are left without a label.
     """
     path = Path(path)
     head, mark, body = path.read_text(encoding="ascii", errors="strict").partition("\ndata")
@@ -272,9 +258,6 @@ def index_label_files(
 
     Returns:
         Sorted files for each image name, sorted by name.
-
-    Raises:
-        DataError: the folder is missing, or one image has files of several kinds.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -15,8 +15,6 @@ import numpy as np
 
 from matbackprop.errors import DataError
 
-__all__ = ["MAX_BYTES", "read_mat"]
-
 MAX_BYTES = 1 << 29
 """Most bytes that a file may unfold to; a human's maps of an image take a few million."""
 
@@ -64,15 +62,15 @@ class _Reader:
         self.left = MAX_BYTES
 
     def variables(self, data: memoryview) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         for kind, payload in self.elements(data):
             if kind == _COMPRESSED:
                 unfolded = list(self.elements(self.unfold(payload)))
                 kind, payload = unfolded[0] if unfolded else (0, payload)
             if kind == _MATRIX:
                 name, value = self.matrix(payload, 0)
-                found[name] = value
-        return found
+                variables[name] = value
+        return variables
 
     def unfold(self, data: memoryview) -> memoryview:
         stream = zlib.decompressobj()

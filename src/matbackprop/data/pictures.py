@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = [
-    "MAX_PIXELS",
-    "PICTURE_SUFFIXES",
-    "Picture",
-    "find_pictures",
-    "open_picture",
-    "picture_of",
-    "read_mask",
-    "read_picture",
-]
-
 MAX_PIXELS = 89_478_485
 """Pixels of the largest picture that is decoded: Pillow's own limit, a quarter of a gigabyte of RGB."""
 
@@ -41,21 +30,8 @@ _KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000")
 _FILTERS = threading.Lock()  # the filters of warnings belong to all threads
 _DARK = 64  # 12 bits in 16 leave bytes below 16
 
-PICTURE_SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".tif",
-    ".tiff",
-    ".webp",
-    ".bmp",
-    ".gif",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-    ".pnm",
-    ".jp2",
-)
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
+                    ".jp2")  # fmt: skip
 """Endings of the files that a folder of pictures is searched for."""
 
 

@@ -6,44 +6,29 @@ Training and testing touch no image file, no .mat file and no superpixel algorit
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matbackprop.data.bsds import labels_to_grid
+from matbackprop.data.bsds import BSDS, labels_to_grid
 from matbackprop.data.cache import cache_key, open_cache, remove_cache, write_cache
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.processes import parallel_map
 from matbackprop.progress import track
 from matbackprop.spectral.superpixels import region_graph, slic_superpixels
 
-__all__ = ["LabelledImages", "PreparedImage", "PreparedImages", "prepare_image", "prepare_images"]
-
 log = logging.getLogger("matbackprop")
 
 _FEW = 32  # below this many images starting processes costs more than they save
 STRIDES = (8, 16)
 """Strides of the grids that human maps are brought to: those of the paper's feature maps."""
-
-
-class LabelledImages(Protocol):
-    """A data set of images with human maps, such as :class:`matbackprop.data.bsds.BSDS`."""
-
-    ids: Sequence[str]
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
-
-    def files(self, name: str) -> list[Path]:
-        """The files that an image is read from."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,14 +73,13 @@ def in_16_bits(superpixels: NDArray[Any]) -> NDArray[np.int16]:
     return superpixels.astype(np.int16)
 
 
-def prepare_image(sample: Any, superpixels: int = 600, strides: Sequence[int] = STRIDES) -> PreparedImage:
+def prepare_image(sample: Any, superpixels: int = 600) -> PreparedImage:
     """Compute superpixels and labels of one sample.
 
     Args:
         sample: with ``id``, ``image`` (3, h, w) uint8 and ``segmentations``, a list of (h, w) integer maps; the list is
             empty for an image without ground truth.
         superpixels: about how many.
-        strides: of the grids.
 
     Raises:
         ShapeError: a label map has another size than the image.
@@ -116,16 +100,28 @@ def prepare_image(sample: Any, superpixels: int = 600, strides: Sequence[int] = 
     for a, one in enumerate(maps):
         labels[a] = majority_labels(regions, one)
     grids = {}
-    for stride in strides:
-        grid = (max(1, round(size[0] / stride)), max(1, round(size[1] / stride)))
+    for stride in STRIDES:
+        grid = _grid(*size, stride)
         cells = [np.asarray(labels_to_grid(torch.as_tensor(one.astype(np.int64)), grid)) for one in maps]
         grids[stride] = np.stack(cells).astype(np.int16) if cells else np.empty((0, *grid), np.int16)
     return PreparedImage(sample.id, image, regions, labels, areas, graph.edges.astype(np.int16), grids)
 
 
-def _prepare(task: tuple[LabelledImages, int, int]) -> PreparedImage:
+def _prepare(task: tuple[BSDS, int, int]) -> PreparedImage:
     data, index, superpixels = task
     return prepare_image(data[index], superpixels)
+
+
+def _grid(height: int, width: int, stride: int) -> tuple[int, int]:
+    return max(1, round(height / stride)), max(1, round(width / stride))
+
+
+def _shapes(row: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of an image's arrays, by the names that the cache gives them, from its row of the table."""
+    size, count, annotators = (row["height"], row["width"]), row["superpixels"], row["annotators"]
+    shapes = {"image": (3, *size), "superpixels": size, "labels": (annotators, count), "areas": (count,)}
+    grids = {f"grid{stride}": (annotators, *_grid(*size, stride)) for stride in STRIDES}
+    return {**shapes, "edges": (row["edges"], 2), **grids}
 
 
 class PreparedImages(Sequence[PreparedImage]):
@@ -134,88 +130,51 @@ class PreparedImages(Sequence[PreparedImage]):
     Args:
         arrays: flat arrays ``image``, ``superpixels``, ``labels``, ``areas``, ``edges`` and ``grid<stride>``.
         table: for each image its id, height, width, numbers of superpixels, annotators and edges.
+        starts: for each image where its part of each array begins; None where the images follow each other.
     """
 
-    def __init__(self, arrays: dict[str, NDArray[Any]], table: Sequence[dict[str, Any]]) -> None:
-        self.arrays = arrays
-        self.table = list(table)
-        self.ids = [row["id"] for row in self.table]
-        counts = {
-            "image": [3 * r["height"] * r["width"] for r in self.table],
-            "superpixels": [r["height"] * r["width"] for r in self.table],
-            "labels": [r["annotators"] * r["superpixels"] for r in self.table],
-            "areas": [r["superpixels"] for r in self.table],
-            "edges": [2 * r["edges"] for r in self.table],
-        }
-        for stride in STRIDES:
-            counts[f"grid{stride}"] = [r["annotators"] * int(np.prod(self.grid(r, stride))) for r in self.table]
-        self._offsets = {name: np.concatenate([[0], np.cumsum(sizes)]).astype(int) for name, sizes in counts.items()}
-
-    @staticmethod
-    def grid(row: dict[str, Any], stride: int) -> tuple[int, int]:
-        """The grid of ``stride`` of a row of the table."""
-        return max(1, round(row["height"] / stride)), max(1, round(row["width"] / stride))
+    def __init__(
+        self, arrays: dict[str, NDArray[Any]], table: list[dict[str, Any]], starts: list[dict[str, int]] | None = None
+    ) -> None:
+        self.arrays, self.table = arrays, table
+        self.ids = [row["id"] for row in table]
+        if starts is None:
+            starts, place = [], dict.fromkeys(arrays, 0)
+            for row in table:
+                starts.append(place)
+                place = {name: place[name] + math.prod(shape) for name, shape in _shapes(row).items()}
+        self.starts = starts
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def _part(self, name: str, index: int) -> NDArray[Any]:
-        offsets = self._offsets[name]
-        return np.asarray(self.arrays[name][offsets[index] : offsets[index + 1]])
-
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.subset(range(*index.indices(len(self))))
-        row = self.table[index]
-        index = index % len(self)
-        size, count, annotators = (row["height"], row["width"]), row["superpixels"], row["annotators"]
-        return PreparedImage(
-            row["id"],
-            self._part("image", index).reshape(3, *size),
-            self._part("superpixels", index).reshape(size),
-            self._part("labels", index).reshape(annotators, count),
-            self._part("areas", index),
-            self._part("edges", index).reshape(-1, 2),
-            {s: self._part(f"grid{s}", index).reshape(annotators, *self.grid(row, s)) for s in STRIDES},
-        )
+        row, start = self.table[index], self.starts[index]
+        parts = {
+            name: np.asarray(self.arrays[name][start[name] : start[name] + math.prod(shape)]).reshape(shape)
+            for name, shape in _shapes(row).items()
+        }
+        grids = {stride: parts.pop(f"grid{stride}") for stride in STRIDES}
+        return PreparedImage(row["id"], **parts, grids=grids)
 
     def __iter__(self) -> Iterator[PreparedImage]:
         return (self[i] for i in range(len(self)))
 
-    def subset(self, indices: Sequence[int]) -> PreparedSubset:
+    def subset(self, indices: Sequence[int]) -> PreparedImages:
         """A view on some of the images."""
-        return PreparedSubset(self, list(indices))
+        return PreparedImages(self.arrays, [self.table[i] for i in indices], [self.starts[i] for i in indices])
 
     def size(self, index: int) -> tuple[int, int]:
         """Height and width of an image, without reading it."""
         return self.table[index]["height"], self.table[index]["width"]
 
 
-class PreparedSubset(PreparedImages):
-    """Some images of a :class:`PreparedImages`."""
+def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers: int = 0) -> PreparedImages:
+    """Prepare a data set once, in ``workers`` processes, and open its cache.
 
-    def __init__(self, parent: PreparedImages, indices: list[int]) -> None:
-        self.parent, self.indices = parent, indices
-        self.table = [parent.table[i] for i in indices]
-        self.ids = [row["id"] for row in self.table]
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.subset(range(*index.indices(len(self))))
-        return self.parent[self.indices[index]]
-
-
-def prepare_images(data: LabelledImages, folder: Path, *, superpixels: int = 600, workers: int = 0) -> PreparedImages:
-    """Prepare a data set once and open its cache.
-
-    Args:
-        data: images with human maps. Their files, with sizes and times, and the arguments here key the cache.
-        folder: where caches live.
-        superpixels: about how many for each image.
-        workers: processes; 0 for this one.
-
-    Raises:
-        DataError: the data set is empty.
+    Its files, with sizes and times, and the number of superpixels key the cache.
     """
     if len(data) == 0:
         raise DataError("the data set holds no image; check the folder and the split.")

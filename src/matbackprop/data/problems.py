@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Problem", "first_problems"]
-
 
 class Problem(NamedTuple):
     """A bad file, or a bad entry of a file.
