@@ -206,6 +206,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "bias": True}, "RegionModelConfig has no field 'bias'"),
         ({"head": "o2p", "taps": ("relu1+relu2",)}, "have equally many channels"),
         ({"head": "o2p", "average": True}, "average is for the heads fc and both, got 'o2p'"),
+        ({"head": "o2p", "two_views": True}, "two_views needs background 'keep' or 'dim'"),
         ({"head": "fc", "names": ["a"]}, "1 names were given for 3 classes"),
     ],
 )
@@ -242,6 +243,22 @@ def test_both_orders_stand_side_by_side_and_each_is_standardised():
         assert one.standardized(part).square().mean().item() == pytest.approx(1, abs=1e-3)
     model.eval()
     torch.testing.assert_close(model(*batches[0]), model.classify(model.describe(*batches[0])), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["fc", "both"])
+def test_two_views_are_the_maps_of_the_region_as_it_is_and_cut_out(head):
+    torch.manual_seed(0)
+    model = small(head, average=True, two_views=True, background="keep", support="mask+all").eval()
+    one = small("fc", average=True).eval()
+    one.backbone.load_state_dict(model.backbone.state_dict())
+    image, mask = torch.randn(2, 3, 67, 67), (torch.rand(2, 67, 67) > 0.5).float()
+    found = model.maps(image, mask)["pool5"]
+    torch.testing.assert_close(found[:, :256], one.maps(image)["pool5"])
+    torch.testing.assert_close(found[:, 256:], one.maps(image * mask[:, None])["pool5"])
+    model.calibrate([(image, mask)])
+    assert model.average.out_features == 1024 and model(image, mask).isfinite().all()
+    with pytest.raises(ShapeError, match="two_views needs the regions' masks"):
+        model(image)
 
 
 def test_only_the_head_of_a_frozen_network_learns():

@@ -74,6 +74,8 @@ class RegionModelConfig:
     default the backbone's last."""
     average: bool = field(default=False, metadata=ADDED)
     """In fc and both, take the average of the last map over the support instead of fully connected layers on it."""
+    two_views: bool = field(default=False, metadata=ADDED)
+    """See each region twice, as it is and with the mean colour around it; the maps' channels stand side by side."""
     frozen: bool = field(default=False, metadata=ADDED)
     """Leave the backbone and the projections as they start: descriptors are computed once, only the head learns."""
     hidden: int = 4096

@@ -295,6 +295,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             "side": side,
             "margin": margin,
         }
+        if config.two_views and background == "mask":
+            raise ConfigurationError("two_views needs background 'keep' or 'dim': with 'mask' both views are the same.")
         if config.head == "sift":
             config = _sift_o2p(config, canvas)
         self.config = config
@@ -322,14 +324,14 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         if config.average:
             if config.head not in ("fc", "both"):
                 raise ConfigurationError(f"average is for the heads fc and both, got {config.head!r}.")
-            self.average = FirstOrderVector(self.backbone.info(self.last).channels, config)
+            self.average = FirstOrderVector(self._channels(self.last), config)
         width = sum(one.out_features for one in self.descriptors())
         if config.head != "o2p" and self.average is None:
             inputs = width
             if config.head != "o2p_fc":
                 with torch.device("meta"):
                     whole = build_backbone(config.backbone)(torch.empty(1, 3, canvas, canvas), [self.last])
-                inputs = whole[self.last][0].numel()
+                inputs = whole[self.last][0].numel() * (2 if config.two_views else 1)
             self.first = fully_connected(
                 inputs, config.hidden, dropout=config.dropout, input_dropout=config.input_dropout
             )
@@ -348,7 +350,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         channels = {self.backbone.info(part).channels for part in tap.split("+")}
         if len(channels) > 1:
             raise ConfigurationError(f"maps that are pooled together have equally many channels, not {tap!r}.")
-        return channels.pop()
+        return channels.pop() * (2 if self.config.two_views else 1)
 
     @property
     def learns_features(self) -> bool:
@@ -370,9 +372,14 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         """The descriptors, each with the map that it sees."""
         return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
-    def maps(self, image: Tensor) -> dict[str, Tensor]:
-        """The maps (b, c, h, w) of the backbone that are used."""
-        return self.backbone(image, self._wanted)
+    def maps(self, image: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """The maps (b, c, h, w) of the backbone that are used, with two views one behind the other in c."""
+        if not self.config.two_views:
+            return self.backbone(image, self._wanted)
+        if mask is None:
+            raise ShapeError("two_views needs the regions' masks, which were not given.")
+        maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), self._wanted)
+        return {tap: torch.cat(found.chunk(2), 1) for tap, found in maps.items()}
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
         """What is pooled under a name: a map and the pixel mask (b, canvas, canvas) carried to its grid.
@@ -394,7 +401,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
         """All descriptors side by side, before they are standardised."""
-        maps = self.maps(image)
+        maps = self.maps(image, mask)
         return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self._looks()], -1)
 
     def classify(self, described: Tensor) -> Tensor:
@@ -424,7 +431,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         Returns:
             (b, classes), before the softmax.
         """
-        maps = self.maps(image)
+        maps = self.maps(image, mask)
         descriptors = []
         for tap, one in self._looks():
             cells, inside = self.cells(maps, mask, tap)
@@ -441,15 +448,15 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         waiting = [(tap, one) for tap, one in self._looks() if not bool(one.calibrated)]
         if not waiting:
             return
-        seen = [(self.maps(image), mask) for image, mask in batches]
+        seen = [(self.maps(image, mask), mask) for image, mask in batches]
         for tap, one in waiting:
             cells = [self.cells(maps, mask, tap) for maps, mask in seen]
             one.calibrate([c for c, _ in cells], [m for _, m in cells])
 
     @torch.no_grad()
-    def project(self, images: Sequence[Tensor]) -> None:
-        """Start the projections of maps that are reduced on batches of images."""
-        seen = [self.maps(image) for image in images]
+    def project(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """Start the projections of maps that are reduced on batches (images, masks)."""
+        seen = [self.maps(*batch) for batch in batches]
         for tap, pooling in self.poolings().items():
             pooling.project([self.cells(maps, None, tap)[0] for maps in seen])
 

@@ -35,7 +35,8 @@ def _row(backbone: str, system: str, frozen: bool) -> Row:
     name, tap, scale = BACKBONES[backbone]
     title, model = _SYSTEMS[system]
     kind: Literal["frozen", "fine"] = "frozen" if frozen else "fine"
-    model = {**model, "model.backbone": backbone, "model.support": "mask+all", "model.frozen": frozen}
+    model = {**model, "model.backbone": backbone, "model.support": "mask+all"}
+    model |= {"model.two_views": True, "model.frozen": frozen}
     if system != "first":
         model |= {"model.taps": [tap], "model.reduce": 64, "model.feature_scale": scale, "model.eps": 0.01}
         model |= {"model.vector_scale": 0.3, "model.vector_dropout": 0.5}

@@ -62,7 +62,7 @@ class BackbonesConfig(Table1Config):
 
     out: Path = Path("results/backbones")
     data: RegionDataConfig = field(
-        default_factory=lambda: RegionDataConfig(side=224, canvas=224, margin=0.2, background="dim", jitter=20)
+        default_factory=lambda: RegionDataConfig(side=224, canvas=224, margin=0.2, background="keep", jitter=20)
     )
     """The regions, and how they are presented to every row alike."""
     trials: int = 2

@@ -209,7 +209,8 @@ def project(network: RegionClassifier, train: Regions, positions: np.ndarray, da
     if any(pooling.reduce is not None for pooling in network.poolings().values()):
         chosen = positions[np.linspace(0, len(positions) - 1, min(len(positions), 512)).astype(np.int64)]
         copied = copy.deepcopy(network).to(choose_device()).eval()
-        copied.project([batch["image"] for batch in _in_order(train, chosen, data, choose_device())])
+        batches = _in_order(train, chosen, data, choose_device())
+        copied.project([(batch["image"], batch["mask"]) for batch in batches])
         network.load_state_dict(copied.state_dict())
 
 
@@ -321,7 +322,7 @@ class RegionModule(System):
         if not self.model.taps or "image" not in batch:
             return {"head": self.config.model.head, "structured_layer": None}
         tap, pooling = next(iter(self.model.poolings().items()))
-        features, _ = self.model.cells(self.model.maps(batch["image"]), None, tap)
+        features, _ = self.model.cells(self.model.maps(batch["image"], batch["mask"]), None, tap)
         finite = torch.isfinite(features.flatten(1)).all(-1)
         spectrum = _spectrum(pooling, features[finite][:32]) if bool(finite.any()) else features.new_zeros(0, 1)
         return {

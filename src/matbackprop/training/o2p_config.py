@@ -133,10 +133,11 @@ PRESETS = {
     # First and second order on EfficientNet-Lite2, with the surroundings of the region: the classifier in the package.
     "lite2": O2PConfig(
         engine=dataclasses.replace(_ENGINE, max_epochs=8),
-        data=RegionDataConfig(side=224, canvas=224, jitter=20, margin=0.2, background="dim"),
+        data=RegionDataConfig(side=224, canvas=224, jitter=20, margin=0.2, background="keep"),
         model=RegionModelConfig(
             head="both",
             average=True,
+            two_views=True,
             backbone="efficientnet-lite2",
             taps=("stage7",),
             reduce=64,
