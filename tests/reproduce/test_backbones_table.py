@@ -17,7 +17,7 @@ def test_every_row_describes_a_network_and_is_compared_with_first_order_on_it(ke
     table, row = Backbones(BackbonesConfig()), Backbones.rows[key]
     config = table.run_config(Job(key, "trial"), row.trials[0], "cpu")
     with torch.device("meta"):
-        model = RegionClassifier(80, config.model, canvas=config.data.canvas)
+        model = RegionClassifier(80, config.model, canvas=config.data.canvas, background=config.data.background)
     reference = Backbones.rows[row.reference]
     assert reference.model["model.head"] == "fc" and reference.kind == row.kind
     assert reference.model["model.backbone"] == row.model["model.backbone"] == model.config.backbone
@@ -30,7 +30,7 @@ def test_one_command_fills_the_table(tmp_path):
     config = BackbonesConfig(
         out=tmp_path / "backbones",
         rows=("alexnet-frozen-first", "alexnet-frozen-log"),
-        data=RegionDataConfig(cache=tmp_path / "cache", made=12, side=56, canvas=67, batch_size=16, threads=0),
+        data=RegionDataConfig(cache=tmp_path / "cache", made=12, side=56, canvas=67, background="keep", threads=0),
         trials=1,
         frozen_epochs=1,
         fine_seeds=2,
