@@ -8,11 +8,10 @@ import torch
 
 from matbackprop.bench import SUITES, Results, load_results, run_suites, save_results
 from matbackprop.bench import run as running
-from matbackprop.bench.machine import describe_machine, machine_name
 from matbackprop.bench.measure import measure
 from matbackprop.bench.page import format_record, write_page
 from matbackprop.bench.peers import MissingPeer, need
-from matbackprop.bench.results import Record
+from matbackprop.bench.results import Record, describe_machine, machine_name
 from matbackprop.bench.suites.entry import Entry
 from matbackprop.errors import ConfigurationError, DataError
 
@@ -21,8 +20,8 @@ CPU = torch.device("cpu")
 
 def test_measure_counts_calls_and_orders_quartiles():
     calls = []
-    timing = measure(lambda: calls.append(time.sleep(0.002)), CPU, seconds=0.03, repeats=5)
-    assert 3 <= timing.repeats <= 5
+    timing = measure(lambda: calls.append(time.sleep(0.002)), CPU, seconds=0.03)
+    assert 3 <= timing.repeats <= 50
     assert len(calls) == timing.repeats + 2
     assert 2 <= timing.low_ms <= timing.median_ms <= timing.high_ms
 
@@ -36,7 +35,7 @@ def test_measure_repeats_a_long_one_once_only():
 
 def test_measure_is_not_misled_by_a_long_first_call():
     pauses = iter([0.03])
-    timing = measure(lambda: time.sleep(next(pauses, 0)), CPU, seconds=0.005, repeats=4)
+    timing = measure(lambda: time.sleep(next(pauses, 0)), CPU, seconds=0.005)
     assert timing.repeats >= 3 and timing.median_ms < 30
 
 
@@ -162,7 +161,7 @@ def test_unknown_suite_and_device():
     with pytest.raises(ConfigurationError, match="pooling"):
         run_suites(["poling"], "cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigurationError, match="--device cpu"):
+        with pytest.raises(ConfigurationError, match="no CUDA device"):
             run_suites(["pooling"], "cuda")
 
 

@@ -50,8 +50,8 @@ def test_the_page_loads_nothing_and_escapes_what_it_shows(run):
 
 def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
     run = RunFolder(tmp_path / "new").create({})
-    page = write_report(run, title="Just begun").read_text(encoding="utf-8")
-    assert "<h1>Just begun</h1>" in page and "Curves" not in page and "Figures" not in page
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "<h1>new</h1>" in page and "Curves" not in page and "Figures" not in page
 
 
 def test_missing_and_damaged_files_are_named(run, tmp_path):

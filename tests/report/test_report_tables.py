@@ -86,10 +86,3 @@ def test_a_row_that_does_not_fit_is_refused():
         Table(["a", "b"], [[1, 2], [3]])
     with pytest.raises(KeyError, match="there is no column 'c'"):
         Table(["a"], [[1]], best={"c": "min"})
-
-
-def test_a_table_is_written_by_its_ending(table, tmp_path):
-    assert table.write(tmp_path / "new" / "t.md").read_text().startswith("**Table 1**")
-    assert table.write(tmp_path / "t.html").read_text().startswith("<table>")
-    with pytest.raises(ValueError, match=r"\.md or \.html"):
-        table.write(tmp_path / "t.tex")

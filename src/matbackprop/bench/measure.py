@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["Timing", "measure"]
-
 _SAMPLE_SECONDS = 0.002
+_MOST = 50  # repeats
 _LONG = 3  # times the seconds to spend, from which on one repeat is enough
 
 
@@ -81,22 +80,13 @@ def _time_cpu(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1.0, repeats: int = 50) -> Timing:
+def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1.0) -> Timing:
     """Time a call: a warm-up, then repeats until ``seconds`` are spent, three at least or one of a long call.
 
     A call is long when it takes more than three times ``seconds``.
 
     On CUDA the time is that between two events on the stream with the device idle before, so that launches count as a
     user would feel them; on the CPU it is the wall clock.
-
-    Args:
-        call: what is measured; its result is dropped.
-        device: where it runs.
-        seconds: time to spend on the repeats.
-        repeats: most repeats.
-
-    Returns:
-        The times and the memory.
     """
     clock = _time_cuda if device.type == "cuda" else _time_cpu
     gc.collect()
@@ -115,7 +105,7 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
         peak = float(resident.peak - resident.start)
     long = first > _LONG * 1e3 * seconds and times[0] > _LONG * 1e3 * seconds
     stop = time.perf_counter() + seconds
-    while not long and len(times) < repeats and (time.perf_counter() < stop or len(times) < 3):
+    while not long and len(times) < _MOST and (time.perf_counter() < stop or len(times) < 3):
         times.append(clock(call))
     low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
     return Timing(statistics.median(times), low, high, len(times), peak / 2**20)

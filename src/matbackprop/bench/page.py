@@ -7,8 +7,7 @@ from pathlib import Path
 
 from matbackprop.bench.results import Record, Results, load_results
 from matbackprop.errors import DataError
-
-__all__ = ["format_record", "write_page"]
+from matbackprop.report.figures import lines
 
 TITLES = {
     "pooling": "Second-order pooling, forward + backward",
@@ -106,83 +105,69 @@ def _tables(records: Sequence[Record]) -> list[str]:
 def _table(records: Sequence[Record]) -> list[str]:
     """One row per case, one column per method."""
     methods = _methods(records)
-    lines = ["| | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
+    rows = ["| | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
     for case in dict.fromkeys(r.case for r in records):
         row = {r.method: r for r in records if r.case == case}
         scores = {m: _score(r) for m, r in row.items() if r.status == "ok"}
         best = min(scores, key=lambda m: scores[m]) if len(scores) > 1 else None
-        lines.append(f"| {case} | " + " | ".join(_cell(row.get(m), m == best) for m in methods) + " |")
+        rows.append(f"| {case} | " + " | ".join(_cell(row.get(m), m == best) for m in methods) + " |")
     notes = dict.fromkeys(f"{r.method}: {r.note}" for r in records if r.note)
-    return [*lines, "", *(f"- {note}" for note in notes), ""] if notes else [*lines, ""]
+    return [*rows, "", *(f"- {note}" for note in notes), ""] if notes else [*rows, ""]
 
 
 def _column_table(records: Sequence[Record]) -> list[str]:
     """One row per method, for suites whose methods are many and cases few."""
-    lines: list[str] = []
+    text: list[str] = []
     for case in dict.fromkeys(r.case for r in records):
         rows = [r for r in records if r.case == case]
         done = [r for r in rows if r.status == "ok"]
         rivals = any(r.suite == "segmentation" for r in rows)  # elsewhere the methods compute different things
         best = min(done, key=_score) if rivals and len(done) > 1 else None
-        lines += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
+        text += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
         for r in rows:
             if r.status == "ok":
                 time = f"**{_time_with_spread(r)}**" if r is best else _time_with_spread(r)
-                lines.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {_memory(r)} |")
+                text.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {_memory(r)} |")
             else:
-                lines.append(f"| {r.method} | {r.status} | {r.note} |")
-        lines.append("")
-    return lines
+                text.append(f"| {r.method} | {r.status} | {r.note} |")
+        text.append("")
+    return text
 
 
 def _plot_sizes(results: Results, folder: Path) -> list[str]:
     """Time against the order of the matrix, one plot per dtype and function."""
-    from matplotlib.figure import Figure
-
     groups: dict[tuple[str, str], list[Record]] = {}
     for r in results.records:
         if r.suite == "functions" and r.status == "ok":
             groups.setdefault((str(r.parameters["function"]), str(r.parameters["dtype"])), []).append(r)
     names = []
     for (function, dtype), records in groups.items():
-        figure = Figure(figsize=(5.2, 3.6), layout="constrained")
-        axes = figure.subplots()
+        series = {}
         for method in _methods(records):
             points = sorted((float(r.parameters["n"]), r.median_ms or 0.0) for r in records if r.method == method)
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method)
-        axes.set(xscale="log", yscale="log", xlabel="order of the matrix", ylabel="ms")
+            series[method] = ([n for n, _ in points], [time for _, time in points])
         what = "eigendecomposition" if function == "eigh" else "log, forward + backward"
-        batch = int(records[0].parameters["batch"])
-        axes.set_title(f"{what}, {dtype}, batch {batch}", fontsize=10)
-        axes.legend(fontsize=7, frameon=False)
-        axes.grid(alpha=0.3)
-        name = f"{results.name}-{function}-{dtype}.svg"
-        figure.savefig(folder / name, metadata={"Date": None})
-        names.append(name)
+        title = f"{what}, {dtype}, batch {int(records[0].parameters['batch'])}"
+        names.append(f"{results.name}-{function}-{dtype}.svg")
+        lines(series, folder / names[-1], title=title, xlabel="order of the matrix", ylabel="ms", log="xy")
     return names
 
 
 def _plot_gap(results: Results, folder: Path) -> list[str]:
     """Error of the gradient of log against the gap of two eigenvalues; what is not finite is drawn at the top."""
-    from matplotlib.figure import Figure
-
     records = [r for r in results.records if r.suite == "gradient-error" and "gap" in r.parameters and r.status == "ok"]
     if not records:
         return []
-    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
-    axes = figure.subplots()
     ceiling, floor, zero = 1e3, 1e-17, 1e-16
+    series = {}
     for method in _methods(records):
         mine = [r for r in records if r.method == method]
-        x = [max(float(r.parameters["gap"]), zero) for r in mine]
-        y = [min(max(e, floor), ceiling) if (e := float(r.error or 0.0)) == e else ceiling for r in mine]
-        axes.plot(x, y, marker="o", markersize=3, label=method)
-    axes.set(xscale="log", yscale="log", xlabel="gap of two eigenvalues (leftmost: none)", ylabel="relative error")
-    axes.set_title("gradient of the matrix logarithm, float64; top: NaN or Inf", fontsize=10)
-    axes.legend(fontsize=7, frameon=False)
-    axes.grid(alpha=0.3)
-    name = f"{results.name}-gap.svg"
-    figure.savefig(folder / name, metadata={"Date": None})
+        gaps = [max(float(r.parameters["gap"]), zero) for r in mine]
+        errors = [min(max(e, floor), ceiling) if (e := float(r.error or 0.0)) == e else ceiling for r in mine]
+        series[method] = (gaps, errors)
+    title, name = "gradient of the matrix logarithm, float64; top: NaN or Inf", f"{results.name}-gap.svg"
+    xlabel = "gap of two eigenvalues (leftmost: none)"
+    lines(series, folder / name, title=title, xlabel=xlabel, ylabel="relative error", log="xy")
     return [name]
 
 
@@ -190,7 +175,7 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
     machine = results.machine
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
     where = f"CUDA {machine['cuda']}, " if machine["kind"] == "cuda" else f"{machine['threads']} threads, "
-    lines = [
+    text = [
         f"## {machine['device']}",
         "",
         f"{where}{machine['processor']}, Python {machine['python']}; {versions}. Measured on {results.date} with "
@@ -201,29 +186,16 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
         records = [r for r in results.records if r.suite == suite]
         if not records:
             continue
-        lines += [f"### {title}", ""]
-        lines += _column_table(records) if suite in ("segmentation", "training-step", "ncuts") else _tables(records)
+        text += [f"### {title}", ""]
+        text += _column_table(records) if suite in ("segmentation", "training-step", "ncuts") else _tables(records)
         plots = {"functions": _plot_sizes, "gradient-error": _plot_gap}.get(suite, lambda *_: [])(results, figures)
-        lines += [f"![{title}]({link}/{name})" for name in plots]
-        lines.append("")
-    return lines
+        text += [f"![{title}]({link}/{name})" for name in plots]
+        text.append("")
+    return text
 
 
 def write_page(folder: Path, page: Path) -> Path:
-    """Write the page of all machines.
-
-    Args:
-        folder: with one JSON file per machine.
-        page: Markdown file to write; plots go to ``_static/benchmarks`` beside it.
-
-    Returns:
-        The page.
-
-    Raises:
-        DataError: there are no results in the folder.
-    """
-    import matplotlib
-
+    """Write the Markdown page of all machines, whose JSON files a folder holds; plots go to ``_static/benchmarks``."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise DataError(f"there are no results in {folder}; measure first.")
@@ -231,9 +203,6 @@ def write_page(folder: Path, page: Path) -> Path:
     figures = page.parent / link
     figures.mkdir(parents=True, exist_ok=True)
     everything = sorted((load_results(f) for f in files), key=lambda r: (r.machine["kind"] != "cuda", r.name))
-    lines = [INTRODUCTION]
-    with matplotlib.rc_context({"svg.hashsalt": "matbackprop"}):  # the same results draw the same file
-        for results in everything:
-            lines += _machine_section(results, figures, link)
-    page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    text = [INTRODUCTION, *(line for results in everything for line in _machine_section(results, figures, link))]
+    page.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
     return page

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MATRIX_FUNCTIONS", "MissingPeer", "coupled_newton", "isqrt", "need", "pool_with", "svd_pool"]
-
 
 class MissingPeer(Exception):
     """A package that is compared with is not installed."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["log_pool_gradient", "symmetric_log_gradient"]
-
 Real = NDArray[np.longdouble]
 _SWEEPS = 40
 _SERIES = 60

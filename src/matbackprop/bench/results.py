@@ -1,18 +1,62 @@
-"""Results of a benchmark: one JSON file per machine, one record per measurement."""
+"""Results of a benchmark: one JSON file per machine, which it describes, and one record per measurement."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from matbackprop.bench.machine import machine_name
-from matbackprop.errors import DataError
+import torch
 
-__all__ = ["Record", "Results", "load_results", "save_results"]
+from matbackprop.errors import DataError
+from matbackprop.training.run_folder import package_versions
 
 Status = Literal["ok", "missing", "failed"]
+PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "spd_learn", "geoopt",
+            "ncut_pytorch", "cupy-cuda13x", "cupy-cuda12x", "jax")  # fmt: skip
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Processor, device, threads and versions, as JSON can hold them."""
+    facts: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "kind": device.type,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+    }
+    facts["versions"] = {**package_versions(PACKAGES), "torch": torch.__version__}
+    return facts
+
+
+def machine_name(machine: dict[str, Any]) -> str:
+    """A file name for the machine: its device, and the threads where that is a CPU.
+
+    Example:
+        >>> machine_name({"device": "NVIDIA H200", "kind": "cuda", "threads": 16})
+        'nvidia-h200'
+        >>> machine_name({"device": "Intel(R) Xeon(R) Processor", "kind": "cpu", "threads": 2})
+        'intel-xeon-2-threads'
+    """
+    text = re.sub(r"\((r|tm)\)|processor|cpu|@.*", " ", machine["device"].lower())
+    slug = "-".join(re.findall(r"[a-z0-9]+", text)) or "unknown"
+    return slug if machine["kind"] == "cuda" else f"{slug}-{machine['threads']}-threads"
 
 
 @dataclass(frozen=True)
@@ -46,19 +90,13 @@ class Record:
 
 @dataclass
 class Results:
-    """All records of one machine.
-
-    Attributes:
-        machine: see :func:`matbackprop.bench.machine.describe_machine`.
-        command: how they were measured.
-        revision: the code's revision, where known.
-        date: day of the measurement.
-        records: the measurements.
-    """
+    """All records of one machine, and how they were measured."""
 
     machine: dict[str, Any]
+    """See :func:`describe_machine`."""
     command: str
     revision: str
+    """The code's revision, where known."""
     date: str
     records: list[Record] = field(default_factory=list)
 
@@ -80,11 +118,7 @@ def load_results(path: Path) -> Results:
 
 
 def save_results(results: Results, folder: Path) -> Path:
-    """Write a machine's file; suites that were not measured this time are kept from the file that is there.
-
-    Returns:
-        The file.
-    """
+    """Write a machine's file; suites that were not measured this time are kept from the file that is there."""
     path = folder / f"{results.name}.json"
     records = list(results.records)
     if path.exists():

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import datetime
 import math
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from matbackprop.bench.machine import describe_machine
 from matbackprop.bench.measure import measure
 from matbackprop.bench.peers import MissingPeer
-from matbackprop.bench.results import Record, Results
+from matbackprop.bench.results import Record, Results, describe_machine
 from matbackprop.bench.suites import SUITES
 from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.errors import ConfigurationError
-
-__all__ = ["run_entry", "run_suites"]
+from matbackprop.inference.loading import choose_device
+from matbackprop.training.run_folder import git_revision
 
 
 def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) -> Record:
@@ -44,15 +41,6 @@ def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) ->
     return replace(record, **vars(timing))
 
 
-def _revision() -> str:
-    try:
-        where = Path(__file__).parent
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=where, capture_output=True, text=True)
-        return done.stdout.strip()
-    except OSError:
-        return ""
-
-
 def run_suites(
     names: Sequence[str],
     device: torch.device | str,
@@ -71,23 +59,15 @@ def run_suites(
         seconds: time for the repeats of each measurement.
         revision: of the code; asked of git where it is not given.
         report: called with each record as it comes.
-
-    Returns:
-        The results of this machine.
-
-    Raises:
-        ConfigurationError: an unknown suite, or a CUDA device that is not there.
     """
     unknown = [n for n in names if n not in SUITES]
     if unknown:
         raise ConfigurationError(f"there is no suite {unknown[0]!r}; choose among {', '.join(SUITES)}.")
-    device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("torch sees no CUDA device here; measure with --device cpu.")
+    device = choose_device(str(device))
     results = Results(
         machine=describe_machine(device),
         command=" ".join(["matbackprop", "bench", *sys.argv[2:]] if len(sys.argv) > 1 else ["matbackprop", "bench"]),
-        revision=revision or _revision(),
+        revision=revision or (git_revision()["git"] or "")[:7],
         date=datetime.date.today().isoformat(),
     )
     for name in names:

@@ -10,11 +10,11 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from matbackprop.cli import EXTRAS
+from matbackprop.training.run_folder import package_versions
 
 __all__ = ["Config", "examine", "main", "parse"]
 
@@ -57,13 +57,9 @@ def examine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    report = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in ("matbackprop", "torch", "lightning-fabric", "numpy", "scipy"):
-        try:
-            report[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            report[name] = "not installed"
-    return report
+    names = ("matbackprop", "torch", "lightning-fabric", "numpy", "scipy")
+    system = {"python": platform.python_version(), "platform": platform.platform()}
+    return system | dict.fromkeys(names, "not installed") | package_versions(names)
 
 
 def _devices() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Figures of a run: curves, spectra, a confusion matrix, comparisons with intervals, and grids of pictures.
 
-Every function draws from plain arrays, writes the file when ``path`` is given and returns the matplotlib figure.
+Every function draws from plain arrays, writes the file when ``path`` is given and returns the matplotlib figure; where
+there is nothing to draw or lengths differ, it raises ShapeError.
 """
 
 from __future__ import annotations
@@ -21,31 +22,15 @@ from matbackprop.errors import ShapeError
 from matbackprop.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 from matbackprop.report.style import CONTINUOUS, GRID, INK, MUTED, PALETTE, figure, finish, styled
 
-__all__ = [
-    "comparison",
-    "confusion_matrix",
-    "curve_panels",
-    "curves",
-    "image_grid",
-    "lines",
-    "match_labels",
-    "segmentation_grid",
-    "spectrum",
-]
-
 _STAGES = ("train", "val", "test")
 _BOOKKEEPING = ("step", "epoch", "time")
 
 
 def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Sort the names in ``metrics`` into panels: stages of one quantity share a panel.
+    """Sort the names in rows of ``metrics.jsonl`` into panels, title → names: stages of one quantity share a panel.
 
-    Args:
-        metrics: rows of ``metrics.jsonl``, each with ``step``, ``epoch``, ``time`` and some named numbers.
-
-    Returns:
-        Panel title → the names drawn there: the loss, what is validated, the rest of training, other groups such as the
-        layer's, and last the rate and the speed.
+    The loss comes first, then what is validated, the rest of training, other groups such as the layer's, and last the
+    rate and the speed.
 
     Example:
         >>> curve_panels([{"step": 1, "train/loss": 2.0, "layer/rank": 4}, {"step": 2, "val/loss": 1.5}])
@@ -102,8 +87,6 @@ def curves(
     path: str | Path | None = None,
     *,
     panels: Mapping[str, Sequence[str]] | None = None,
-    columns: int = 3,
-    x: str = "step",
 ) -> Figure:
     """Draw the curves of a run, one panel per quantity, stages of the same quantity together.
 
@@ -114,14 +97,6 @@ def curves(
         metrics: rows of ``metrics.jsonl``.
         path: file to write, or ``None``.
         panels: title → names; by default all of :func:`curve_panels`.
-        columns: panels in a row.
-        x: the abscissa, ``"step"``, ``"epoch"`` or ``"time"``.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ShapeError: if there is nothing to draw.
 
     Example:
         >>> rows = [{"step": i, "epoch": 0, "time": 0.1 * i, "train/loss": 1 / (1 + i)} for i in range(20)]
@@ -131,13 +106,13 @@ def curves(
     chosen = {title: list(names) for title, names in (panels or curve_panels(metrics)).items()}
     if not chosen:
         raise ShapeError("there are no numbers to draw in metrics; train for at least one logged step first.")
-    columns = min(columns, len(chosen))
+    columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     fig, axes = figure(rows, columns, width=3.5 * columns + 0.3, height=2.5 * rows + 0.1)
     for ax, (title, names) in zip(axes, chosen.items(), strict=False):
         drawn: list[NDArray[np.float64]] = []
         for name, colour in zip(names, PALETTE * len(names), strict=False):
-            points = [(row.get(x, i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
+            points = [(row.get("step", i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
             px, py = np.array(points, dtype=np.float64).reshape(-1, 2).T
             stage = name.partition("/")[0]
             _draw_curve(ax, px, py, colour, stage if stage in _STAGES else name)
@@ -147,8 +122,8 @@ def curves(
         if len(names) > 1:  # above the curves, beside the title
             ax.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(names), borderaxespad=0)
         ax.set_title(title)
-        ax.set_xlabel(x)
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=x != "time"))
+        ax.set_xlabel("step")
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for ax in axes[len(chosen) :]:
         ax.set_visible(False)
     return finish(fig, path)
@@ -170,14 +145,9 @@ def lines(
     Args:
         series: name → (x, y).
         path: file to write, or ``None``.
-        title: title of the plot.
-        xlabel: label of the abscissa.
-        ylabel: label of the ordinate.
+        title, xlabel, ylabel: of the plot.
         log: the logarithmic axes, any of ``""``, ``"x"``, ``"y"``, ``"xy"``.
         emphasis: the name to draw heavier than the others.
-
-    Returns:
-        The figure.
 
     Example:
         >>> fig = lines({"n²": ([1, 10, 100], [1, 100, 10000])}, log="xy", xlabel="n", ylabel="time")
@@ -224,9 +194,6 @@ def spectrum(
         eps: the regulariser to mark by a dashed line.
         title: title of the plot.
 
-    Returns:
-        The figure.
-
     Example:
         >>> fig = spectrum({"before": [3.0, 1.0, 0.0], "after": [4.0, 0.1, 0.01]}, eps=1e-3)
         >>> [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
@@ -256,17 +223,7 @@ def confusion_matrix(
 ) -> Figure:
     """Draw a confusion matrix, each row divided by its sum (the share of a true class that got each prediction).
 
-    Args:
-        counts: (k, k) counts, rows the true classes, columns the predictions.
-        names: k class names.
-        path: file to write, or ``None``.
-        title: title of the plot.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ShapeError: if ``counts`` is not square or does not match ``names``.
+    Counts are (k, k), rows the true classes, columns the predictions.
 
     Example:
         >>> fig = confusion_matrix([[8, 2], [1, 9]], ["disk", "square"])
@@ -307,22 +264,17 @@ def comparison(
     path: str | Path | None = None,
     *,
     reference: Mapping[str, float] | None = None,
-    reference_label: str = "paper",
     xlabel: str = "",
     title: str = "",
 ) -> Figure:
-    """Draw named values with intervals, one per line, with reference values (the paper's, say) as open marks.
+    """Draw named values with intervals, one per line, with the paper's values as open marks.
 
     Args:
         rows: name → (value, low, high).
         path: file to write, or ``None``.
-        reference: name → value to compare with.
-        reference_label: what the reference is.
+        reference: name → the paper's value.
         xlabel: the quantity.
         title: title of the plot.
-
-    Returns:
-        The figure.
 
     Example:
         >>> fig = comparison({"AlexNet": (40.3, 39.5, 41.0)}, reference={"AlexNet": 25.3}, xlabel="error (%)")
@@ -337,7 +289,7 @@ def comparison(
     ax.plot(values, where, "o", color=PALETTE[0], markersize=6.5, label="here")
     if reference:
         known = [(reference[name], y) for name, y in zip(names, where, strict=True) if name in reference]
-        ax.plot(*np.array(known).T, "D", color=PALETTE[1], markerfacecolor="none", label=reference_label)
+        ax.plot(*np.array(known).T, "D", color=PALETTE[1], markerfacecolor="none", label="paper")
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     ax.set_yticks(where, names)
     ax.grid(False, axis="y")
@@ -360,13 +312,8 @@ def _is_label_map(cell: ArrayLike | None) -> bool:
 def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
     """Renumber a label map so that regions have the numbers, and so the colours, of the regions that they overlap most.
 
-    Args:
-        labels: (h, w) integers.
-        reference: (h, w) integers.
-
-    Returns:
-        (h, w): regions are paired one to one so that the pairs share as many pixels as possible; the others get numbers
-        that ``reference`` does not have.
+    Regions are paired one to one so that the pairs share as many pixels as possible; the others get numbers that
+    ``reference`` does not have.
 
     Example:
         >>> match_labels(np.array([[5, 5, 2, 2, 9]]), np.array([[0, 0, 0, 1, 1]])).tolist()
@@ -416,12 +363,6 @@ def segmentation_grid(
         rows: one list of cells for each image; a cell is an image, an integer label map (h, w), or ``None`` for empty.
         path: file to write, or ``None``.
         width: width of the figure in inches.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ShapeError: if a row has another number of cells than there are columns.
 
     Example:
         >>> import numpy as np
@@ -505,8 +446,6 @@ def image_grid(
     captions: Sequence[str],
     path: str | Path | None = None,
     *,
-    columns: int = 8,
-    title: str = "",
     marks: Sequence[bool] | None = None,
 ) -> Figure:
     """Draw small pictures with a caption under each, as for classified examples.
@@ -515,42 +454,24 @@ def image_grid(
         images: pictures or label maps.
         captions: one line each.
         path: file to write, or ``None``.
-        columns: pictures in a row.
-        title: title over the grid.
         marks: whether each is right; wrong ones get a red caption.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ShapeError: if the lengths differ or there is nothing to draw.
 
     Example:
         >>> import numpy as np
-        >>> fig = image_grid([np.zeros((4, 4, 3))] * 3, ["a", "b", "c"], columns=2, marks=[True, False, True])
+        >>> fig = image_grid([np.zeros((4, 4, 3))] * 9, list("abcdefghi"))
         >>> len(fig.axes)
-        4
+        16
     """
     if not images or len(images) != len(captions) or (marks is not None and len(marks) != len(images)):
         raise ShapeError(f"got {len(images)} pictures, {len(captions)} captions, {len(marks or [])} marks.")
-    columns = min(columns, len(images))
+    columns = min(8, len(images))
     rows = math.ceil(len(images) / columns)
     cell = 1.3 * max(_aspect(image) for image in images) + 0.22
-    fig, axes = figure(rows, columns, width=1.3 * columns, height=cell * rows + (0.3 if title else 0.0))
+    fig, axes = figure(rows, columns, width=1.3 * columns, height=cell * rows)
     for i, ax in enumerate(axes):
         _show(ax, images[i] if i < len(images) else None)
         if i < len(images):
-            wrong = marks is not None and not marks[i]
-            ax.text(
-                0.5,
-                -0.06,
-                captions[i],
-                transform=ax.transAxes,
-                ha="center",
-                va="top",
-                fontsize=7.5,
-                color=PALETTE[4] if wrong else INK,
-            )
-    if title:
-        fig.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+            colour = PALETTE[4] if marks is not None and not marks[i] else INK
+            below: dict[str, Any] = {"transform": ax.transAxes, "ha": "center", "va": "top"}
+            ax.text(0.5, -0.06, captions[i], fontsize=7.5, color=colour, **below)
     return finish(fig, path)

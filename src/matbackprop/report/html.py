@@ -24,8 +24,6 @@ from matbackprop.report.tables import Table, format_number
 if TYPE_CHECKING:
     from matbackprop.training.run_folder import RunFolder
 
-__all__ = ["Page", "write_report"]
-
 GLOSSARY = {
     "loss": "what training makes smaller, as a mean over regions or images",
     "objective": "the normalized-cut objective: how far the span of the features is from that of people's regions",
@@ -157,12 +155,7 @@ class Page:
         self._parts.append(f'<div class="card">{table.html()}</div>')
 
     def curves(self, metrics: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Add the curves of a run, one drawing per panel, as many in a row as the window is wide.
-
-        Args:
-            metrics: rows of ``metrics.jsonl``.
-            panels: title → names; by default all of :func:`~matbackprop.report.figures.curve_panels`.
-        """
+        """Add the curves of a run (see :func:`~matbackprop.report.figures.curves`), as many in a row as fit."""
         drawings = [
             svg(curves(metrics, panels={title: names}), prefix=f"p{len(self._parts)}-{number}")
             for number, (title, names) in enumerate((panels or curve_panels(metrics)).items())
@@ -170,28 +163,22 @@ class Page:
         self._parts.append(f'<div class="card panels">{"".join(drawings)}</div>')
 
     def picture(self, path: str | Path, caption: str = "") -> None:
-        """Embed a PNG, JPEG or SVG file.
-
-        Raises:
-            DataError: if the file is missing or of another kind.
-        """
+        """Embed a PNG, JPEG or SVG file."""
         path = Path(path)
         if path.suffix.lower() not in _PICTURES or not path.is_file():
             raise DataError(f"cannot embed {path}: a PNG, JPEG or SVG file that exists is needed.")
         data = base64.b64encode(path.read_bytes()).decode("ascii")
         alt = html.escape(caption or path.stem, quote=True)
         kind, width = _PICTURES[path.suffix.lower()], _display_width(path)
-        self._figure(f'<img alt="{alt}"{width} src="data:{kind};base64,{data}">', caption)
+        image = f'<img alt="{alt}"{width} src="data:{kind};base64,{data}">'
+        below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+        self._parts.append(f'<figure class="card">{image}{below}</figure>')
 
     def folded(self, heading: str, text: str) -> None:
         """Add preformatted text that is folded away until it is asked for."""
         self._parts.append(
             f"<details><summary>{html.escape(heading)}</summary><pre>{html.escape(text)}</pre></details>"
         )
-
-    def _figure(self, element: str, caption: str) -> None:
-        below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-        self._parts.append(f'<figure class="card">{element}{below}</figure>')
 
     def html(self) -> str:
         """The whole page."""
@@ -256,24 +243,13 @@ def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
+def write_report(run_folder: RunFolder) -> Path:
     """Write ``report.html`` into a run folder from the files that are there.
 
     The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
     ``figures/``, versions, revision, seed and command of the last start (``versions.json``), the resolved configuration
     (``config.json``) and the end of ``log.txt``. A file that is missing leaves its section out, so a report can be
-    written at any moment of a run.
-
-    Args:
-        run_folder: the run.
-        title: the heading; the folder's name by default.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        DataError: the folder does not exist.
-        ConfigurationError: one of its files is damaged.
+    written at any moment of a run. The path of the page is returned.
 
     Example:
         >>> import tempfile
@@ -299,7 +275,7 @@ def write_report(run_folder: RunFolder, *, title: str | None = None) -> Path:
         facts.append(f"revision {versions['git'][:12]}{' (changed)' if versions.get('git_dirty') else ''}")
     if len(starts) > 1:
         facts.append(f"started {len(starts)} times")
-    page = Page(title or folder.resolve().name, " · ".join(fact for fact in facts if fact))
+    page = Page(folder.resolve().name, " · ".join(fact for fact in facts if fact))
     if headlines := _headlines(summary):
         page.tiles(headlines)
     if curve_panels(metrics):

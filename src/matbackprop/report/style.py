@@ -19,8 +19,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-__all__ = ["CONTINUOUS", "GRID", "INK", "MUTED", "PALETTE", "SURFACE", "figure", "finish", "styled", "svg"]
-
 PALETTE = ("#2f7de1", "#e2711d", "#2a9d6f", "#8b5fd3", "#d1495b", "#1798b5", "#b8901f", "#7c8491")
 """Eight hues that stay apart on white, on near-black and for the common kinds of colour blindness, in drawing order."""
 
@@ -82,16 +80,7 @@ styled = mpl.rc_context(_RC)
 
 @styled
 def figure(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """Make a figure in the shared style with ``rows`` × ``columns`` axes, given row by row.
-
-    Args:
-        rows: rows of axes.
-        columns: columns of axes.
-        width: width of the whole figure in inches.
-        height: height of the whole figure in inches.
-
-    Returns:
-        The figure and its axes as a flat list.
+    """Make a figure of ``width`` × ``height`` inches with ``rows`` × ``columns`` axes, given row by row.
 
     Example:
         >>> fig, axes = figure(1, 2, width=8, height=3)
@@ -104,7 +93,7 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float
 
 
 @styled
-def finish(fig: Figure, path: str | Path | None, *, dpi: int = 144) -> Figure:
+def finish(fig: Figure, path: str | Path | None) -> Figure:
     """Write ``fig`` to ``path`` (the folder is made; the ending chooses the format) if one is given, and return it.
 
     Example:
@@ -120,7 +109,7 @@ def finish(fig: Figure, path: str | Path | None, *, dpi: int = 144) -> Figure:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Files carry no date: the same data give the same bytes.
         metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
-        fig.savefig(path, dpi=dpi, metadata=metadata)
+        fig.savefig(path, dpi=144, metadata=metadata)
     return fig
 
 
@@ -129,14 +118,7 @@ def svg(fig: Figure, *, prefix: str = "f") -> str:
     """Return ``fig`` as an ``<svg>`` element for inlining in a page, with its inks taken from the page's CSS variables.
 
     The text, axes and grid colours become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that one drawing
-    serves a light and a dark page; ``prefix`` keeps the ids of several drawings on one page apart.
-
-    Args:
-        fig: a figure of :func:`figure`.
-        prefix: put before every id.
-
-    Returns:
-        The element as text, without an XML prologue.
+    serves a light and a dark page; ``prefix``, put before every id, keeps several drawings on one page apart.
 
     Example:
         >>> fig, (axes,) = figure()

@@ -6,7 +6,6 @@ import html as _html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal
 
@@ -14,8 +13,6 @@ from matbackprop.errors import ShapeError
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
-
-__all__ = ["Cell", "Measured", "Table", "format_number"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,7 @@ class Measured:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
-        """Mean and sample standard deviation of ``values``; no spread for a single value.
-
-        Raises:
-            ShapeError: if ``values`` is empty.
-        """
+        """Mean and sample standard deviation of ``values``; no spread for a single value."""
         if not values:
             raise ShapeError("a mean needs at least one value, got none.")
         return cls(fmean(values), stdev(values) if len(values) > 1 else None)
@@ -207,20 +200,6 @@ class Table:
         from rich.console import Console
 
         Console().print(self.rich())
-
-    def write(self, path: str | Path) -> Path:
-        """Write the table to ``path`` as ``.md`` or ``.html`` by its ending, and return the path.
-
-        Raises:
-            ValueError: for another ending.
-        """
-        path = Path(path)
-        if path.suffix not in (".md", ".html"):
-            raise ValueError(f"a table can be written as .md or .html, got {path.name!r}.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = self.markdown() + "\n" if path.suffix == ".md" else self.html()
-        path.write_text(text, encoding="utf-8")
-        return path
 
 
 def _escape_pipes(text: str) -> str:

@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -26,7 +27,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
@@ -64,27 +65,30 @@ _WRITTEN = (
 
 def versions() -> dict[str, Any]:
     """Return versions, git revision, platform and command of this process."""
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     import torch
 
     entry: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": package_versions(_PACKAGES),
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
         "platform": platform.platform(),
         "command": sys.argv,
     }
-    return entry | _git()
+    return entry | git_revision()
 
 
-def _git() -> dict[str, Any]:
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    known = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            known[name] = metadata.version(name)
+    return known
+
+
+def git_revision() -> dict[str, Any]:
     """Return the revision of the checkout that this package lives in, if it lives in one."""
     here = Path(__file__).parent
 

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["Entry", "Scale", "Suite"]
-
 Scale = Literal["quick", "full"]
 
 

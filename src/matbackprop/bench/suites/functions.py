@@ -17,8 +17,6 @@ from matbackprop.bench.suites.pooling import Maker, forward_backward
 from matbackprop.functional._matrix_function import matrix_function
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["functions", "log_methods", "positive_definite"]
-
 _ORDERS = (16, 32, 36, 64, 128, 169, 256, 512)
 _CPU_ORDERS = (16, 36, 64, 169)
 _LARGEST_LOG = 256

@@ -16,8 +16,6 @@ from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.bench.suites.functions import log_methods
 from matbackprop.bench.suites.pooling import EPS, Maker, pool_methods
 
-__all__ = ["gradient_error"]
-
 _GAPS = (1.0, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14, 0.0)
 _ORDER = 8
 _KINDS = ("ReLU features", "dead channels, equal rows", "clustered within 1e-9", "λmax = 1e6")

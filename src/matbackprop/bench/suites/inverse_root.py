@@ -14,8 +14,6 @@ from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.functional._inverse_root import inverse_root as exact
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["inverse_root"]
-
 _ORDERS = (128, 256, 512, 1024)
 _ROOT, _EPS = 4, 1e-6
 _KINDS = {"decaying over 4 decades": 2.0, "of few gradients": 0.125}

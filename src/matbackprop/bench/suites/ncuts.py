@@ -12,8 +12,6 @@ from torch import Tensor
 from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
-__all__ = ["ncuts"]
-
 _LARGEST_DENSE = 2000  # rows above which the m×m projectors are not tried
 
 

@@ -13,8 +13,6 @@ from matbackprop.bench import peers
 from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.functional._second_order_pool import second_order_pool
 
-__all__ = ["EPS", "Maker", "features", "forward_backward", "pool_methods", "pooling"]
-
 Maker = Callable[[], Callable[[Tensor], Tensor]]
 
 EPS = 1e-3

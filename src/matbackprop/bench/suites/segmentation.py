@@ -14,8 +14,6 @@ from matbackprop.bench import peers
 from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.spectral import segment_features
 
-__all__ = ["scene", "segmentation"]
-
 _KS = (3, 5, 8, 12, 16, 20, 30, 40)
 _CLUSTERS = 8
 _SUPERPIXELS = 400

@@ -13,8 +13,6 @@ from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.models.config import Head
 from matbackprop.models.deep_o2p import RegionClassifier
 
-__all__ = ["training_step"]
-
 Way = Callable[[nn.Module, Tensor, Tensor], Callable[[], Any]]
 _HEADS: dict[str, Head] = {"AlexNet": "fc", "DeepO2P": "o2p", "DeepO2P-FC": "o2p_fc"}
 
