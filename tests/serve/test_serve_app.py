@@ -11,7 +11,7 @@ gr = pytest.importorskip("gradio")
 
 from matbackprop.errors import ConfigurationError  # noqa: E402
 from matbackprop.serve.analysis import Segmenter  # noqa: E402
-from matbackprop.serve.app import build, launch  # noqa: E402
+from matbackprop.serve.app import MAX_OPEN, build, launch  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,11 @@ def _function(page, name):
 
 
 @pytest.fixture(scope="module")
+def visit(page):
+    return next(b.value for b in page.blocks.values() if isinstance(b, gr.State))
+
+
+@pytest.fixture(scope="module")
 def picture():
     image = np.full((48, 64, 3), 30, np.uint8)
     image[:, 32:] = (220, 120, 20)
@@ -40,48 +45,66 @@ def picture():
 
 def upload(folder, image, name="photo.png"):
     Image.fromarray(image).save(folder / name)
-    return {"path": str(folder / name)}
+    return str(folder / name)
 
 
-def test_a_photograph_gives_every_view(page, folder, picture):
-    said, slider, analysis, outlined, painted, count, archive, levels, vectors, spectrum = _function(
-        page, "analyse_photograph"
-    )(upload(folder, picture), "merge")
-    assert said == "Suggested: 2 regions." and slider["value"] == 2
-    assert outlined.shape == painted.shape == picture.shape
-    assert count == "2 regions" and archive["visible"] is False
+def opened(page, visit, *files):
+    return _function(page, "add_photographs")(visit, list(files), "borders")
+
+
+def test_a_photograph_gives_every_view(page, visit, folder, picture):
+    drop, strip, said, slider, now, stage, tree, archive, levels, vectors, spectrum = opened(
+        page, visit, upload(folder, picture)
+    )
+    assert drop is None and [name for _, name in strip["value"]][:2] == ["photo.png", "coffee.jpg"]
+    assert said == "**photo.png**. Suggested: 2 regions." and slider["value"] == 2
+    assert (stage["width"], stage["height"], sum(stage["runs"][1::2])) == (64, 48, 64 * 48)
+    assert stage["alt"] == "The photograph photo.png divided into 2 regions"
+    assert tree.count("<rect") == 40 and archive["visible"] is False
     assert len(levels) == 8 and len(vectors) >= 2 and spectrum.ndim == 3
-    moved = _function(page, "move_slider")(analysis, 5)
-    assert moved[3] == "5 regions" and _function(page, "undo")(moved[0])[3] == "2 regions"
+    moved = _function(page, "move_slider")(now, 5, "borders")
+    assert len(moved[1]["colours"]) == 5
+    assert len(_function(page, "undo")(moved[0], "borders")[1]["colours"]) == 2
 
 
-def test_files_are_written_into_the_page_s_folder(page, folder, picture):
-    analysis = _function(page, "analyse_photograph")(upload(folder, picture, "mug.png"), "merge")[2]
-    answer = _function(page, "export")(analysis, ["svg"])
+def test_photographs_keep_what_was_done_to_them_and_few_stay_in_memory(page, visit, folder, picture):
+    files = [upload(folder, picture, f"{n}.png") for n in range(6)]
+    now = opened(page, visit, *files)[4]
+    now = _function(page, "move_slider")(now, 7, "borders")[0]
+    choose = _function(page, "choose")
+    for index in (1, 0):
+        now = choose(now, "borders", gr.SelectData(target=None, data={"index": index, "value": None}))[2]
+    assert now.photograph.name == "0.png" and now.analysis.shown.count() == 7
+    for index in range(1, 6):
+        now = choose(now, "borders", gr.SelectData(target=None, data={"index": index, "value": None}))[2]
+    assert len(now.analyses) == MAX_OPEN and now.photograph.name == "5.png"
+
+
+def test_files_are_written_into_the_page_s_folder(page, visit, folder, picture):
+    now = opened(page, visit, upload(folder, picture, "mug.png"))[4]
+    answer = _function(page, "export")(now, ["svg"])
     assert answer["value"].startswith(str(folder)) and answer["value"].endswith("mug.zip") and answer["visible"]
-    assert _function(page, "export")(None, ["svg"])["visible"] is False
+    assert _function(page, "export")(visit, ["svg"])["visible"] is False
 
 
-def test_sixteen_bits_are_rescaled_and_that_is_said(page, folder):
+def test_sixteen_bits_are_rescaled_and_that_is_said(page, visit, folder):
     grey = np.zeros((48, 64), np.uint16)
     grey[:, 32:] = 4000
-    said, _, analysis, *_ = _function(page, "analyse_photograph")(upload(folder, grey, "deep.png"), "merge")
+    _, _, said, _, now, *_ = opened(page, visit, upload(folder, grey, "deep.png"))
     assert "values from 0 to 4000 rescaled" in said
-    assert analysis.photograph[0, [0, -1], 0].tolist() == [0, 255]
+    assert now.analysis.photograph[0, [0, -1], 0].tolist() == [0, 255]
 
 
-def test_an_empty_page_shows_nothing_and_a_bad_file_one_sentence_without_its_temporary_path(page, folder):
-    analyse = _function(page, "analyse_photograph")
-    said, _, analysis, *_, levels, vectors, spectrum = analyse(None, "merge")
-    assert (said, analysis, levels, vectors, spectrum) == ("", None, [], [], None)
+def test_a_bad_file_is_one_sentence_without_its_temporary_path_and_changes_nothing(page, visit, folder, picture):
     (folder / "bad.jpg").write_text("no picture")
-    for payload, sentence in (
-        ({"path": str(folder / "bad.jpg")}, "bad.jpg is no picture that can be read"),
+    for file, sentence in (
+        (str(folder / "bad.jpg"), "bad.jpg is no picture that can be read"),
         (upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), "each side needs 16"),
     ):
-        said, _, analysis, *others = analyse(payload, "merge")
-        assert sentence in said and str(folder) not in said and analysis is None
-        assert not any(isinstance(value, str) and value for value in others)
+        said = opened(page, visit, file)[2]
+        assert sentence in said and str(folder) not in said
+        good = opened(page, visit, file, upload(folder, picture, "good.png"))
+        assert sentence in good[2] and good[4].photograph.name == "good.png"
 
 
 def test_keys_and_the_number_box_move_the_picture_too(page):
@@ -89,16 +112,16 @@ def test_keys_and_the_number_box_move_the_picture_too(page):
     assert [name for _, name in events] == ["input"]
 
 
-def test_a_click_divides_unites_or_names_the_region(page, folder, picture):
-    analysis = _function(page, "analyse_photograph")(upload(folder, picture), "merge")[2]
+def test_a_click_divides_unites_or_names_the_region(page, visit, folder, picture):
+    now = opened(page, visit, upload(folder, picture))[4]
     event = gr.SelectData(target=None, data={"index": [10, 10], "value": None})
     click = _function(page, "click")
-    split = click(analysis, "split", event)
-    assert split[3] == "3 regions" and click(split[0], "merge", event)[3] == "2 regions"
-    *_, shown, names = click(analysis, "name", event)
-    assert names["cup"] == pytest.approx(0.5, abs=0.05)
-    np.testing.assert_array_equal(shown[10, 10], picture[10, 10])
-    assert (shown[10, 50] != picture[10, 50]).any()
+    split = click(now, "split", "", "borders", event)
+    assert len(split[1]["colours"]) == 3
+    assert len(click(split[0], "merge", "", "borders", event)[1]["colours"]) == 2
+    *_, guesses = named = click(now, "name", "", "borders", event)
+    assert guesses["cup"] == pytest.approx(0.5, abs=0.05) and sorted(named[1]["names"]) == ["", "cup"]
+    assert "wall" in click(now, "name", "wall", "borders", event)[1]["names"]
 
 
 @pytest.mark.filterwarnings("ignore")

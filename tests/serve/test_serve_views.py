@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import zipfile
 
 import numpy as np
@@ -42,11 +43,11 @@ def test_levels_are_what_the_picture_holds(analysis, picture):
     assert analysis.shown.count() == analysis.segments.k
 
 
-def test_pictures_have_the_photograph_s_size(analysis, picture):
-    analysis = analysis.level(3)
-    for shown in (analysis.outlined(), analysis.painted()):
-        assert shown.shape == picture.shape and shown.dtype == np.uint8
-    np.testing.assert_allclose(analysis.painted()[40, 50], picture[40, 50], atol=12)
+def test_what_is_drawn_has_the_photograph_s_size_and_the_regions_mean_colours(analysis, picture):
+    stage = analysis.level(3).stage("photo.png")
+    labels = np.repeat(stage["runs"][::2], stage["runs"][1::2]).reshape(stage["height"], stage["width"])
+    np.testing.assert_array_equal(labels, analysis.level(3).shown.labels())
+    np.testing.assert_allclose(stage["colours"][labels[40, 50]], picture[40, 50], atol=12)
     assert all(shown.shape == picture.shape for shown, _ in analysis.eigenvectors())
     assert analysis.spectrum().ndim == 3
 
@@ -66,6 +67,26 @@ def test_a_click_divides_or_unites_the_region_under_it_and_undo_goes_back(analys
     assert again.shown.count() == 2 and np.array_equal(again.mask(50, 10), right)
     assert [a.shown.count() for a in (again.undone(), again.undone().undone())] == [3, 2]
     assert analysis.undone() is analysis  # the first step cannot be undone
+
+
+def test_a_name_stays_with_its_region_while_that_is_whole_and_goes_into_the_files(analysis, tmp_path):
+    named = analysis.level(3).named(10, 10, " wall ")
+    assert sorted(named.shown.names) == ["", "", "wall"]
+    assert named.level(2).shown.names in ((), ("wall", ""), ("", "wall"))
+    assert "wall" in named.edited(50, 10, "split").shown.names and not named.edited(10, 10, "split").shown.names
+    assert not named.named(10, 10, "").shown.names
+    coco, labelme = named.shown.to_coco(), named.shown.to_labelme()
+    assert {c["name"] for c in coco["categories"]} == {"region", "wall"}
+    assert "wall" in [shape["label"] for shape in labelme["shapes"]]
+    assert "<title>&lt;b&gt;</title>" in analysis.level(3).named(10, 10, "<b>").shown.to_svg()
+
+
+def test_the_tree_has_a_fork_per_merge_and_a_cut_at_what_is_shown(analysis):
+    drawn = analysis.level(5).dendrogram(leaves=12)
+    assert drawn.count("<rect") == 12 and drawn.count("V") == 2 * 11 and "cut at 5 regions" in drawn
+    cut = float(re.search(r"M-2 ([\d.]+)H402", drawn)[1])
+    forks = sorted(float(y) for y in re.findall(r"V([\d.]+)H", drawn))
+    assert sum(y < cut for y in forks) == 4  # the forks above the cut are the four that are open
 
 
 def test_files_are_packed_and_named_after_the_photograph(picture, tmp_path):

@@ -97,7 +97,7 @@ COMMANDS: dict[str, Command] = {
     "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is.", extra="bench"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command(
-        "matbackprop.cli.serve", "Open a page in the browser where both systems can be tried.", extra="serve"
+        "matbackprop.cli.serve", "Open a page in the browser: segment photographs, explore gradients.", extra="serve"
     ),
     "doctor": Command(
         "matbackprop.cli.doctor", "Say what is installed, what works, and check the gradients.", parse="parse"

@@ -6,6 +6,7 @@ import json
 import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,7 +86,9 @@ def _polygons(result: Segments, k: int | None) -> list[list[NDArray[np.float64]]
 
 
 def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
-    """The regions as a COCO data set of one image: exact run-length masks, boxes and areas, one category."""
+    """The regions as a COCO data set of one image: exact run-length masks, boxes and areas, one category per name."""
+    names = [name or "region" for name in result.names or ("",) * result.count(k)]
+    categories = list(dict.fromkeys(names))
     labels = result.labels(k)
     height, width = labels.shape
     flat = labels.T.ravel()  # COCO counts down the columns
@@ -108,7 +111,7 @@ def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
             {
                 "id": region + 1,
                 "image_id": 1,
-                "category_id": 1,
+                "category_id": categories.index(names[region]) + 1,
                 "segmentation": {"size": [height, width], "counts": counts},
                 "area": int((ends - begins).sum()),
                 "bbox": [left, top, right - left + 1, bottom - top + 1],
@@ -118,7 +121,7 @@ def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
     return {
         "images": [{"id": 1, "file_name": result.name, "width": width, "height": height}],
         "annotations": annotations,
-        "categories": [{"id": 1, "name": "region"}],
+        "categories": [{"id": i + 1, "name": name} for i, name in enumerate(categories)],
     }
 
 
@@ -130,7 +133,7 @@ def to_labelme(result: Segments, k: int | None = None) -> dict[str, Any]:
     """
     shapes = [
         {
-            "label": f"region {region + 1}",
+            "label": (result.names and result.names[region]) or f"region {region + 1}",
             "points": loop.round(2).tolist(),
             "group_id": region + 1,
             "shape_type": "polygon",
@@ -170,7 +173,8 @@ def to_svg(result: Segments, k: int | None = None) -> str:
     for region, loops in enumerate(_polygons(result, k)):
         path = "".join("M" + "L".join(f"{x:.6g},{y:.6g}" for x, y in loop) + "Z" for loop in loops)
         fill = "#{:02x}{:02x}{:02x}".format(*colours[region])
-        lines.append(f'<path id="region-{region + 1}" fill="{fill}" fill-rule="evenodd" d="{path}"/>')
+        title = f"<title>{escape(result.names[region])}</title>" if result.names and result.names[region] else ""
+        lines.append(f'<path id="region-{region + 1}" fill="{fill}" fill-rule="evenodd" d="{path}">{title}</path>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

@@ -47,6 +47,7 @@ class Segments:
         clusterings: number of clusters → (h', w') label map; None after merging.
         name: file name of the photograph.
         note: what was done to its values, such as rescaling 16 bits; empty for nothing.
+        names: names of the regions of a segmentation of your own, which exports carry; empty for none.
     """
 
     pixels: NDArray[np.uint8]
@@ -61,6 +62,7 @@ class Segments:
     clusterings: Mapping[int, NDArray[np.int32]] | None = None
     name: str = "picture.png"
     note: str = ""
+    names: tuple[str, ...] = ()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -97,10 +99,18 @@ class Segments:
             raise ConfigurationError(f"{k} clusters were not asked for; there are {', '.join(map(str, self.ks))}.")
         return self.clusterings[k]
 
-    def with_regions(self, small: NDArray[np.int32]) -> Segments:
-        """The same photograph with one segmentation of your own, (h', w') numbered from 0."""
+    def with_regions(self, small: NDArray[np.int32], names: Sequence[str] = ()) -> Segments:
+        """The same photograph with one segmentation of your own, (h', w') numbered from 0, and names of its regions.
+
+        A region without a name has the name ``""``.
+        """
         k = int(small.max()) + 1
-        return replace(self, ks=(k,), k=k, confidence=None, superpixels=None, hierarchy=None, clusterings={k: small})
+        if names and len(names) != k:
+            raise ShapeError(f"{len(names)} names were given for {k} regions; give one per region, or none.")
+        only = {k: small}
+        return replace(
+            self, ks=(k,), k=k, confidence=None, superpixels=None, hierarchy=None, clusterings=only, names=tuple(names)
+        )
 
     def count(self, k: int | None = None) -> int:
         """The number of regions of :meth:`labels`."""
@@ -135,7 +145,7 @@ class Segments:
         return file.getvalue()
 
     def to_coco(self, k: int | None = None) -> dict[str, Any]:
-        """The regions as a COCO data set of one image: exact run-length masks, boxes and areas, one category."""
+        """The regions as a COCO data set of one image: exact masks, boxes and areas, one category per name."""
         return export.to_coco(self, k)
 
     def to_labelme(self, k: int | None = None) -> dict[str, Any]:

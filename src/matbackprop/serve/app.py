@@ -1,8 +1,8 @@
-"""The page: the regions of a photograph, to be moved through, divided, united, named and downloaded.
+"""The page: the regions of photographs, to be moved through, divided, united, named and downloaded; and gradients.
 
 Gradio's usage statistics are off, its fonts are the browser's own, and the server listens on this machine only. What a
-visitor leaves behind is bounded: uploads by :data:`MAX_UPLOAD`, analyses in memory by :data:`MAX_VISITORS`, files on
-disk by their age, and all of them lie in one folder that the caller removes at the end.
+visitor leaves behind is bounded: uploads by :data:`MAX_UPLOAD`, analyses in memory by :data:`MAX_VISITORS` and
+:data:`MAX_OPEN`, files on disk by their age, and all of them lie in one folder that the caller removes at the end.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from matbackprop.data.pictures import read_picture
 from matbackprop.errors import ConfigurationError, MissingExtraError
 from matbackprop.inference.export import FORMATS
+from matbackprop.serve.gradient_views import explored, gap_text, said
+from matbackprop.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE
 from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture, counted, fit_photograph, sample_photographs
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
@@ -33,26 +37,81 @@ __all__ = ["build", "launch"]
 MAX_UPLOAD = "50mb"
 """Size of the largest file that is taken."""
 MAX_VISITORS = 50
-"""How many visitors' photographs stay in memory, some 3 MB each; who has been away longest is forgotten first."""
-NAME = "name"
+"""How many visitors' photographs stay in memory; who has been away longest is forgotten first."""
+MAX_OPEN = 4
+"""How many analysed photographs of a visitor stay in memory, some 3 MB each; the others are analysed again."""
+MAX_PHOTOGRAPHS = 24
+"""How many photographs a visitor's strip shows."""
+VIEWS = ("borders", "mean colours")
 _EVERY, _AGE = 600, 3600  # seconds: how often files are looked through, and how old they become
 
 Analyse = Callable[[Picture, str, str], Analysis]
 Classify = Callable[[Picture, NDArray[np.bool_]], dict[str, float]]
 
+_HERE = Path(__file__).parent
 _BUTTONS: Any = ["download", "fullscreen"]  # without "share", which would send the picture away
-_CSS = """
-.gradio-container { max-width: 1240px !important; margin: 0 auto; }
-#title h1 { font-size: 1.6rem; margin: 0.4rem 0 0; letter-spacing: -0.01em; }
-#title p { color: var(--body-text-color-subdued); margin: 0.1rem 0 0.6rem; }
-footer { display: none !important; }
-.thumbnail-item.thumbnail-lg { aspect-ratio: 3 / 2 !important; }
-"""
 _TITLE = """
 # matbackprop
-Drop a photograph, move the slider from few regions to many, and click on a region to change it. Everything is computed
+Drop photographs, move the slider from few regions to many, and click on a region to change it. Everything is computed
 on this machine.
 """
+_STAGE = """
+<div class="stage empty">
+  <div class="picture" tabindex="0" role="application"
+       aria-label="The picture. Arrow keys move from place to place, Enter does what a click does.">
+    <img alt=""><canvas aria-hidden="true"></canvas>
+  </div>
+  <p class="caption" role="status"></p>
+</div>
+"""
+_PASTE = """() => document.addEventListener("paste", (event) => {
+  const input = document.querySelector("#drop input[type=file]");
+  if (!input || !event.clipboardData.files.length) return;
+  input.files = event.clipboardData.files;
+  input.dispatchEvent(new Event("change", { bubbles: true }));
+})"""
+_DENDROGRAM = "<p>Every fork unites two regions; the dashed line cuts the tree where the slider stands.</p>"
+_GRADIENTS = """
+Backpropagation through a decomposition divides by the difference of two eigenvalues. Move two of them together and see
+what is left of the gradient of $g(A)$, $A$ an 8×8 matrix, by each method. The truth is computed in 50 digits; all
+methods compute in the precision that you choose. Then a short training starts from features with these eigenvalues. A
+gradient with some error usually still leads downhill; a NaN ends the training.
+"""
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A photograph in a visitor's strip: its own name, and where it lies, reduced, as the page shows it."""
+
+    name: str
+    path: Path
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a visitor has: photographs, which of them is chosen, and the latest analyses by photograph and method."""
+
+    photographs: tuple[Photograph, ...]
+    chosen: int = 0
+    method: str = ""
+    analyses: dict[tuple[Path, str], Analysis] = field(default_factory=dict)
+
+    @property
+    def photograph(self) -> Photograph:
+        """The one that is shown."""
+        return self.photographs[self.chosen]
+
+    @property
+    def analysis(self) -> Analysis | None:
+        """What is shown of it."""
+        return self.analyses.get((self.photograph.path, self.method))
+
+    def after(self, analysis: Analysis) -> Visit:
+        """The visit with a change of what is shown."""
+        key = (self.photograph.path, self.method)
+        kept = {k: a for k, a in self.analyses.items() if k != key}
+        return replace(self, analyses={**dict(list(kept.items())[1 - MAX_OPEN :]), key: analysis})
 
 
 def _theme() -> gr.themes.Base:
@@ -71,118 +130,239 @@ def build(
         methods: names of methods that ``analyse`` knows, the default first.
         folder: where uploads, samples and results are kept; the caller removes it.
         about: a line about the model in use.
-        classify: photograph, mask → class name → probability; without it the page names no regions.
+        classify: photograph, mask → class name → probability; without it names are typed.
 
     Returns:
         The page, to be started by :func:`launch`.
     """
     os.environ["GRADIO_TEMP_DIR"] = str(folder)  # the only way to tell Gradio
-    samples = sample_photographs(folder)
-    hidden = gr.update(value=None, visible=False)
-
-    def views(analysis: Analysis | None) -> tuple[Any, ...]:
-        if analysis is None:
-            return None, None, None, "", hidden
-        return analysis, analysis.outlined(), analysis.painted(), counted(analysis.shown.count()), hidden
-
-    def analyse_photograph(upload: dict[str, Any] | None, method: str) -> tuple[Any, ...]:
-        nothing: tuple[Any, ...] = (gr.skip(), *views(None), [], [], None)
-        if upload is None:
-            return "", *nothing
-        path = Path(upload["path"])
-        try:
-            picture = read_picture(path)
-            analysis = analyse(fit_photograph(picture.pixels), method, upload.get("orig_name") or path.name)
-        except ValueError as error:  # all of the library's own errors about data are ValueErrors
-            return f"⚠ {str(error).replace(str(path), path.name)}", *nothing
-        k = gr.update(value=min(max(analysis.segments.k, 2), MAX_REGIONS))
-        more = analysis.levels(), analysis.eigenvectors(), analysis.spectrum()
-        return _comment(analysis, picture.note), k, *views(analysis), *more
-
-    def move_slider(analysis: Analysis | None, k: float) -> tuple[Any, ...]:
-        return views(None if analysis is None else analysis.level(int(k)))
-
-    def undo(analysis: Analysis | None) -> tuple[Any, ...]:
-        return views(None if analysis is None else analysis.undone())
-
-    def click(analysis: Analysis | None, action: str, event: gr.SelectData) -> tuple[Any, ...]:
-        if analysis is None:
-            return *views(None), None, None
-        x, y = (int(place) for place in event.index)
-        if action != NAME:
-            return *views(analysis.edited(x, y, action)), None, None
-        mask = analysis.mask(x, y)
-        chosen = analysis.photograph.copy()
-        chosen[~mask] = chosen[~mask] // 4 + 160
-        return *views(analysis), chosen, None if classify is None else classify(analysis.photograph, mask)
-
-    def export(analysis: Analysis | None, formats: list[Any]) -> Any:
-        if analysis is None or not formats:
-            return hidden
-        return gr.update(value=str(analysis.export(Path(tempfile.mkdtemp(dir=folder)), formats)), visible=True)
-
-    images: dict[str, Any] = {"interactive": False, "format": "png", "buttons": _BUTTONS}
-    gallery: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain", "buttons": _BUTTONS}
+    start = Visit(tuple(Photograph(path.name, path) for path in sample_photographs(folder)), method=methods[0])
     with gr.Blocks(title="matbackprop", analytics_enabled=False, delete_cache=(_EVERY, _AGE)) as page:
         gr.Markdown(_TITLE, elem_id="title")
-        state = gr.State(None, time_to_live=_AGE)
-        with gr.Row():
-            with gr.Column(scale=3, min_width=320):
-                outlined = gr.Image(label="Regions", elem_id="regions", **images)
-                with gr.Row():
-                    k = gr.Slider(2, MAX_REGIONS, value=8, step=1, label="Number of regions", scale=3)
-                    count = gr.Textbox(label="Shown", interactive=False, scale=1, min_width=110)
-                with gr.Row():
-                    actions = ["split", "merge", *([] if classify is None else [NAME])]
-                    action = gr.Radio(actions, value="split", label="A click on a region", scale=3)
-                    back = gr.Button("Undo", scale=1, min_width=110)
-                with gr.Row():
-                    formats = gr.CheckboxGroup(list(FORMATS), value=["png", "npz"], label="Files", scale=3)
-                    write = gr.Button("Write", scale=1, min_width=110)
-                archive = gr.File(label="Download", interactive=False, visible=False, elem_id="archive")
-            with gr.Column(scale=2, min_width=320):
-                photograph = gr.Image(str(samples[0]), label="Photograph", sources=["upload", "clipboard"], height=260)
-                message = gr.Markdown(elem_id="message")
-                gr.Examples([[str(path)] for path in samples], [photograph], label="Samples")
-                method = gr.Radio(list(methods), value=methods[0], label="Method", visible=len(methods) > 1)
-                with gr.Tabs():
-                    with gr.Tab("Mean colours"):
-                        painted = gr.Image(show_label=False, **images)
-                    with gr.Tab("Levels"):
-                        levels = gr.Gallery(label="From coarse to fine", format="png", **gallery)
-                    with gr.Tab("Eigenvectors"):
-                        vectors = gr.Gallery(label="The coordinates that cells are grouped by", format="png", **gallery)
-                        eigenvalues = gr.Image(label="Spectrum", **images)
-                    with gr.Tab("Name", visible=classify is not None):
-                        chosen = gr.Image(label="Chosen region", **images)
-                        names = gr.Label(label="Names", num_top_classes=5)
-        if about:
-            gr.Markdown(about)
-
-        shown = [state, outlined, painted, count, archive]
-        private: dict[str, Any] = {"api_visibility": "private"}
-        quick: dict[str, Any] = {"show_progress": "hidden", **private}
-        for trigger in (page.load, photograph.change, method.change):
-            # Without Gradio's own decoding, which would take 16 bits for 8 and show its complaints in every box.
-            trigger(
-                analyse_photograph,
-                [photograph, method],
-                [message, k, *shown, levels, vectors, eigenvalues],
-                preprocess=False,
-                concurrency_limit=1,
-                **private,
-            )
-        # However the slider is moved; of many moves the last one counts.
-        k.input(move_slider, [state, k], shown, trigger_mode="always_last", **quick)
-        back.click(undo, state, shown, **quick)
-        outlined.select(click, [state, action], [*shown, chosen, names], **quick)
-        write.click(export, [state, formats], archive, **private)
+        with gr.Tabs():
+            with gr.Tab("Segment photographs"):
+                _segmenting(page, start, analyse, methods, folder, classify)
+                if about:
+                    gr.Markdown(about, elem_id="about")
+            with gr.Tab("Explore gradients") as tab:
+                _exploring(tab)
+        page.load(None, js=_PASTE)
     return page
+
+
+def _segmenting(
+    page: gr.Blocks, start: Visit, analyse: Analyse, methods: Sequence[str], folder: Path, classify: Classify | None
+) -> None:
+    """The first tab."""
+    hidden = gr.update(value=None, visible=False)
+
+    def views(visit: Visit, view: str) -> tuple[Any, ...]:
+        analysis = visit.analysis
+        if analysis is None:
+            return visit, None, "", hidden
+        photo = f"/gradio_api/file={visit.photograph.path}"
+        return visit, analysis.stage(photo, view), _DENDROGRAM + analysis.dendrogram(), hidden
+
+    def strip(visit: Visit) -> Any:
+        return gr.update(value=[(str(p.path), p.name) for p in visit.photographs], selected_index=visit.chosen)
+
+    def show(visit: Visit, view: str, said: str = "") -> tuple[Any, ...]:
+        """Analyse the chosen photograph, where that was not done, and show all of it."""
+        analysis = visit.analysis
+        if analysis is None:
+            pixels = np.asarray(Image.open(visit.photograph.path).convert("RGB"))
+            analysis = analyse(pixels, visit.method, visit.photograph.name)
+            visit = visit.after(analysis)
+        k = gr.update(value=min(max(analysis.shown.count(), 2), MAX_REGIONS))
+        words = " ".join(filter(None, [said, _comment(analysis, visit.photograph.note)]))
+        more = analysis.levels(), analysis.eigenvectors(), analysis.spectrum()
+        return words, k, *views(visit, view), *more
+
+    def open_page(view: str) -> tuple[Any, ...]:
+        return strip(start), *show(start, view)
+
+    def add_photographs(visit: Visit, files: list[str] | None, view: str) -> tuple[Any, ...]:
+        """Take what was dropped: pictures that can be read join the strip, the others are named in one sentence."""
+        new, problems = [], []
+        for file in map(Path, files or []):
+            try:
+                picture = read_picture(file)
+                path = Path(tempfile.mkdtemp(dir=folder)) / f"{file.stem}.png"
+                Image.fromarray(fit_photograph(picture.pixels)).save(path, compress_level=1)
+                new.append(Photograph(file.name, path, picture.note))
+            except ValueError as error:  # all of the library's own errors about data are ValueErrors
+                problems.append(f"⚠ {str(error).replace(str(file), file.name)}")
+        said = " ".join(problems)
+        if not new:
+            return None, gr.skip(), said, *(gr.skip() for _ in range(8))
+        photographs = (*new, *visit.photographs)[:MAX_PHOTOGRAPHS]
+        visit = replace(visit, photographs=photographs, chosen=0)
+        return None, strip(visit), *show(visit, view, said)
+
+    def choose(visit: Visit, view: str, event: gr.SelectData) -> tuple[Any, ...]:
+        return show(replace(visit, chosen=min(int(event.index), len(visit.photographs) - 1)), view)
+
+    def choose_method(visit: Visit, method: str, view: str) -> tuple[Any, ...]:
+        return show(replace(visit, method=method), view)
+
+    def changed(change: Callable[[Analysis], Analysis], visit: Visit, view: str) -> tuple[Any, ...]:
+        return views(visit if visit.analysis is None else visit.after(change(visit.analysis)), view)
+
+    def move_slider(visit: Visit, k: float, view: str) -> tuple[Any, ...]:
+        return changed(lambda analysis: analysis.level(int(k)), visit, view)
+
+    def undo(visit: Visit, view: str) -> tuple[Any, ...]:
+        return changed(Analysis.undone, visit, view)
+
+    def click(visit: Visit, action: str, name: str, view: str, event: gr.SelectData) -> tuple[Any, ...]:
+        x, y = (int(place) for place in event.index)
+        analysis, guesses = visit.analysis, None
+        if action != "name" or analysis is None:
+            return *changed(lambda analysis: analysis.edited(x, y, action), visit, view), guesses
+        if classify is not None:
+            guesses = classify(analysis.photograph, analysis.mask(x, y))
+        given = name or (max(guesses, key=guesses.__getitem__) if guesses else "")
+        return *changed(lambda analysis: analysis.named(x, y, given), visit, view), guesses
+
+    def export(visit: Visit, formats: list[Any]) -> Any:
+        if visit.analysis is None or not formats:
+            return hidden
+        archive = visit.analysis.export(Path(tempfile.mkdtemp(dir=folder)), formats)
+        return gr.update(value=str(archive), visible=True)
+
+    gallery: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain", "buttons": _BUTTONS}
+    state = gr.State(start, time_to_live=_AGE)
+    with gr.Row(equal_height=True):
+        drop = gr.File(
+            file_count="multiple",
+            label="Drop photographs here, or paste them",
+            height=150,
+            scale=1,
+            min_width=300,
+            elem_id="drop",
+        )
+        samples = gr.Gallery(
+            label="Photographs: choose one",
+            columns=8,
+            rows=1,
+            height=150,
+            object_fit="cover",
+            preview=False,
+            allow_preview=False,
+            interactive=False,
+            buttons=[],
+            scale=3,
+            min_width=300,
+            elem_id="strip",
+        )
+    message = gr.Markdown(elem_id="message")
+    with gr.Row():
+        with gr.Column(scale=5, min_width=320):
+            stage = gr.HTML(
+                html_template=_STAGE,
+                js_on_load=(_HERE / "stage.js").read_text(encoding="utf-8"),
+                elem_id="regions",
+            )
+            k = gr.Slider(2, MAX_REGIONS, value=8, step=1, label="Number of regions", elem_id="number")
+            with gr.Row():
+                action = gr.Radio(["split", "merge", "name"], value="split", label="A click on a region", scale=3)
+                view = gr.Radio(list(VIEWS), value=VIEWS[0], label="Show", scale=3)
+                back = gr.Button("Undo", scale=1, min_width=100)
+            name = gr.Textbox(
+                label="Name that a click gives" + ("" if classify is None else " (empty: what the classifier says)"),
+                visible=False,
+                max_length=80,
+                elem_id="name",
+            )
+            guesses = gr.Label(label="What the classifier says", num_top_classes=5, visible=False)
+            with gr.Row():
+                formats = gr.CheckboxGroup(list(FORMATS), value=["png", "npz"], label="Files", scale=3)
+                write = gr.Button("Export", scale=1, min_width=100, variant="primary")
+            archive = gr.File(label="Download", interactive=False, visible=False, elem_id="archive")
+        with gr.Column(scale=3, min_width=320):
+            method = gr.Radio(list(methods), value=methods[0], label="Method", visible=len(methods) > 1)
+            with gr.Tabs():
+                with gr.Tab("Tree"):
+                    tree = gr.HTML(elem_classes="dendrogram")
+                with gr.Tab("Eigenvectors"):
+                    vectors = gr.Gallery(label="The coordinates that cells are grouped by", format="png", **gallery)
+                    eigenvalues = gr.Image(
+                        label="Spectrum",
+                        interactive=False,
+                        format="png",
+                        buttons=_BUTTONS,
+                        alt_text="The eigenvalues of the features, from the largest to the smallest",
+                    )
+                with gr.Tab("Levels"):
+                    levels = gr.Gallery(label="From coarse to fine", format="png", **gallery)
+
+    shown = [state, stage, tree, archive]
+    everything = [message, k, *shown, levels, vectors, eigenvalues]
+    private: dict[str, Any] = {"api_visibility": "private"}
+    slow: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "analyse", **private}
+    quick: dict[str, Any] = {"show_progress": "hidden", **private}
+    page.load(open_page, view, [samples, *everything], **slow)
+    drop.upload(add_photographs, [state, drop, view], [drop, samples, *everything], **slow)
+    samples.select(choose, [state, view], everything, **slow)
+    method.input(choose_method, [state, method, view], everything, **slow)
+    # However the slider is moved; of many moves the last one counts.
+    k.input(move_slider, [state, k, view], shown, trigger_mode="always_last", **quick)
+    view.input(views, [state, view], shown, **quick)
+    back.click(undo, [state, view], shown, **quick)
+    action.input(
+        lambda action: [
+            gr.update(visible=action == "name"),
+            gr.update(visible=action == "name" and classify is not None),
+        ],
+        action,
+        [name, guesses],
+        **quick,
+    )
+    stage.select(click, [state, action, name, view], [*shown, guesses], **quick)
+    write.click(export, [state, formats], archive, **private)
+
+
+def _exploring(tab: gr.Tab) -> None:
+    """The second tab."""
+
+    def explore(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:
+        choice = spectrum, int(exponent), function, dtype
+        return said(*choice), explored(*choice)
+
+    gr.Markdown(_GRADIENTS, latex_delimiters=[{"left": "$", "right": "$", "display": False}])
+    with gr.Row():
+        spectrum = gr.Radio(
+            list(SPECTRA), value=next(iter(SPECTRA)), label="The other six eigenvalues", scale=4, min_width=300
+        )
+        function = gr.Radio(list(FUNCTIONS), value=FUNCTIONS[0], label="g", scale=1, min_width=120)
+        dtype = gr.Radio(list(DTYPES), value="float64", label="Precision", scale=1, min_width=160)
+    gap = gr.Slider(
+        TIE,
+        0,
+        value=-8,
+        step=1,
+        label=f"Gap of the pair: exponent of ten; {TIE} stands for none",
+        info=f"From {gap_text(0)} to {gap_text(TIE + 1)} of their size, then no gap at all.",
+        elem_id="gap",
+    )
+    sentence = gr.Markdown(elem_id="sentence")
+    picture = gr.HTML(elem_id="explored")
+    choices: list[Any] = [spectrum, gap, function, dtype]
+    tab.select(explore, choices, [sentence, picture], api_visibility="private")
+    for control in choices:
+        control.input(
+            explore,
+            choices,
+            [sentence, picture],
+            trigger_mode="always_last",
+            show_progress="hidden",
+            api_visibility="private",
+        )
 
 
 def _comment(analysis: Analysis, note: str) -> str:
     segments = analysis.segments
-    words = [f"Suggested: {counted(segments.k)}"]
+    words = [f"**{segments.name}**. Suggested: {counted(segments.k)}"]
     if segments.k == 1:
         words.append("nothing in the picture differs")
     if segments.confidence is not None:
@@ -214,7 +394,7 @@ def launch(page: gr.Blocks, *, port: int = 7860, browser: bool = False, wait: bo
             ssr_mode=False,
             enable_monitoring=False,
             theme=_theme(),
-            css=_CSS,
+            head=f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",  # css= would prefix the rules
             footer_links=[],
             max_file_size=MAX_UPLOAD,
             state_session_capacity=MAX_VISITORS,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from PIL import Image
 
 from matbackprop.errors import DataError
 from matbackprop.inference import Segments
-from matbackprop.inference.drawing import WHITE, draw_boundaries, paint_labels
+from matbackprop.inference.drawing import WHITE, draw_boundaries, mean_colours, paint_labels
 from matbackprop.inference.editing import split_region, unite_region
 from matbackprop.inference.export import Format
 from matbackprop.report.figures import spectrum
@@ -22,8 +24,12 @@ __all__ = ["MAX_REGIONS", "Analysis", "counted", "fit_photograph", "sample_photo
 
 MAX_REGIONS = 40
 MAX_SIDE = 800
+SMALL = 320
+"""Longest side of the pictures beside."""
 MAX_PAST = 100
 """Steps that can be undone."""
+MAX_NAME, MAX_NAMES = 80, 200
+"""Letters of a region's name, and names that are remembered."""
 
 Picture = NDArray[np.uint8]
 
@@ -41,6 +47,11 @@ def fit_photograph(pixels: Picture, longest: int = MAX_SIDE) -> Picture:
     height, width = pixels.shape[:2]
     if min(height, width) < 16:
         raise DataError(f"The photograph has {width}×{height} pixels; each side needs 16 or more.")
+    return _shrunk(pixels, longest)
+
+
+def _shrunk(pixels: Picture, longest: int) -> Picture:
+    height, width = pixels.shape[:2]
     scale = longest / max(height, width)
     if scale >= 1:
         return pixels
@@ -71,12 +82,14 @@ class Analysis:
         eigenvalues: (e,) their eigenvalues, descending.
         past: partitions from first to last, of which the last one is shown: (S,) regions of the superpixels, or label
             maps after clustering.
+        names: which superpixels (or cells) a region consists of → the name that it was given.
     """
 
     segments: Segments
     coordinates: NDArray[np.float64]
     eigenvalues: NDArray[np.float64]
     past: tuple[NDArray[np.int32], ...] = ()
+    names: Mapping[bytes, str] = field(default_factory=dict)
 
     @property
     def photograph(self) -> Picture:
@@ -86,7 +99,9 @@ class Analysis:
     @property
     def shown(self) -> Segments:
         """The photograph with the partition that is shown."""
-        return self.segments.with_regions(self._map(self.past[-1]))
+        partition = self.past[-1]
+        names = [self.names.get((partition == r).tobytes(), "") for r in range(int(partition.max()) + 1)]
+        return self.segments.with_regions(self._map(partition), names if any(names) else ())
 
     @property
     def can_edit(self) -> bool:
@@ -108,39 +123,111 @@ class Analysis:
         nearest = min(self.segments.ks, key=lambda known: (abs(known - k), known))
         return self._then(self.segments.small_labels(nearest))
 
+    def region(self, x: int, y: int) -> int:
+        """The number of the region under a pixel of the photograph."""
+        labels = self.shown.labels()
+        return int(labels[min(max(y, 0), len(labels) - 1), min(max(x, 0), labels.shape[1] - 1)])
+
     def edited(self, x: int, y: int, action: str) -> Analysis:
         """Divide (``"split"``) or unite (``"merge"``) the region under a pixel of the photograph."""
-        tree, superpixels = self.segments.hierarchy, self.segments.superpixels
-        if tree is None or superpixels is None:
+        tree = self.segments.hierarchy
+        if tree is None:
             return self
-        height, width = self.segments.size
-        under = superpixels[y * superpixels.shape[0] // height, x * superpixels.shape[1] // width]
         change = {"split": split_region, "merge": unite_region}[action]
-        return self._then(change(tree, self.past[-1], int(self.past[-1][under])))
+        return self._then(change(tree, self.past[-1], self.region(x, y)))
+
+    def named(self, x: int, y: int, name: str) -> Analysis:
+        """Give the region under a pixel a name, or take it away with an empty one; a region that changes loses it."""
+        key = (self.past[-1] == self.region(x, y)).tobytes()
+        names = {**self.names, key: name.strip()[:MAX_NAME]}
+        return replace(self, names=dict(list(names.items())[-MAX_NAMES:]))
 
     def undone(self) -> Analysis:
         """Go back by one step."""
         return replace(self, past=self.past[:-1]) if len(self.past) > 1 else self
 
-    def outlined(self) -> Picture:
-        """The photograph with the borders of the regions."""
-        return self.shown.outlined()
+    def stage(self, photo: str, view: str = "borders") -> dict[str, Any]:
+        """What the page's picture is drawn from.
 
-    def painted(self) -> Picture:
-        """Every region in its mean colour."""
-        return paint_labels(self.shown.labels(), self.photograph)
+        Args:
+            photo: address of the photograph.
+            view: ``"borders"`` or ``"mean colours"``.
+
+        Returns:
+            The photograph's address, size and description, its regions as runs of equal labels (label, length, …) in
+            the order of reading, and their mean colours and names.
+        """
+        shown = self.shown
+        labels, count = shown.labels(), shown.count()
+        flat = labels.ravel()
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
+        lengths = np.diff(starts, append=flat.size)
+        colours = mean_colours(labels, self.photograph, count).round().astype(int)
+        return {
+            "photo": photo,
+            "alt": f"The photograph {self.segments.name} divided into {counted(count)}",
+            "width": labels.shape[1],
+            "height": labels.shape[0],
+            "runs": np.stack([flat[starts], lengths], 1).ravel().tolist(),
+            "colours": colours.tolist(),
+            "names": list(shown.names) or [""] * count,
+            "view": view,
+        }
 
     def mask(self, x: int, y: int) -> NDArray[np.bool_]:
         """The region under a pixel."""
-        labels = self.shown.labels()
-        return labels == labels[y, x]
+        return self.shown.labels() == self.region(x, y)
+
+    def dendrogram(self, leaves: int = MAX_REGIONS) -> str:
+        """The upper part of the tree of merges as an SVG, its leaves in their mean colours, cut where it is shown.
+
+        Height is the number of regions that are left, on a logarithmic scale, so that the cut is the slider's place.
+        """
+        tree = self.segments.hierarchy
+        if tree is None:
+            return "<p>Clusters have no tree. Choose the method <em>merge</em> to see one.</p>"
+        leaves = min(leaves, tree.count)
+        leaf = tree.levels([leaves])[0]
+        last = leaf[tree.merges[tree.count - leaves :]].tolist()
+        order = {i: [i] for i in range(leaves)}
+        group = list(range(leaves))  # of each leaf
+        for keep, gone in last:
+            a, b = group[keep], group[gone]
+            order[a] = order[a] + order.pop(b)
+            for i in order[a]:
+                group[i] = a
+        step, high = 400 / leaves, 190.0
+        scale = high / math.log(max(leaves, 2))
+        place = {i: (step * (x + 0.5), high) for x, i in enumerate(order[group[0]])}
+        colours = mean_colours(self.segments.labels(leaves), self.photograph, leaves).round().astype(int).tolist()
+        box = f'y="{high:.0f}" width="{step - 1:.1f}" height="14"'
+        fills = [
+            f'<rect x="{x - step / 2 + 0.5:.1f}" {box} fill="rgb{tuple(colours[i])}"/>' for i, (x, _) in place.items()
+        ]
+        lines, group = [], list(range(leaves))
+        for done, (keep, gone) in enumerate(last):
+            a, b = group[keep], group[gone]
+            (xa, ya), (xb, yb) = place[a], place[b]
+            y = scale * math.log(leaves - 1 - done)
+            lines.append(f"M{xa:.1f} {ya:.1f}V{y:.1f}H{xb:.1f}V{yb:.1f}")
+            place[a] = (xa + xb) / 2, y
+            group = [a if g == b else g for g in group]
+        k = self.shown.count()
+        cut = scale * math.log(max(min(k, leaves) - 0.5, 1))
+        return (
+            f'<svg viewBox="-2 -6 404 214" role="img" aria-label="Tree of merges, cut at {counted(k)}">{"".join(fills)}'
+            f'<path d="{"".join(lines)}" fill="none" stroke="currentColor" stroke-width="1.3"/>'
+            f'<path d="M-2 {cut:.1f}H402" stroke="#d1495b" stroke-width="2" stroke-dasharray="6 4"/></svg>'
+        )
 
     def levels(self) -> list[tuple[Picture, str]]:
         """Overview from coarse to fine: mean colours with borders, and the number of regions."""
+        small = _shrunk(self.photograph, SMALL)
+        rows, columns = (np.arange(n) * m // n for n, m in zip(small.shape, self.segments.size, strict=False))
         out = []
         for k in self.segments.ks:
-            labels = self.segments.labels(k)
-            picture = draw_boundaries(paint_labels(labels, self.photograph), labels, colour=WHITE)
+            labels = self.segments.labels(k)[np.ix_(rows, columns)]
+            picture = draw_boundaries(paint_labels(labels, small), labels, colour=WHITE)
             out.append((picture, counted(self.segments.count(k))))
         return out
 
@@ -167,7 +254,7 @@ class Analysis:
     def eigenvectors(self) -> list[tuple[Picture, str]]:
         """The leading coordinates as pictures: orange above, blue below the middle."""
         out = []
-        size = (self.photograph.shape[1], self.photograph.shape[0])
+        size = _shrunk(self.photograph, SMALL).shape[1::-1]
         for i, values in enumerate(self.coordinates):
             low, high = np.percentile(values, [1, 99])
             flat = high - low <= 1e-6 * np.abs(values).max()  # the first one of normalized cuts is constant

@@ -1,0 +1,229 @@
+"""The gradient explorer: two eigenvalues are moved together, and each way of differentiating g(A) shows what it does.
+
+Matrices are 8×8, so that everything is computed while the slider moves. The truth is Daleckiĭ and Kreĭn's formula in
+50 decimal digits, applied to the rounded matrix that all methods are given.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import mpmath
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import matbackprop
+from matbackprop.bench.peers import isqrt
+from matbackprop.errors import GaugeWarning
+
+__all__ = ["FUNCTIONS", "GAPS", "METHODS", "SPECTRA", "TIE", "Training", "errors", "gap_of", "matrix", "train", "truth"]
+
+FUNCTIONS = ("log", "sqrt")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+EPS = 1e-4
+TIE = -17
+"""Exponent that stands for a gap of zero."""
+GAPS = tuple(range(TIE, 1))
+"""Exponents of the relative gap between the two eigenvalues that move."""
+SPECTRA = {
+    "evenly spaced": (1.0, 2.0, 3.0, 7.0, 8.0, 9.0),
+    "from 10⁻³ to 10³": (1e-3, 1e-2, 1e-1, 1e1, 1e2, 1e3),
+    "four dead channels": (0.25, 4.0, EPS, EPS, EPS, EPS),
+    "whitened features": (3.0,) * 6,
+}
+"""Spectrum → the six eigenvalues that stay; the two that move are p and p(1 + gap)."""
+_PAIR = {
+    "evenly spaced": 3.4,
+    "from 10⁻³ to 10³": 1.0,
+    "four dead channels": 1.0,
+    "whitened features": 3.0,
+}
+STEPS = 120
+"""Steps of a training."""
+_DIGITS = 50
+_TERMS = 9
+
+
+def gap_of(exponent: float) -> float:
+    """The relative gap of a slider's position: 10^exponent, and 0 at :data:`TIE`."""
+    return 0.0 if exponent <= TIE else 10.0**exponent
+
+
+def eigenvalues(spectrum: str, exponent: float) -> list[float]:
+    """The eight eigenvalues, the two that move first."""
+    base = _PAIR[spectrum]
+    return [base, base * (1 + gap_of(exponent)), *SPECTRA[spectrum]]
+
+
+def _rotation(n: int, seed: int = 1) -> Tensor:
+    return torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))[0]
+
+
+def _live(spectrum: str) -> int:
+    return 8 - SPECTRA[spectrum].count(EPS)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that the paper's formulas are used where they do not hold: that is the point here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GaugeWarning)
+        yield
+
+
+def matrix(spectrum: str, exponent: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A symmetric matrix with these eigenvalues, rounded to ``dtype``. Dead channels stay exactly alone.
+
+    Example:
+        >>> torch.linalg.eigvalsh(matrix("evenly spaced", 0)).round(decimals=2).tolist()
+        [1.0, 2.0, 3.0, 3.4, 6.8, 7.0, 8.0, 9.0]
+    """
+    values = torch.tensor(eigenvalues(spectrum, exponent), dtype=torch.float64)
+    live = _live(spectrum)
+    q = _rotation(live)
+    a = torch.diag(values)
+    a[:live, :live] = (q * values[:live]) @ q.mT
+    return ((a + a.mT) / 2).to(dtype)
+
+
+class _Taylor(torch.autograd.Function):
+    """Eigendecomposition whose backward pass has Σ (λⱼ/λᵢ)ᵏ/λᵢ, k ≤ 9, for 1/(λᵢ − λⱼ): finite and biased at ties.
+
+    Reference:
+        Wang, Dang, Hu, Fua, Salzmann, "Robust Differentiable SVD", TPAMI 2021.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
+        lam, u = torch.linalg.eigh(a)
+        ctx.save_for_backward(lam, u)
+        return lam, u
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        lam, u = ctx.saved_tensors
+        g_lam, g_u = gradients
+        high, low = torch.maximum(lam[:, None], lam), torch.minimum(lam[:, None], lam)
+        series = sum((low / high) ** k for k in range(_TERMS + 1)) / high
+        k = torch.sign(torch.arange(len(lam)) - torch.arange(len(lam))[:, None]) * series
+        inner = k * (u.mT @ g_u)
+        return u @ ((inner + inner.mT) / 2 + torch.diag(g_lam)) @ u.mT
+
+
+def _composed(pair: tuple[Tensor, Tensor], function: str) -> Tensor:
+    lam, u = pair
+    return (u * getattr(torch, function)(lam)) @ u.mT
+
+
+METHODS: dict[str, Callable[[Tensor, str], Tensor]] = {
+    "matbackprop": lambda a, g: getattr(matbackprop, f"matrix_{g}")(a, precision=a.dtype),
+    "torch.linalg.eigh + autograd": lambda a, g: _composed(torch.linalg.eigh(a), g),
+    "the paper's formulas": lambda a, g: _composed(matbackprop.eigh(a, ties="drop", precision=a.dtype), g),
+    "Taylor series, 9 terms": lambda a, g: _composed(_Taylor.apply(a), g),
+    "Newton–Schulz, 5 steps": lambda a, g: isqrt(a),
+}
+"""Method → g(A), differentiable, computed in the precision of A. The last one is a square root only."""
+
+
+def methods(function: str) -> list[str]:
+    """The methods that know a function."""
+    return [name for name in METHODS if function == "sqrt" or not name.startswith("Newton")]
+
+
+def _direction(n: int = 8) -> Tensor:
+    g = torch.randn(n, n, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return g + g.mT
+
+
+def gradient(method: str, a: Tensor, function: str) -> Tensor:
+    """The symmetric gradient of ⟨G, g(A)⟩ by one method; NaN where it gives up."""
+    leaf = a.clone().requires_grad_()
+    with _quiet():
+        (found,) = torch.autograd.grad(METHODS[method](leaf, function), leaf, _direction().to(a.dtype))
+    return (found + found.mT) / 2
+
+
+def truth(a: Tensor, function: str) -> NDArray[np.float64]:
+    """The same gradient in 50 digits: Q(Γ∘(QᵀGQ))Qᵀ with the quotients (g(λᵢ) − g(λⱼ))/(λᵢ − λⱼ), g′ at ties."""
+    with mpmath.workdps(_DIGITS):
+        g, slope = {
+            "log": (mpmath.log, lambda x: 1 / x),
+            "sqrt": (mpmath.sqrt, lambda x: 1 / (2 * mpmath.sqrt(x))),
+        }[function]
+        lam, q = mpmath.eigsy(mpmath.matrix(a.double().tolist()))
+        inner = q.T * mpmath.matrix(_direction().to(a.dtype).double().tolist()) * q
+        for i, x in enumerate(lam):
+            for j, y in enumerate(lam):
+                tied = abs(x - y) <= mpmath.mpf(10) ** (-_DIGITS // 2) * x
+                inner[i, j] *= slope(x) if tied else (g(x) - g(y)) / (x - y)
+        return np.array((q * inner * q.T).tolist(), dtype=float)
+
+
+@cache
+def errors(spectrum: str, function: str, dtype: str) -> dict[str, list[float]]:
+    """Method → relative error of its gradient at each of :data:`GAPS`; NaN where it is not finite."""
+    out: dict[str, list[float]] = {name: [] for name in methods(function)}
+    for exponent in GAPS:
+        a = matrix(spectrum, exponent, DTYPES[dtype])
+        exact = truth(a, function)
+        for name, found in out.items():
+            error = gradient(name, a, function).double().numpy() - exact
+            found.append(float(np.linalg.norm(error) / np.linalg.norm(exact)))
+    return out
+
+
+class Training(NamedTuple):
+    """A short training with one method.
+
+    Attributes:
+        losses: one per step, up to the last that is finite.
+        failed: the step at which the gradient was no longer finite; None where training ended well.
+    """
+
+    losses: list[float]
+    failed: int | None
+
+
+@cache
+def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, Training]:
+    """Learn features F with g(FᵀF + εI) = g(T) by Adam, from features whose Gram matrix has the chosen spectrum.
+
+    T is a matrix with eigenvalues from ½ to 4; channels that are dead stay dead. The loss is the mean squared error.
+    """
+    kind = DTYPES[dtype]
+    start = matrix(spectrum, exponent)
+    live = _live(spectrum)
+    target = EPS * torch.eye(8, dtype=torch.float64)
+    q = _rotation(live, seed=3)
+    target[:live, :live] = (q * torch.linspace(0.5, 4, live, dtype=torch.float64)) @ q.mT
+    wanted = getattr(matbackprop, f"matrix_{function}")((target + target.mT) / 2).to(kind)
+    eye = EPS * torch.eye(8, dtype=kind)
+    f0 = torch.zeros_like(start)
+    lam, u = torch.linalg.eigh(start[:live, :live])
+    f0[:live, :live] = (u * (lam - EPS).clamp_min(0).sqrt()) @ u.mT
+    out = {}
+    for name in methods(function):
+        f = f0.to(kind, copy=True).requires_grad_()
+        optimizer = torch.optim.Adam([f], lr=0.03)
+        losses: list[float] = []
+        failed = None
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with _quiet():
+                loss = (METHODS[name](f.mT @ f + eye, function) - wanted).square().mean()
+                loss.backward()  # type: ignore[no-untyped-call]
+            assert f.grad is not None
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]) or not f.grad.isfinite().all():
+                failed = step + 1
+                break
+            optimizer.step()
+        out[name] = Training([x for x in losses if math.isfinite(x)], failed)
+    return out

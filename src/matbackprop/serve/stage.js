@@ -1,0 +1,88 @@
+// The photograph with its regions: borders or mean colours on a canvas above it, the region under the pointer outlined.
+// value: {photo, alt, width, height, runs: [label, length, ...], colours: [[r, g, b], ...], names: [...], view}
+let labels = null, area = [], under = -1, cursor = [0.5, 0.5];
+const part = (name) => element.querySelector(name);
+
+function decode(value) {
+  labels = new Uint16Array(value.width * value.height);
+  area = new Array(value.colours.length).fill(0);
+  let at = 0;
+  for (let i = 0; i < value.runs.length; i += 2) {
+    labels.fill(value.runs[i], at, at + value.runs[i + 1]);
+    area[value.runs[i]] += value.runs[i + 1];
+    at += value.runs[i + 1];
+  }
+}
+
+function draw() {
+  const canvas = part("canvas"), value = props.value;
+  if (!canvas || !value) return;
+  const { width, height, colours, view } = value;
+  if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
+  const pen = canvas.getContext("2d"), image = pen.createImageData(width, height), out = image.data;
+  const reach = Math.max(1, Math.round(Math.max(width, height) / 400));
+  const differs = (p, x, y, r) =>
+    (x + r < width && labels[p + r] !== labels[p]) || (y + r < height && labels[p + r * width] !== labels[p]) ||
+    (r > 1 && ((x >= r && labels[p - r] !== labels[p]) || (y >= r && labels[p - r * width] !== labels[p])));
+  for (let y = 0, p = 0; y < height; y++) for (let x = 0; x < width; x++, p++) {
+    const q = 4 * p, label = labels[p], edge = differs(p, x, y, 1);
+    if (view === "mean colours") { [out[q], out[q + 1], out[q + 2]] = colours[label]; out[q + 3] = 255; }
+    if (edge) { out[q] = 255; out[q + 1] = 235; out[q + 2] = 51; out[q + 3] = 255; }
+    if (label === under) {
+      if (differs(p, x, y, reach + 1) || x < reach || y < reach || x >= width - reach || y >= height - reach) {
+        out[q] = 255; out[q + 1] = 90; out[q + 2] = 0; out[q + 3] = 255;
+      } else if (!edge && view !== "mean colours") { out[q] = out[q + 1] = out[q + 2] = 255; out[q + 3] = 50; }
+    }
+  }
+  pen.putImageData(image, 0, 0);
+  const of = `of ${area.length} region${area.length === 1 ? "" : "s"}`, name = under >= 0 && value.names[under];
+  const share = under >= 0 ? (100 * area[under] / labels.length).toFixed(1) : 0;
+  part(".caption").textContent = under < 0
+    ? `${area.length} region${area.length === 1 ? "" : "s"}`
+    : `Region ${under + 1} ${of}${name ? `, “${name}”` : ""}: ${share} % of the picture`;
+}
+
+function place(event) {
+  const box = part("canvas").getBoundingClientRect(), { width, height } = props.value;
+  const x = Math.floor((event.clientX - box.left) / box.width * width);
+  const y = Math.floor((event.clientY - box.top) / box.height * height);
+  return x >= 0 && y >= 0 && x < width && y < height ? [x, y] : null;
+}
+
+function look(at) {
+  const found = at ? labels[at[1] * props.value.width + at[0]] : -1;
+  if (found !== under) { under = found; draw(); }
+}
+
+const choose = (at) => trigger("select", { index: at, value: null });
+const inside = (event) => labels && event.target.closest(".picture");
+element.addEventListener("pointermove", (event) => { if (inside(event)) look(place(event)); });
+element.addEventListener("pointerout", (event) => { if (labels && !event.relatedTarget?.closest?.(".picture")) look(null); });
+element.addEventListener("click", (event) => { const at = inside(event) && place(event); if (at) choose(at); });
+element.addEventListener("keydown", (event) => {
+  if (!inside(event)) return;
+  const { width, height } = props.value, step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  const at = () => [Math.floor(cursor[0] * (width - 1)), Math.floor(cursor[1] * (height - 1))];
+  if (step) cursor = cursor.map((c, i) => Math.min(1, Math.max(0, c + step[i] * 0.04)));
+  else if (event.key === "Enter" || event.key === " ") choose(at());
+  else return;
+  event.preventDefault();
+  look(at());
+});
+element.addEventListener("focusout", () => labels && look(null));
+
+function show() {
+  const value = props.value;
+  under = -1;
+  labels = null;
+  part(".stage").classList.toggle("empty", !value);
+  if (!value) return;
+  const photo = part("img");
+  if (photo.getAttribute("src") !== value.photo) photo.src = value.photo;
+  photo.alt = value.alt;
+  part(".picture").style.setProperty("--aspect", value.width / value.height);
+  decode(value);
+  draw();
+}
+watch("value", show);
+show();
