@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass
 class Config:
-    """Open a page on this machine (127.0.0.1): segment photographs, edit, name and export regions, explore gradients."""
+    """Open a page on this machine (127.0.0.1): segment photographs, edit and export regions, explore gradients."""
 
     model: str = "box"
     """Segmenter. box: the small network that comes with the package. none: merge superpixels by colour and contrast
