@@ -66,6 +66,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs."),
     "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
+    "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "reproduce table1": Command(
         "matbackprop.cli.reproduce",
         "The paper's first table: region classification.",
@@ -128,11 +129,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "sift": ("kornia",),
     "serve": ("gradio",),
+    "onnx": ("onnx", "onnxscript"),
     "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
 }
 """Extra → the modules that it brings."""
 
-INCLUDED = {"train": ("metrics",), "serve": ("train", "metrics"), "bench": ("train", "metrics")}
+INCLUDED = {"train": ("metrics",), **dict.fromkeys(("serve", "onnx", "bench"), ("train", "metrics"))}
 """Extra → the extras that it contains."""
 
 

@@ -2,7 +2,8 @@
 
 from matbackprop.inference.classifying import classify, classify_regions
 from matbackprop.inference.colour_merging import merge_by_colour
-from matbackprop.inference.loading import choose_device, load_classifier, load_segmenter
+from matbackprop.inference.loading import choose_device, load_classifier, load_model, load_segmenter
+from matbackprop.inference.onnx_export import export_onnx
 from matbackprop.inference.segmenting import Segments, segment, segment_photograph
 
 __all__ = [
@@ -10,7 +11,9 @@ __all__ = [
     "choose_device",
     "classify",
     "classify_regions",
+    "export_onnx",
     "load_classifier",
+    "load_model",
     "load_segmenter",
     "merge_by_colour",
     "segment",

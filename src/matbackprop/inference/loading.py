@@ -15,7 +15,7 @@ from matbackprop.models.pretrained import CONFIG, fetch_pretrained, pretrained_c
 
 M = TypeVar("M", DeepNCuts, RegionClassifier)
 
-__all__ = ["BOX", "choose_device", "load_classifier", "load_segmenter"]
+__all__ = ["BOX", "choose_device", "load_classifier", "load_model", "load_segmenter"]
 
 BOX = "box"
 """Name of the segmenter that comes with the package; its card is ``box/README.md`` beside this file."""
@@ -64,14 +64,32 @@ def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifie
     return _load(source, RegionClassifier, "classify regions", "o2p").to(choose_device(device))
 
 
-def _load(source: str | Path, kind: type[M], purpose: str, recipe: str) -> M:
+def load_model(source: str | Path) -> DeepNCuts | RegionClassifier:
+    """Load a trained model of either kind, on the CPU.
+
+    Args:
+        source: as in :func:`load_segmenter` and :func:`load_classifier`.
+
+    Raises:
+        WeightsError: there is no model.
+    """
+    folder = _folder(Path(__file__).parent / BOX if source == BOX else source)
+    if pretrained_config(folder).get("class") == RegionClassifier.__name__:
+        return load_classifier(folder, "cpu")
+    return load_segmenter(folder, "cpu")
+
+
+def _folder(source: str | Path) -> Path:
     folder = Path(source)
     if (folder / "model" / CONFIG).is_file():  # a run folder
-        folder = folder / "model"
-    elif (folder / "checkpoints").is_dir():
+        return folder / "model"
+    if (folder / "checkpoints").is_dir():
         raise WeightsError(f"the run {folder} has written no model yet; let it finish, or resume it with --resume.")
-    elif not folder.is_dir():
-        folder = fetch_pretrained(source)
+    return folder if folder.is_dir() else fetch_pretrained(source)
+
+
+def _load(source: str | Path, kind: type[M], purpose: str, recipe: str) -> M:
+    folder = _folder(source)
     name = pretrained_config(folder).get("class")
     if name != kind.__name__:
         raise WeightsError(

@@ -1,0 +1,35 @@
+"""``matbackprop export MODEL --out FILE.onnx``: a trained network for programs without Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+__all__ = ["Config", "main"]
+
+
+@dataclass
+class Config:
+    """Write a trained network as an ONNX file. A classifier's is complete; a segmenter's ends with its features, and
+    superpixels and merging stay in Python."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or box for the segmenter that comes
+    with the package."""
+    out: Path = Path("network.onnx")
+    """The file to write."""
+    size: tuple[int, int] = (321, 481)
+    """Height and width of the photographs that a segmenter takes; a classifier has a size of its own."""
+
+
+def main(config: Config) -> int:
+    """Write the file."""
+    from matbackprop.inference.loading import load_model
+    from matbackprop.inference.onnx_export import export_onnx
+
+    path = export_onnx(load_model(config.model), config.out, size=config.size)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    return 0
