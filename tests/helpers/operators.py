@@ -257,6 +257,13 @@ CASES = [
     ),
     Case("eigh", mb.eigh, invariants=_of_eigenpairs, exact_at_ties=False, **_of_matrix),
     Case(
+        "topk_eigh",
+        lambda a, **o: mb.topk_eigh(a, 2, **o),
+        invariants=_of_eigenpairs,
+        exact_at_ties=False,
+        **_of_matrix,
+    ),
+    Case(
         "generalized_eigh",
         lambda a, b, **o: mb.generalized_eigh(a, 0.5 * (b + b.mH), **o),
         _with(_matrices, symmetric((0.7, 1.0, 1.6), 2, seed=18)),

@@ -20,7 +20,7 @@ from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeErr
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 
-__all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve"]
+__all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve", "products_of"]
 
 
 class _Solve(Operation):
@@ -210,7 +210,7 @@ def _refuse_indefinite(preconditioner: Tensor) -> None:
     )
 
 
-def _products(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
+def products_of(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
     """θ ↦ A(θ)x as a function of some of the parameters, with x held fixed although it depends on them."""
 
     def product(*moved: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ class _ConjugateGradients(Operation):
         wanted = [i for i, wants in enumerate(needed[5:]) if wants]
         g_params: list[Tensor | None] = [None] * len(params)
         if wanted:
-            _, pull = _products(matvec, x, params, wanted)
+            _, pull = products_of(matvec, x, params, wanted)
             for i, value in zip(wanted, pull(-lam), strict=True):
                 g_params[i] = value
         return None, None, None, None, lam, *g_params
@@ -258,7 +258,7 @@ class _ConjugateGradients(Operation):
         moving = [i for i, d in enumerate(d_params) if d is not None]
         if moving:
             # A Jacobian-vector product as the transpose of the vector-Jacobian product, which is linear.
-            value, pull = _products(matvec, x, params, moving)
+            value, pull = products_of(matvec, x, params, moving)
             push: Any = torch.func.vjp(pull, torch.zeros_like(value))[1]
             right = right - push(tuple(d_params[i] for i in moving))[0]
         return apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, right, *params)

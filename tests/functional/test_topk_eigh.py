@@ -1,0 +1,263 @@
+"""Leading eigenpairs of dense, sparse and implicit operators against the whole decomposition."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from helpers.matrices import generator, orthogonal, symmetric
+from matbackprop import eigh, nn, spectral_projector, topk_eigh, topk_subspace
+from matbackprop.errors import (
+    DomainError,
+    DtypeError,
+    GaugeWarning,
+    NonFiniteError,
+    NumericalError,
+    ShapeError,
+    SolverError,
+    SymmetryError,
+    TieError,
+)
+
+N = 24
+
+
+def features(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def product(x, f, lam):
+    return f @ (lam @ (f.mT @ x))
+
+
+def invariants(pairs):
+    lam, v = pairs
+    return lam, (v * lam.sin()) @ v.mT
+
+
+def loss(pairs):
+    lam, picture = invariants(pairs)
+    weight = torch.linspace(-1, 1, picture.numel(), dtype=picture.dtype).reshape(picture.shape)
+    return (picture * weight).sum() + lam.square().sum()
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_an_operator_equals_its_matrix(largest):
+    """W = FΛFᵀ, indefinite: values, vectors and the gradients of F and Λ, of the matrix and of the whole eigh."""
+    f, lam = features(N, N).requires_grad_(), symmetric("separated").requires_grad_()
+    part = 0.5 * (lam + lam.mT)
+    metric = torch.block_diag(part, -2 * part, *[0.3 * part] * 4)
+    ways = (
+        topk_eigh(product, 3, (f, metric), n=N, largest=largest),
+        topk_eigh(product(torch.eye(N, dtype=torch.float64), f, metric), 3, largest=largest),
+    )
+    values, vectors = eigh(product(torch.eye(N, dtype=torch.float64), f, metric))
+    whole = (values.flip(-1)[:3], vectors.flip(-1)[:, :3]) if largest else (values[:3], vectors[:, :3])
+    torch.testing.assert_close(ways[0].eigenvectors, ways[1].eigenvectors, rtol=0, atol=1e-8)
+    expected = torch.autograd.grad(loss(whole), (f, lam), retain_graph=True)
+    for way in ways:
+        torch.testing.assert_close(way.eigenvalues, whole[0], rtol=1e-11, atol=1e-11)
+        for one, other in zip(torch.autograd.grad(loss(way), (f, lam), retain_graph=True), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+def test_derivatives_of_both_orders_through_products_alone():
+    f, lam = features(5, 3).requires_grad_(), torch.eye(3, dtype=torch.float64).requires_grad_()
+
+    def call(f, lam):
+        return invariants(topk_eigh(product, 2, (f, 0.5 * (lam + lam.mT)), n=5))
+
+    assert gradcheck(call, (f, lam), check_forward_ad=True)
+    assert gradgradcheck(lambda *x: sum(y.square().sum() for y in call(*x)), (f, lam), check_fwd_over_rev=True)
+
+
+def test_a_large_dense_matrix_takes_the_iteration():
+    n = 600
+    spectrum = torch.cat([torch.linspace(-1, 1, n - 3, dtype=torch.float64), torch.tensor([2.0, 3.0, 3.5])])
+    q = orthogonal(n)
+    a = ((q * spectrum) @ q.mT).requires_grad_()
+    pairs = topk_eigh(a, 3)
+    torch.testing.assert_close(pairs.eigenvalues, torch.tensor([3.5, 3.0, 2.0], dtype=torch.float64))
+    (grad,) = torch.autograd.grad(loss(pairs), a)
+    values, vectors = eigh(a)
+    whole = (values.flip(-1)[:3], vectors.flip(-1)[:, :3])
+    torch.testing.assert_close(grad, torch.autograd.grad(loss(whole), a)[0], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("implicit", [True, False])
+def test_ties_inside_the_leading_pairs(implicit):
+    """Losses of the projector are exact there; those of single vectors are refused."""
+    a = symmetric((3.0, 3.0, 2.0, 1.0, 1.0, 0.5), seed=3).requires_grad_()
+
+    def vectors(ties):
+        matrix = (lambda x, m: 0.5 * (m + m.mT) @ x, 3, (a,)) if implicit else (0.5 * (a + a.mT), 3)
+        return topk_eigh(*matrix, n=6, ties=ties).eigenvectors
+
+    v = vectors("drop")
+    expected = spectral_projector(a, rank=3)
+    torch.testing.assert_close(v @ v.mT, expected, rtol=0, atol=1e-10)
+    weight = features(6, 6, seed=4)
+    one, other = (torch.autograd.grad((p * weight).sum(), a)[0] for p in (v @ v.mT, expected))
+    torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+    with pytest.raises(TieError, match="repeated"):
+        vectors("raise")[0, 0].backward()
+    with pytest.warns(GaugeWarning):
+        vectors("drop")[0, 0].backward()
+
+
+@pytest.mark.parametrize("spectrum", [(3.0, 3.0, 1.0, 1.0, 0.5), (2.0, 2.0, 0.0, 0.0, 0.0)])
+def test_the_subspace_is_exact_at_ties_to_second_order(spectrum):
+    a = symmetric(spectrum, seed=3).requires_grad_()
+    weight = features(5, 5, seed=4)
+
+    def projector(a):
+        v = topk_subspace(lambda x, m: 0.5 * (m + m.mT) @ x, 2, (a,), n=5)
+        return v @ v.mT
+
+    expected = spectral_projector(a, rank=2)
+    torch.testing.assert_close(projector(a), expected, rtol=0, atol=1e-10)
+    first = [torch.autograd.grad((p * weight).sum(), a, create_graph=True)[0] for p in (projector(a), expected)]
+    torch.testing.assert_close(*first, rtol=1e-8, atol=1e-9)
+    second = [torch.autograd.grad((g * weight).sum(), a)[0] for g in first]
+    torch.testing.assert_close(*(0.5 * (h + h.mT) for h in second), rtol=1e-7, atol=1e-8)
+    assert gradcheck(projector, a, check_forward_ad=True)
+    assert gradgradcheck(lambda x: (projector(x) * weight).sum(), a, check_fwd_over_rev=True)
+
+
+def test_a_loss_of_the_subspace_that_sees_its_basis():
+    a = symmetric((3.0, 2.0, 1.0)).requires_grad_()
+    v = topk_subspace(a, 2)
+    with pytest.warns(GaugeWarning, match="topk_subspace"):
+        v[0, 0].backward()
+    weight = features(3, 3)
+    for way in (lambda: topk_subspace(a, 2), lambda: nn.TopkSubspace(2)(a)):
+        v = way()
+        (grad,) = torch.autograd.grad((v @ v.mT * weight).sum(), a)
+        torch.testing.assert_close(grad, torch.autograd.grad((spectral_projector(a, rank=2) * weight).sum(), a)[0])
+    smallest = topk_subspace(a, 1, largest=False)
+    torch.testing.assert_close(smallest @ smallest.mT + v @ v.mT, torch.eye(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("implicit", [True, False])
+def test_no_gap_behind_the_last_pair(implicit):
+    a = symmetric((3.0, 2.0, 2.0, 1.0))
+    for k, tied in ((1, False), (2, True), (3, False), (4, False)):
+
+        def call(k=k):
+            return topk_eigh(lambda x: a @ x, k, n=4) if implicit else topk_eigh(a, k)
+
+        if tied:
+            with pytest.raises(TieError, match="both sides of k = 2"):
+                call()
+        else:
+            assert call().eigenvalues.tolist() == pytest.approx([3.0, 2.0, 2.0, 1.0][:k])
+
+
+def graph(n, groups, degree=12, seed=0):
+    """Edges inside groups of equal size, with positive weights: one large eigenvalue per group."""
+    source = torch.randint(n, (n * degree // 2,), generator=generator(seed))
+    size = n // groups
+    target = source // size * size + torch.randint(size, source.shape, generator=generator(seed + 1))
+    weight = torch.rand(len(source), generator=generator(seed + 2), dtype=torch.float64) * (1 + 0.1 * (source // size))
+    return torch.stack([torch.cat([source, target]), torch.cat([target, source])]), torch.cat([weight, weight])
+
+
+def sparse_matrix(places, weight, n):
+    return torch.sparse_coo_tensor(places, weight, (n, n), check_invariants=True)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_matrix_equals_the_dense_one(layout):
+    places, weight = graph(60, 3)
+    a = sparse_matrix(places, weight, 60).coalesce()
+    values = a.values().clone().requires_grad_()
+    sparse = sparse_matrix(a.indices(), values, 60)
+    ours = topk_eigh(sparse if layout == torch.sparse_coo else sparse.to_sparse_csr(), 3)
+    dense = topk_eigh(sparse.to_dense(), 3)
+    torch.testing.assert_close(ours.eigenvalues, dense.eigenvalues)
+    torch.testing.assert_close(ours.eigenvectors, dense.eigenvectors, rtol=0, atol=1e-9)
+    if layout == torch.sparse_csr:  # torch gives no gradient through the conversion
+        return
+    one, other = (torch.autograd.grad(loss(pairs), values, retain_graph=True)[0] for pairs in (ours, dense))
+    torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+def test_second_derivatives_of_the_entries_of_a_graph():
+    places = torch.tensor([[0, 1, 1, 2, 0], [1, 0, 2, 1, 0]])
+    entries = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+
+    def picture(entries):
+        def edges(x, entries):
+            return torch.zeros_like(x).index_add(0, places[0], entries[[0, 0, 1, 1, 2]].unsqueeze(-1) * x[places[1]])
+
+        return invariants(topk_eigh(edges, 2, (entries,), n=3))
+
+    def by_matrix(entries):
+        return invariants(topk_eigh(torch.zeros(3, 3).double().index_put(tuple(places), entries[[0, 0, 1, 1, 2]]), 2))
+
+    for one, other in zip(picture(entries), by_matrix(entries), strict=True):
+        torch.testing.assert_close(one, other)
+    assert gradgradcheck(lambda e: sum(y.square().sum() for y in picture(e)), entries)
+
+
+def test_a_graph_whose_matrix_is_never_made():
+    """20,000 nodes: 3.2 GB as a dense matrix. The eigenvalue moves with an edge as 2 vᵢvⱼ says."""
+    n = 20_000
+    places, weight = graph(n, 4)
+    weight.requires_grad_()
+    pairs = topk_eigh(sparse_matrix(places, weight, n), 4)
+    v = pairs.eigenvectors.detach()
+    (grad,) = torch.autograd.grad(pairs.eigenvalues[1], weight, retain_graph=True)
+    torch.testing.assert_close(grad, v[places[0], 1] * v[places[1], 1], rtol=1e-6, atol=1e-12)
+    target = features(n, 4, seed=9)
+    (grad,) = torch.autograd.grad((pairs.eigenvectors * target).sum(), weight)
+    step = 1e-6 * features(len(weight) // 2, seed=8).repeat(2)
+    moved = [
+        (topk_eigh(sparse_matrix(places, weight.detach() + s * step, n), 4).eigenvectors * target).sum()
+        for s in (1, -1)
+    ]
+    assert float((moved[0] - moved[1]) / 2) == pytest.approx(float((grad * step).sum()), rel=1e-5)
+
+
+def test_bad_operators():
+    a = symmetric("separated")
+    with pytest.raises(ShapeError, match="pass n"):
+        topk_eigh(lambda x: a @ x, 1)
+    for k in (0, 5, -1, 1.5, True):
+        with pytest.raises(DomainError, match="k must be a whole number in 1 … 4"):
+            topk_eigh(a, k)
+        with pytest.raises(DomainError, match="order 4"):
+            topk_eigh(lambda x: a @ x, k, n=4)
+    with pytest.raises(DtypeError, match="params must be tensors"):
+        topk_eigh(lambda x, s: s * x, 1, (2.0,), n=4)
+    with pytest.raises(ShapeError, match=r"must map columns \(4, 2\) of torch\.float64"):
+        topk_eigh(lambda x: x.sum(0), 1, n=4)
+    with pytest.raises(ShapeError, match=r"torch\.float32 of shape"):
+        topk_eigh(lambda x: x.float(), 1, n=4)
+    with pytest.raises(SymmetryError, match="xᵀAy − yᵀAx"):
+        topk_eigh(lambda x: torch.ones(4, 4).double().triu() @ x, 1, n=4)
+    with pytest.raises(NonFiniteError, match="product"):
+        topk_eigh(lambda x: x / 0, 1, n=4)
+    skew = torch.ones(4, 4).triu().to_sparse()
+    with pytest.raises(SymmetryError, match="differs from its transpose by up to 1"):
+        topk_eigh(skew, 1)
+    with pytest.raises(ShapeError, match=r"one square matrix \(n, n\)"):
+        topk_eigh(torch.ones(2, 3).to_sparse(), 1)
+    with pytest.raises(SolverError, match="did not converge in"):
+        topk_eigh(
+            lambda x: torch.linspace(0, 1, 3000, dtype=torch.float64).unsqueeze(-1) * x, 2, n=3000, max_products=60
+        )
+    with pytest.raises(SolverError, match="vmap"):
+        torch.func.vmap(lambda s: topk_eigh(lambda x, s: s * x, 1, (s,), n=3).eigenvalues)(torch.ones(2))
+    with pytest.raises(NumericalError, match="both sides"):
+        topk_eigh(torch.zeros(3, 3), 1)
+
+
+def test_the_module_and_reproducible_starts():
+    a = symmetric("separated", 2)
+    module = nn.TopkEigh(2, largest=False)
+    torch.testing.assert_close(module(a).eigenvectors, topk_eigh(a, 2, largest=False).eigenvectors)
+    big = torch.diag(torch.linspace(0, 1, 700, dtype=torch.float64).square())
+    one, other = (topk_eigh(big, 2, generator=generator(seed)) for seed in (1, 2))
+    torch.testing.assert_close(one.eigenvectors, other.eigenvectors, rtol=0, atol=1e-7)
+    assert torch.equal(topk_eigh(big, 2).eigenvectors, topk_eigh(big, 2).eigenvectors)
