@@ -1,17 +1,111 @@
-"""Files that survive: writing at once or not at all, one process per folder, and removing only what we wrote."""
+"""Files that survive: writing at once or not at all, reading within limits, one process per folder, and removing only
+what we wrote."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import ConfigurationError, DataError
 
-__all__ = ["atomic_file", "atomic_write", "check_removable", "fsync_folder", "locked", "remove_written"]
+__all__ = [
+    "atomic_file",
+    "atomic_write",
+    "check_removable",
+    "fsync_folder",
+    "locked",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "remove_written",
+    "shorten",
+    "show",
+]
+
+_JSON = 1 << 24  # bytes; what a parser makes of them takes twenty times as many
+_SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
+
+
+def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError) -> bytes:
+    """Read a regular file of at most ``limit`` bytes; a named pipe or a device could go on for ever.
+
+    Raises:
+        error: there is no such file, it is of another kind, too large, or the system refuses it.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            kind = "it is a folder" if path.is_dir() else "it is no regular file" if path.exists() else "no such file"
+            raise error(f"cannot read {path}: {kind}.")
+        size = path.stat().st_size
+        if size > limit:
+            raise error(f"{path} has {size} bytes, far more than such a file takes; at most {limit} are read.")
+        return path.read_bytes()
+    except OSError as reason:
+        raise error(f"cannot read {path}: {reason.strerror}.") from reason
+
+
+def read_json(
+    path: str | Path, kind: type = dict, *, error: type[Exception] = DataError, limit: int = _JSON, what: str = ""
+) -> Any:
+    """Read a JSON file of which nothing is known.
+
+    Args:
+        path: the file.
+        kind: what it holds, ``dict`` or ``list``.
+        error: what is raised for a bad one.
+        limit: most bytes that are read.
+        what: what the file should be, such as "a COCO instances file", for the message.
+
+    Raises:
+        error: the file cannot be read, is too large or no JSON, is nested too deeply, or holds something else than
+            ``kind``.
+    """
+    return parse_json(read_bytes(path, limit, error), str(path), kind, error=error, what=what)
+
+
+def parse_json(data: bytes, name: str, kind: type = dict, *, error: type[Exception] = DataError, what: str = "") -> Any:
+    """Parse what was read already; ``name`` says where it is from. Otherwise as :func:`read_json`."""
+    bad = f"is not {what}" if what else "is damaged"
+    try:
+        content = json.loads(data)
+        if _SURROGATE.search(data):  # half a character, which can be neither written nor printed
+            json.dumps(content, ensure_ascii=False).encode()
+    except RecursionError:
+        raise error(f"{name} {bad}: its lists are nested too deeply.") from None
+    except ValueError as reason:
+        raise error(f"{name} {bad} ({type(reason).__name__}: {str(reason)[:200]}).") from reason
+    if not isinstance(content, kind):
+        needed = "a list" if kind is list else "an object"
+        raise error(f"{name} {bad}: it holds {show(content)} instead of {needed}.")
+    return content
+
+
+def show(value: Any, length: int = 60) -> str:
+    """A value from a file, short enough for a message.
+
+    Example:
+        >>> show([1, None]), show("x" * 99, length=8)
+        ('[1, null]', '"xxxxxx…')
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    except RecursionError:
+        text = "a deeply nested list"
+    return shorten(text, length)
+
+
+def shorten(text: str, length: int = 60) -> str:
+    """The beginning of a text, for a message."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 @contextmanager

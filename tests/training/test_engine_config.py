@@ -128,7 +128,7 @@ def test_a_file_lies_over_a_preset(tmp_path, name, text):
     ("name", "text", "message"),
     [
         ("c.toml", "[part", "is damaged"),
-        ("c.json", "[1]", "must hold a table"),
+        ("c.json", "[1]", "instead of an object"),
         ("c.yaml", "", "ends with .toml or .json"),
         ("missing.toml", None, "cannot read"),
     ],

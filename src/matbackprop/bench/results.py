@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from matbackprop.errors import DataError
+from matbackprop.files import read_json
 from matbackprop.training.run_folder import package_versions
 
 Status = Literal["ok", "missing", "failed"]
@@ -109,11 +110,11 @@ class Results:
 def load_results(path: Path) -> Results:
     """Read one machine's file."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
         known = {f.name for f in fields(Record)}
         records = [Record(**{k: v for k, v in r.items() if k in known}) for r in raw.pop("records")]
         return Results(**raw, records=records)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a file of benchmark results ({error}); measure again.") from error
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -189,7 +190,10 @@ def _guarded(call: Callable[[], int], debug: bool, name: str | None = None) -> i
     from matbackprop import errors
 
     own = tuple(getattr(errors, name) for name in errors.__all__ if not name.endswith("Warning"))
-    with _Signals() as signals:
+    with _Signals() as signals, warnings.catch_warnings():
+        # What is worth saying about a damaged picture, its reader says.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.filterwarnings("ignore", "Detected pickle protocol")  # of torch, about a file that is then refused
         try:
             return call()
         except BaseException as error:
@@ -234,7 +238,9 @@ def _missing_extra(error: BaseException, name: str | None) -> str | None:
 
 
 def _system_error(error: BaseException) -> str | None:
-    """Return a message where the system refused a file or folder that an option names."""
+    """Return a message where the system refused memory, or a file or folder that an option names."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this. Give smaller files, or a machine with more memory."
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}. Check the path and its permissions, or name another one."
     return None

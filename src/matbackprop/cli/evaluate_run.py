@@ -54,10 +54,13 @@ def rebuild(run: RunFolder, which: str = "best", overrides: dict[str, Any] | Non
 
     recipe = recipe_of(run)
     config = merge(from_json(recipe.config_class, run.read_config()), overrides or {})
-    if getattr(getattr(config, "model", None), "backbone", None) is not None:
-        check_published(config.model.backbone)
-    seed_all(config.engine.seed)
-    module, data = recipe.build(config)
+    try:
+        if getattr(getattr(config, "model", None), "backbone", None) is not None:
+            check_published(config.model.backbone)
+        seed_all(config.engine.seed)
+        module, data = recipe.build(config)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{run.config_path}: {error}") from error
     load_weights(run, module, which)
     return config, module, data
 

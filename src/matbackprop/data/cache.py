@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.files import remove_written
+from matbackprop.files import read_json, remove_written
 
 FORMAT = 1
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
@@ -209,12 +209,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
     """Read and check ``meta.json``: nothing that follows depends on a file that could say anything."""
     file = path / "meta.json"
     if not file.is_file():
-        raise DataError(f"there is no cache in {path}.")
+        raise DataError(f"there is no cache in {path}: it has no meta.json.")
     try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is damaged ({error}). Remove the folder; it is made again.") from error
-    if not isinstance(content, dict) or not isinstance(content.get("arrays"), dict):
+        content = read_json(file, limit=1 << 28)  # one entry per image
+    except DataError as error:
+        raise DataError(f"{error} Remove the folder; it is made again.") from error
+    if not isinstance(content.get("arrays"), dict):
         raise DataError(f"{file} does not describe a cache; matbackprop did not write it, or it is damaged.")
     if content.get("format") != FORMAT:
         raise DataError(

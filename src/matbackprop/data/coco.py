@@ -6,7 +6,6 @@ Training (:mod:`matbackprop.data.coco_regions`) and ``data check`` read through 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -21,12 +20,14 @@ from numpy.typing import NDArray
 from matbackprop.data.pictures import MAX_PIXELS, read_picture
 from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import DataError, MissingExtraError
+from matbackprop.files import read_json, show
 
 Box = tuple[float, float, float, float]
 BAD_IMAGE = ("bad image entry", "missing image", "unreadable image")
 """Kinds of problems that cost an image with all its regions."""
 
 _TRACE = 1 << 24  # samples along a polygon's outline, which pycocotools holds in memory all at once
+_LARGEST = 1 << 30  # bytes of an annotation file; the largest official one has half as many
 _ID = 1 << 63  # identifiers are stored in 64 bits
 
 
@@ -124,7 +125,7 @@ def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: floa
             kind = "bad image entry" if what == "image" else "bad annotation"
             try:
                 if not isinstance(entry, dict):
-                    raise _BadEntry(f"is {_show(entry)} instead of an object", kind)
+                    raise _BadEntry(f"is {show(entry)} instead of an object", kind)
                 identity = _integer(entry, "id", kind)
                 name = f"{what} {identity}"
                 if identity in seen:
@@ -143,7 +144,7 @@ def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: floa
         kind = "bad image entry"
         name = entry.get("file_name")
         if not isinstance(name, str) or not name or "\0" in name:
-            raise _BadEntry(f"has the file name {_show(name)}", kind)
+            raise _BadEntry(f"has the file name {show(name)}", kind)
         height, width = (_integer(entry, side, kind) for side in ("height", "width"))
         if height < 1 or width < 1 or height * width > MAX_PIXELS:
             raise _BadEntry(f"has the size {height}×{width}; 1 to {MAX_PIXELS} pixels are read", kind)
@@ -160,7 +161,7 @@ def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: floa
         category, owner = _integer(entry, "category_id", kind), _integer(entry, "image_id", kind)
         crowd, segmentation = entry.get("iscrowd", 0), entry.get("segmentation")
         if not isinstance(crowd, int) or crowd not in (0, 1):
-            raise _BadEntry(f"has iscrowd {_show(crowd)} instead of 0 or 1", kind)
+            raise _BadEntry(f"has iscrowd {show(crowd)} instead of 0 or 1", kind)
         if category not in label_of:
             raise _BadEntry(f"has the category {category}, which is not listed", "unknown category")
         if owner not in listed:
@@ -171,9 +172,9 @@ def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: floa
         area = _number(entry["area"]) if entry.get("area") is not None else -1.0
         box = _box(entry.get("bbox"), listed[owner])
         if area is None:
-            raise _BadEntry(f"has the area {_show(entry['area'])} instead of a number", kind)
+            raise _BadEntry(f"has the area {show(entry['area'])} instead of a number", kind)
         if segmentation is not None and not isinstance(segmentation, (list, dict)):
-            raise _BadEntry(f"has the segmentation {_show(segmentation)}; polygons or run lengths are needed", kind)
+            raise _BadEntry(f"has the segmentation {show(segmentation)}; polygons or run lengths are needed", kind)
         reasons = {
             "empty mask": not segmentation,
             "below the minimum area": 0 <= area < minimum_area,
@@ -230,18 +231,9 @@ def read_regions(
 
 
 def _load(path: Path) -> dict[str, list[Any]]:
-    if not path.is_file():  # opening a named pipe would wait for ever
-        raise DataError(f"cannot read {path}: there is no such file.")
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}.") from error
-    except RecursionError:
-        raise DataError(f"{path} is not a COCO instances file: its lists are nested too deeply.") from None
-    except ValueError as error:
-        raise DataError(f"{path} is not a COCO instances file ({type(error).__name__}: {error}).") from error
+    content = read_json(path, limit=_LARGEST, what="a COCO instances file")
     for name in ("images", "annotations", "categories"):
-        if not isinstance(content, dict) or not isinstance(content.get(name), list):
+        if not isinstance(content.get(name), list):
             raise DataError(
                 f"{path} is not a COCO instances file: it has no list {name!r}; an object with the lists 'images', "
                 "'annotations' and 'categories' is needed."
@@ -253,10 +245,10 @@ def _categories(path: Path, entries: list[Any]) -> list[dict[str, Any]]:
     categories = []
     for position, entry in enumerate(entries):
         if not isinstance(entry, dict) or not _is_id(entry.get("id")):
-            raise DataError(f"{path}: category number {position + 1} has no integer 'id': {_show(entry)}.")
+            raise DataError(f"{path}: category number {position + 1} has no integer 'id': {show(entry)}.")
         name = entry.get("name", entry["id"])
         if isinstance(name, (list, dict)) or name is None:
-            raise DataError(f"{path}: category {entry['id']} has the name {_show(name)}.")
+            raise DataError(f"{path}: category {entry['id']} has the name {show(name)}.")
         categories.append({"id": entry["id"], "name": str(name)})
     twice = [i for i, n in Counter(c["id"] for c in categories).items() if n > 1]
     if twice:
@@ -272,7 +264,7 @@ def _integer(entry: dict[str, Any], name: str, kind: str) -> int:
     if name not in entry:
         raise _BadEntry(f"has no {name}", kind)
     if not _is_id(entry[name]):
-        raise _BadEntry(f"has the {name} {_show(entry[name])} instead of an integer", kind)
+        raise _BadEntry(f"has the {name} {show(entry[name])} instead of an integer", kind)
     return int(entry[name])
 
 
@@ -288,13 +280,13 @@ def _box(box: Any, image: ImageRegions) -> Box | None:
         return None
     numbers = [_number(v) for v in box] if isinstance(box, list) else []
     if len(numbers) != 4 or None in numbers:
-        raise _BadEntry(f"has the box {_show(box)} instead of four numbers", "bad annotation")
+        raise _BadEntry(f"has the box {show(box)} instead of four numbers", "bad annotation")
     x, y, width, height = (float(v) for v in numbers if v is not None)
     if width <= 0 or height <= 0:
-        raise _BadEntry(f"has an empty box {_show(box)}", "box outside the image")
+        raise _BadEntry(f"has an empty box {show(box)}", "box outside the image")
     if x >= image.width or y >= image.height or x + width <= 0 or y + height <= 0:
         place = f"outside its image of {image.width} × {image.height}"
-        raise _BadEntry(f"has a box {_show(box)} {place}", "box outside the image")
+        raise _BadEntry(f"has a box {show(box)} {place}", "box outside the image")
     return x, y, width, height
 
 
@@ -303,15 +295,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # a name that no file system takes
         return False
-
-
-def _show(value: Any) -> str:
-    """A value from the file, short enough for a message."""
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        text = "a deeply nested list"
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 # ----------------------------------------------------------------------------------------------------- images and masks
@@ -330,7 +313,7 @@ def open_regions(
     try:
         pixels = read_picture(entry.path).pixels
     except DataError as error:
-        reason = str(error).removeprefix(f"{entry.path} ")
+        reason = str(error).removeprefix(f"{entry.path} ").rstrip(".")
         return None, [], [Problem(entry.path, f"cannot be decoded: {reason}", "unreadable image")]
     if pixels.shape[:2] != (entry.height, entry.width):
         size = f"has {pixels.shape[0]}×{pixels.shape[1]} pixels, the annotations say {entry.height}×{entry.width}"
@@ -395,19 +378,19 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]
         return _from_run_lengths(segmentation, height, width)
     if isinstance(segmentation, list):
         return _from_polygons(segmentation, height, width)
-    raise DataError(f"has the segmentation {_show(segmentation)}; polygons or run lengths are needed")
+    raise DataError(f"has the segmentation {show(segmentation)}; polygons or run lengths are needed")
 
 
 def _from_run_lengths(code: dict[str, Any], height: int, width: int) -> NDArray[np.uint8]:
     size, counts = code.get("size"), code.get("counts")
     if not isinstance(size, list) or len(size) != 2 or not all(map(_is_id, size)):
-        raise DataError(f"has run lengths of the size {_show(size)} instead of [height, width]")
+        raise DataError(f"has run lengths of the size {show(size)} instead of [height, width]")
     if tuple(size) != (height, width):
         raise DataError(f"has a mask of {size[0]}×{size[1]} for an image of {height}×{width}")
     if isinstance(counts, str):
         counts = _uncompress(counts)
     elif not isinstance(counts, list) or not all(_is_id(c) for c in counts):
-        raise DataError(f"has the run lengths {_show(counts)} instead of a list of integers or a string")
+        raise DataError(f"has the run lengths {show(counts)} instead of a list of integers or a string")
     runs = np.asarray(counts, np.int64)
     if (runs < 0).any() or (runs > height * width).any() or int(runs.sum()) != height * width:
         raise DataError(f"has run lengths that do not fill its {height}×{width} pixels")
@@ -419,12 +402,12 @@ def _uncompress(text: str) -> NDArray[np.int64]:
     """Run lengths from COCO's string: five bits per character, lowest first, each run less the one before the last."""
     digits = np.array([ord(c) for c in text], np.int64) - 48
     if digits.size == 0 or (digits < 0).any() or (digits > 63).any() or digits[-1] & 32:
-        raise DataError(f"has run lengths that cannot be decoded: {_show(text)}")
+        raise DataError(f"has run lengths that cannot be decoded: {show(text)}")
     ends = np.flatnonzero(digits & 32 == 0)
     starts = np.concatenate([[0], ends[:-1] + 1])
     lengths = ends - starts + 1
     if lengths.max() > 8:  # 40 bits
-        raise DataError(f"has run lengths that cannot be decoded: {_show(text)}")
+        raise DataError(f"has run lengths that cannot be decoded: {show(text)}")
     place = np.arange(len(digits)) - np.repeat(starts, lengths)
     runs = np.add.reduceat((digits & 31) << (5 * place), starts)
     runs -= (digits[ends] >> 4 & 1) << (5 * lengths)  # the sign
@@ -441,7 +424,7 @@ def _from_polygons(polygons: list[Any], height: int, width: int) -> NDArray[np.u
     outlines = []
     for polygon in polygons:
         if not isinstance(polygon, list) or len(polygon) % 2 or any(_number(v) is None for v in polygon):
-            numbers = f"of {len(polygon)} numbers" if isinstance(polygon, list) else _show(polygon)
+            numbers = f"of {len(polygon)} numbers" if isinstance(polygon, list) else show(polygon)
             raise DataError(f"has a polygon {numbers}; pairs of finite numbers are needed")
         points = np.asarray(polygon, np.float64).reshape(-1, 2)
         # pycocotools walks along the outline in steps of a fifth of a pixel and counts them in 32 bits.

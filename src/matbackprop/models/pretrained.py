@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
-from matbackprop.files import atomic_write
+from matbackprop.files import atomic_write, read_json
 from matbackprop.models.backbones import check_published
-from matbackprop.models.weights import load_weights_into, read_weights
+from matbackprop.models.weights import check_weights, load_weights_into, read_weights
 
 __all__ = ["PretrainedMixin"]
 
@@ -114,12 +114,20 @@ class PretrainedMixin:
         if config.get("class") != cls.__name__:
             raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
         try:
-            check_published(config.get("arguments", {}).get("backbone", "alexnet"))
-            model = cls(**config.get("arguments", {}))
-        except (TypeError, ValueError) as error:
-            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {error}") from error
+            check_published(config["arguments"].get("backbone", "alexnet"))
+            with torch.device("meta"):  # without memory, of which a few digits in a file can ask for any amount
+                sketch = cls(**config["arguments"])
+            assert isinstance(sketch, nn.Module)
+            state = read_weights(folder / WEIGHTS)
+            check_weights(sketch, state, str(folder / WEIGHTS))
+            model = cls(**config["arguments"])
+        except WeightsError as error:
+            raise WeightsError(f"{error} Its {CONFIG} says what the model is.") from error
+        except Exception as error:  # whatever a constructor makes of values of any kind
+            reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {reason[:500]}") from error
         assert isinstance(model, nn.Module)
-        load_weights_into(model, read_weights(folder / WEIGHTS), str(folder / WEIGHTS))
+        load_weights_into(model, state, str(folder / WEIGHTS))
         return model.eval()
 
 
@@ -130,13 +138,10 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
         WeightsError: there is none, or it is damaged.
     """
     path = Path(folder) / CONFIG
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise WeightsError(f"{folder} holds no saved model: it has no {CONFIG}.") from None
-    except (ValueError, RecursionError, OSError) as error:
-        raise WeightsError(f"{path} is damaged: {error}.") from error
-    if not isinstance(config, dict) or not isinstance(config.get("arguments", {}), dict):
+    if not path.exists():
+        raise WeightsError(f"{folder} holds no saved model: it has no {CONFIG}.")
+    config = read_json(path, error=WeightsError)
+    if not isinstance(config.get("class"), str) or not isinstance(config.get("arguments"), dict):
         raise WeightsError(f"{path} does not describe a saved model: an object with 'class' and 'arguments' is needed.")
     return config
 

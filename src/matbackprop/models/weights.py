@@ -18,7 +18,7 @@ from matbackprop.files import atomic_write
 from matbackprop.models.backbones import BACKBONES, BackboneEntry
 from matbackprop.models.backbones.base import Backbone
 
-__all__ = ["find_weights", "load_backbone_weights", "load_weights_into", "read_weights"]
+__all__ = ["check_weights", "find_weights", "load_backbone_weights", "load_weights_into", "read_weights"]
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -47,8 +47,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
 
 
-def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
-    """Copy ``state`` into ``module``, both with the same keys and shapes.
+def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
+    """Refuse weights that do not fit a module, which may be on the device "meta".
 
     Weights of layers that backbones in ``module`` were built without, behind their last maps, are passed over.
 
@@ -57,8 +57,11 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
         state: what.
         origin: where it is from, for messages.
 
+    Returns:
+        The weights that the module has.
+
     Raises:
-        WeightsError: keys are missing, too many, or of other shapes; the message names them. Nothing is changed then.
+        WeightsError: keys are missing, too many, or of other shapes; the message names them.
     """
     own = module.state_dict()
     spare = {
@@ -72,9 +75,15 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
         for k in own
         if k in state and state[k].shape != own[k].shape
     ]
+    kinds = [k for k in own if k in state and state[k].is_floating_point() != own[k].is_floating_point()]
     problems = [
         f"{what}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-        for what, names in (("missing", missing), ("not in the model", surplus), ("other shapes", shapes))
+        for what, names in (
+            ("missing", missing),
+            ("not in the model", surplus),
+            ("other shapes", shapes),
+            ("other kinds of numbers", kinds),
+        )
         if names
     ]
     if problems:
@@ -82,10 +91,25 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
             f"the weights of {origin} belong to another architecture than {type(module).__name__}: "
             f"{'; '.join(problems)}."
         )
+    return state
+
+
+def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
+    """Copy ``state`` into ``module``, both with the same keys and shapes (see :func:`check_weights`).
+
+    Args:
+        module: where to.
+        state: what.
+        origin: where it is from, for messages.
+
+    Raises:
+        WeightsError: they do not fit, or are not finite. Nothing is changed then.
+    """
+    state = check_weights(module, state, origin)
     bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
         raise WeightsError(f"the weights of {origin} are not finite: {', '.join(bad[:4])}.")
-    module.load_state_dict(dict(state))
+    module.load_state_dict(state)
 
 
 def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = "imagenet") -> Path | None:

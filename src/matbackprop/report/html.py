@@ -14,8 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
+from matbackprop.data.pictures import open_picture
 from matbackprop.errors import DataError
 from matbackprop.report.figures import curve_panels, curves
 from matbackprop.report.style import svg
@@ -196,7 +195,7 @@ def _display_width(path: Path) -> str:
     """The width attribute that shows a picture at its size in inches, where it says one."""
     if path.suffix.lower() == ".svg":
         return ""
-    with Image.open(path) as picture:
+    with open_picture(path) as picture:
         dpi = float(picture.info.get("dpi", (96.0,))[0])
         return f' width="{round(picture.width * 96 / max(dpi, 96.0))}"'
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from matbackprop.data.cache import cache_key
 from matbackprop.errors import DataError
-from matbackprop.files import atomic_write
+from matbackprop.files import atomic_write, read_json
 from matbackprop.training.config import differences, to_json
 
 __all__ = ["Job", "Store", "data_digest", "fingerprint", "settings", "weights_digest"]
@@ -159,11 +159,11 @@ class Store:
         if not path.is_file():
             return None
         try:
-            result: dict[str, Any] = json.loads(path.read_text())
-            if fingerprint(result["provenance"]) == fingerprint(provenance):
-                return self._read.setdefault(path, result)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is damaged ({error}); remove its folder to do the run again.") from error
+            result: dict[str, Any] = read_json(path)
+        except DataError as error:
+            raise DataError(f"{error} To do the run again, remove its folder.") from error
+        if fingerprint(result.get("provenance", {})) == fingerprint(provenance):
+            return self._read.setdefault(path, result)
         raise DataError(f"{path} was made by something else than its folder says; remove the folder.")
 
     def write(self, job: Job, provenance: Mapping[str, Any], result: Mapping[str, Any]) -> None:
@@ -177,5 +177,5 @@ class Store:
         """What differs in the job's results that were made by something else: dotted name → (there, asked for)."""
         asked = to_json(provenance)
         paths = sorted((self.folder / job.key).glob(f"{job.part}{job.number}-*/result.json"))
-        there = (json.loads(path.read_text()).get("provenance", {}) for path in paths)
+        there = (read_json(path).get("provenance", {}) for path in paths)
         return [changes for one in there if (changes := differences(one, asked))]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.files import atomic_write
+from matbackprop.files import atomic_write, read_json
 from matbackprop.processes import Workers
 from matbackprop.progress import log_on_screen
 from matbackprop.report.tables import Table
@@ -256,7 +256,7 @@ class Reproduction(ABC):
 
     def _speed(self) -> dict[str, Any]:
         path = self.out / "speed.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     # -------------------------------------------------------------------------------------------------------- main
 

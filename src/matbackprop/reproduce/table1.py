@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
-from matbackprop.files import atomic_write
+from matbackprop.files import atomic_write, read_json
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.report import figures
 from matbackprop.report.tables import Measured, Table
@@ -328,7 +328,7 @@ class Table1(Reproduction):
         batch = run.read_config()["data"]["batch_size"]
         speed: dict[str, Any] = {"regions_per_second": round(statistics.median(rates[1:] or rates) * batch)}
         if run.profile_path.is_file():
-            speed["profile"] = json.loads(run.profile_path.read_text())
+            speed["profile"] = read_json(run.profile_path)
         return {job.key: speed}
 
     # ------------------------------------------------------------------------------------------------------- summary
@@ -338,7 +338,7 @@ class Table1(Reproduction):
         path = self.place(job, device) / "predictions" / "validation.npz"
         if not path.is_file():
             return None
-        with np.load(path) as file:
+        with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 
     def summarize(self) -> dict[str, Any]:
@@ -377,7 +377,7 @@ class Table1(Reproduction):
         """Write the table again with the speeds of now and the differences of table.json, which were computed from the
         same runs: published results come without the predictions that differences and figures need."""
         path = self.out / "table.json"
-        stored = json.loads(path.read_text()) if path.is_file() else {"rows": []}
+        stored = read_json(path) if path.is_file() else {"rows": []}
         entries = [line.entry(self, None) for line in lines]
         if {e["key"]: _fingerprints(e) for e in stored["rows"]} != {e["key"]: _fingerprints(e) for e in entries}:
             missing = ", ".join(line.row.key for line in lines if line.incomplete)

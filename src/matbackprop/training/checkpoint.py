@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import pickle
 import random
 import shutil
 from collections.abc import Mapping
@@ -93,18 +94,32 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     verify_checkpoint(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # whose text advises to read it unsafely
+        raise CheckpointError(f"{path} is not read: it holds more than tensors and plain values, or none.") from error
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {str(error)[:200]}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a training.")
+    return state
 
 
 def verify_checkpoint(path: Path) -> None:
     """Raise :class:`CheckpointError` unless the file is complete and unchanged."""
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"the checkpoint {path} is no regular file.")
         size = path.stat().st_size
         with path.open("rb") as file:
             if size < _COMMENT + 22:
                 raise CheckpointError(f"{path} is damaged: it has only {size} bytes.")
+            file.seek(-_COMMENT - 2, os.SEEK_END)
+            tail = file.read()  # first, since hashing a large file takes long
+            if tail[2 : 2 + len(_PREFIX)] != _PREFIX:
+                raise CheckpointError(
+                    f"{path} is damaged (cut short?) or was not written by this library: it has no checksum."
+                )
+            file.seek(0)
             digest = hashlib.sha256()
             left = size - _COMMENT - 2
             while left:
@@ -113,11 +128,8 @@ def verify_checkpoint(path: Path) -> None:
                     raise CheckpointError(f"{path} is damaged: it became shorter while it was read.")
                 digest.update(chunk)
                 left -= len(chunk)
-            tail = file.read()
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}.") from error
-    if tail[2 : 2 + len(_PREFIX)] != _PREFIX:
-        raise CheckpointError(f"{path} is damaged (cut short?) or was not written by this library: it has no checksum.")
     if tail != _COMMENT.to_bytes(2, "little") + _PREFIX + digest.hexdigest().encode():
         raise CheckpointError(f"{path} is damaged: its content does not fit its checksum.")
 

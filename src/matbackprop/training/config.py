@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-import json
 import math
 import tomllib
 import types
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.files import read_bytes, read_json, shorten
 
 if TYPE_CHECKING:
     from matbackprop.training.run_folder import RunFolder
@@ -235,26 +235,26 @@ def _lay_over(fields: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 def read_config_file(path: Path) -> dict[str, Any]:
     """Read a TOML or JSON file of overrides; keys may be nested tables or dotted names."""
     path = Path(path)
+    if path.suffix == ".json":
+        return read_json(path, error=ConfigurationError)
+    if path.suffix != ".toml":
+        raise ConfigurationError(f"{path}: a configuration file ends with .toml or .json.")
+    data = read_bytes(path, 1 << 20, ConfigurationError)
     try:
-        if path.suffix == ".toml":
-            data = tomllib.loads(path.read_text())
-        elif path.suffix == ".json":
-            data = json.loads(path.read_text())
-        else:
-            raise ConfigurationError(f"{path}: a configuration file ends with .toml or .json.")
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration file {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
-        raise ConfigurationError(f"{path} is damaged: {error}.") from error
-    if not isinstance(data, dict):
-        raise ConfigurationError(f"{path} must hold a table of fields, not a {type(data).__name__}.")
-    return data
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is damaged: {str(error)[:200]}.") from error
 
 
 def resolve(recipe: Recipe[T], preset: str, file: Path | None = None) -> T:
     """Return a preset with a file's fields laid over it."""
     config = recipe.preset(preset)
-    return config if file is None else merge(config, read_config_file(file))
+    if file is None:
+        return config
+    try:
+        return merge(config, read_config_file(file))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}" if str(file) in str(error) else f"{file}: {error}") from error
 
 
 def differences(one: Any, two: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -281,7 +281,9 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return _build_union(arguments, data, where)
     if origin is Literal:
         if data not in arguments:
-            raise ConfigurationError(f"{where} is {data!r}; it must be one of {', '.join(map(repr, arguments))}.")
+            raise ConfigurationError(
+                f"{where} is {shorten(repr(data))}; it must be one of {', '.join(map(repr, arguments))}."
+            )
         return data
     if origin in (list, tuple):
         if not isinstance(data, (list, tuple)):
@@ -339,4 +341,4 @@ def _build_plain(kind: Any, data: Any, where: str) -> Any:
 
 
 def _wrong(where: str, data: Any, needed: str) -> ConfigurationError:
-    return ConfigurationError(f"{where} is {data!r}; it must be {needed}.")
+    return ConfigurationError(f"{where} is {shorten(repr(data))}; it must be {needed}.")

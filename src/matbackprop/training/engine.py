@@ -23,7 +23,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from matbackprop.errors import ConfigurationError, NonFiniteError, NumericalError, SolverError
+from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, NumericalError, SolverError
 from matbackprop.inference.loading import choose_device
 from matbackprop.processes import is_first_process
 from matbackprop.progress import Progress, log_on_screen, track
@@ -130,8 +130,9 @@ def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
 def _load_into(system: System, state: dict[str, Any], path: Path | None) -> None:
     try:
         system.load_state_dict(state["state_dict"])
-    except RuntimeError as error:
-        raise ConfigurationError(f"{path} does not fit the model of the run's config.json: {error}") from error
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).replace("\n\t", " ")[:500]
+        raise ConfigurationError(f"{path} does not fit the model of the run's config.json: {reason}") from error
 
 
 def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> None:
@@ -211,7 +212,13 @@ class _Training:
         if fabric.world_size > 1:  # let processes draw apart
             torch.manual_seed(generator_for(torch.initial_seed(), fabric.global_rank).initial_seed())
         if state is not None:
-            self._restore(state)
+            try:
+                self._restore(state)
+            except ConfigurationError:
+                raise
+            except Exception as error:  # a file of the right kind whose values are of any other
+                reason = f"{type(error).__name__}: {str(error)[:200]}"
+                raise CheckpointError(f"{checkpoint} does not hold the state of this training ({reason}).") from error
         self._saved_step = self.step if state is not None else -1
         self._saved_epoch, self._saved_time = self.epoch, time.monotonic()
 

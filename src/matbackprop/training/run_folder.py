@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.files import atomic_write, locked, remove_written
+from matbackprop.files import atomic_write, locked, parse_json, read_json, remove_written, shorten, show
 from matbackprop.training.config import EngineConfig, differences, to_json
 
 log = logging.getLogger("matbackprop")
@@ -45,6 +45,7 @@ _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_cl
 
 _PACKAGES = ("matbackprop", "torch", "lightning-fabric", "torchmetrics", "numpy", "scipy", "safetensors", "triton",
              "cupy-cuda12x")  # fmt: skip
+_LONGEST = 1 << 20  # bytes of a line of metrics
 _MARK = ".matbackprop-run"
 _LOCK = ".lock"
 _FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "profile.json", "summary.json", "report.html")
@@ -168,7 +169,7 @@ class RunFolder:
         if overwrite or not marked:
             (self.path / _MARK).write_text("A folder of matbackprop: --overwrite removes what a run wrote.\n")
         atomic_write(self.config_path, json.dumps(data, indent=2) + "\n")
-        starts = self._read_json(self.versions_path, default=[])
+        starts = self.read_versions()
         entry = versions() | ({} if seed is None else {"seed": seed})
         atomic_write(self.versions_path, json.dumps([*starts, entry], indent=2) + "\n")
         return self
@@ -183,7 +184,8 @@ class RunFolder:
 
     def _written(self) -> list[str]:
         """Return patterns of all files that the run in this folder wrote."""
-        noted = (self.path / _MARK).read_text().splitlines()[1:] if (self.path / _MARK).is_file() else []
+        mark = self.path / _MARK
+        noted = mark.read_text(errors="replace").splitlines()[1:] if mark.is_file() else []
         temporary = [(Path(name).parent / f".{Path(name).name}.*.tmp").as_posix() for name in _WRITTEN]
         return [*_WRITTEN, *temporary, *(line.replace("[", "[[]") for line in noted)]
 
@@ -201,7 +203,10 @@ class RunFolder:
             log.warning("The run now has %s epochs instead of %s; schedules that end with it change.", now, before)
         changed = {k: v for k, v in differing.items() if k not in free}
         if changed:
-            lines = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, (old, new) in sorted(changed.items()))
+            lines = "; ".join(
+                f"{key}: {shorten(repr(old))} then, {shorten(repr(new))} now"
+                for key, (old, new) in sorted(changed.items())
+            )
             raise ConfigurationError(
                 f"the run in {self.path} was started with another configuration ({lines}). Give the same options, "
                 "or another folder with --run."
@@ -220,7 +225,7 @@ class RunFolder:
     def _place(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         mark, line = self.path / _MARK, path.relative_to(self.path).as_posix()
-        if mark.is_file() and line not in mark.read_text().splitlines():
+        if mark.is_file() and line not in mark.read_text(errors="replace").splitlines():
             with mark.open("a") as file:
                 file.write(line + "\n")
         return path
@@ -229,38 +234,48 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """Return the resolved configuration in its JSON form."""
-        return self._read_json(self.config_path)
+        if not self.config_path.exists():
+            raise ConfigurationError(f"{self.path} is no run folder: it has no {self.config_path.name}.")
+        return read_json(self.config_path, error=ConfigurationError)
 
     def read_versions(self) -> list[dict[str, Any]]:
         """Return one entry for each start of the run."""
-        return self._read_json(self.versions_path, default=[])
+        if not self.versions_path.exists():
+            return []
+        starts = read_json(self.versions_path, list, error=ConfigurationError)
+        for start in starts:
+            if not isinstance(start, dict) or not isinstance(start.get("git"), (str, type(None))):
+                raise ConfigurationError(f"{self.versions_path} is damaged: an entry is {show(start)}.")
+        return starts
 
     def read_summary(self) -> dict[str, Any]:
         """Return the final numbers, empty where the run has not ended."""
-        return self._read_json(self.summary_path, default={})
-
-    def _read_json(self, path: Path, default: Any = None) -> Any:
-        try:
-            return json.loads(path.read_text())
-        except FileNotFoundError:
-            if default is not None:
-                return default
-            raise ConfigurationError(f"{self.path} is no run folder: it has no {path.name}.") from None
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(f"{path} is damaged: {error}.") from error
+        if not self.summary_path.exists():
+            return {}
+        summary = read_json(self.summary_path, error=ConfigurationError)
+        for name in ("seconds", "best", "best_step"):
+            if not is_number(summary.get(name, 0)):
+                raise ConfigurationError(f"{self.summary_path} is damaged: {name} is {show(summary[name])}.")
+        return summary
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return all lines of metrics; a last line that a crash left half-written is passed over."""
         if not self.metrics_path.exists():
             return []
-        lines = self.metrics_path.read_text().splitlines()
+        if not self.metrics_path.is_file():
+            raise ConfigurationError(f"{self.metrics_path} is no regular file.")
         metrics = []
-        for number, line in enumerate(lines):
-            try:
-                metrics.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                if number != len(lines) - 1:
-                    raise ConfigurationError(f"{self.metrics_path}, line {number + 1} is damaged: {error}.") from error
+        with self.metrics_path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
+                if not line.endswith(b"\n") and len(line) < _LONGEST:
+                    break
+                place = f"{self.metrics_path}, line {number}"
+                row = parse_json(line, place, error=ConfigurationError)
+                bad = [name for name, value in row.items() if value is not None and not is_number(value)]
+                if bad or not isinstance(row.get("step"), int) or row["step"] < 0:
+                    name = bad[0] if bad else "step"
+                    raise ConfigurationError(f"{place} is damaged: {show(name)} is {show(row.get(name))}.")
+                metrics.append(row)
         return metrics
 
     # -------------------------------------------------------------------------------------------------------- writing
@@ -287,6 +302,11 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the final numbers."""
         atomic_write(self.summary_path, json.dumps({k: plain_numbers(v) for k, v in summary.items()}, indent=2) + "\n")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a finite number, small enough to be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def plain_numbers(value: Any) -> Any:

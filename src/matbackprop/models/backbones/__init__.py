@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.files import shorten
 
 if TYPE_CHECKING:
     from matbackprop.models.backbones.base import Backbone
@@ -70,8 +71,8 @@ def check_published(name: object) -> None:
     """
     if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
         raise ConfigurationError(
-            f"the backbone {name!r} is none that files may name; build the model yourself, with network=, and load its "
-            "weights with matbackprop.models.weights.load_weights_into."
+            f"the backbone {shorten(repr(name))} is none that files may name; build the model yourself, with network=, "
+            "and load its weights with matbackprop.models.weights.load_weights_into."
         )
 
 

@@ -1,0 +1,80 @@
+"""Harm files of every kind that is read, and write what came of it: ``python benchmarks/fuzz_files.py``.
+
+Each harm is one of ``tests/helpers/hostile_files.py`` that its number decides, so that a finding can be repeated:
+``--only READER --first N --files 1``. The summary goes to ``benchmarks/results/fuzz_files.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def main() -> int:
+    """Harm the files in turn and write the summary; the exit code says whether all promises were kept."""
+    from helpers.hostile_files import GOOD, MEMORY, READERS, SECONDS, attack
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=5000, help="number of files")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--only", choices=READERS, help="one reader only")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "fuzz_files.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = [options.only] if options.only else list(READERS)
+    verdicts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    largest, slowest = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    findings = []
+    started = time.perf_counter()
+    for number in range(options.first, options.first + options.files):
+        name = names[number % len(names)]
+        result = attack(name, number)
+        verdicts[name][result.verdict] += 1
+        largest[name] = max(largest[name], result.bytes)
+        slowest[name] = max(slowest[name], result.seconds)
+        if result.verdict not in GOOD:
+            findings.append({"reader": name, "number": number} | vars(result))
+            print(f"\n{name} {number}: {result.verdict} ({result.file}, {result.how})\n{result.said}", flush=True)
+        print(f"\r{number + 1 - options.first} of {options.files}", end="", file=sys.stderr)
+    total = sum(verdicts.values(), Counter())
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    summary = {
+        "command": f"python benchmarks/fuzz_files.py --files {options.files}",
+        "files": options.files,
+        "promise": f"read, or refused in one line that names the file, within {SECONDS:g} s and {MEMORY >> 20} MB",
+        "verdicts": dict(total),
+        "seconds": round(time.perf_counter() - started),
+        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "revision": git.stdout.strip(),
+        "readers": {
+            name: {
+                "harmed": list(READERS[name].harmed),
+                "verdicts": dict(verdicts[name]),
+                "largest_megabytes": largest[name] >> 20,
+                "slowest_seconds": round(slowest[name], 2),
+            }
+            for name in names
+        },
+        "findings": findings,
+    }
+    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"\n{dict(total)}: {options.output}")
+    return 0 if not findings else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
