@@ -7,6 +7,7 @@ from torch import nn
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.backbones import BACKBONES, build_backbone
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, LayerStack, TapInfo, normalize
+from matbackprop.models.backbones.efficientnet_lite2 import _Convolution
 from matbackprop.models.backbones.pidinet import _as_convolution
 from matbackprop.models.weights import load_backbone_weights
 
@@ -124,8 +125,28 @@ def test_efficientnet_is_padded_as_tensorflow_pads_even_sizes():
     backbone = built("efficientnet-lite2")
     image = torch.randn(1, 3, 32, 48, generator=torch.Generator().manual_seed(0))
     plain = nn.functional.conv2d(nn.functional.pad(image, (0, 1, 0, 1)), backbone._conv_stem.weight, stride=2)
-    torch.testing.assert_close(backbone._conv_stem(image), plain)
-    assert backbone._conv_stem(image[..., :31, :47]).shape[-2:] == (16, 24)  # the last pixel has its cell at any size
+    norm = backbone._bn0
+    torch.testing.assert_close(backbone._conv_stem(image, norm), norm(plain), rtol=1e-4, atol=1e-5)
+    cut = backbone._conv_stem(image[..., :31, :47], norm)
+    assert cut.shape[-2:] == (16, 24)  # the last pixel has its cell at any size
+
+
+def test_a_convolution_with_its_normalisation_is_what_one_behind_the_other_computes():
+    torch.manual_seed(0)
+    for kernel, stride, groups in ((1, 1, 1), (3, 1, 6), (5, 1, 6), (3, 2, 6), (5, 2, 6)):
+        layer = _Convolution(6, 6, kernel, stride, groups=groups, bias=False).double()
+        norm = nn.BatchNorm2d(6, eps=1e-3).double().eval()
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            nn.init.uniform_(tensor, 0.5, 2.0)
+        image = torch.randn(2, 6, 9, 12, dtype=torch.float64, requires_grad=True)
+        before = (kernel - stride) // 2
+        behind = [(-(-n // stride) - 1) * stride + kernel - n - before for n in (9, 12)]
+        padded = nn.functional.pad(image, (before, behind[1], before, behind[0]))
+        both = nn.functional.conv2d(padded, layer.weight, stride=stride, groups=groups)
+        inputs = (image, layer.weight, norm.weight, norm.bias)
+        torch.testing.assert_close(layer(image, norm), norm(both))
+        grads = [torch.autograd.grad(y.sin().sum(), inputs) for y in (layer(image, norm), norm(both))]
+        torch.testing.assert_close(*grads)
 
 
 def test_batch_normalisation_does_not_look_at_the_batch():

@@ -16,15 +16,23 @@ STEM, HEAD = 32, 1280
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution padded as TensorFlow pads images of even size, whatever the size, so that cells never move."""
+    """A convolution padded as TensorFlow pads images of even size, whatever the size, so that cells never move.
 
-    def forward(self, x: Tensor) -> Tensor:
+    The batch normalisation behind it has fixed means and deviations, so that both are one convolution: maps are read
+    and written once, in the backward pass too.
+    """
+
+    def forward(self, x: Tensor, norm: nn.BatchNorm2d) -> Tensor:  # type: ignore[override]
+        assert norm.running_var is not None and norm.running_mean is not None
+        scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+        weight, bias = self.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
         kernel, stride = self.kernel_size[0], self.stride[0]
-        if kernel == 1:
-            return super().forward(x)
         before = (kernel - stride) // 2
+        if stride == 1:  # as much behind
+            return nnf.conv2d(x, weight, bias, padding=before, groups=self.groups)
         behind = [(-(-n // stride) - 1) * stride + kernel - n - before for n in x.shape[-2:]]
-        return super().forward(nnf.pad(x, (before, behind[1], before, behind[0])))
+        x = nnf.pad(x, (before, behind[1], before, behind[0]))
+        return nnf.conv2d(x, weight, bias, stride, groups=self.groups)
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
@@ -47,9 +55,9 @@ class _Block(nn.Module):
         self._bn2 = _norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = nnf.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
-        inner = nnf.relu6(self._bn1(self._depthwise_conv(inner)))
-        inner = self._bn2(self._project_conv(inner))
+        inner = nnf.relu6(self._expand_conv(x, self._bn0)) if self.expands else x
+        inner = nnf.relu6(self._depthwise_conv(inner, self._bn1))
+        inner = self._project_conv(inner, self._bn2)
         return x + inner if self.keeps else inner
 
 
@@ -93,9 +101,9 @@ class EfficientNetLite2(StagedBackbone):
     def stage(self, tap: str, x: Tensor) -> Tensor:
         """Compute a map from the one before it."""
         if tap == "stem":
-            return nnf.relu6(self._bn0(self._conv_stem(x)))
+            return nnf.relu6(self._conv_stem(x, self._bn0))
         if tap == "head":
-            return nnf.relu6(self._bn1(self._conv_head(x)))
+            return nnf.relu6(self._conv_head(x, self._bn1))
         before = self._ends[self.taps[self.taps.index(tap) - 1]]
         for number in range(before, self._ends[tap]):
             x = self._blocks[number](x)
