@@ -369,6 +369,9 @@ class RegionModule(System):
         groups = self.model.parameter_groups(config.rate, config.backbone_factor, config.decay)
         fused = self.device.type == "cuda"
         optimizer = torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum, fused=fused)
+        if fused and config.momentum:  # torch leaves them unwritten where a scaler of float16 skips the first step
+            for p in (p for group in groups for p in group["params"]):
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         warmup = config.warmup * steps / max(self.config.engine.max_epochs, 1)
 
         def factor(step: int) -> float:
