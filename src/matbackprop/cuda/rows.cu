@@ -20,42 +20,71 @@ __device__ __forceinline__ void load_columns(REAL* tile, const Rows<T>& x, REAL 
     }
 }
 
-// Both triangles of (factor X) (factor X)^T for m rows, in 2x2 blocks; tile has room for CHUNK columns of players + 2.
+// How the threads of a block share the 2x2 blocks of a product and the columns it sums over: thread t takes block `item` +
+// `first` and every `share`-th column from `group` on, in passes of `width` blocks.
+struct Split {
+    int width, share, item, group;
+    __device__ explicit Split(int blocks) {
+        width = blocks < blockDim.x ? blocks : blockDim.x;
+        share = blockDim.x / width;
+        item = threadIdx.x % width;
+        group = threadIdx.x / width;
+    }
+};
+
+// Add the outer product of two neighbours of x and two of y, for the thread's columns of two tiles.
+__device__ __forceinline__ void add_products(REAL (&sum)[4], const REAL* x, const REAL* y, int ldt, int columns,
+                                             const Split& split) {
+#pragma unroll 4
+    for (int c = split.group; c < columns; c += split.share) {
+        const REAL x0 = x[c * ldt], x1 = x[c * ldt + 1], y0 = y[c * ldt], y1 = y[c * ldt + 1];
+        sum[0] += x0 * y0;
+        sum[1] += x0 * y1;
+        sum[2] += x1 * y0;
+        sum[3] += x1 * y1;
+    }
+}
+
+// Sums of the groups, in the threads of the first. scratch: 4 blockDim.x numbers, used where there are several groups.
+__device__ __forceinline__ void add_groups(REAL (&sum)[4], REAL* scratch, const Split& split) {
+    if (split.share == 1) return;
+    __syncthreads();
+    for (int h = 0; h < 4; ++h) scratch[h * blockDim.x + threadIdx.x] = sum[h];
+    __syncthreads();
+    for (int g = 1; split.group == 0 && g < split.share; ++g) {
+        for (int h = 0; h < 4; ++h) sum[h] += scratch[h * blockDim.x + threadIdx.x + g * split.width];
+    }
+}
+
+// Both triangles of (factor X) (factor X)^T for m rows, in 2x2 blocks; tile has room for CHUNK columns of players + 2, which
+// is more than 4 blockDim.x numbers where there are fewer blocks than threads.
 template <typename T>
 __device__ void gram(const Rows<T>& x, REAL factor, REAL* tile, REAL* out, int m, const Sizes& z) {
     const int ldt = z.players + 2, blocks = z.half * (z.half + 1) / 2;
-    for (int first = 0; first < blocks; first += blockDim.x) {
-        const int item = first + threadIdx.x;
+    const Split split(blocks);
+    for (int first = 0; first < blocks; first += split.width) {
+        const int item = first + split.item;
         int i = item / (z.half + 1), j = item % (z.half + 1);
         if (j >= z.half - i) {
             j -= z.half - i;
             i = z.half - 1 - i;
         }
         j += i;
-        REAL s00 = 0, s01 = 0, s10 = 0, s11 = 0;
+        REAL sum[4] = {0, 0, 0, 0};
         for (int start = 0; start < x.length; start += CHUNK) {
             __syncthreads();
             load_columns(tile, x, factor, start, m, ldt);
             __syncthreads();
             const int columns = x.length - start < CHUNK ? x.length - start : CHUNK;
-            if (item < blocks) {
-#pragma unroll 4
-                for (int c = 0; c < columns; ++c) {
-                    const REAL x0 = tile[c * ldt + 2 * i], x1 = tile[c * ldt + 2 * i + 1];
-                    const REAL y0 = tile[c * ldt + 2 * j], y1 = tile[c * ldt + 2 * j + 1];
-                    s00 += x0 * y0;
-                    s01 += x0 * y1;
-                    s10 += x1 * y0;
-                    s11 += x1 * y1;
-                }
-            }
+            if (item < blocks) add_products(sum, tile + 2 * i, tile + 2 * j, ldt, columns, split);
         }
-        if (item < blocks) {
-            if (i == j) s10 = s01;
-            out[2 * i * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i] = s00;
-            out[2 * i * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i] = s01;
-            out[(2 * i + 1) * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i + 1] = s10;
-            out[(2 * i + 1) * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i + 1] = s11;
+        add_groups(sum, tile, split);
+        if (item < blocks && split.group == 0) {
+            if (i == j) sum[2] = sum[1];
+            out[2 * i * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i] = sum[0];
+            out[2 * i * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i] = sum[1];
+            out[(2 * i + 1) * z.ld + 2 * j] = out[2 * j * z.ld + 2 * i + 1] = sum[2];
+            out[(2 * i + 1) * z.ld + 2 * j + 1] = out[(2 * j + 1) * z.ld + 2 * i + 1] = sum[3];
         }
     }
     __syncthreads();

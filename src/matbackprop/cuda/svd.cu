@@ -47,26 +47,31 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     // What a Gram matrix cannot tell, small singular values and their vectors, is read from Y itself. Directions that X does
     // not have are rounding.
     squared_norms(y, values, k, l, basis);
-    REAL largest = 0;
-    for (int r = 0; r < k; ++r) largest = values[r] > largest ? values[r] : largest;
+    REAL largest = 0, smallest = (REAL)REAL_MAX;
+    for (int r = 0; r < k; ++r) {
+        largest = values[r] > largest ? values[r] : largest;
+        smallest = values[r] < smallest ? values[r] : smallest;
+    }
     const REAL level = (REAL)REAL_EPS * l, floor_value = level * level * largest;
-    for (int e = threadIdx.x; e < k * l; e += blockDim.x) {
-        if (values[e / l] <= floor_value) y[e] = 0;
+    if (largest > (REAL)limit * (REAL)SAFE_RATIO * smallest) {
+        for (int e = threadIdx.x; e < k * l; e += blockDim.x) {
+            if (values[e / l] <= floor_value) y[e] = 0;
+        }
+        for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
+        const Rows<REAL> turned = {y, l, l, 1};
+        gram(turned, (REAL)1, basis, a, k, z);
+        int mixed = 0;
+        for (int e = threadIdx.x; e < k * k; e += blockDim.x) {
+            const int i = e / k, j = e % k;
+            const REAL ratio = a[i * z.ld + j] / (REAL)limit;
+            if (i < j && ratio * ratio > a[i * z.ld + i] * a[j * z.ld + j]) mixed = 1;
+        }
+        if (__syncthreads_or(mixed)) {
+            const Vectors vectors = {u, k, k, 1}, long_vectors = {y, l, l, 1};
+            separate(long_vectors, vectors, nullptr, (REAL)0, (REAL)limit, k, basis);
+        }
+        squared_norms(y, values, k, l, basis);
     }
-    const Rows<REAL> turned = {y, l, l, 1};
-    for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
-    gram(turned, (REAL)1, basis, a, k, z);
-    int mixed = 0;
-    for (int e = threadIdx.x; e < k * k; e += blockDim.x) {
-        const int i = e / k, j = e % k;
-        const REAL ratio = a[i * z.ld + j] / (REAL)limit;
-        if (i < j && ratio * ratio > a[i * z.ld + i] * a[j * z.ld + j]) mixed = 1;
-    }
-    if (__syncthreads_or(mixed)) {
-        const Vectors vectors = {u, k, k, 1}, long_vectors = {y, l, l, 1};
-        separate(long_vectors, vectors, nullptr, (REAL)0, (REAL)limit, k, basis);
-    }
-    squared_norms(y, values, k, l, basis);
     if (threadIdx.x < k) {
         const REAL mine = values[threadIdx.x];
         int rank = 0;
@@ -99,7 +104,7 @@ __device__ __forceinline__ REAL inverted(REAL x, REAL tied, REAL width) {
 // With W_q = Q^T G_q and W_v = V G_v^T it is Q ((E/(s_j - s_i) + O/(s_j + s_i) + diag(G_s)) V + diag(1/s) (G_v - W_v^T V)), E and
 // O the sum and difference of the skew parts of W_q and W_v; the last term is absent for square matrices. `flag`, if given, is
 // set where a pair is tied that the loss uses (gauge < 0), or whose choice it sees by more than a share `gauge` of the
-// gradients. Shared memory for 2 tiles, 3 k (k | 1) + 2 k + blockDim.x numbers and k int.
+// gradients. Shared memory for 2 tiles, 3 k (k | 1) + 2 k + 4 blockDim.x numbers and k int.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     svd_adjoint(const REAL* __restrict__ q, const REAL* __restrict__ sigma, const REAL* __restrict__ v,
                 const REAL* __restrict__ g_q, const REAL* __restrict__ g_sigma, const REAL* __restrict__ g_v,
@@ -116,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     REAL* s = left + k * ld;
     REAL* inverse = s + k;
     REAL* scratch = inverse + k;
-    int* used = (int*)(scratch + blockDim.x);
+    int* used = (int*)(scratch + 4 * blockDim.x);
     const Rows<REAL> rows = layout.rows(v), g_rows = layout.rows(g_v);
     const Vectors basis = layout.short_vectors((REAL*)q), g_basis = layout.short_vectors((REAL*)g_q);
     if (threadIdx.x < k) {
@@ -141,9 +146,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         }
     }
     const int blocks = z.half * z.half;
-    for (int first = 0; g_v != nullptr && first < blocks; first += blockDim.x) {
-        const int item = first + threadIdx.x, i = 2 * (item / z.half), j = 2 * (item % z.half);
-        REAL s00 = 0, s01 = 0, s10 = 0, s11 = 0;
+    const Split split(blocks);
+    for (int first = 0; g_v != nullptr && first < blocks; first += split.width) {
+        const int item = first + split.item, i = 2 * (item / z.half), j = 2 * (item % z.half);
+        REAL sum[4] = {0, 0, 0, 0};
         for (int start = 0; start < l; start += CHUNK) {
             __syncthreads();
             load_columns(tile, rows, (REAL)1, start, k, ldt);
@@ -155,20 +161,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                 size = entry > size ? entry : size;
                 if (entry != 0) used[e % k] |= 2;
             }
-            for (int c = 0; item < blocks && c < columns; ++c) {
-                const REAL x0 = tile[c * ldt + i], x1 = tile[c * ldt + i + 1];
-                const REAL y0 = g_tile[c * ldt + j], y1 = g_tile[c * ldt + j + 1];
-                s00 += x0 * y0;
-                s01 += x0 * y1;
-                s10 += x1 * y0;
-                s11 += x1 * y1;
-            }
+            if (item < blocks) add_products(sum, tile + i, g_tile + j, ldt, columns, split);
         }
-        if (item < blocks) {
-            of_v[i * ld + j] = s00;
-            if (j + 1 < k) of_v[i * ld + j + 1] = s01;
-            if (i + 1 < k) of_v[(i + 1) * ld + j] = s10;
-            if (i + 1 < k && j + 1 < k) of_v[(i + 1) * ld + j + 1] = s11;
+        add_groups(sum, scratch, split);
+        if (item < blocks && split.group == 0) {
+            of_v[i * ld + j] = sum[0];
+            if (j + 1 < k) of_v[i * ld + j + 1] = sum[1];
+            if (i + 1 < k) of_v[(i + 1) * ld + j] = sum[2];
+            if (i + 1 < k && j + 1 < k) of_v[(i + 1) * ld + j + 1] = sum[3];
         }
     }
     __syncthreads();

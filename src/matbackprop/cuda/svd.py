@@ -15,7 +15,11 @@ SOURCE = (
     jacobi.SOURCE
     + separate.KERNELS
     + ROWS
-    + Source("svd.cu", MAX_ENTRIES=jacobi.MAX_ORDER**2 // _ADJOINT_THREADS)  # of a k×k matrix that a thread holds
+    + Source(
+        "svd.cu",
+        SAFE_RATIO=separate.SAFE_RATIO,
+        MAX_ENTRIES=jacobi.MAX_ORDER**2 // _ADJOINT_THREADS,  # of a k×k matrix that a thread holds
+    )
 )
 
 
@@ -85,7 +89,7 @@ def adjoint(
     out = u.new_empty(*u.shape[:-1], n)
     addresses = tuple(0 if t is None else t.data_ptr() for t in (q, s, v, g_q, g_s, g_v, out, flag))
     threads = _ADJOINT_THREADS if k > 8 or k * long > 512 else 64
-    shared = 8 * (2 * tile(k) + 3 * k * (k | 1) + 2 * k + threads) + 4 * k
+    shared = 8 * (2 * tile(k) + 3 * k * (k | 1) + 2 * k + 4 * threads) + 4 * k
     kernels = kernels or _on(u)
     arguments = (*addresses, tolerance, broadening, gauge, k, long, tall)
     kernels.launch("svd_adjoint", (s.numel() // k,), threads, shared, arguments)
