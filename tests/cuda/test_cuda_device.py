@@ -7,8 +7,8 @@ import matbackprop as mb
 from helpers.spectra import defects, hard_spectra
 from matbackprop.cuda import cusolver, cuts, jacobi, pool, refined
 from matbackprop.solvers import batched_eigh, route
+from matbackprop.spectral.clustering import weighted_kmeans
 from matbackprop.spectral.components import connected_components
-from matbackprop.spectral.kmeans import weighted_kmeans
 
 pytestmark = pytest.mark.cuda
 

@@ -6,7 +6,7 @@ import torch
 
 from matbackprop.errors import ShapeError
 from matbackprop.spectral import ncut_embedding, pivoted_qr_rotation, yu_shi_rotation
-from matbackprop.spectral.rounding import leading_pivots
+from matbackprop.spectral.clustering import leading_pivots
 
 
 def separated(k=4, m=60, noise=0.02, seed=0):

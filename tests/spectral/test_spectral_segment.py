@@ -13,7 +13,7 @@ from matbackprop.spectral import (
     YuShiRounding,
     segment_features,
 )
-from matbackprop.spectral.kmeans import center_scores
+from matbackprop.spectral.clustering import center_scores
 
 ROUNDINGS = [KMeansRounding(), YuShiRounding(), PivotedQRRounding()]
 

@@ -211,15 +211,15 @@ def test_a_signal_at_the_very_end_is_not_forgotten(tmp_path):
 
 
 def test_a_second_signal_ends_at_once_but_not_the_same_one_sent_twice(tmp_path):
-    from matbackprop.training.signals import StopOnSignal
+    from matbackprop.signals import stop_on_signal
 
-    stop = StopOnSignal()
-    stop.note(signal.SIGTERM, None)
-    stop.note(signal.SIGTERM, None)
+    stop = stop_on_signal()
+    stop.handle(signal.SIGTERM, None)
+    stop.handle(signal.SIGTERM, None)
     assert stop.signum == signal.SIGTERM
     stop._time -= 2.0
     with pytest.raises(KeyboardInterrupt):
-        stop.note(signal.SIGTERM, None)
+        stop.handle(signal.SIGTERM, None)
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN, lambda signum, frame: None])

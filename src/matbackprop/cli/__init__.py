@@ -12,14 +12,14 @@ import importlib
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+
+from matbackprop.signals import SignalHandlers
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -68,34 +68,15 @@ COMMANDS: dict[str, Command] = {
     "segment": Command("matbackprop.cli.segment", "Segment photographs."),
     "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
-    "reproduce table1": Command(
-        "matbackprop.cli.reproduce",
-        "The paper's first table: region classification.",
-        "Table1Config",
-        "table1",
-        stopped=_RESUME,
-    ),
-    "reproduce table2": Command(
-        "matbackprop.cli.reproduce",
-        "The paper's second table: full-image segmentation.",
-        "Table2Config",
-        "table2",
-        stopped=_RESUME,
-    ),
-    "reproduce backbones": Command(
-        "matbackprop.cli.reproduce",
-        "Region classification by first and second order on several backbones.",
-        "BackbonesConfig",
-        "backbones",
-        stopped=_RESUME,
-    ),
-    "reproduce bsds500": Command(
-        "matbackprop.cli.reproduce",
-        "Contour maps of BSDS500's test images, scored beside published methods.",
-        "Bsds500Config",
-        "bsds500",
-        stopped=_RESUME,
-    ),
+    **{
+        f"reproduce {name}": Command("matbackprop.reproduce.config", summary, config, "reproduce", stopped=_RESUME)
+        for name, config, summary in (
+            ("table1", "Table1Config", "The paper's first table: region classification."),
+            ("table2", "Table2Config", "The paper's second table: full-image segmentation."),
+            ("backbones", "BackbonesConfig", "Region classification by first and second order on several backbones."),
+            ("bsds500", "Bsds500Config", "Contour maps of BSDS500's test images, scored beside published methods."),
+        )
+    },
     "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is.", extra="bench"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command(
@@ -154,35 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_guarded(lambda: _dispatch(words), debug, name))
 
 
-class _Signals:
-    """SIGINT and SIGTERM both unwind a command like Ctrl-C, so that it ends what it has started; a later one ends it.
+class _Signals(SignalHandlers):
+    """SIGINT and SIGTERM unwind a command like Ctrl-C, so that it ends what it has started; a later one ends it."""
 
-    Who sends a signal to a process and to its group sends it twice: a second one within a second is the same.
-    """
+    def first(self) -> None:
+        raise KeyboardInterrupt
 
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self._time = 0.0
-        self._previous: dict[int, Any] = {}
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.signum is None:
-            self.signum, self._time = signum, now
-            raise KeyboardInterrupt
-        if now - self._time > 1.0:
-            os._exit(128 + signum)
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
-                    self._previous[signum] = signal.signal(signum, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
+    def again(self, signum: int, frame: FrameType | None) -> None:
+        os._exit(128 + signum)
 
 
 def _guarded(call: Callable[[], int], debug: bool, name: str | None = None) -> int:

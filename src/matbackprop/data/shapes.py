@@ -219,9 +219,9 @@ def _components(labels: np.ndarray) -> np.ndarray:
     out = np.zeros(labels.shape, np.int64)
     count = 0
     for number in np.unique(labels):
-        parts, found = ndimage.label(labels == number, structure=np.ones((3, 3)))
+        parts, number_of_parts = ndimage.label(labels == number, structure=np.ones((3, 3)))
         out[parts > 0] = parts[parts > 0] - 1 + count
-        count += found
+        count += number_of_parts
     return out
 
 

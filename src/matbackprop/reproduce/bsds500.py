@@ -137,18 +137,18 @@ class Bsds500(Reproduction):
     def provenance(self, job: Job, device: Device) -> dict[str, Any]:
         """Configuration, images, starting weights, device and measure of a run."""
         root, boundary, weights = data_folder(self.config.data), self.config.boundary, "none"
-        made: dict[str, Any] = {"images": self.config.images, "limit": self.config.data.limit}
+        configuration: dict[str, Any] = {"images": self.config.images, "limit": self.config.data.limit}
         splits: set[str] = {self.config.images}
         if job.key == COLOUR:
-            made |= {"merging": COLOUR_SETTINGS, "superpixels": self.config.data.superpixels}
+            configuration |= {"merging": COLOUR_SETTINGS, "superpixels": self.config.data.superpixels}
             device = "cpu"
         else:
             recipe = self._recipe(job, device)
-            made |= {"training": settings(recipe), "splits": self.splits}
+            configuration |= {"training": settings(recipe), "splits": self.splits}
             splits |= {*self.splits}
             weights = weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights)
         return {
-            "configuration": made,
+            "configuration": configuration,
             "data": data_digest(root, tuple(sorted(splits))),
             "weights": weights,
             "device": device,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from matbackprop.training.ncuts_config import ImageDataConfig
 from matbackprop.training.o2p_config import RegionDataConfig
@@ -12,7 +13,10 @@ from matbackprop.training.o2p_config import RegionDataConfig
 
 @dataclass
 class TableConfig:
-    """What both tables' commands take."""
+    """What all tables' commands take."""
+
+    table: ClassVar[str]
+    """Module and name of the table."""
 
     out: Path = Path("results")
     """Folder of the results. What is finished with the same settings, data, weights, device and measure is not done
@@ -33,6 +37,7 @@ class TableConfig:
 class Table1Config(TableConfig):
     """Train and score the rows of the paper's first table, region classification; finished runs are kept."""
 
+    table = "table1:Table1"
     out: Path = Path("results/table1")
     stage: Literal["all", "prepare", "tune", "train", "timing", "summary"] = "all"
     """Which step to do: prepare makes the caches only, all does one step after the other."""
@@ -60,6 +65,7 @@ class Table1Config(TableConfig):
 class BackbonesConfig(Table1Config):
     """Train and score region classifiers on several backbones: first order, second order and both."""
 
+    table = "backbones:Backbones"
     out: Path = Path("results/backbones")
     data: RegionDataConfig = field(
         default_factory=lambda: RegionDataConfig(side=224, canvas=224, margin=0.2, background="keep", jitter=20)
@@ -95,6 +101,7 @@ class SegmentationConfig(TableConfig):
 class Table2Config(SegmentationConfig):
     """Train and score the rows of the paper's second table, segmentation; finished runs are kept."""
 
+    table = "table2:Table2"
     out: Path = Path("results/table2")
     stage: Literal["all", "train", "curves", "baselines", "timing", "summary"] = "all"
     """Which step to do; all does one after the other."""
@@ -109,6 +116,7 @@ class Table2Config(SegmentationConfig):
 class Bsds500Config(SegmentationConfig):
     """Train on BSDS500, write contour maps (ucm2) of its test images, and score them where people's maps are there."""
 
+    table = "bsds500:Bsds500"
     out: Path = Path("results/bsds500")
     stage: Literal["all", "train", "summary"] = "all"
     """Which step to do; all does one after the other."""
@@ -116,3 +124,9 @@ class Bsds500Config(SegmentationConfig):
     """test: train on train and val, segment whatever images the folder test holds. val: train on train, segment val."""
     boundary: bool = True
     """Also the boundary F-measure, which takes most of the time of scoring."""
+
+
+def reproduce(config: TableConfig) -> None:
+    """Fill the table whose options are given."""
+    module, name = config.table.split(":")
+    getattr(importlib.import_module(f"matbackprop.reproduce.{module}"), name)(config).main()

@@ -252,25 +252,25 @@ class Table2(Reproduction):
     def _provenance(self, job: Job, device: Device, recipe: NCutsConfig | None) -> dict[str, Any]:
         group, config = GROUPS[job.key], self.config
         weights = "none"
-        made: dict[str, Any] = {"images": config.images, "limit": config.data.limit, "seed": job.number}
+        configuration: dict[str, Any] = {"images": config.images, "limit": config.data.limit, "seed": job.number}
         if group.baseline:
-            made["method"], device = group.key, "cpu"
+            configuration["method"], device = group.key, "cpu"
         elif recipe is not None:
-            made["training"] = settings(recipe)
+            configuration["training"] = settings(recipe)
             weights = weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights)
         elif group.variant:
-            made["network"] = group.variant
+            configuration["network"] = group.variant
             weights = weights_digest(VARIANTS[group.variant]["backbone"], config.weights or "imagenet")
         else:
-            made["merging"] = COLOUR_SETTINGS
+            configuration["merging"] = COLOUR_SETTINGS
         if not group.baseline and job.part != "curve":
-            made["superpixels"] = config.data.superpixels
-            made["inference"] = {
+            configuration["superpixels"] = config.data.superpixels
+            configuration["inference"] = {
                 row.key: {"method": row.inference, "ks": list(default_ks(row.inference)), "space": row.space}
                 for row in group.rows
             }
         return {
-            "configuration": made,
+            "configuration": configuration,
             "data": data_digest(data_folder(config.data), ("train", "val") if config.images == "test" else ("train",)),
             "weights": weights,
             "device": device,

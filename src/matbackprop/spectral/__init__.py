@@ -1,5 +1,14 @@
 """Features → spectral embedding → clusterings for every K → label maps; and merging of regions into a hierarchy."""
 
+from matbackprop.spectral.clustering import (
+    KMeans,
+    KMeansRounding,
+    PivotedQRRounding,
+    YuShiRounding,
+    pivoted_qr_rotation,
+    weighted_kmeans,
+    yu_shi_rotation,
+)
 from matbackprop.spectral.colour import rgb_to_lab
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.contour_map import contour_map, number_strengths
@@ -13,14 +22,6 @@ from matbackprop.spectral.embedding import (
     soft_embedding,
 )
 from matbackprop.spectral.hierarchy import MERGE_KS, Hierarchy, MergeCost, merge_regions
-from matbackprop.spectral.kmeans import KMeans, weighted_kmeans
-from matbackprop.spectral.rounding import (
-    KMeansRounding,
-    PivotedQRRounding,
-    YuShiRounding,
-    pivoted_qr_rotation,
-    yu_shi_rotation,
-)
 from matbackprop.spectral.segment import CLUSTER_KS, Segmentation, segment_features
 from matbackprop.spectral.superpixels import RegionGraph, border_mean, region_graph, region_means, slic_superpixels
 

@@ -75,7 +75,7 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
     return Embedding(points.to(dtype), degrees.clamp(min=0).to(dtype), values.to(dtype))
 
 
-def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = None, k: int | None = None) -> Embedding:
+def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = None) -> Embedding:
     """Coordinates of the space that the soft objective trains: the rows of F(FᵀF + (λ/d)I)^(−½), tr FᵀF = 1.
 
     Neither degrees nor row norms enter; the points are expressed in the principal axes, so that leading coordinates
@@ -85,7 +85,6 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = No
         f: features (*b, m, d).
         ridge: λ of :func:`matbackprop.normalized_cut_soft`.
         weights: areas (*b, m) of the rows, so that C = Fᵀ diag(w) F; None for ones.
-        k: keep only so many leading coordinates; None for all d.
 
     Returns:
         An :class:`Embedding`; all-zero features give all-zero points.
@@ -111,7 +110,7 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3, weights: Tensor | None = No
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     scale = torch.where(trace > 0, trace, torch.ones_like(trace)).rsqrt()
     values, vectors = batched_eigh(gram * (scale * scale)[..., None, None])
-    values, vectors = values.flip(-1).clamp(min=0)[..., :k], vectors.flip(-1)[..., :k]
+    values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
     shifted = values + ridge / d
     points = (rows * scale[..., None, None]) @ (vectors * shifted.rsqrt().unsqueeze(-2))
     return Embedding(points.to(f.dtype), w.to(f.dtype), (values / shifted).to(f.dtype))

@@ -12,10 +12,9 @@ from torch.nn import functional as nnf
 from matbackprop.checks import check_floating
 from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
 from matbackprop.numerics import autocast_off
+from matbackprop.spectral.clustering import KMeansRounding, Rounding, check_ks
 from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.embedding import Embedding, KChoice, NCutSpace, SoftSpace, choose_k
-from matbackprop.spectral.kmeans import check_ks
-from matbackprop.spectral.rounding import KMeansRounding, Rounding
 
 CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)
 """Numbers of clusters of the eight segmentations; chosen on training images of BSDS300."""

@@ -26,7 +26,7 @@ class RegionGraph(NamedTuple):
     pairs: NDArray[np.int64]
 
 
-COMPACTNESS = 8.0
+COMPACTNESS = 8.0  # weight of the distance in space against that in colour
 SMOOTHING = 0.7  # deviation, in pixels, of the Gaussian before SLIC
 
 
@@ -46,13 +46,12 @@ def number_regions(regions: NDArray[np.integer]) -> NDArray[np.int32]:
     return (np.cumsum(used, dtype=np.int32) - 1)[regions]
 
 
-def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float = COMPACTNESS) -> NDArray[np.int32]:
+def slic_superpixels(image: ArrayLike, count: int = 600) -> NDArray[np.int32]:
     """Divide an RGB image into about ``count`` connected superpixels (SLIC).
 
     Args:
         image: (h, w, 3) uint8, or floating point in [0, 1].
         count: wanted number of superpixels; images with fewer pixels get fewer.
-        compactness: weight of the distance in space against that in colour.
 
     Returns:
         int32 map (h, w), numbered from 0 without gaps.
@@ -78,7 +77,7 @@ def slic_superpixels(image: ArrayLike, count: int = 600, *, compactness: float =
     except ImportError as error:
         raise MissingExtraError("superpixels need scikit-image: pip install 'matbackprop[train]'") from error
     for stronger in (1, 4, 16):  # weigh space more until enough are left
-        weight = compactness * stronger
+        weight = COMPACTNESS * stronger
         out = slic(array, n_segments=count, compactness=weight, sigma=SMOOTHING, start_label=0, channel_axis=-1)
         if not too_few(out, count):
             break
@@ -120,10 +119,10 @@ def border_mean(regions: ArrayLike, graph: RegionGraph, values: ArrayLike) -> ND
     return 0.5 * sums / graph.lengths
 
 
-def region_means(regions: ArrayLike, values: ArrayLike, count: int | None = None) -> NDArray[np.float64]:
+def region_means(regions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
     """Mean of a map (h, w, e) in every region: (S, e); regions without a pixel get zeros."""
     r, v = np.asarray(regions).ravel(), np.asarray(values, dtype=np.float64)
     v = v.reshape(r.size, -1)
-    size = int(r.max()) + 1 if count is None else count
+    size = int(r.max()) + 1
     area = np.maximum(np.bincount(r, minlength=size), 1)
     return np.stack([np.bincount(r, weights=v[:, c], minlength=size) for c in range(v.shape[1])], 1) / area[:, None]

@@ -27,6 +27,7 @@ from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteErr
 from matbackprop.inference.loading import choose_device
 from matbackprop.processes import is_first_process
 from matbackprop.progress import Progress, log_on_screen, track
+from matbackprop.signals import RunInterrupted, stop_on_signal
 from matbackprop.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
@@ -39,7 +40,6 @@ from matbackprop.training.guard import Guard
 from matbackprop.training.loading import EpochLoader, generator_for, map_tensors
 from matbackprop.training.profiling import StepProfile
 from matbackprop.training.run_folder import RunFolder
-from matbackprop.training.signals import RunInterrupted, StopOnSignal
 from matbackprop.training.system import Data, System, any_process, gather_objects
 
 __all__ = ["RunInterrupted", "evaluate", "fit", "is_first_process", "load_weights", "run_recipe", "seed_all"]
@@ -234,7 +234,7 @@ class _Training:
     def run(self) -> None:
         """Train to the end."""
         engine, started = self.engine, time.perf_counter()
-        with StopOnSignal() as self.signals:
+        with stop_on_signal() as self.signals:
             try:
                 while self.epoch < engine.max_epochs:
                     self._train_epoch()

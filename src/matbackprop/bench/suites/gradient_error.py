@@ -62,11 +62,11 @@ def _error(
     reference: Callable[[], NDArray[np.longdouble]],
 ) -> Callable[[torch.device], Callable[[], float]]:
     def build(device: torch.device) -> Callable[[], float]:
-        made = function()
+        compute = function()
 
         def run() -> float:
             point = torch.from_numpy(x).to(device, dtype).unsqueeze(0).requires_grad_()
-            (gradient,) = torch.autograd.grad(made(point), point, torch.from_numpy(g).to(device, dtype).unsqueeze(0))
+            (gradient,) = torch.autograd.grad(compute(point), point, torch.from_numpy(g).to(device, dtype).unsqueeze(0))
             return _relative(gradient[0], reference())
 
         return run

@@ -116,7 +116,7 @@ def _own(place: str) -> Backbone:
     from matbackprop.models.backbones.modules import ModuleBackbone
 
     try:
-        made = _load(place)()
+        module = _load(place)()
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigurationError(f"the backbone {place!r} cannot be built: {error}.") from error
-    return made if isinstance(made, Backbone) else ModuleBackbone(made)
+    return module if isinstance(module, Backbone) else ModuleBackbone(module)

@@ -140,8 +140,8 @@ class Backbone(nn.Module):
         if (self.mean, self.std) != (IMAGENET_MEAN, IMAGENET_STD):
             numbers = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, self.mean, self.std, strict=True)
             image = torch.cat([x * (s / own_s) + (m - own_m) / own_s for x, m, s, own_m, own_s in numbers], -3)
-        found = self.maps(image, taps)
-        return {tap: found[tap] for tap in taps}
+        maps = self.maps(image, taps)
+        return {tap: maps[tap] for tap in taps}
 
 
 class StagedBackbone(Backbone):
@@ -154,10 +154,10 @@ class StagedBackbone(Backbone):
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """The maps up to the last of ``taps``."""
         last = max(self.taps.index(tap) for tap in taps)
-        found: dict[str, Tensor] = {}
+        maps: dict[str, Tensor] = {}
         for tap in self.taps[: last + 1]:
-            image = found[tap] = self.stage(tap, image)
-        return found
+            image = maps[tap] = self.stage(tap, image)
+        return maps
 
 
 class LayerStack(Backbone):
@@ -198,9 +198,9 @@ class LayerStack(Backbone):
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """The outputs of the layers that ``taps`` mean."""
         wanted = {self.index[tap]: tap for tap in taps}
-        found: dict[str, Tensor] = {}
+        maps: dict[str, Tensor] = {}
         for index in range(max(wanted) + 1):
             image = self.features[index](image)
             if index in wanted:
-                found[wanted[index]] = image
-        return found
+                maps[wanted[index]] = image
+        return maps

@@ -111,9 +111,9 @@ def _freeze_unused(backbone: ModuleBackbone | ListedMaps, tap: str) -> None:
     network = backbone.network
     device = next(network.parameters()).device
     with torch.enable_grad():
-        found = backbone.maps(torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=device), [tap])[tap]
+        computed = backbone.maps(torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=device), [tap])[tap]
         parameters = [p for p in network.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+        gradients = torch.autograd.grad(computed.sum(), parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.requires_grad_(gradient is not None)
 
@@ -134,29 +134,29 @@ def _watched(network: nn.Module, see: Callable[[str, Any], None], names: Sequenc
 
 def _all_maps(network: nn.Module, image: Tensor) -> dict[str, Tensor]:
     """Every output of a submodule that is a map, in the order of computation; of several calls the last."""
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def see(name: str, output: Any) -> None:
         if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
-            found.pop(name, None)
-            found[name] = output
+            outputs.pop(name, None)
+            outputs[name] = output
 
     with _watched(network, see):
         network(image)
-    return found
+    return outputs
 
 
 def _maps(network: nn.Module, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def see(name: str, output: Any) -> None:
-        found[name] = output
+        outputs[name] = output
         if name == taps[-1]:
             raise _Done
 
     with _watched(network, see, taps), suppress(_Done):
         network(image)
-    return found
+    return outputs
 
 
 def measure_strides(

@@ -131,18 +131,18 @@ class PiDiNet(Backbone):
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """The outputs of the stages and, if it is asked for, the edges."""
         last = max(self.taps.index(tap) for tap in taps)
-        found: dict[str, Tensor] = {}
+        maps: dict[str, Tensor] = {}
         x = self.init_block(image)
         for stage in range(1, min(last + 1, 4) + 1):
             for i in range(1, 4 if stage == 1 else 5):
                 x = getattr(self, f"block{stage}_{i}")(x)
-            found[f"block{stage}"] = x
+            maps[f"block{stage}"] = x
         if "edges" in taps:
             sides = []
             for x, dilation, attention, reduce in zip(
-                found.values(), self.dilations, self.attentions, self.conv_reduces, strict=True
+                maps.values(), self.dilations, self.attentions, self.conv_reduces, strict=True
             ):
                 side = reduce.conv(attention(dilation(x)))  # type: ignore[operator, union-attr]
                 sides.append(nnf.interpolate(side, image.shape[-2:], mode="bilinear", align_corners=False))
-            found["edges"] = torch.sigmoid(self.classifier(torch.cat(sides, 1)))
-        return found
+            maps["edges"] = torch.sigmoid(self.classifier(torch.cat(sides, 1)))
+        return maps

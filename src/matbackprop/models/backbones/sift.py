@@ -53,7 +53,7 @@ class DenseSIFT(Backbone):
             raise MissingExtraError("dense SIFT needs kornia: pip install 'matbackprop[sift]'.") from error
         image = image.float()
         grey = (image * image.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
-        found = {}
+        maps = {}
         for tap in taps:
             descriptor = DenseSIFTDescriptor(
                 num_ang_bins=ANGLES,
@@ -62,5 +62,5 @@ class DenseSIFT(Backbone):
                 stride=STRIDE,
                 padding=0,
             )
-            found[tap] = descriptor.to(grey.device)(grey)
-        return found
+            maps[tap] = descriptor.to(grey.device)(grey)
+        return maps

@@ -81,8 +81,8 @@ class _Attention(nn.Module):
         rows, columns = x.shape[-2] // k, x.shape[-1] // k
         cells = x.view(b, c, rows, k, columns, k).permute(0, 2, 4, 3, 5, 1).reshape(-1, k * k, c)
         q, key, v = self.qkv(self.norm(cells)).view(len(cells), k * k, self.heads, -1).transpose(1, 2).chunk(3, -1)
-        found = nnf.scaled_dot_product_attention(q, key, v, attn_mask=self.attention_biases[:, self.index])
-        cells = self.proj(found.transpose(1, 2).reshape(len(cells), k * k, c))
+        mixed = nnf.scaled_dot_product_attention(q, key, v, attn_mask=self.attention_biases[:, self.index])
+        cells = self.proj(mixed.transpose(1, 2).reshape(len(cells), k * k, c))
         x = cells.view(b, rows, columns, k, k, c).permute(0, 5, 1, 3, 2, 4).reshape(b, c, rows * k, columns * k)
         return x[..., :h, :w]
 
