@@ -45,6 +45,11 @@ def differentiated_again() -> bool:
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
 
+def reverse_mode_only() -> bool:
+    """Whether nothing but reverse mode may follow operations: no compiler, transformation of torch.func or dual."""
+    return not (torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0)
+
+
 def jvp_nesting() -> int:
     """How many calls of ``torch.func.jvp`` are nested here."""
     return eager_transforms.JVP_NESTING

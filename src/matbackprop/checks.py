@@ -138,16 +138,18 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
         raise DomainError(f"{name} must not be negative, its smallest entry is {float(weight.detach().min()):.3g}.")
 
 
-def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> None:
+def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
     """Raise when ``a`` is further from its (conjugate) transpose than rounding explains: by half of its digits.
 
     Products such as S^(−½)AS^(−½) lose digits by cancellation, and the matrix does not tell how many; a mistake shows
     in the first ones. ``unit`` is a size below which A counts as zero, 1 for exp: where a sum cancels to nothing, no
-    digit is symmetric, and none need be.
+    digit is symmetric, and none need be. Return whether A is its transpose to the bit.
     """
     a = a.detach()
-    if not values_checkable(a) or a.numel() == 0 or torch.equal(a, a.mH):
-        return
+    if not values_checkable(a) or a.numel() == 0:
+        return False
+    if torch.equal(a, a.mH):
+        return True
     scale, gap = a.abs().amax((-2, -1)).flatten(), (a - a.mH).abs().amax((-2, -1)).flatten()
     beyond = gap - half_of_the_digits(a.dtype) * scale.clamp_min(unit)
     worst = beyond.argmax()
@@ -158,3 +160,4 @@ def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> None:
             f"{name} must be {kind}; its largest entry is {float(scale):.3g}, it differs from its {transpose} by up to "
             f"{float(gap):.3g}. Pass (A + A.mH)/2, or check=False to take the {kind} part without this test."
         )
+    return False

@@ -6,7 +6,8 @@ A matrix function needs g on the spectrum, its derivative the first divided diff
 
 and its second derivative g[a, b, c] = (g[b, c] − g[a, b]) / (c − a). Written as printed they lose every digit when
 arguments meet. The forms below keep full accuracy for any gap, zero included. Most are closed; where a series is
-needed it evaluates one smooth function to rounding error and no digit depends on where it takes over.
+needed it evaluates one smooth function to rounding error and no digit depends on where it takes over. First differences
+are tables of n² entries: they are worked out in place, which the CPU does several times faster than in fresh memory.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def _log_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
     # log(r)/(r − 1) is smooth in r, and r − 1 is exact near 1: the rounding of r = a/b costs half a digit's last
     # place, no more.
     r = a / b
-    r = r.masked_fill(r == 1, 1 + torch.finfo(r.dtype).eps)
-    return r.log() / ((r - 1) * b)
+    r.masked_fill_(r == 1, 1 + torch.finfo(r.dtype).eps)
+    return r.log().div_(r.sub_(1).mul_(b))
 
 
 def _log_tail(low: Tensor, high: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ def _log_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Ten
 
 
 def _sqrt_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
-    return 1 / (a.sqrt() + b.sqrt())
+    return (a.sqrt() + b.sqrt()).reciprocal_()
 
 
 def _sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
@@ -95,7 +96,7 @@ def _sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Te
 
 def _inv_sqrt_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
     a, b = a.sqrt(), b.sqrt()
-    return -1 / (a * b * (a + b))
+    return (a + b).mul_(a).mul_(b).reciprocal_().neg_()
 
 
 def _inv_sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
@@ -104,7 +105,7 @@ def _inv_sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -
 
 
 def _inverse_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
-    return -1 / (a * b)
+    return (a * b).reciprocal_().neg_()
 
 
 def _inverse_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
@@ -127,8 +128,8 @@ def _expm1(x: Tensor) -> Tensor:
 
 
 def _exp_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
-    gap = (a - b).abs().clamp_min(_SMALLEST_GAP)
-    return torch.maximum(a, b).exp() * (_expm1(-gap) / -gap)
+    gap = (a - b).abs_().clamp_min_(_SMALLEST_GAP).neg_()
+    return torch.maximum(a, b).exp_().mul_(_expm1(gap)).div_(gap)
 
 
 def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
@@ -152,7 +153,7 @@ def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Ten
 
 def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     low = torch.minimum(a, b)
-    x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
+    x = (a - b).abs_().div_(low).clamp_min_(_SMALLEST_GAP)
     t = x.log1p()
     return low ** (p - 1) * (_expm1(p * t) / x)
 

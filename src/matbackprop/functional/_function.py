@@ -90,10 +90,9 @@ class Operation(Function):
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             saved = cls.save(inputs, output)
-            tensors = [v if isinstance(v, Tensor) else None for v in saved]
             ctx.set_materialize_grads(False)
-            ctx.constants = [v if t is None else None for t, v in zip(tensors, saved, strict=True)]
-            ctx.save_for_backward(*tensors)
+            ctx.constants = [None if isinstance(v, Tensor) else v for v in saved]
+            ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in saved])
 
         def restore(ctx: Any) -> list[Any]:
             return [c if v is None else v for v, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import cmath
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop._torch import reverse_mode_only
+from matbackprop.checks import check_finite, check_matrix, check_symmetric, values_checkable, wants_check
 from matbackprop.divided_differences import (
+    BoundFunction,
     SpectralFunction,
     infinite_derivative,
     is_named,
@@ -17,7 +20,7 @@ from matbackprop.divided_differences import (
     resolve_function,
 )
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.functional._spectrum import Spectrum, spectral
+from matbackprop.functional._spectrum import Spectrum, of_symmetric_part
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, rounding_of_zero, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -35,22 +38,18 @@ __all__ = [
 FunctionLike = str | SpectralFunction | tuple[Callable[..., Tensor], Callable[..., Tensor]]
 
 
-def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str) -> None:
-    """Raise when an eigenvalue lies outside the domain of g."""
-    if lam.numel() == 0 or function.domain == "real":
-        return
-    if function.domain == "nonzero":
-        worst = lam.flatten()[lam.abs().argmin()]
-        outside, wanted = worst == 0, "nonzero"
-    else:
-        worst = lam.min()
-        outside = worst < 0 if function.domain == "nonnegative" else worst <= 0
-        wanted = function.domain
-    if bool(outside):
+def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str) -> float:
+    """Raise when an eigenvalue lies outside the domain of g; return the one nearest to its end."""
+    domain = function.domain
+    if lam.numel() == 0 or domain == "real":
+        return math.inf
+    worst = float(lam.flatten()[lam.abs().argmin()] if domain == "nonzero" else lam.min())
+    if worst == 0 if domain == "nonzero" else worst < 0 or (worst == 0 and domain == "positive"):
         raise DomainError(
-            f"{function.name} needs {wanted} eigenvalues; the smallest of {what} is {float(worst):.3g} and the largest "
+            f"{function.name} needs {domain} eigenvalues; the smallest of {what} is {worst:.3g} and the largest "
             f"{float(lam.max()):.3g}. {remedy}"
         )
+    return worst
 
 
 def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype) -> Tensor:
@@ -58,7 +57,9 @@ def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype)
 
     ``dtype`` is what the matrices came in: their eigenvalues carry its rounding.
     """
-    if function.domain != "nonnegative" or lam.shape[-1] == 0:
+    if function.domain != "nonnegative" or lam.numel() == 0:
+        return lam
+    if lam.is_cpu and values_checkable(lam) and float(lam.min()) >= 0:
         return lam
     share = rounding_of_zero(dtype, lam.dtype, lam.shape[-1])
     return torch.where((lam < 0) & (lam >= -share * lam.abs().amax(-1, keepdim=True)), 0, lam)
@@ -185,10 +186,14 @@ def _from_one_decomposition(
 ) -> tuple[Tensor, ...]:
     check_matrix(a, "a", square=True, or_complex=True)
     with autocast_off(a.device.type):
+        symmetric = False
         if wanted := wants_check(check, a):
             check_finite(a, "a")
-            check_symmetric(a, "a", unit=1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0)
-        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
+            symmetric = check_symmetric(a, "a", 1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0)
+        alone = reverse_mode_only()  # A is one node's input then, and its symmetric part no node at all
+        x = (a.detach() if alone else a).to(compute_dtype(precision, a.dtype))
+        if not (alone and symmetric):
+            x = symmetrize(x)
         values, vectors = batched_eigh(x.detach())
         outs = []
         for fn, p in functions:
@@ -198,21 +203,24 @@ def _from_one_decomposition(
             if wanted:
                 if isinstance(p, Tensor):
                     check_finite(p, "exponent")
-                check_domain(lam, fn, "a", "Add a multiple of the identity, or use second_order_pool with eps > 0.")
-                if fn.domain == "nonnegative" and bool((lam == 0).any()):
+                remedy = "Add a multiple of the identity, or use second_order_pool with eps > 0."
+                if check_domain(lam, fn, "a", remedy) == 0:
                     fn = infinite_derivative(fn)
-            out = spectral(x, Spectrum(lam, vectors), fn, parameter_tensor(p, "exponent", x.shape[:-2], x))
+            power = parameter_tensor(p, "exponent", x.shape[:-2], x)
+            out = of_symmetric_part(a, x, Spectrum(lam, vectors), fn, power)
             if wanted:
-                _check_overflow(out, lam, fn)
-            outs.append(out.to(a.dtype))
+                _check_overflow(out, lam, BoundFunction(fn, power))
+            outs.append(out)
         return tuple(outs)
 
 
-def _check_overflow(out: Tensor, lam: Tensor, function: SpectralFunction) -> None:
-    """Raise where g(λ) is too large for the dtype of the computation."""
-    if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
+def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
+    """Raise where g(λ) is too large for the dtype of the computation; what is too large for that of A is infinite."""
+    if g.function.name in ("log", "sqrt"):  # they cannot
+        return
+    if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(g.value(lam)).all()):
         raise DomainError(
-            f"{function.name} overflows {out.dtype}: the eigenvalues of a lie between {float(lam.min()):.3g} and "
+            f"{g.function.name} overflows {lam.dtype}: the eigenvalues of a lie between {float(lam.min()):.3g} and "
             f"{float(lam.max()):.3g}. Scale the matrices."
         )
 

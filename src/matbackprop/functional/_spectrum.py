@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop._torch import differentiated_again
+from matbackprop._torch import differentiated_again, reverse_mode_only
 from matbackprop.divided_differences import BoundFunction, SpectralFunction
 from matbackprop.errors import OrderError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import inner, symmetrize
 
-__all__ = ["Spectrum", "frechet", "second_frechet", "spectral"]
+__all__ = ["Spectrum", "frechet", "of_symmetric_part", "second_frechet", "spectral"]
 
 _CONTRACTION_ENTRIES = 2**22  # entries of the table g[λᵢ, λₖ, λⱼ] held at one time
 
@@ -129,6 +129,25 @@ class _Value(Operation):
         return frechet(a, torch.zeros_like(a) if da is None else da, Spectrum(*factors), function, p, dp)
 
 
+class _OfSymmetricPart(Operation):
+    """g of the symmetric part of A, in the dtype of A: `_Value` and what surrounds it as one node of the graph.
+
+    For small matrices the nodes of conversions and of the symmetric part cost as much as the decomposition. Forward
+    mode has to see them, because it does not differentiate plain operations inside a jvp a second time.
+    """
+
+    @staticmethod
+    def forward(a: Tensor, p: Tensor | None, values: Tensor, vectors: Tensor, function: SpectralFunction) -> Tensor:
+        return Spectrum(values, vectors).value(BoundFunction(function, p)).to(a.dtype)
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, p, values, vectors, function), (g,) = saved, gradients
+        x = symmetrize(a.to(vectors.dtype)) if differentiated_again() else a
+        grads = _Value.adjoint((x, p, values, vectors, None, function), needed, symmetrize(g.to(vectors.dtype)))
+        return None if grads[0] is None else grads[0].to(a.dtype), grads[1]
+
+
 class _First(Operation):
     """The variation of g(A) in the directions E of A and q of p: U(Γ∘(UᵀEU))Uᵀ + q ∂g/∂p(A); self-adjoint in E."""
 
@@ -234,6 +253,15 @@ def _variation(e: Tensor, q: Tensor | None, spectrum: Spectrum, g: BoundFunction
 def spectral(a: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None) -> Tensor:
     """g(A) given the spectrum of A; differentiable in A and in the exponent p ``(*batch,)``."""
     return apply(_Value, a, p, *spectrum, function)
+
+
+def of_symmetric_part(
+    a: Tensor, x: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None
+) -> Tensor:
+    """g(X) in the dtype of A, given the spectrum of X, the symmetric part of A in the dtype of the computation."""
+    if reverse_mode_only():
+        return apply(_OfSymmetricPart, a, p, spectrum.values, spectrum.vectors, function)
+    return spectral(x, spectrum, function, p).to(a.dtype)
 
 
 def frechet(

@@ -97,8 +97,10 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
 
 def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
     batch, n = a.shape[:-2], a.shape[-1]
-    name = route(a.device, a.dtype, n, batch.numel())
     try:
+        if a.is_cpu and not _threads.worth_it(n, batch.numel()):  # the commonest route, without a walk along the table
+            return _torch_eigh(a)
+        name = route(a.device, a.dtype, n, batch.numel())
         if name in ("lapack", "torch"):  # take any leading dimensions
             return _ROUTES[name].solve(a)
         values, vectors = _ROUTES[name].solve(a.reshape(-1, n, n))
