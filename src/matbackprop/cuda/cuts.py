@@ -1,4 +1,4 @@
-"""The normalized-cut objectives J₂ and soft on CUDA in three kernels: two forward, one backward.
+"""The normalized-cut objectives on CUDA: J₂ and soft in two kernels forward and one backward, J₁ through those of J₂.
 
 ``cuts.cu`` holds them. All images of a batch are treated at once; one large image is spread over the device. The
 sums are float64 and are added in a fixed order, so results repeat exactly.
@@ -125,5 +125,48 @@ def objective(
         return gradient(g, x, regions, mass, a, q)
 
     pair = Pair(kernels, adjoint, lambda x: general(x, regions, mass))
+    value = call_pair(wide.reshape(-1, m, d).contiguous(), pair)
+    return value.reshape(labels.shape[:-1]).to(f.dtype)
+
+
+def degree_objective(f: Tensor, labels: Tensor, k: int, tol: float, general: Callable[[Tensor], Tensor]) -> Tensor:
+    """J₁ in the dtype of F ``(*b, m, d)``: J₂ of the features D⁻¹F with the degrees D as weights.
+
+    Args:
+        f: features with non-negative degrees.
+        labels: regions ``(*b, m)``; rows with a label outside of 0 … k − 1 do not count.
+        k: bound of the number of regions.
+        tol: relative size of an eigenvalue of FᵀD⁻¹F that counts as zero.
+        general: the same operator without the kernels, of features ``(n, m, d)``.
+    """
+    m, d = f.shape[-2:]
+    wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
+    regions = labels.reshape(-1, m).to(torch.int64).contiguous()
+    counted = (regions >= 0) & (regions < k)
+    place = torch.where(counted, regions, 0)
+
+    def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        rows = x.double() * counted.unsqueeze(-1)
+        total = rows.sum(-2, keepdim=True)
+        degree = (rows * total).sum(-1)
+        scaled = rows / torch.where(degree > 0, degree, torch.inf).unsqueeze(-1)
+        value, a, q = forward(scaled, regions, degree, k, 0.0, tol)
+        return value.to(x.dtype), (scaled, degree, total, a, q)
+
+    def adjoint(g: Tensor, x: Tensor, scaled: Tensor, degree: Tensor, total: Tensor, a: Tensor, q: Tensor) -> Tensor:
+        own = a.gather(-2, place.unsqueeze(-1).expand(scaled.shape))  # A[labels]
+        turned = scaled @ q
+        mass = torch.zeros_like(a[..., 0])
+        share = torch.zeros_like(mass).scatter_add(-1, place, degree * (own * scaled).sum(-1))
+        mass = mass.scatter_add(-1, place, degree)
+        share = (share / torch.where(mass > 0, mass, 1)).gather(-1, place)  # S_jᵀB⁺S_j/K_j²
+        there = (degree > 0).to(g.dtype) * g.unsqueeze(-1)
+        on_degree = (there * (share - (turned * scaled).sum(-1))).unsqueeze(-1)
+        rows = scaled * degree.unsqueeze(-1)
+        on_rows = 2 * there.unsqueeze(-1) * (turned - own) + on_degree * total
+        on_rows = (on_rows + (on_degree * rows).sum(-2, keepdim=True)) * counted.unsqueeze(-1)
+        return on_rows.to(x.dtype)
+
+    pair = Pair(kernels, adjoint, general)
     value = call_pair(wide.reshape(-1, m, d).contiguous(), pair)
     return value.reshape(labels.shape[:-1]).to(f.dtype)

@@ -119,8 +119,20 @@ def normalized_cut_j1(
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        rows = images.rows(compute_dtype(precision))
-        wanted = wants_check(check, f)
+        wanted, dtype = wants_check(check, f), compute_dtype(precision)
+        tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
+        plain = lam is None and images.weight is None and not images.annotators and not wanted
+        if plain and dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
+            regions, k = images.labels.reshape(-1, images.labels.shape[-1]), images.num_labels
+            value = cut_kernels.degree_objective(
+                images.f,
+                images.labels,
+                k,
+                tol,
+                lambda x: _j1(LabelledImages(x, regions, None, k).rows(dtype), None, tol),
+            )
+            return images.average(value).to(f.dtype)
+        rows = images.rows(dtype)
         if wanted:
             check_scale(images.f, rows.f.dtype, "f")
         if lam is not None:
@@ -138,11 +150,13 @@ def normalized_cut_j1(
             lam = lam.expand(*batch, *lam.shape[-2:])
         if wanted:
             _check_degrees(rows, lam)
-        b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels)
-        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
-        trace, rank = span_trace(b, s, n, tol, lam)
-        value = 0.5 * (rank + (n > 0).sum(-1)) - trace
-        return images.average(value).to(f.dtype)
+        return images.average(_j1(rows, lam, tol)).to(f.dtype)
+
+
+def _j1(rows: LabelledRows, lam: Tensor | None, tol: float) -> Tensor:
+    b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels)
+    trace, rank = span_trace(b, s, n, tol, lam)
+    return 0.5 * (rank + (n > 0).sum(-1)) - trace
 
 
 def normalized_cut_j2(
