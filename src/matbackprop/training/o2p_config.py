@@ -132,7 +132,7 @@ PRESETS = {
     ),
     # First and second order on EfficientNet-Lite2, with the surroundings of the region: the classifier in the package.
     "lite2": O2PConfig(
-        engine=dataclasses.replace(_ENGINE, max_epochs=8),
+        engine=dataclasses.replace(_ENGINE, max_epochs=6),
         data=RegionDataConfig(side=224, canvas=224, jitter=20, margin=0.2, background="keep"),
         model=RegionModelConfig(
             head="both",
@@ -148,7 +148,7 @@ PRESETS = {
             vector_dropout=0.5,
             input_dropout=0.2,
         ),
-        optimizer=OptimizerConfig(rate=0.01, backbone_factor=0.3, label_smoothing=0.1),
+        optimizer=OptimizerConfig(rate=0.003, backbone_factor=3.0, label_smoothing=0.1),
     ),
     # DeepO2P on other backbones, from the hub.
     "resnet50": _o2p_on("hf:microsoft/resnet-50", "stage4"),
