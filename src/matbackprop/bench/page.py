@@ -12,6 +12,7 @@ from matbackprop.report.figures import lines
 TITLES = {
     "pooling": "Second-order pooling, forward + backward",
     "functions": "Eigendecomposition and matrix logarithm",
+    "svd": "Singular value decomposition",
     "inverse-root": "Inverse roots for preconditioners",
     "ncuts": "Normalized-cut objectives, forward + backward",
     "segmentation": "Features to segmentations",

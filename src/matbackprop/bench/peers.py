@@ -6,11 +6,14 @@ Each maker imports its package when it is called and raises :class:`MissingPeer`
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from matbackprop.cuda import cusolver
 
 
 class MissingPeer(Exception):
@@ -53,8 +56,73 @@ def geoopt_function(name: str) -> Callable[[Tensor], Tensor]:
     return {"log": linalg.sym_logm, "sqrt": linalg.sym_sqrtm}[name]
 
 
+class _BatchedEigh(torch.autograd.Function):
+    """cuSOLVER's batched routine with the gradient that autograd has for ``eigh``, which divides by gaps."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = cusolver.solve(a.detach())
+        ctx.save_for_backward(values, vectors)
+        return values, vectors
+
+    @staticmethod
+    def backward(ctx: Any, g_values: Tensor, g_vectors: Tensor) -> Tensor:
+        values, vectors = ctx.saved_tensors
+        gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
+        gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+        inner = torch.diag_embed(g_values) + (vectors.mT @ g_vectors) / gaps
+        return vectors @ inner @ vectors.mT
+
+
+def batched_eigh_function(name: str) -> Callable[[Tensor], Tensor]:
+    """g(A) by the routine that torch calls from version 2.12 on, differentiated as there; for machines with less."""
+    if not (torch.cuda.is_available() and cusolver.available()):
+        raise MissingPeer("cuSOLVER's batched routine needs CUDA 12.6.2 or later")
+    g = {"log": torch.log, "sqrt": torch.sqrt}[name]
+
+    def apply(a: Tensor) -> Tensor:
+        if a.device.type != "cuda":
+            raise MissingPeer("cuSOLVER computes on CUDA only")
+        values, vectors = _BatchedEigh.apply(a)
+        return (vectors * g(values).unsqueeze(-2)) @ vectors.mT
+
+    return apply
+
+
+def in_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function whose products, and those of its gradient, are made in TF32; on CUDA only."""
+    if not torch.cuda.is_available():
+        raise MissingPeer("TF32 is CUDA's")
+
+    class InTF32(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            with torch.enable_grad(), _tf32():
+                ctx.x = x.detach().requires_grad_()
+                ctx.out = function(ctx.x)
+            return ctx.out.detach()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            with _tf32():
+                return torch.autograd.grad(ctx.out, ctx.x, g)[0]
+
+    return InTF32.apply
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 MATRIX_FUNCTIONS: dict[str, Callable[[str], Callable[[Tensor], Tensor]]] = {
     "torch.linalg.eigh + autograd": eigh_function,
+    "cuSOLVER's batched routine + autograd's formula": batched_eigh_function,
     "spd_learn": spd_learn_function,
     "geoopt": geoopt_function,
 }

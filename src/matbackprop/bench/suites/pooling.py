@@ -1,4 +1,4 @@
-"""Second-order pooling, forward and backward: features of a 6×6 and a 13×13 grid."""
+"""Second-order pooling, forward and backward: features of a 6×6 and a 13×13 grid, and the sizes of newer networks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ Maker = Callable[[], Callable[[Tensor], Tensor]]
 EPS = 1e-3
 _SIZES = ((36, 256), (169, 256), (36, 64), (169, 64))
 _WIDE = 256
+_NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
 
 
 def features(batch: int, m: int, d: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -45,6 +46,7 @@ def pool_methods(name: str) -> dict[str, Maker]:
         methods[method] = partial(_pool_with, maker, name)
     if name == "sqrt":
         methods["iSQRT, 5 steps (approximate)"] = lambda: peers.pool_with(peers.isqrt, EPS)
+        methods["iSQRT, 5 steps in TF32 (approximate)"] = lambda: peers.in_tf32(peers.pool_with(peers.isqrt, EPS))
     return methods
 
 
@@ -65,3 +67,9 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
                 build = partial(_build, maker, batch, m, d)
                 parameters: dict[str, float | str] = {"batch": batch, "m": m, "d": d, "function": name}
                 yield Entry(f"{name}, {batch}×{m}×{d}", method, build, parameters=parameters)
+    for m, d in _NEWER if device.type == "cuda" and scale == "full" else ():
+        for method in ("matbackprop", "iSQRT, 5 steps (approximate)", "iSQRT, 5 steps in TF32 (approximate)"):
+            build = partial(_build, pool_methods("sqrt")[method], 64, m, d)
+            yield Entry(
+                f"sqrt, 64×{m}×{d}", method, build, parameters={"batch": 64, "m": m, "d": d, "function": "sqrt"}
+            )
