@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from matbackprop.errors import ConfigurationError, DataError
 
 __all__ = [
     "atomic_file",
+    "atomic_folder",
     "atomic_write",
     "check_removable",
     "fsync_folder",
@@ -129,6 +131,28 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
     """Write a file by :func:`atomic_file`."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """An empty folder to write to, which appears as ``path`` when the body has ended well.
+
+    Where another process was first meanwhile, its folder is kept.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def fsync_folder(path: Path) -> None:

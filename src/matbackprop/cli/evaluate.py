@@ -17,6 +17,7 @@ import tyro
 from matbackprop.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.metrics import ImageScores, score_images, summarize
+from matbackprop.progress import track
 from matbackprop.report.tables import Cell, Table
 
 __all__ = ["Config", "main"]
@@ -71,7 +72,7 @@ def main(config: Config) -> int:
         tolerance=config.tolerance,
         workers=config.workers or _workers(len(segmentations)),
     )
-    results = list(_with_progress(scores, len(segmentations)))
+    results = list(track(scores, "Scoring images", len(segmentations)))
     summary = summarize(results)
     if config.csv is not None:
         _write_csv(config.csv, results)
@@ -109,13 +110,6 @@ def _workers(images: int) -> int:
     # A process takes a second or two to start, so each should have some images to do.
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(processors, images // 8)
-
-
-def _with_progress(scores: Any, total: int) -> Any:
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(scores, "scoring", total=total, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def _document(results: list[ImageScores], summary: dict[str, float]) -> dict[str, Any]:

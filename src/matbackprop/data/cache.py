@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.files import read_json, remove_written
+from matbackprop.files import atomic_folder, atomic_write, read_json, remove_written
 
 FORMAT = 1
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
@@ -115,28 +114,11 @@ def write_cache(
         >>> open_cache(path).arrays["x"].shape
         (3, 3)
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        entries = {}
-        for name, chunks in arrays.items():
-            entries[name] = _write_array(temporary / f"{name}.bin", name, chunks)
-        (temporary / _TAG).write_text(_TAG_TEXT)
+    with atomic_folder(path) as folder:
+        entries = {name: _write_array(folder / f"{name}.bin", name, chunks) for name, chunks in arrays.items()}
+        (folder / _TAG).write_text(_TAG_TEXT)
         content = {"format": FORMAT, "arrays": entries, "meta": dict(meta)}
-        with (temporary / "meta.json").open("w") as file:
-            json.dump(content, file, indent=1, default=_plain)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            temporary.rename(path)
-        except OSError:
-            if not (path / "meta.json").exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        atomic_write(folder / "meta.json", json.dumps(content, indent=1, default=_plain))
 
 
 def _write_array(path: Path, name: str, chunks: np.ndarray | Iterable[np.ndarray]) -> dict[str, Any]:

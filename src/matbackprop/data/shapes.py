@@ -8,10 +8,8 @@ maps by several annotators who agree on some borders and not on others, like BSD
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch import Tensor
 
 from matbackprop.data.cache import default_cache_folder
 from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
+from matbackprop.files import atomic_folder
 
 Sample = TypeVar("Sample")
 
@@ -330,17 +329,13 @@ def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: in
         'somewhere'
     """
     if made:
-        cache = cache or default_cache_folder()
-        folder = cache / f"shapes-{name.lower()}-{made}"
+        folder = (cache or default_cache_folder()) / f"shapes-{name.lower()}-{made}"
         if not folder.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            with atomic_folder(folder) as scratch:
                 if name == "coco":
-                    write_shapes_coco(Path(scratch) / name, train=made, val=max(made // 4, 1))
+                    write_shapes_coco(scratch, train=made, val=max(made // 4, 1))
                 else:
-                    write_shapes_bsds(Path(scratch) / name, train=made, val=max(made // 2, 1))
-                with contextlib.suppress(OSError):  # another process was first
-                    (Path(scratch) / name).rename(folder)
+                    write_shapes_bsds(scratch, train=made, val=max(made // 2, 1))
         return folder
     if root is not None:
         return root

@@ -72,10 +72,8 @@ __all__ = [
     "variation_of_information",
 ]
 
-_CLASSES = ("BoundaryFMeasure", "ObjectsAndParts", "RandIndex", "SegmentationCovering", "VariationOfInformation")
-
 
 def __getattr__(name: str) -> Any:
-    if name in _CLASSES:
+    if name in __all__:
         return getattr(import_module("matbackprop.metrics.torch_metrics"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from matbackprop.errors import DataError
 from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
 from matbackprop.metrics.objects_parts import objects_and_parts, objects_over_scales
-from matbackprop.metrics.regions import region_scores
+from matbackprop.metrics.regions import RegionScores, region_scores
 from matbackprop.processes import parallel_map
 
 __all__ = ["ImageScores", "evaluate_segmentations", "score_image", "score_images", "summarize"]
@@ -22,25 +22,17 @@ Maps = Sequence[Any] | Callable[[], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class ImageScores:
+class ImageScores(RegionScores):
     """All measures of one image with ``t`` segmentations and ``g`` human maps.
 
     Attributes:
         id: name of the image.
-        covering: Cover(S_t → G_g), ``(t, g)``.
-        rand_index: ``(t, g)``.
-        variation_of_information: in bits, ``(t, g)``.
-        best_covering: each human region covered by the best region over all segmentations, ``(g,)``.
         boundary: matched and all human pixels, matched and all pixels of the segmentation, ``(t, 4)``; None when not
             asked for.
         objects: precision and recall of objects and parts, ``(t, 2)``; None when not asked for.
     """
 
     id: str
-    covering: NDArray[np.float64]
-    rand_index: NDArray[np.float64]
-    variation_of_information: NDArray[np.float64]
-    best_covering: NDArray[np.float64]
     boundary: NDArray[np.int64] | None = None
     objects: NDArray[np.float64] | None = None
 
@@ -108,15 +100,8 @@ def score_image(
     except ValueError as error:
         raise DataError(f"{id}: {error}") from error
     counts = boundary_counts(maps, truths, tolerance) if boundary else None
-    return ImageScores(
-        id,
-        regions.covering,
-        regions.rand_index,
-        regions.variation_of_information,
-        regions.best_covering,
-        counts,
-        objects_and_parts(maps, truths) if objects else None,
-    )
+    pairs = objects_and_parts(maps, truths) if objects else None
+    return ImageScores(**vars(regions), id=id, boundary=counts, objects=pairs)
 
 
 def score_images(
@@ -302,28 +287,12 @@ def evaluate_segmentations(
     tolerance: float = TOLERANCE,
     workers: int = 0,
 ) -> dict[str, float]:
-    """Evaluate segmentations of many images: ``summarize(score_images(…))``.
-
-    Args:
-        segmentations: label maps of each image, or functions that read them.
-        ground_truth: human maps of at least these images.
-        boundary: also the boundary F-measure.
-        objects: also the F-measure of objects and parts.
-        tolerance: of the boundary match, as a share of the image diagonal.
-        workers: number of processes; 0 and 1 stay in this one.
-
-    Returns:
-        Named scores, see ``summarize``.
-
-    Raises:
-        DataError: no image, an image without human maps, or maps that do not fit together.
+    """Evaluate segmentations of many images: what :func:`score_images` takes, and what :func:`summarize` gives.
 
     Example:
         >>> half = [[0, 0, 1, 1]]
         >>> evaluate_segmentations({"pond": [half]}, {"pond": [half, [[0, 1, 2, 3]]]})["paper_average"]
         0.75
     """
-    scores = score_images(
-        segmentations, ground_truth, boundary=boundary, objects=objects, tolerance=tolerance, workers=workers
-    )
-    return summarize(scores)
+    options: dict[str, Any] = {"boundary": boundary, "objects": objects, "tolerance": tolerance, "workers": workers}
+    return summarize(score_images(segmentations, ground_truth, **options))

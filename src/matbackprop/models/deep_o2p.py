@@ -379,7 +379,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         if mask is None:
             raise ShapeError("two_views needs the regions' masks, which were not given.")
         maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), self._wanted)
-        return {tap: found.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) for tap, found in maps.items()}
+        return {tap: both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) for tap, both in maps.items()}
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
         """What is pooled under a name: a map and the pixel mask (b, canvas, canvas) carried to its grid.

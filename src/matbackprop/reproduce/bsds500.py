@@ -7,9 +7,7 @@ The network is trained on ``train`` and ``val`` (300 images). Every image of ``t
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from matbackprop.data.cache import default_cache_folder
 from matbackprop.data.label_files import index_label_files, read_label_maps
 from matbackprop.data.pictures import find_pictures, read_picture
 from matbackprop.errors import DataError
+from matbackprop.files import atomic_folder
 from matbackprop.inference.colour_merging import merge_by_colour
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.deep_ncuts import DeepNCuts, Merging
@@ -232,26 +231,20 @@ class Bsds500(Reproduction):
 def join_splits(root: Path, splits: tuple[str, ...], cache: Path) -> Path:
     """A folder in BSDS500's layout whose ``train`` holds the images and human maps of several splits.
 
-    Args:
-        root: the data set.
-        splits: one is taken as it is, if it is ``train``.
-        cache: where copies of several are kept, made on the first call.
+    ``train`` alone is taken as it is; copies of several are kept in the cache.
     """
     if splits == ("train",):
         return root
     folder = cache / f"bsds-{'-'.join(splits)}-{data_digest(root, splits)}"
     if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        with atomic_folder(folder) as scratch:
             for kind in ("images", "groundTruth"):
-                (Path(scratch) / "all" / kind / "train").mkdir(parents=True)
+                (scratch / kind / "train").mkdir(parents=True)
             for data in (BSDS(root, split) for split in splits):
                 for image, *maps in map(data.files, data.ids):
-                    shutil.copy(image, Path(scratch) / "all" / "images" / "train")
+                    shutil.copy(image, scratch / "images" / "train")
                     for path in maps:
-                        shutil.copy(path, Path(scratch) / "all" / "groundTruth" / "train")
-            with contextlib.suppress(OSError):  # another process was first
-                (Path(scratch) / "all").rename(folder)
+                        shutil.copy(path, scratch / "groundTruth" / "train")
     return folder
 
 

@@ -178,48 +178,38 @@ def _one_cycle(
 # ------------------------------------------------------------------------------------------- second-order pooling
 
 
-@dataclass(frozen=True)
-class _Regions:
-    images: Tensor
-    weights: Tensor
-    labels: Tensor
+class _Items(Data):
+    """Batches of items that are kept in memory."""
+
+    def __init__(self, train: list[Any], val: list[Any], seed: int, sizes: tuple[int, int]) -> None:
+        self.train, self.val, self.seed, self.sizes = train, val, seed, sizes
+
+    def _loader(self, items: list[Any], size: int, shuffle: bool) -> EpochLoader:
+        source = ItemSource(len(items), lambda index, epoch: items[index])
+        return EpochLoader(source, size, seed=self.seed, shuffle=shuffle)
+
+    def train_loader(self) -> EpochLoader:
+        return self._loader(self.train, self.sizes[0], shuffle=True)
+
+    def validation_loader(self) -> EpochLoader:
+        return self._loader(self.val, self.sizes[1], shuffle=False)
 
 
 _CROP, _STRIDE = 48, 4
 
 
-def _crops(data: ShapesRegions) -> _Regions:
+def _crops(data: ShapesRegions) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Every region of every image, its box resized to a square, its mask brought to the grid of the features."""
-    images, weights, labels = [], [], []
+    items = []
     for sample in (data[i] for i in range(len(data))):
-        for mask, box, label in zip(sample.masks, sample.boxes.long().tolist(), sample.labels.tolist(), strict=True):
+        for mask, box, label in zip(sample.masks, sample.boxes.long().tolist(), sample.labels, strict=True):
             x, y, w, h = box
             window = (slice(y, y + h), slice(x, x + w))
             picture = sample.image[:, *window].float().unsqueeze(0) / 255
             cover = mask[window].float()[None, None]
-            images.append(nnf.interpolate(picture, (_CROP, _CROP), mode="bilinear", align_corners=False)[0])
-            weights.append(nnf.adaptive_avg_pool2d(cover, _CROP // _STRIDE).flatten())
-            labels.append(label)
-    return _Regions(torch.stack(images), torch.stack(weights), torch.tensor(labels))
-
-
-class _PoolingData(Data):
-    def __init__(self, config: DemoConfig) -> None:
-        self.train = _crops(ShapesRegions(config.pooling.train_images, seed=2 * config.seed))
-        self.val = _crops(ShapesRegions(config.pooling.val_images, seed=2 * config.seed + 1))
-        self.seed = config.seed
-
-    def _loader(self, regions: _Regions, size: int, shuffle: bool) -> EpochLoader:
-        def item(index: int, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-            return regions.images[index], regions.weights[index], regions.labels[index]
-
-        return EpochLoader(ItemSource(len(regions.labels), item), size, seed=self.seed, shuffle=shuffle)
-
-    def train_loader(self) -> EpochLoader:
-        return self._loader(self.train, 32, shuffle=True)
-
-    def validation_loader(self) -> EpochLoader:
-        return self._loader(self.val, 128, shuffle=False)
+            image = nnf.interpolate(picture, (_CROP, _CROP), mode="bilinear", align_corners=False)[0]
+            items.append((image, nnf.adaptive_avg_pool2d(cover, _CROP // _STRIDE).flatten(), label))
+    return items
 
 
 class _Narrated(System):
@@ -287,69 +277,47 @@ class _PoolingModule(_Narrated):
 
 def _train_pooling(config: DemoConfig, console: Console) -> tuple[RunFolder, dict[str, float]]:
     seed_all(config.seed)
-    data = _PoolingData(config)
+    sizes, seed = (config.pooling.train_images, config.pooling.val_images), 2 * config.seed
+    train, val = (_crops(ShapesRegions(size, seed=seed + i)) for i, size in enumerate(sizes))
+    data = _Items(train, val, config.seed, (32, 128))
+    images, weights, labels = torch.utils.data.default_collate(val)
     module = _PoolingModule(config.pooling)
     module.console, module.epochs = console, config.pooling.epochs
     engine = config.engine("pooling", config.pooling.epochs, "val/accuracy", "max")
-    console.print(f"{len(data.train.labels)} training and {len(data.val.labels)} validation regions")
-    spectra = {"before training": module.spectra(data.val.images[:64], data.val.weights[:64]).mean(0)}
+    console.print(f"{len(train)} training and {len(val)} validation regions")
+    spectra = {"before training": module.spectra(images[:64], weights[:64]).mean(0)}
     module.train()  # calibrate the normalisation: an untrained network deserves its best
     with torch.no_grad():
-        module.scores(data.train.images[:256], data.train.weights[:256])
+        module.scores(*torch.utils.data.default_collate(train[:256])[:2])
     before = evaluate(engine, module, data)["val/accuracy"]
     run = fit(engine, module, data, name="demo-pooling")
     module.eval()
     with torch.no_grad():
-        guess = module.scores(data.val.images, data.val.weights).argmax(1)
-    spectra["after training"] = module.spectra(data.val.images[:64], data.val.weights[:64]).mean(0)
+        guess = module.scores(images, weights).argmax(1)
+    spectra["after training"] = module.spectra(images[:64], weights[:64]).mean(0)
     counts = np.zeros((len(CLASSES), len(CLASSES)))
-    np.add.at(counts, (data.val.labels.numpy(), guess.numpy()), 1)
+    np.add.at(counts, (labels.numpy(), guess.numpy()), 1)
     confusion_matrix(counts, CLASSES, run.figure_path("confusion"), title="Validation regions")
     spectrum({k: v.numpy() for k, v in spectra.items()}, run.figure_path("spectrum"), eps=1e-3, title="Mean spectrum")
-    right = (guess == data.val.labels)[:24]
-    image_grid(
-        [image.numpy() for image in data.val.images[:24]],
-        [CLASSES[i] for i in guess[:24].tolist()],
-        run.figure_path("examples"),
-        marks=right.tolist(),
-    )
-    return run, {"before": before, "after": float((guess == data.val.labels).float().mean())}
+    right = guess == labels
+    captions = [CLASSES[i] for i in guess[:24].tolist()]
+    image_grid(list(images[:24].numpy()), captions, run.figure_path("examples"), marks=right[:24].tolist())
+    return run, {"before": before, "after": float(right.float().mean())}
 
 
 # ------------------------------------------------------------------------------------------------ normalized cuts
 
 
-class _CutsData(Data):
-    size = (64, 96)
+_SIZE, _GRID = (64, 96), (32, 48)
 
-    def __init__(self, config: DemoConfig) -> None:
-        self.train = ShapesSegmentation(config.cuts.train_images, size=self.size, seed=2 * config.seed)
-        self.val = ShapesSegmentation(config.cuts.val_images, size=self.size, seed=2 * config.seed + 1)
-        self.seed = config.seed
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.size[0] // 2, self.size[1] // 2
-
-    def _item(self, data: ShapesSegmentation, index: int) -> tuple[Tensor, Tensor]:
-        """An image (3, h, w) and its annotators' maps on the grid of the features (a, m)."""
-        key = (data.seed, index)
-        if key not in self._kept:
-            sample = data[index]
-            maps = [labels_to_grid(labels, self.grid).flatten() for labels in sample.segmentations]
-            self._kept[key] = (sample.image.float() / 255, torch.stack(maps))
-        return self._kept[key]
-
-    def _loader(self, data: ShapesSegmentation, shuffle: bool) -> EpochLoader:
-        source = ItemSource(len(data), lambda index, epoch: self._item(data, index))
-        return EpochLoader(source, 8, seed=self.seed, shuffle=shuffle)
-
-    def train_loader(self) -> EpochLoader:
-        return self._loader(self.train, shuffle=True)
-
-    def validation_loader(self) -> EpochLoader:
-        return self._loader(self.val, shuffle=False)
+def _scenes(data: ShapesSegmentation) -> list[tuple[Tensor, Tensor]]:
+    """Images (3, h, w) and their annotators' maps on the grid of the features (a, m)."""
+    items = []
+    for sample in (data[i] for i in range(len(data))):
+        maps = [labels_to_grid(labels, _GRID).flatten() for labels in sample.segmentations]
+        items.append((sample.image.float() / 255, torch.stack(maps)))
+    return items
 
 
 class _CutsModule(_Narrated):
@@ -410,11 +378,11 @@ class _CutsModule(_Narrated):
         return list(segmented.labels.numpy())
 
 
-def _segment_all(module: _CutsModule, data: _CutsData) -> tuple[list[list[np.ndarray]], list[float]]:
-    """Segment the validation images; return the maps and the paper's average covering of each image."""
+def _segment_all(module: _CutsModule, images: ShapesSegmentation) -> tuple[list[list[np.ndarray]], list[float]]:
+    """Segment images; return the maps and the paper's average covering of each image."""
     maps, scores = [], []
-    for index in range(len(data.val)):
-        sample = data.val[index]
+    for index in range(len(images)):
+        sample = images[index]
         maps.append(module.segment(sample.image.float() / 255))
         scores.append(score_image(str(index), maps[-1], sample.segmentations).paper_average)
     return maps, scores
@@ -427,17 +395,19 @@ def _best_map(maps: list[np.ndarray], truths: list[Tensor]) -> np.ndarray:
 
 def _train_cuts(config: DemoConfig, console: Console) -> tuple[RunFolder, dict[str, float]]:
     seed_all(config.seed)
-    data = _CutsData(config)
+    sizes, seed = (config.cuts.train_images, config.cuts.val_images), 2 * config.seed
+    train, val = (ShapesSegmentation(size, size=_SIZE, seed=seed + i) for i, size in enumerate(sizes))
+    data = _Items(_scenes(train), _scenes(val), config.seed, (8, 8))
     module = _CutsModule(config.cuts)
     module.console, module.epochs = console, config.cuts.epochs
     engine = config.engine("cuts", config.cuts.epochs, "val/loss", "min")
-    console.print(f"{len(data.train)} training and {len(data.val)} validation images")
-    before_maps, before = _segment_all(module, data)
+    console.print(f"{len(train)} training and {len(val)} validation images")
+    before_maps, before = _segment_all(module, val)
     run = fit(engine, module, data, name="demo-cuts")
-    after_maps, after = _segment_all(module.eval(), data)
+    after_maps, after = _segment_all(module.eval(), val)
     rows: list[list[Any]] = []
-    for index in range(min(6, len(data.val))):
-        sample = data.val[index]
+    for index in range(min(6, len(val))):
+        sample = val[index]
         truths = sample.segmentations
         maps = (before_maps[index], after_maps[index])
         rows.append([sample.image.numpy(), *(_best_map(m, truths) for m in maps), truths[0].numpy()])
