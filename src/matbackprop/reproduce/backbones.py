@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from matbackprop.reproduce.store import Job
 from matbackprop.reproduce.table1 import Row, Table1
+from matbackprop.training.o2p import build_model, described, open_regions, project
 
 __all__ = ["BACKBONES", "ROWS", "Backbones"]
 
@@ -67,3 +69,14 @@ class Backbones(Table1):
     rows: ClassVar[dict[str, Row]] = {row.key: row for row in ROWS}
     title: ClassVar[str] = "Classification error of COCO's regions by backbone"
     compared: ClassVar[str] = "first order"
+
+    def prepare(self) -> None:
+        """Crop the regions, and describe them by the frozen networks, each once for all of its runs."""
+        super().prepare()
+        train, validation = open_regions(self.config.data)
+        for row in self.chosen.values():
+            if row.kind == "frozen":
+                network = build_model(self.run_config(Job(row.key, "trial"), {}, self.device), train.classes)
+                project(network, train, self.config.data)
+                for regions in (train, validation):
+                    described(network, regions, self.config.data)

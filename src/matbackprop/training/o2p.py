@@ -126,7 +126,7 @@ class RegionData(Data):
         """Where the batches of both parts come from; descriptors that do not learn are computed on the first use."""
         sources: dict[str, Any] = {}
         if self.fixed is not None:
-            project(self.fixed, self.train_regions, self.positions["train"], self.config)
+            project(self.fixed, self.train_regions, self.config)
         resident = self._resident()
         random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
@@ -204,9 +204,13 @@ def described(network: RegionClassifier, regions: Regions, data: RegionDataConfi
     return torch.from_numpy(np.array(open_cache(path).arrays["vectors"]))
 
 
-def project(network: RegionClassifier, train: Regions, positions: np.ndarray, data: RegionDataConfig) -> None:
-    """Start the projections of a network whose features do not learn, on 512 training regions, the same every time."""
+def project(network: RegionClassifier, train: Regions, data: RegionDataConfig) -> None:
+    """Start the projections of a network whose features do not learn, on 512 training regions.
+
+    They are the same for both splits, of images that tuning does not hold out.
+    """
     if any(pooling.reduce is not None for pooling in network.poolings().values()):
+        positions, _ = tuning_split(train.image_ids, every=data.hold_out)
         chosen = positions[np.linspace(0, len(positions) - 1, min(len(positions), 512)).astype(np.int64)]
         copied = copy.deepcopy(network).to(choose_device()).eval()
         batches = _in_order(train, chosen, data, choose_device())
