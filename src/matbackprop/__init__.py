@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matbackprop import nn as nn
+    from matbackprop import spd as spd
     from matbackprop.functional import *  # noqa: F403
     from matbackprop.inference import classify as classify
     from matbackprop.inference import segment as segment
 
 __version__ = "0.2.0"
 
-_MODULES = {"divided_differences", "errors", "functional", "nn", "numerics", "solvers"}
+_MODULES = {"divided_differences", "errors", "functional", "nn", "numerics", "solvers", "spd"}
 
 _INFERENCE = {"classify", "segment"}
 """Functions on pictures. They need the extra ``train``, so that ``from matbackprop import *`` leaves them out."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -65,7 +66,8 @@ def apply_directly(function: type[Function], *arguments: Any) -> Any:
 
     Inspection fills in default arguments, which no Function here has. Not for use inside a transformation.
     """
-    return super(Function, function).apply(*arguments)  # type: ignore[misc]
+    # What torch.func.vjp leaves behind stands for tensors of the graph outside of it; Function.apply unwraps it, too.
+    return super(Function, function).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
 
 
 def scaled(tensors: list[Tensor], factor: Tensor) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from helpers.operators import SPECTRA_OF_CASES, TRACED, case_id
 from matbackprop import eigh, matrix_power, second_order_pool, svd
@@ -31,6 +31,24 @@ def test_forward_mode_equals_reverse_mode(case, spectrum, device):
     _, forward = jvp(case.loss, inputs, directions)
     reverse = sum((g.conj() * d).real.sum() for g, d in zip(case.gradients(*inputs), directions, strict=True))
     torch.testing.assert_close(forward, reverse)
+
+
+@pytest.mark.parametrize("case", TRACED, ids=case_id)
+def test_autograd_through_a_pullback(case):
+    """torch.func.vjp inside, ordinary autograd outside: the second derivative of autograd alone."""
+    inputs = tuple(t[:1].requires_grad_() for t in case.inputs("separated"))
+    directions = [torch.linspace(-1, 1, t.numel()).reshape(t.shape).to(t) for t in inputs]
+    value, pull = vjp(case.loss, *inputs)
+    inside = pull(torch.ones_like(value))
+    alone = torch.autograd.grad(case.loss(*inputs), inputs, create_graph=True)
+    totals = [
+        sum((g * d.conj()).real.sum() for g, d in zip(grads, directions, strict=True)) for grads in (inside, alone)
+    ]
+    if not totals[1].requires_grad:  # linear
+        return
+    one, other = (torch.autograd.grad(total, inputs, allow_unused=True) for total in totals)
+    for x, y in zip(one, other, strict=True):
+        torch.testing.assert_close(x, y)
 
 
 def test_four_ways_to_a_hessian():

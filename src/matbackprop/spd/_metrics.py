@@ -1,0 +1,192 @@
+"""The three metrics as classes with the same methods, on matrices that are checked and in the dtype of the computation.
+
+With the Cholesky factor A = LLᵀ every formula of the affine-invariant metric is one function of L⁻¹BL⁻ᵀ: it has the
+eigenvalues of A^(−½)BA^(−½), and costs no root of A. (ᵀ is the conjugate transpose for complex matrices.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from matbackprop.checks import check_option, values_checkable
+from matbackprop.divided_differences import named_function
+from matbackprop.errors import NumericalError
+from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._matrix_function import matrix_exp, matrix_function, matrix_log, matrix_power
+from matbackprop.functional._polar import orthogonal_factor
+from matbackprop.functional._spectrum import Spectrum, frechet
+from matbackprop.numerics import inner, real_dtype, symmetrize
+from matbackprop.solvers import batched_eigh
+
+__all__ = ["METRICS", "Geometry", "Metric", "check_metric", "congruent", "factor", "lyapunov", "of_matrix"]
+
+Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
+
+
+def check_metric(metric: Metric) -> Geometry:
+    """The metric of that name."""
+    check_option(metric, get_args(Metric), "metric")
+    return METRICS[metric]
+
+
+def factor(a: Tensor, wanted: bool, name: str = "a") -> Tensor:
+    """L with A = LLᵀ; NaN, or an error where values are checked, for a matrix that is not positive definite."""
+    lower, info = torch.linalg.cholesky_ex(a)
+    if wanted and values_checkable(a) and bool((info != 0).any()):
+        raise NumericalError(
+            f"{int((info != 0).sum())} of {max(info.numel(), 1)} matrices {name} are not positive definite; add a "
+            f"multiple of the identity."
+        )
+    return torch.where((info == 0)[..., None, None], lower, torch.nan)
+
+
+def congruent(lower: Tensor, b: Tensor) -> Tensor:
+    """L⁻¹BL⁻ᵀ."""
+    half = torch.linalg.solve_triangular(lower, b, upper=False)
+    return symmetrize(torch.linalg.solve_triangular(lower, half.mH, upper=False))
+
+
+def of_matrix(a: Tensor, function: str, wanted: bool) -> Tensor:
+    """A named function of matrices in their own precision."""
+    return matrix_function(a, function, check=wanted, precision=real_dtype(a.dtype))
+
+
+def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
+    """The derivative of a named function at A in the direction E."""
+    return frechet(a, e, Spectrum(*batched_eigh(a.detach())), named_function(function))
+
+
+def _squared(a: Tensor) -> Tensor:
+    return inner(a, a)
+
+
+class _Lyapunov(Operation):
+    """X with PX + XP = C; self-adjoint in C. λ and V are the eigenvalues and eigenvectors of P."""
+
+    forward_twice = "exp_map"
+
+    @staticmethod
+    def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        sums = values.unsqueeze(-1) + values.unsqueeze(-2)
+        return vectors @ ((vectors.mH @ c @ vectors) / sums) @ vectors.mH
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        p, _, *factors = inputs
+        return p, outputs, *factors
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        p, x, *factors = saved
+        y = apply(_Lyapunov, p, gradients[0], *factors)
+        return -symmetrize(y @ x.mH + x.mH @ y) if needed[0] else None, y
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+        p, x, *factors = saved
+        right = torch.zeros_like(x) if dc is None else dc
+        if dp is not None:
+            right = right - dp @ x - x @ dp
+        return apply(_Lyapunov, p, right, *factors)
+
+
+def lyapunov(p: Tensor, c: Tensor) -> Tensor:
+    """X with PX + XP = C for a positive definite P, differentiable to every order."""
+    return apply(_Lyapunov, p, c, *batched_eigh(p.detach()))
+
+
+class Geometry(Protocol):
+    """What a metric answers; ``wanted`` says whether values are checked."""
+
+    def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
+        """d²(A, B)."""
+
+    def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
+        """The point at t of the way from A to B."""
+
+    def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
+        """Where the geodesic from P with the velocity V arrives at time 1."""
+
+    def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
+        """The velocity at P of the geodesic that arrives at Q at time 1."""
+
+
+class _AffineInvariant:
+    def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
+        return _squared(of_matrix(congruent(factor(a, wanted), b), "log", wanted))
+
+    def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
+        lower = factor(a, wanted)
+        between = matrix_power(congruent(lower, b), t, check=wanted, precision=real_dtype(a.dtype))
+        return symmetrize(lower @ between @ lower.mH)
+
+    def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
+        lower = factor(p, wanted, "p")
+        return symmetrize(lower @ of_matrix(congruent(lower, v), "exp", wanted) @ lower.mH)
+
+    def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
+        lower = factor(p, wanted, "p")
+        return symmetrize(lower @ of_matrix(congruent(lower, q), "log", wanted) @ lower.mH)
+
+
+def _scale(t: float | Tensor) -> float | Tensor:
+    return t[..., None, None] if isinstance(t, Tensor) else t
+
+
+class _LogEuclidean:
+    def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
+        return _squared(of_matrix(a, "log", wanted) - of_matrix(b, "log", wanted))
+
+    def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
+        start, end = of_matrix(a, "log", wanted), of_matrix(b, "log", wanted)
+        return of_matrix(start + _scale(t) * (end - start), "exp", wanted)
+
+    def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
+        start = matrix_log(p, check=wanted, precision=real_dtype(p.dtype))
+        return matrix_exp(start + _derivative(p, v, "log"), check=wanted, precision=real_dtype(p.dtype))
+
+    def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
+        start = of_matrix(p, "log", wanted)
+        return symmetrize(_derivative(start, of_matrix(q, "log", wanted) - start, "exp"))
+
+
+class _BuresWasserstein:
+    def transport(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
+        """T = Tᵀ > 0 with TAT = B."""
+        lower = factor(a, wanted)
+        root = of_matrix(symmetrize(lower.mH @ b @ lower), "sqrt", wanted)
+        half = torch.linalg.solve_triangular(lower.mH, root, upper=True)
+        return symmetrize(torch.linalg.solve_triangular(lower.mH, half.mH, upper=True))
+
+    def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
+        # ‖L_A − L_B U‖² with the best orthogonal U: the traces of the usual formula cancel where A and B are close.
+        one, other = factor(a, wanted), factor(b, wanted, "b")
+        turn = orthogonal_factor(other.mH @ one, False, a.dtype, False, "polar factor")
+        return _squared(one - other @ turn)
+
+    def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
+        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        way = eye + _scale(t) * (self.transport(a, b, wanted) - eye)
+        return symmetrize(way @ a @ way)
+
+    def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
+        factor(p, wanted, "p")
+        way = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) + lyapunov(p, v)
+        if wanted:
+            factor(way, wanted, "I + X with PX + XP = V, beyond which v leaves the positive definite matrices,")
+        return symmetrize(way @ p @ way)
+
+    def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
+        moved = self.transport(p, q, wanted) @ p - p
+        return moved + moved.mH
+
+
+METRICS: dict[Metric, Geometry] = {
+    "affine_invariant": _AffineInvariant(),
+    "log_euclidean": _LogEuclidean(),
+    "bures_wasserstein": _BuresWasserstein(),
+}

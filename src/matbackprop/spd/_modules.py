@@ -1,0 +1,204 @@
+"""Layers of networks on positive definite matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.errors import ConfigurationError, DomainError, ShapeError
+from matbackprop.functional._matrix_function import matrix_exp
+from matbackprop.functional._polar import polar
+from matbackprop.nn._operator import Operator
+from matbackprop.numerics import compute_dtype, symmetrize
+from matbackprop.spd._functions import batch_norm, bimap, distance, geodesic, log_eig, re_eig
+from matbackprop.spd._mean import mean
+
+__all__ = ["BatchNorm", "BiMap", "LogEig", "ReEig"]
+
+
+class BiMap(nn.Module):
+    """Bilinear map with orthonormal columns that learn; see :func:`~matbackprop.spd.bimap`.
+
+    The parameter ``raw`` is any matrix of full rank, and W its orthonormal polar factor: what an optimiser does to it
+    keeps W on the Stiefel manifold, and the gradient is exact.
+
+    Args:
+        n: order of the matrices that come in.
+        k: order of those that go out, at most n.
+        generator: for the random start.
+
+    Shape:
+        ``(*b, n, n)`` to ``(*b, k, k)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.spd import BiMap
+        >>> BiMap(5, 3)(torch.eye(5)).diagonal().round(decimals=4)
+        tensor([1., 1., 1.], grad_fn=<RoundBackward1>)
+    """
+
+    def __init__(self, n: int, k: int, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        if not 1 <= k <= n:
+            raise ConfigurationError(f"k must lie in 1 … {n}, a bilinear map to a larger order is singular; got {k}.")
+        self.n, self.k = n, k
+        self.raw = nn.Parameter(polar(torch.randn(n, k, generator=generator)).Q)
+
+    @property
+    def weight(self) -> Tensor:
+        """W ``(n, k)`` with orthonormal columns."""
+        return polar(self.raw).Q
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return WᵀXW."""
+        return bimap(x, self.weight.to(x.dtype))
+
+    def extra_repr(self) -> str:
+        """The orders, for ``print(module)``."""
+        return f"{self.n}, {self.k}"
+
+
+class ReEig(Operator):
+    """Rectified eigenvalues; see :func:`~matbackprop.spd.re_eig`.
+
+    Args:
+        threshold: the least eigenvalue.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(*b, n, n)`` to ``(*b, n, n)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.spd import ReEig
+        >>> ReEig(0.5)(torch.diag(torch.tensor([0.0, 2.0]))).diagonal()
+        tensor([0.5000, 2.0000])
+    """
+
+    def __init__(
+        self, threshold: float = 1e-4, *, check: bool | None = None, precision: torch.dtype | None = None
+    ) -> None:
+        if not threshold > 0:
+            raise DomainError(f"threshold must be positive, got {threshold}.")
+        super().__init__(re_eig, threshold=threshold, check=check, precision=precision)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the matrices with their eigenvalues raised."""
+        return self.call(x)
+
+
+class LogEig(Operator):
+    """Logarithm, as vectors; see :func:`~matbackprop.spd.log_eig`.
+
+    Args:
+        vectorize: return vectors and not matrices.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(*b, n, n)`` to ``(*b, n(n+1)/2)``, or ``(*b, n, n)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.spd import LogEig
+        >>> LogEig()(torch.eye(2))
+        tensor([0., 0., 0.])
+    """
+
+    def __init__(
+        self, *, vectorize: bool = True, check: bool | None = None, precision: torch.dtype | None = None
+    ) -> None:
+        super().__init__(log_eig, vectorize=vectorize, check=check, precision=precision)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logarithms."""
+        return self.call(x)
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation of positive definite matrices; see :func:`~matbackprop.spd.batch_norm`.
+
+    While training it uses the affine-invariant mean and variance of the batch, whose gradients are exact, and moves the
+    running ones: the mean along the geodesic. In evaluation it uses the running ones.
+
+    Args:
+        n: order of the matrices.
+        momentum: share of the newest batch in the running statistics.
+        dispersion: bring the variance to that of the scale, too.
+        affine: learn the mean of the result, as the exponential of a symmetric matrix, and its scale.
+        eps: added to the variance.
+        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        precision: dtype of the computation; float64 by default.
+
+    Shape:
+        ``(*b, n, n)`` to the same; all leading dimensions count as samples.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.spd import BatchNorm
+        >>> x = torch.randn(8, 3, 10, generator=torch.Generator().manual_seed(0))
+        >>> BatchNorm(3)(x @ x.mT).shape
+        torch.Size([8, 3, 3])
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        momentum: float = 0.1,
+        dispersion: bool = True,
+        affine: bool = True,
+        eps: float = 1e-5,
+        check: bool | None = None,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        compute_dtype(precision)
+        if not 0 <= momentum <= 1:
+            raise ConfigurationError(f"momentum must lie in [0, 1], got {momentum}.")
+        if not eps > 0:
+            raise DomainError(f"eps must be positive, got {eps}.")
+        self.n, self.momentum, self.dispersion, self.affine = n, momentum, dispersion, affine
+        self.eps, self.check, self.precision = eps, check, precision
+        self.log_bias = nn.Parameter(torch.zeros(n, n)) if affine else None
+        self.scale = nn.Parameter(torch.ones(())) if affine and dispersion else None
+        self.running_mean: Tensor
+        self.running_variance: Tensor
+        self.register_buffer("running_mean", torch.eye(n))
+        self.register_buffer("running_variance", torch.ones(()))
+
+    @torch.no_grad()
+    def _keep(self, middle: Tensor, spread: Tensor) -> None:
+        moved = geodesic(self.running_mean.to(middle.dtype), middle, self.momentum, check=False)
+        self.running_mean.copy_(moved)
+        self.running_variance.lerp_(spread.to(self.running_variance.dtype), self.momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised matrices."""
+        if x.ndim < 3 or x.shape[-2:] != (self.n, self.n):
+            raise ShapeError(f"x must be (*batch, {self.n}, {self.n}), got shape {tuple(x.shape)}.")
+        if self.training:
+            samples = x.reshape(-1, self.n, self.n)
+            middle = mean(samples, check=self.check, precision=self.precision)
+            spread = distance(middle, samples, squared=True, check=False, precision=self.precision).mean()
+            self._keep(middle.detach(), spread.detach())
+        else:
+            middle, spread = self.running_mean.to(x.dtype), self.running_variance.to(x.dtype)
+        bias = None
+        if self.log_bias is not None:
+            bias = matrix_exp(symmetrize(self.log_bias), precision=self.precision).to(x.dtype)
+        return batch_norm(
+            x,
+            middle,
+            variance=spread if self.dispersion else None,
+            bias=bias,
+            scale=1.0 if self.scale is None else self.scale,
+            eps=self.eps,
+            check=self.check,
+            precision=self.precision,
+        )
+
+    def extra_repr(self) -> str:
+        """The options, for ``print(module)``."""
+        return f"{self.n}, momentum={self.momentum}, dispersion={self.dispersion}, affine={self.affine}, eps={self.eps}"

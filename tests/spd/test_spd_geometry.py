@@ -1,0 +1,245 @@
+"""Distances, geodesics, maps and means of positive definite matrices: closed forms, laws, derivatives, complex ones."""
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from helpers.matrices import generator, made_complex, symmetric
+from matbackprop import spd
+from matbackprop.errors import (
+    ConfigurationError,
+    DomainError,
+    DtypeError,
+    NonFiniteError,
+    NumericalError,
+    ShapeError,
+    SolverError,
+    SymmetryError,
+)
+
+METRICS = ["affine_invariant", "log_euclidean", "bures_wasserstein"]
+A = symmetric("separated", 2, seed=1)
+B = symmetric("repeated", 2, seed=2)
+EYE = torch.eye(4, dtype=torch.float64)
+metrics = pytest.mark.parametrize("metric", METRICS)
+
+
+def sym(a):
+    return 0.5 * (a + a.mH)
+
+
+def test_distances_by_their_definitions():
+    for i in range(2):
+        a, b = A[i].numpy(), B[i].numpy()
+        values = scipy.linalg.eigh(b, a, eigvals_only=True)
+        assert float(spd.distance(A[i], B[i])) == pytest.approx(np.linalg.norm(np.log(values)), rel=1e-12)
+        log = np.linalg.norm(scipy.linalg.logm(a) - scipy.linalg.logm(b))
+        assert float(spd.distance(A[i], B[i], metric="log_euclidean")) == pytest.approx(log, rel=1e-12)
+        root = scipy.linalg.sqrtm(a)
+        bures = np.sqrt(np.trace(a + b - 2 * scipy.linalg.sqrtm(root @ b @ root)))
+        assert float(spd.distance(A[i], B[i], metric="bures_wasserstein")) == pytest.approx(bures, rel=1e-10)
+
+
+def test_the_bures_distance_of_neighbours_keeps_its_digits():
+    """The traces of the formula cancel: with 50 digits they tell what is right."""
+    a, e = symmetric("separated", seed=1), symmetric((-1.0, 0.5, 1.0, 2.0), seed=5)
+    for step in (1e-4, 1e-8, 1e-11):
+        b = a + step * e
+        with mpmath.workdps(60):
+            x, y = (mpmath.matrix(m.tolist()) for m in (a, b))
+            root = mpmath.sqrtm(x)
+            inside = mpmath.sqrtm(root * y * root)
+            expected = mpmath.sqrt(sum((x + y - 2 * inside)[i, i].real for i in range(4)))
+        found = float(spd.distance(a, b, metric="bures_wasserstein"))
+        assert found == pytest.approx(float(expected), rel=max(1e-9, 1e-15 / step))
+
+
+@metrics
+def test_a_distance_is_one(metric):
+    c = symmetric((0.2, 0.9, 1.0, 5.0), 2, seed=4)
+    d = {
+        pair: spd.distance(*pair_of, metric=metric)
+        for pair, pair_of in {"ab": (A, B), "ba": (B, A), "bc": (B, c), "ac": (A, c)}.items()
+    }
+    torch.testing.assert_close(d["ab"], d["ba"])
+    assert bool((d["ac"] <= d["ab"] + d["bc"]).all())
+    same = spd.distance(A, A, metric=metric)
+    assert float(same.max()) < 1e-7
+    torch.testing.assert_close(spd.distance(A, B, metric=metric, squared=True), d["ab"] ** 2)
+
+
+def test_what_each_distance_does_not_see():
+    w = torch.randn(4, 4, generator=generator(3), dtype=torch.float64) + 2 * EYE
+    torch.testing.assert_close(spd.distance(w @ A @ w.mT, w @ B @ w.mT), spd.distance(A, B))
+    inverse = [torch.linalg.inv(m) for m in (A, B)]
+    for metric in METRICS[:2]:
+        torch.testing.assert_close(spd.distance(*inverse, metric=metric), spd.distance(A, B, metric=metric))
+    q = torch.linalg.qr(w)[0]
+    for metric in METRICS[1:]:
+        turned = spd.distance(q @ A @ q.mT, q @ B @ q.mT, metric=metric)
+        torch.testing.assert_close(turned, spd.distance(A, B, metric=metric))
+
+
+@metrics
+def test_geodesics_run_at_constant_speed_and_maps_follow_them(metric):
+    whole = spd.distance(A, B, metric=metric)
+    for t in (0.0, 0.3, 1.0):
+        point = spd.geodesic(A, B, t, metric=metric)
+        torch.testing.assert_close(spd.distance(A, point, metric=metric), t * whole, rtol=1e-9, atol=1e-7)
+        torch.testing.assert_close(spd.distance(point, B, metric=metric), (1 - t) * whole, rtol=1e-9, atol=1e-7)
+    velocity = spd.log_map(A, B, metric=metric)
+    torch.testing.assert_close(spd.exp_map(A, velocity, metric=metric), B)
+    torch.testing.assert_close(spd.exp_map(A, 0.3 * velocity, metric=metric), spd.geodesic(A, B, 0.3, metric=metric))
+    torch.testing.assert_close(spd.log_map(A, A, metric=metric), torch.zeros_like(A), rtol=0, atol=1e-12)
+    several = spd.geodesic(A, B, torch.tensor([0.0, 1.0]), metric=metric)
+    torch.testing.assert_close(several, torch.stack([A[0], B[1]]))
+
+
+FUNCTIONS = {
+    "distance": lambda a, b, **o: spd.distance(a, b, **o),
+    "squared": lambda a, b, **o: spd.distance(a, b, squared=True, **o),
+    "geodesic": lambda a, b, **o: spd.geodesic(a, b, 0.3, **o),
+    "exp_map": lambda a, b, **o: spd.exp_map(a, 0.25 * b, **o),
+    "log_map": lambda a, b, **o: spd.log_map(a, b, **o),
+}
+
+
+@metrics
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("kind", ["repeated", "complex"])
+def test_derivatives_of_both_orders(metric, name, kind):
+    a, b = symmetric((1.0, 1.0), seed=6), symmetric((0.7, 1.5), seed=7)
+    if kind == "complex":
+        a, b = made_complex(a), made_complex(b)
+    inputs = (a.requires_grad_(), b.requires_grad_())
+
+    def call(a, b):
+        return FUNCTIONS[name](sym(a), sym(b), metric=metric)
+
+    assert gradcheck(call, inputs, check_forward_ad=True)
+    if metric == "log_euclidean" and name.endswith("map"):
+        return  # they are first derivatives themselves
+    if name == "distance" or kind == "repeated":
+        out = call(*inputs)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
+        assert gradgradcheck(lambda a, b: (call(a, b) * weight).real.sum(), inputs)
+
+
+@metrics
+def test_at_one_point_the_gradient_of_the_distance_is_zero(metric):
+    a = symmetric("repeated").requires_grad_()
+    for squared in (False, True):
+        grads = torch.autograd.grad(
+            spd.distance(a, EYE * 1.0 if squared else a.detach(), metric=metric, squared=squared), a
+        )
+        assert grads[0].isfinite().all()
+    eye = EYE.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(spd.distance(eye, EYE, metric=metric), eye)
+    assert torch.equal(grad, torch.zeros_like(EYE))
+
+
+def points(*batch, m=5, n=3, seed=0):
+    x = torch.randn(*batch, m, n, 2 * n, generator=generator(seed), dtype=torch.float64)
+    return x @ x.mT / n
+
+
+@metrics
+def test_the_mean_minimises_and_is_a_mean(metric):
+    a = points(2)
+    weight = torch.rand(2, 5, generator=generator(1), dtype=torch.float64)
+    middle = spd.mean(a, weight, metric=metric)
+
+    def total(m):
+        share = weight / weight.sum(-1, keepdim=True)
+        return (share * spd.distance(m.unsqueeze(-3), a, metric=metric, squared=True)).sum(-1)
+
+    m = middle.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(total(m).sum(), m)
+    assert float(slope.abs().max()) < 1e-9
+    nudge = 1e-2 * sym(torch.randn(2, 3, 3, generator=generator(2), dtype=torch.float64))
+    assert bool((total(middle + nudge) > total(middle)).all() and (total(middle - nudge) > total(middle)).all())
+    torch.testing.assert_close(spd.mean(a[:, :1].expand(2, 4, 3, 3), metric=metric), a[:, 0])
+    torch.testing.assert_close(spd.mean(a[:, :2], metric=metric), spd.geodesic(a[:, 0], a[:, 1], 0.5, metric=metric))
+    repeated = spd.mean(torch.cat([a, a[:, :1]], 1), metric=metric)
+    twice = torch.tensor([2.0, 1, 1, 1, 1], dtype=torch.float64).expand(2, 5)
+    torch.testing.assert_close(spd.mean(a, twice, metric=metric), repeated)
+
+
+def test_the_affine_invariant_mean_has_the_mean_of_log_determinants():
+    a = points(m=7)
+    torch.testing.assert_close(torch.logdet(spd.mean(a)), torch.logdet(a).mean())
+    w = torch.randn(3, 3, generator=generator(8), dtype=torch.float64)
+    torch.testing.assert_close(spd.mean(w @ a @ w.mT), w @ spd.mean(a) @ w.mT)
+
+
+@metrics
+def test_derivatives_of_the_mean(metric):
+    """Of matrices and weights, through the converged mean, also where the spectra are tied."""
+    a = torch.stack([symmetric((1.0, 1.0), seed=1), symmetric((0.5, 2.0), seed=2), symmetric((3.0, 3.0), seed=3)])
+    weight = torch.tensor([0.5, 1.0, 0.8], dtype=torch.float64)
+    inputs = (a.requires_grad_(), weight.requires_grad_())
+
+    def call(a, weight):
+        return spd.mean(sym(a), weight, metric=metric, tolerance=1e-13)
+
+    assert gradcheck(call, inputs, check_forward_ad=True)
+    assert gradgradcheck(lambda *x: call(*x).sin().sum(), inputs)
+
+
+@metrics
+def test_complex_means(metric):
+    a = made_complex(points(m=4))
+    middle = spd.mean(a, metric=metric)
+    assert middle.dtype == torch.complex128
+    m = middle.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(spd.distance(m.unsqueeze(-3), a, metric=metric, squared=True).sum(), m)
+    assert float(slope.abs().max()) < 1e-8
+    b = a[:3, :2, :2].contiguous().requires_grad_()
+    assert gradcheck(lambda b: spd.mean(sym(b), metric=metric, tolerance=1e-13), b)
+
+
+@metrics
+@pytest.mark.parametrize("low", [torch.float32, torch.bfloat16])
+def test_low_precision_is_rounded_once(metric, low):
+    a, b = A.to(low), B.to(low)
+    for call in (*FUNCTIONS.values(), lambda a, b, **o: spd.mean(torch.stack([a, b], -3), **o)):
+        out = call(a, b, metric=metric)
+        assert out.dtype == low
+        assert torch.equal(out, call(a.double(), b.double(), metric=metric).to(low))
+
+
+def test_bad_input():
+    with pytest.raises(ConfigurationError, match="metric must be one of 'affine_invariant'"):
+        spd.distance(A, B, metric="euclidean")
+    with pytest.raises(ShapeError, match="one order"):
+        spd.distance(A, EYE[:2, :2])
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        spd.distance(A, torch.stack([EYE] * 3))
+    with pytest.raises(ShapeError, match="square"):
+        spd.geodesic(A, A[..., :2], 0.5)
+    with pytest.raises(DtypeError):
+        spd.distance(A.long(), B)
+    with pytest.raises(NonFiniteError, match="b holds"):
+        spd.distance(A, B / 0)
+    with pytest.raises(SymmetryError, match="a must be symmetric"):
+        spd.mean(A.triu())
+    for metric in METRICS:
+        with pytest.raises(NumericalError, match="positive"):
+            spd.distance(-A, B, metric=metric)
+        with pytest.raises(NumericalError, match="positive"):
+            spd.mean(torch.stack([EYE, -EYE]), metric=metric)
+    with pytest.raises(NumericalError, match="leaves the positive definite"):
+        spd.exp_map(EYE, -3 * EYE, metric="bures_wasserstein")
+    with pytest.raises(ShapeError, match="m ≥ 1"):
+        spd.mean(EYE)
+    with pytest.raises(ShapeError, match="one per matrix"):
+        spd.mean(A, torch.ones(3))
+    with pytest.raises(DomainError, match="all be zero"):
+        spd.mean(A, torch.zeros(2))
+    with pytest.raises(DomainError, match="negative"):
+        spd.mean(A, torch.tensor([2.0, -1.0]))
+    with pytest.raises(SolverError, match="did not converge in 1 iterations"):
+        spd.mean(points(), max_iterations=1)

@@ -1,0 +1,123 @@
+"""Layers on positive definite matrices: what each does, that they learn, and the inventory of the room."""
+
+import inspect
+import pickle
+
+import pytest
+import torch
+
+from helpers.matrices import generator, symmetric
+from matbackprop import matrix_clamp, matrix_log, spd, vectorize_symmetric
+from matbackprop.errors import ConfigurationError, DomainError, ShapeError
+
+A = symmetric("separated", 3, seed=1)
+
+
+def covariances(count, n=4, seed=0):
+    x = torch.randn(count, n, 3 * n, generator=generator(seed))
+    mix = torch.randn(n, n, generator=generator(seed + 1))
+    a = mix @ (x @ x.mT / (3 * n)) @ mix.mT
+    return 0.5 * (a + a.mT)
+
+
+def test_the_names_of_the_room():
+    functions = {"batch_norm", "bimap", "distance", "exp_map", "geodesic", "log_eig", "log_map", "mean", "re_eig"}
+    assert set(spd.__all__) == functions | {"BatchNorm", "BiMap", "LogEig", "ReEig"}
+    for name in spd.__all__:
+        public = getattr(spd, name)
+        assert ">>>" in public.__doc__ and "Args:" in public.__doc__
+        parameters = inspect.signature(public).parameters.values()
+        assert sum(p.kind == p.POSITIONAL_OR_KEYWORD for p in parameters) <= 3
+
+
+def test_functions_and_modules_do_the_same():
+    torch.testing.assert_close(spd.ReEig(1.5)(A), matrix_clamp(A, 1.5))
+    torch.testing.assert_close(spd.re_eig(A, 1.5), matrix_clamp(A, 1.5))
+    torch.testing.assert_close(spd.LogEig()(A), vectorize_symmetric(matrix_log(A)))
+    torch.testing.assert_close(spd.LogEig(vectorize=False)(A), matrix_log(A))
+    layer = spd.BiMap(4, 2, generator=generator(0)).double()
+    w = layer.weight
+    torch.testing.assert_close(w.mT @ w, torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(layer(A), spd.bimap(A, w))
+    assert torch.equal(layer(A), layer(A).mT)
+    for module in (spd.ReEig(), spd.LogEig(), layer, spd.BatchNorm(4)):
+        assert repr(pickle.loads(pickle.dumps(module))) == repr(module)
+
+
+def test_batch_norm_moves_the_mean_and_the_spread():
+    x = covariances(20).double()
+    layer = spd.BatchNorm(4).double()
+    y = layer(x)
+    torch.testing.assert_close(spd.mean(y), torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-8)
+    spread = spd.distance(torch.eye(4, dtype=torch.float64), y, squared=True).mean()
+    torch.testing.assert_close(spread, torch.tensor(1.0, dtype=torch.float64), rtol=1e-3, atol=0)
+    only = spd.BatchNorm(4, dispersion=False, affine=False).double()
+    assert list(only.parameters()) == []
+    moved = only(x)
+    torch.testing.assert_close(spd.distance(moved[0], moved[1]), spd.distance(x[0], x[1]))
+    bias = symmetric("repeated")
+    back = spd.batch_norm(x, spd.mean(x), bias=bias)
+    torch.testing.assert_close(spd.mean(back), bias)
+
+
+def test_running_statistics_converge_and_are_used_in_evaluation():
+    layer = spd.BatchNorm(4, momentum=0.2)
+    x = covariances(30)
+    for _ in range(60):
+        layer(x)
+    torch.testing.assert_close(layer.running_mean, spd.mean(x), rtol=1e-3, atol=1e-3)
+    before = layer.running_mean.clone()
+    normalised = layer.eval()(x)
+    layer(x[:1])
+    assert torch.equal(layer.running_mean, before)
+    torch.testing.assert_close(normalised, layer.train()(x), rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_go_through_the_statistics():
+    """Centring makes the sum of logarithms zero whatever the batch: its gradient vanishes, unless the mean is taken for
+    a constant."""
+    x = covariances(6, n=3).double().requires_grad_()
+    layer = spd.BatchNorm(3, dispersion=False, affine=False).double()
+    total = (matrix_log(layer(x)).sum(0) * torch.randn(3, 3, generator=generator(4), dtype=torch.float64)).sum()
+    (grad,) = torch.autograd.grad(total, x)
+    assert float(grad.abs().max()) < 1e-8 * float(torch.linalg.inv(x.detach()).abs().max())
+    assert torch.autograd.gradcheck(
+        lambda t: spd.BatchNorm(3).double()(0.5 * (t + t.mT)), x[:3].detach().requires_grad_()
+    )
+
+
+def test_a_network_on_covariances_learns():
+    torch.manual_seed(0)
+    n, count = 6, 40
+    network = torch.nn.Sequential(
+        spd.BiMap(n, 4, generator=generator(0)), spd.BatchNorm(4), spd.ReEig(), spd.LogEig(), torch.nn.Linear(10, 2)
+    )
+    x = torch.randn(count, n, 30)
+    labels = torch.arange(count) % 2
+    x[labels == 1, 0] = x[labels == 1, 1] + 0.5 * x[labels == 1, 0]  # classes differ in a correlation
+    x = x @ x.mT / 30
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-2)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(x), labels)
+        loss.backward()
+        optimizer.step()
+    assert float((network(x).argmax(-1) == labels).float().mean()) > 0.95
+    w = network[0].weight
+    torch.testing.assert_close(w.mT @ w, torch.eye(4))
+
+
+def test_bad_layers():
+    with pytest.raises(ConfigurationError, match="k must lie in 1 … 3"):
+        spd.BiMap(3, 4)
+    for build in (lambda: spd.ReEig(0.0), lambda: spd.re_eig(A, -1.0)):
+        with pytest.raises(DomainError, match="threshold must be positive"):
+            build()
+    with pytest.raises(ConfigurationError, match="momentum"):
+        spd.BatchNorm(3, momentum=2.0)
+    with pytest.raises(DomainError, match="eps"):
+        spd.BatchNorm(3, eps=0.0)
+    with pytest.raises(ShapeError, match=r"\(\*batch, 3, 3\)"):
+        spd.BatchNorm(3)(A)
+    with pytest.raises(ShapeError, match="must have 4 rows"):
+        spd.bimap(A, torch.eye(3))
