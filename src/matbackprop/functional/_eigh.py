@@ -38,6 +38,13 @@ def gaps_of(values: Tensor) -> Tensor:
     return values.unsqueeze(-2) - values.unsqueeze(-1)
 
 
+def rates_apart(values: Tensor) -> Tensor:
+    """1/(λⱼ − λᵢ) of values of which no two are tied; 0 for i = j."""
+    gaps = gaps_of(values)
+    gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+    return gaps.reciprocal_()
+
+
 def tied_pairs(values: Tensor, policy: TiePolicy) -> Tensor:
     """Which values i ≠ j coincide."""
     gaps = gaps_of(values)
@@ -77,9 +84,13 @@ class _Eigh(Operation):
         inner = torch.zeros_like(u)
         if g_u is not None:
             seen = u.mH @ g_u
-            visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mH, largest_entry(g_u))
-            policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u)))
-            inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
+            if not u.is_complex() and policy.apart(lam):
+                policy.report_flag(None)
+                inner = symmetrize(rates_apart(lam) * seen)
+            else:
+                visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mH, largest_entry(g_u))
+                policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u)))
+                inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
         if g_lam is not None:
             inner = inner + torch.diag_embed(g_lam)
         return u @ inner @ u.mH

@@ -20,7 +20,7 @@ from matbackprop._torch import differentiated_again
 from matbackprop.checks import check_finite, check_matrix, wants_check
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.twin import kernels_may_take
-from matbackprop.functional._eigh import gaps_of, largest_entry, phases, receives_gradient, tied_pairs
+from matbackprop.functional._eigh import gaps_of, largest_entry, phases, rates_apart, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
@@ -90,6 +90,9 @@ class _SVD(Operation):
             return (u1 * g_s.unsqueeze(-2)) @ v1.mH
         if _kernel_takes(u, s, vh, *gradients):
             return _adjoint_by_kernel(saved, gradients)
+        if not u.is_complex() and u.shape[-1] == k == vh.shape[-2] and policy.apart(torch.nn.functional.pad(s, (0, 1))):
+            policy.report_flag(None)
+            return _adjoint_apart(u, s, vh, g_u, g_s, g_vh)
         g_u = torch.zeros_like(u) if g_u is None else g_u
         g_v = torch.zeros_like(v) if g_vh is None else g_vh.mH
         scale = largest_entry(s.unsqueeze(-1))
@@ -153,6 +156,27 @@ class _SVD(Operation):
         return du, dp.diagonal(dim1=-2, dim2=-1).real.clone(), dv.mH
 
 
+def _adjoint_apart(
+    u: Tensor, s: Tensor, vh: Tensor, g_u: Tensor | None, g_s: Tensor | None, g_vh: Tensor | None
+) -> Tensor:
+    """The same for thin real factors whose singular values are apart and not zero, with fewer passes over memory."""
+    m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
+    zero = s.new_zeros(*s.shape, k)
+    within_u = zero if g_u is None else u.mT @ g_u
+    within_v = zero if g_vh is None else vh @ g_vh.mT
+    even, odd = within_u + within_v, within_u - within_v
+    inner = (even - even.mT) * rates_apart(2 * s) + (odd - odd.mT) * _sums_of(2 * s).reciprocal_()
+    if g_s is not None:
+        inner = inner + torch.diag_embed(g_s)
+    rate = s.reciprocal()
+    if m > n and g_u is not None:
+        return u @ ((inner - within_u * rate.unsqueeze(-2)) @ vh) + g_u @ (vh * rate.unsqueeze(-1))
+    if n > m and g_vh is not None:
+        turn = inner - within_v.mT * rate.unsqueeze(-1)
+        return (u @ turn) @ vh + (u * rate.unsqueeze(-2)) @ g_vh
+    return (u @ inner) @ vh if m <= n else u @ (inner @ vh)
+
+
 def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -> bool:
     """Whether the adjoint is one kernel: thin factors, and no derivative of the adjoint itself."""
     thin = u.shape[-1] == s.shape[-1] == vh.shape[-2]
@@ -201,8 +225,11 @@ def svd(
 
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
-    LAPACK decomposes on the CPU. On CUDA the thin decomposition is made by the package's own eigensolver and by what A
-    itself says of its small singular values: to rounding for any spectrum, without waiting for the device.
+    On the CPU LAPACK decomposes float64 matrices; thin factors of narrower ones come from their Gram matrix in float64
+    and from what A itself says of its small singular values. So do all thin factors on CUDA, without waiting for the
+    device. The promise, for any spectrum, is rounding of the dtype of ``a``: in the factors, in orthogonality, and in
+    UΣVᵀ = A. With ``precision=torch.float32`` it is that of torch.linalg.svd in float32, whose small singular values
+    and their vectors carry errors of the largest one.
 
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall, real or complex (ᵀ is then the conjugate transpose).

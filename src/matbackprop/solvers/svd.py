@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.cuda import svd as kernels
-from matbackprop.cuda.separate import complete_by_kernel
+from matbackprop.cuda.separate import SAFE_RATIO, complete_by_kernel
 from matbackprop.cuda.twin import is_plain, kernels_may_take
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import separate_rows, squared_norms
@@ -40,7 +40,9 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         tensor([2., 1.])
     """
     x = x.detach()
-    if full_matrices or x.dtype != torch.float64 or x.numel() == 0 or x.device.type != "cuda":
+    # float64 digits are left to LAPACK on the CPU; for those of float32 the Gram matrix in float64 is faster.
+    lapack = full_matrices or (fine and x.device.type != "cuda")
+    if lapack or x.dtype != torch.float64 or x.numel() == 0:
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return u, s, vh
     if kernels.takes(x):
@@ -64,7 +66,12 @@ def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
         unit = torch.exp2(exponent.to(x.dtype))
         x = x / unit
     _, q = batched_eigh(x @ x.mH)
+    q = q.flip(-1)
     y = (x.mH @ q).mH
+    if is_plain(x) and x.is_cpu:
+        sigma = torch.linalg.vector_norm(y, dim=-1)
+        if _all_right(sigma, SAFE_RATIO * _LIMIT[fine]):
+            return q, sigma if unit is None else sigma * unit.squeeze(-1), y.div_(sigma.unsqueeze(-1))
     s = squared_norms(y)
     floor = (max(x.shape[-2:]) * torch.finfo(x.dtype).eps) ** 2
     y = y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)  # directions that X does not have
@@ -80,6 +87,12 @@ def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
     elif not (is_plain(v) and bool(there.all())):
         v = _complete(v, there)
     return q, sigma if unit is None else sigma * unit.squeeze(-1), v
+
+
+def _all_right(sigma: Tensor, ratio: float) -> bool:
+    """Whether σ is descending, positive, and σ² of so narrow a range that no row has to be cleared of larger ones."""
+    first, last = sigma[..., 0].square(), sigma[..., -1].square()
+    return bool((sigma.diff(dim=-1) <= 0).all() & (first < ratio * last).all())
 
 
 def _complete(v: Tensor, there: Tensor) -> Tensor:
