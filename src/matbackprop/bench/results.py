@@ -8,13 +8,13 @@ import platform
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from matbackprop.errors import DataError
 from matbackprop.files import read_json
-from matbackprop.training.run_folder import package_versions
+from matbackprop.training.run_folder import is_number, package_versions
 
 Status = Literal["ok", "missing", "failed"]
 PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "spd_learn", "geoopt",
@@ -113,9 +113,25 @@ def load_results(path: Path) -> Results:
         raw = read_json(path)
         known = {f.name for f in fields(Record)}
         records = [Record(**{k: v for k, v in r.items() if k in known}) for r in raw.pop("records")]
-        return Results(**raw, records=records)
+        results = Results(**raw, records=records)
+        if not all(map(_is_sound, records)) or not results.name or not isinstance(results.command, str):
+            raise ValueError("values of other kinds")
+        return results
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a file of benchmark results ({error}); measure again.") from error
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether the values of a record, which came from a file, are of the kinds that it says."""
+    numbers = (record.median_ms, record.low_ms, record.high_ms, record.repeats, record.peak_mb)
+    texts = (record.suite, record.case, record.method, record.note, *record.parameters)
+    values = (*numbers, *record.parameters.values(), record.error)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and record.status in get_args(Status)
+        and all(number is None or is_number(number) for number in numbers)
+        and all(isinstance(value, (int, float, str, type(None))) for value in values)
+    )
 
 
 def save_results(results: Results, folder: Path) -> Path:

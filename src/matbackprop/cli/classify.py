@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 
 from matbackprop.data.pictures import read_mask, read_picture
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import ConfigurationError, DataError, ShapeError
 
 __all__ = ["Config", "main"]
 
@@ -46,7 +46,10 @@ def main(config: Config) -> int:
     image = read_picture(config.image).pixels
     boxes, masks, truth = _regions(config)
     model = load_classifier(config.model, config.device)
-    probabilities = classify_regions(model, image, boxes, masks)
+    try:
+        probabilities = classify_regions(model, image, boxes, masks)
+    except ShapeError as error:
+        raise ShapeError(f"{config.image}: {error}") from error
     names = model.names or [str(i) for i in range(probabilities.shape[1])]
     regions: list[dict[str, Any]] = []
     for i, row in enumerate(probabilities):

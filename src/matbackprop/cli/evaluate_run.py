@@ -48,19 +48,21 @@ def recipe_of(run: RunFolder) -> Recipe[Any]:
     raise ConfigurationError(f"the configuration of {run.path} fits no recipe. {' '.join(problems)}")
 
 
-def rebuild(run: RunFolder, which: str = "best", overrides: dict[str, Any] | None = None) -> tuple[Any, Any, Any]:
-    """Return (configuration, module, data) of a run, with its best or last weights."""
+def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tuple[Any, Any, Any]:
+    """Return (configuration, module, data) of a run, with the fields of a file over its own, and its weights."""
     from matbackprop.training.engine import load_weights, seed_all
 
     recipe = recipe_of(run)
-    config = merge(from_json(recipe.config_class, run.read_config()), overrides or {})
+    origin = f"{run.config_path}{'' if file is None else f' and {file}'}"
+    overrides = {} if file is None else read_config_file(file)
     try:
+        config = merge(from_json(recipe.config_class, run.read_config()), overrides)
         if getattr(getattr(config, "model", None), "backbone", None) is not None:
             check_published(config.model.backbone)
         seed_all(config.engine.seed)
         module, data = recipe.build(config)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{run.config_path}: {error}") from error
+        raise ConfigurationError(f"{origin}: {error}") from error
     load_weights(run, module, which)
     return config, module, data
 
@@ -70,8 +72,7 @@ def main(config: Config) -> int:
     from matbackprop.training.engine import evaluate
 
     run = RunFolder(config.run)
-    overrides = read_config_file(config.config) if config.config is not None else {}
-    resolved, module, data = rebuild(run, config.which, overrides)
+    resolved, module, data = rebuild(run, config.which, config.config)
     engine = replace(resolved.engine, accelerator=config.accelerator, resume=False, overwrite=False)
     metrics = evaluate(engine, module, data)
     if config.json:

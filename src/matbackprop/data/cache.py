@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.files import atomic_folder, atomic_write, read_json, remove_written
+from matbackprop.files import atomic_folder, atomic_write, read_json, remove_written, show
 
 FORMAT = 1
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
@@ -200,8 +200,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise DataError(f"{file} does not describe a cache; matbackprop did not write it, or it is damaged.")
     if content.get("format") != FORMAT:
         raise DataError(
-            f"the cache {path} has format {content.get('format')}, this version reads {FORMAT}. Remove the folder; it "
-            "is made again."
+            f"{file} has format {show(content.get('format'))}, this version reads {FORMAT}. Remove the folder; it is "
+            "made again."
         )
     if not isinstance(content.get("meta"), dict):
         raise DataError(f"{file} is damaged: it has no object 'meta'. Remove the folder; it is made again.")

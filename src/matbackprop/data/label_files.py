@@ -1,5 +1,6 @@
 """Label maps on disk: the benchmark's .mat and .seg files, PNG and NumPy arrays, read without running any code."""
 
+import math
 import re
 from collections.abc import Callable, Collection
 from functools import partial
@@ -11,12 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.data.mat_files import MAX_BYTES, read_mat
-from matbackprop.data.pictures import MAX_PIXELS, open_picture
+from matbackprop.data.pictures import open_picture
 from matbackprop.errors import DataError, LabelError, ShapeError
+from matbackprop.files import read_bytes, shorten
 from matbackprop.metrics.regions import as_label_map
 
 #: Files that ``read_label_maps`` understands.
 LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
+
+#: Pixels of the largest map; scoring takes sixty bytes for each.
+MAX_PIXELS = 1 << 24
+_CUTS = 1 << 27  # labels that a contour map is cut into, at all levels
 
 #: Whether ``name_1.png``, ``name_2.png`` … are several maps of the image ``name``.
 Numbered = Literal["yes", "no"]
@@ -65,7 +71,9 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
     except DataError:
         raise
     except Exception as error:  # damaged files make the readers fail in a dozen ways, all of which mean the same
-        raise DataError(f"{path} cannot be read, it seems damaged ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"{path} cannot be read, it seems damaged ({type(error).__name__}: {shorten(str(error), 200)})"
+        ) from error
     if not maps:
         raise DataError(f"{path} holds no label map; a two-dimensional array of integers is needed")
     return maps
@@ -83,6 +91,11 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
         return [_labels(cell, path) for cell in (segs.ravel() if segs.dtype == object else [segs])]
     for name in ("ucm2", "ucm"):
         if name in content:
+            cuts = np.size(content[name]) // (4 if name == "ucm2" else 1) * thresholds
+            if cuts > _CUTS:
+                raise DataError(
+                    f"{path} has {cuts} pixels at {thresholds} levels, at most {_CUTS} are cut; give fewer thresholds"
+                )
             return ucm_to_segmentations(content[name], thresholds, doubled=name == "ucm2")
     return [
         _labels(value, path)
@@ -92,6 +105,7 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
 
 
 def _labels(array: Any, path: Path) -> NDArray[np.integer]:
+    _check_size(path, *np.shape(array)[-2:])
     try:
         return as_label_map(array)
     except (ShapeError, LabelError) as error:
@@ -134,6 +148,7 @@ def _fill_contours(labels: NDArray[np.integer]) -> NDArray[np.integer]:
 
 def _read_png(path: Path) -> list[NDArray[np.integer]]:
     with open_picture(path) as picture:
+        _check_size(path, picture.height, picture.width)
         if picture.format != "PNG":
             raise DataError(f"is a {picture.format} file in truth; label maps must be PNG, which loses nothing")
         array = np.asarray(picture)
@@ -168,9 +183,9 @@ def _is_drawn(labels: NDArray[np.integer]) -> bool:
     return int((others & inside).sum()) < 0.5 * int(others.sum())
 
 
-def _check_size(path: Path, height: int, width: int) -> None:
-    if height * width > MAX_PIXELS:
-        raise DataError(f"{path} has {height}×{width} pixels; at most {MAX_PIXELS} are read")
+def _check_size(path: Path, *shape: int) -> None:
+    if math.prod(shape) > MAX_PIXELS:
+        raise DataError(f"{path} has {'×'.join(map(str, shape))} pixels; at most {MAX_PIXELS} of a label map are read")
 
 
 def _read_npz(path: Path) -> list[NDArray[np.integer]]:
@@ -210,7 +225,7 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
     pixels are left without a label.
     """
     path = Path(path)
-    head, mark, body = path.read_text(encoding="ascii", errors="strict").partition("\ndata")
+    head, mark, body = read_bytes(path, 1 << 24).decode("ascii").partition("\ndata")
     if not mark:
         raise DataError(f"{path}: the line 'data' is missing; is it a BSDS300 .seg file?")
     fields = dict(line.split(maxsplit=1) for line in head.splitlines() if len(line.split(maxsplit=1)) == 2)

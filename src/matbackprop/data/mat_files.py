@@ -15,7 +15,7 @@ import numpy as np
 
 from matbackprop.errors import DataError
 
-MAX_BYTES = 1 << 29
+MAX_BYTES = 1 << 28
 """Most bytes that a file may unfold to; a human's maps of an image take a few million."""
 
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-MAX_PIXELS = 89_478_485
-"""Pixels of the largest picture that is decoded: Pillow's own limit, a quarter of a gigabyte of RGB."""
+MAX_PIXELS = 50_000_000
+"""Pixels of the largest picture that is decoded; reading, segmenting and drawing it take less than a gigabyte."""
 
 _KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000")
 _FILTERS = threading.Lock()  # the filters of warnings belong to all threads
+_STRIP = 256  # rows
 _DARK = 64  # 12 bits in 16 leave bytes below 16
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
@@ -143,11 +144,22 @@ def picture_of(image: Image) -> Picture:
 
     ImageOps.exif_transpose(image, in_place=True)  # and no other copy: a picture may be large
     if image.mode[0] in "IF":  # I, I;16, I;16B, F
-        return _rescale(np.asarray(image))
-    if image.has_transparency_data:
-        clear = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
-    return Picture(np.array(image if image.mode == "RGB" else image.convert("RGB")))
+        return _rescale(image)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    clear = image.has_transparency_data
+    for rows, strip in _strips(image):
+        if clear:
+            strip = strip.convert("RGBA")
+            strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
+        pixels[rows] = np.asarray(strip if strip.mode == "RGB" else strip.convert("RGB"))
+    return Picture(pixels)
+
+
+def _strips(image: Image) -> Iterator[tuple[slice, Image]]:
+    """Rows of an image and what they show, a few at a time: Pillow makes several copies of what it converts."""
+    for top in range(0, image.height, _STRIP):
+        bottom = min(top + _STRIP, image.height)
+        yield slice(top, bottom), image.crop((0, top, image.width, bottom))
 
 
 def _mask_of(image: Image) -> NDArray[np.bool_]:
@@ -160,13 +172,20 @@ def _mask_of(image: Image) -> NDArray[np.bool_]:
     return rgba[..., :3].any(-1) & (rgba[..., 3] > 0)
 
 
-def _rescale(values: NDArray[np.generic]) -> Picture:
-    finite = np.isfinite(values)
-    if not finite.any():
+def _rescale(image: Image) -> Picture:
+    low, high = np.inf, -np.inf
+    for _, strip in _strips(image):
+        values = np.asarray(strip)
+        if (finite := values[np.isfinite(values)]).size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+    if low > high:
         raise DataError("has no finite value.")
-    low, high = (float(f(values[finite])) for f in (np.min, np.max))
-    unit = (np.where(finite, values, low).astype(np.float32) - low) / (high - low or 1.0)
-    return Picture(np.repeat((255 * unit).round().astype(np.uint8)[..., None], 3, -1), (low, high))
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for rows, strip in _strips(image):
+        values = np.asarray(strip)
+        unit = (np.where(np.isfinite(values), values, low).astype(np.float32) - low) / (high - low or 1.0)
+        pixels[rows] = (255 * unit).round().astype(np.uint8)[..., None]
+    return Picture(pixels, (low, high))
 
 
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from matbackprop.errors import ConfigurationError, WeightsError
+from matbackprop.files import shorten
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.models.pretrained import CONFIG, fetch_pretrained, pretrained_config
@@ -93,7 +94,7 @@ def _load(source: str | Path, kind: type[M], purpose: str, recipe: str) -> M:
     name = pretrained_config(folder).get("class")
     if name != kind.__name__:
         raise WeightsError(
-            f"{folder} holds {f'a {name}' if name else 'no saved model'}, which does not {purpose}; train one with "
+            f"{folder} holds a {shorten(str(name))} by its {CONFIG}, which does not {purpose}; train one with "
             f"'matbackprop train {recipe}'."
         )
     return kind.from_pretrained(folder)

@@ -59,7 +59,7 @@ def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer
 
     Raises:
         ShapeError: not two-dimensional, or without a pixel.
-        LabelError: fractional or non-finite values.
+        LabelError: fractional, non-finite or enormous values.
     """
     if hasattr(labels, "detach"):
         labels = labels.detach().cpu().numpy()
@@ -71,7 +71,7 @@ def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer
     if np.issubdtype(array.dtype, np.integer):
         return array
     if np.issubdtype(array.dtype, np.floating):
-        whole = np.isfinite(array).all() and bool((array == np.round(array)).all())
+        whole = bool((np.abs(array) < 2**63).all() and (array == np.round(array)).all())  # NaN is neither
         if whole:
             return array.astype(np.int64)
     raise LabelError(
@@ -97,7 +97,7 @@ def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDAr
     array = as_label_map(labels, name)
     low, high = int(array.min()), int(array.max())
     if high - low <= 4 * array.size + 1024:  # a table look-up is about twenty times faster than sorting
-        shifted = array.astype(np.int64) - low
+        shifted = array.astype(np.int64) - array.min().astype(np.int64)  # right for uint64 too, since both wrap around
         present = np.bincount(shifted.ravel()) > 0
         table = np.cumsum(present) - 1
         return table[shifted], int(table[-1]) + 1

@@ -57,8 +57,9 @@ class RegionDataConfig:
     """Threads that read batches when they are not resident."""
 
     def __post_init__(self) -> None:
-        counts = ("side", "canvas", "batch_size", "validation_batch_size")
+        counts = ("batch_size", "validation_batch_size")
         check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
+        check_ranges("data", self, side="[1, 8192]", canvas="[1, 8192]")
         check_ranges("data", self, **dict.fromkeys(("made", "minimum_area", "margin", "jitter", "threads"), "[0, inf)"))
 
 
