@@ -132,6 +132,7 @@ def test_page_shows_losses_and_missing_peers(tmp_path):
         ),
     ]
     save_results(_results(*records), tmp_path / "results")
+    (tmp_path / "results" / "faults.json").write_text('{"survived": 200}')  # a summary of another kind
     (tmp_path / "docs").mkdir()
     page = write_page(tmp_path / "results", tmp_path / "docs" / "benchmarks.md")
     text = page.read_text()

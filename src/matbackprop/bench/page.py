@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matbackprop.bench.results import Record, Results, load_results
 from matbackprop.errors import DataError
+from matbackprop.files import read_json
 from matbackprop.report.figures import lines
 
 TITLES = {
@@ -197,7 +198,8 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
 
 def write_page(folder: Path, page: Path) -> Path:
     """Write the Markdown page of all machines, whose JSON files a folder holds; plots go to ``_static/benchmarks``."""
-    files = sorted(folder.glob("*.json"))
+    # Summaries of other kinds may lie beside the machines' files.
+    files = [path for path in sorted(folder.glob("*.json")) if "records" in read_json(path, limit=1 << 28)]
     if not files:
         raise DataError(f"there are no results in {folder}; measure first.")
     link = "_static/benchmarks"
