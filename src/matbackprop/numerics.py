@@ -17,7 +17,10 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 def symmetrize(a: Tensor) -> Tensor:
     """Return the symmetric part (A + Aᵀ)/2 of the last two dimensions, Hermitian for complex A."""
-    return (a + a.mH).mul_(0.5)  # in place: fresh memory costs more than the sum
+    total = a + a.mH
+    if torch.compiler.is_compiling():  # torch 2.11 loses the gradient of what is changed in place before a Function
+        return 0.5 * total
+    return total.mul_(0.5)  # fresh memory costs more than the sum
 
 
 def inner(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 import matbackprop as mb
 from helpers.spectra import defects, hard_spectra
 from matbackprop.cuda import cusolver, cuts, jacobi, pool, refined
+from matbackprop.cuda.graphs import replayed
 from matbackprop.solvers import batched_eigh, route
 from matbackprop.spectral.clustering import weighted_kmeans
 from matbackprop.spectral.components import connected_components
@@ -252,6 +253,13 @@ def test_components_match_the_cpu(connectivity):
     labels[1] = 0  # one component
     found = connected_components(labels.cuda(), connectivity=connectivity)
     assert torch.equal(found.cpu(), connected_components(labels, connectivity=connectivity))
+
+
+def test_a_chain_that_cannot_be_recorded_is_called():
+    for value in (1.0, 2.0, 3.0):
+        x = torch.full((3,), value, device="cuda")
+        (out,) = replayed("waits for the device", lambda x: (x * float(x.sum()),), (x,))
+        assert out.tolist() == [3 * value * value] * 3
 
 
 def test_replayed_kmeans_takes_new_points():

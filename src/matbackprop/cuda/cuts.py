@@ -156,10 +156,8 @@ def degree_objective(f: Tensor, labels: Tensor, k: int, tol: float, general: Cal
     def adjoint(g: Tensor, x: Tensor, scaled: Tensor, degree: Tensor, total: Tensor, a: Tensor, q: Tensor) -> Tensor:
         own = a.gather(-2, place.unsqueeze(-1).expand(scaled.shape))  # A[labels]
         turned = scaled @ q
-        mass = torch.zeros_like(a[..., 0])
-        share = torch.zeros_like(mass).scatter_add(-1, place, degree * (own * scaled).sum(-1))
-        mass = mass.scatter_add(-1, place, degree)
-        share = (share / torch.where(mass > 0, mass, 1)).gather(-1, place)  # S_jᵀB⁺S_j/K_j²
+        b = scaled.mT @ (scaled * degree.unsqueeze(-1))
+        share = ((a @ b) * a).sum(-1).gather(-1, place)  # S_jᵀB⁺S_j/K_j²
         there = (degree > 0).to(g.dtype) * g.unsqueeze(-1)
         on_degree = (there * (share - (turned * scaled).sum(-1))).unsqueeze(-1)
         rows = scaled * degree.unsqueeze(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,21 +44,26 @@ def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Te
 
     Returns:
         What the chain returns, in memory of its own, without a gradient. Recording, in the second call, waits for the
-        device once. While the caller is recording a graph, the chain is called.
+        device once. While the caller is recording a graph, or where recording failed, the chain is called.
     """
     if torch.cuda.is_current_stream_capturing():
         return chain(*inputs)
-    recorded: OrderedDict[Any, _Recorded | None] = _thread.__dict__.setdefault("recorded", OrderedDict())
+    recorded: OrderedDict[Any, _Recorded | Literal["not yet", "impossible"]] = _thread.__dict__.setdefault(
+        "recorded", OrderedDict()
+    )
     with torch.cuda.device(inputs[0].device):
         stream = torch.cuda.current_stream().cuda_stream
         key = (name, inputs[0].get_device(), stream, tuple((tuple(x.shape), x.dtype) for x in inputs))
         if key not in recorded:  # the first call prepares what may not happen while recording
-            recorded[key] = None
+            recorded[key] = "not yet"
             while len(recorded) > _KEPT:
                 recorded.popitem(last=False)
             return chain(*inputs)
         recorded.move_to_end(key)
         graph = recorded[key]
-        if graph is None:
-            graph = recorded[key] = _Recorded(chain, inputs)
-        return graph(inputs)
+        if graph == "not yet":
+            try:
+                graph = recorded[key] = _Recorded(chain, inputs)
+            except RuntimeError:  # something else on the device was in the way: launch one by one
+                graph = recorded[key] = "impossible"
+        return chain(*inputs) if isinstance(graph, str) else graph(inputs)

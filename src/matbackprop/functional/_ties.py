@@ -125,6 +125,7 @@ def tie_policy(
 
 # Flags on their way from a device: (event, flag in pinned memory, policy). Backward passes run in threads of their own.
 _deferred: deque[tuple[Any, Tensor, TiePolicy]] = deque()
+_free: dict[torch.device, list[tuple[Any, Tensor]]] = {}  # events and flags that arrived and can travel again
 _lock = threading.Lock()
 _MOST_DEFERRED = 256  # the oldest flag is waited for when there are more: it arrived long ago
 
@@ -135,22 +136,31 @@ def _notify(flagged: Tensor, policy: TiePolicy) -> None:
         if bool(flagged):
             _complain(policy)
     elif flagged.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        with _lock:
+            free = _free.setdefault(flagged.device, [])
+            slot = free.pop() if free else None
+        event, flag = slot or (torch.cuda.Event(), torch.empty((), dtype=torch.bool, pin_memory=True))
         flag.copy_(flagged, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(flagged.device))
         _defer(event, flag, policy)
 
 
 def _defer(event: Any, flag: Tensor, policy: TiePolicy) -> None:
     with _lock:
         _deferred.append((event, flag, policy))
-        full = len(_deferred) > _MOST_DEFERRED
-        event, flag, policy = _deferred.popleft() if full else (event, flag, policy)
-    if full:
-        event.synchronize()
-        if bool(flag):
-            _complain(policy)
+        oldest = _deferred.popleft() if len(_deferred) > _MOST_DEFERRED else None
+    if oldest is not None and _read(*oldest[:2]):
+        _complain(oldest[2])
+
+
+def _read(event: Any, flag: Tensor) -> bool:
+    """What a flag says, waited for if need be; its place is free again."""
+    event.synchronize()
+    value = bool(flag)
+    with _lock:
+        if (device := getattr(event, "device", None)) in _free:
+            _free[device].append((event, flag))
+    return value
 
 
 def _complain(policy: TiePolicy) -> None:
@@ -191,18 +201,17 @@ def raise_deferred(*, wait: bool = False) -> None:
     if torch.compiler.is_compiling():  # a compiled graph holds no locks, and defers nothing
         return
     while (entry := _arrived(wait)) is not None:
-        flag, policy = entry
-        if bool(flag):
+        event, flag, policy = entry
+        if _read(event, flag):
             _complain(policy)
 
 
-def _arrived(wait: bool) -> tuple[Tensor, TiePolicy] | None:
+def _arrived(wait: bool) -> tuple[Any, Tensor, TiePolicy] | None:
     """Take the first flag that has arrived, or with ``wait`` the first one, out of the queue."""
     with _lock:
         index = next((i for i, (event, *_) in enumerate(_deferred) if wait or event.query()), None)
         if index is None:
             return None
-        event, flag, policy = _deferred[index]
+        entry = _deferred[index]
         del _deferred[index]
-    event.synchronize()
-    return flag, policy
+    return entry

@@ -40,6 +40,16 @@ def _real_on_cuda(device: torch.device, dtype: torch.dtype, n: int, batch: int) 
     return device.type == "cuda" and dtype in _REAL and cusolver.available()
 
 
+def _small_and_complex(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
+    """Whether torch would call cuSOLVER's Jacobi routine, which leaves 1e-10 of rotations where eigenvalues meet."""
+    return device.type == "cuda" and dtype not in _REAL and n <= 32
+
+
+def _on_the_host(a: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(a.cpu())
+    return values.to(a.device), vectors.to(a.device)
+
+
 class _Route(NamedTuple):
     takes: Callable[[torch.device, torch.dtype, int, int], bool]
     solve: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -57,6 +67,7 @@ _ROUTES = {
     "jacobi": _Route(_few_and_small, lambda a: jacobi.solve(a.contiguous())),
     "refined": _Route(_refinable, lambda a: refined.solve(a.contiguous())),
     "cusolver": _Route(_real_on_cuda, cusolver.solve),
+    "lapack-host": _Route(_small_and_complex, _on_the_host),
     "torch": _Route(lambda *_: True, _torch_eigh),
 }
 
@@ -73,7 +84,7 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
     kernel of this package that keeps small matrices on chip; ``cusolver`` is cuSOLVER's 64-bit batched routine in the
     library that torch ships; ``refined`` is the same routine in float32 whose results are refined to float64 by matrix
     products and, where eigenvalues nearly meet, by rotations; ``torch`` is :func:`torch.linalg.eigh`, everywhere else
-    and for complex matrices on CUDA.
+    and for complex matrices on CUDA, up to order 32 ``lapack-host``, which copies them to the CPU.
 
     Args:
         device: where the matrices are.
@@ -133,9 +144,9 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     r"""Eigendecomposition of symmetric or Hermitian matrices, A = U diag(λ) Uᴴ, by the fastest route installed.
 
     Every operator of the package calls this function. It is not differentiable: the operators carry their own adjoints.
-    On CUDA it neither waits for the device nor moves anything to the CPU, and can be captured into a CUDA graph after
+    On CUDA real matrices neither wait for the device nor move to the CPU, and can be captured into a CUDA graph after
     one call with the same shapes. The one exception: float64 matrices above order 128, unless the batch is very large,
-    are replayed from a recording, and making it, in the second call with a shape, waits once.
+    are replayed from a recording, and making it, in the second call with a shape, waits once. Complex ones wait.
 
     Args:
         a: matrices ``(*batch, n, n)``, float32, float64, complex64 or complex128; only the lower triangle is read.

@@ -44,7 +44,7 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
     lapack = full_matrices or (fine and x.device.type != "cuda")
     if lapack or x.dtype != torch.float64 or x.numel() == 0:
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
-        return u, s, vh
+        return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if kernels.takes(x):
         return kernels.factor(x, _KERNEL_LIMIT[fine])
     return _thin_svd(x, fine)
