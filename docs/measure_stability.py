@@ -347,10 +347,10 @@ def main() -> None:
     for what, function in (("gradient", "log"), ("gradient", "sqrt"), ("value", "log")):
         for name, cases in (("plain", CASES), ("stress", STRESS)):
             table = pooling_table(cases, function, what)
-            table.write(out / f"stability_{what}_{function}_{name}.md")
+            (out / f"stability_{what}_{function}_{name}.md").write_text(table.markdown().rstrip() + "\n")
             print(f"{what} of {function}, {name}\n{table.markdown()}\n", flush=True)
     table = ncut_table()
-    table.write(out / "stability_ncuts.md")
+    (out / "stability_ncuts.md").write_text(table.markdown().rstrip() + "\n")
     print(table.markdown())
     gap_figure(HERE / "_static" / "stability_gap.png")
     packages = ", ".join(f"{p} {metadata.version(p)}" for p in ("torch", "numpy", "spd_learn", "geoopt"))

@@ -23,6 +23,15 @@ def is_wrapped(a: Tensor) -> bool:
     return torch._C._functorch.maybe_get_level(a) > -1 or torch._C._functorch.is_legacy_batchedtensor(a)
 
 
+def receives_gradient(a: Tensor) -> bool:
+    """Whether ``a`` requires a gradient, or a tensor that it stands for does."""
+    while not a.requires_grad:
+        if torch._C._functorch.maybe_get_level(a) < 0:
+            return False
+        a = torch._C._functorch.get_unwrapped(a)
+    return True
+
+
 def is_batched(a: Tensor) -> bool:
     """Whether ``a`` stands for a batch inside vmap."""
     return torch._C._functorch.is_batchedtensor(a)

@@ -7,7 +7,8 @@ compiling or under a transformation, where there are no values.
 from __future__ import annotations
 
 import cmath
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -79,9 +80,15 @@ def check_finite(a: Tensor, name: str) -> None:
         )
 
 
-def check_squares(a: Tensor, dtype: torch.dtype, name: str) -> None:
-    """Raise where the squares of matrices computed in ``dtype`` would overflow."""
-    _check_size(a, dtype, name, 0.0, torch.finfo(dtype).max ** 0.5 / 1e4)
+def check_large(a: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Raise where fourth powers of matrices computed in ``dtype`` would overflow."""
+    _check_size(a, dtype, name, 0.0, torch.finfo(dtype).max ** 0.25)
+
+
+def check_result(out: Tensor, name: str, remedy: str) -> None:
+    """Raise where a result of finite inputs is not finite: it overflowed."""
+    if values_checkable(out) and not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
+        raise DomainError(f"{name} overflows {out.dtype}. {remedy}")
 
 
 def check_scale(a: Tensor, dtype: torch.dtype, name: str) -> None:
@@ -90,13 +97,54 @@ def check_scale(a: Tensor, dtype: torch.dtype, name: str) -> None:
     _check_size(a, dtype, name, info.tiny**0.25, info.max**0.25)
 
 
+def check_range(a: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Raise where sums of matrices computed in ``dtype`` would overflow, or their rounding vanish; zero may stand."""
+    info = torch.finfo(dtype)
+    _check_size(a, dtype, name, info.tiny / info.eps, info.max * info.eps)
+
+
+def into_range(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """A, or A times a power of two, one per matrix, where its fourth powers in ``dtype`` would leave the range.
+
+    For what does not see the scale. Tensors whose values cannot be looked at stay as they are.
+    """
+    return into_range_and_back(a, dtype)[0]
+
+
+def into_range_and_back(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """`into_range`, and what takes eigenvalues or singular values ``(*batch, n)`` of the result back to those of A."""
+    factors = _range_factors(a, dtype)
+    if factors is None:
+        return a, lambda values: values
+    one, other = (x.unsqueeze(-1) for x in factors)
+    return a * one.unsqueeze(-1) * other.unsqueeze(-1), lambda values: values / one / other
+
+
+def _range_factors(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Two powers of two per matrix, whose product may itself be out of range; None where A is in range as it is."""
+    info = torch.finfo(dtype)
+    bad = _sizes_outside(a, info.tiny**0.25, info.max**0.25)
+    if bad is None:
+        return None
+    largest, outside = bad
+    exponent = torch.where(outside, torch.frexp(largest).exponent, 0).to(largest.dtype)
+    half = (0.5 * exponent).trunc()
+    return torch.exp2(-half), torch.exp2(half - exponent)
+
+
+def _sizes_outside(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor] | None:
+    """The largest entry of each matrix, and where it is neither zero nor between two sizes; None where it always is."""
+    if a.numel() == 0 or torch.finfo(a.dtype).max <= most or not values_checkable(a):
+        return None
+    largest = torch.linalg.vector_norm(a.detach(), math.inf, (-2, -1))
+    bad = (largest > most) | ((largest < least) & (largest > 0))
+    return (largest, bad) if bool(bad.any()) else None
+
+
 def _check_size(a: Tensor, dtype: torch.dtype, name: str, least: float, most: float) -> None:
     """Raise unless the largest entry of each matrix lies between two sizes, or is zero."""
-    if a.numel() == 0 or torch.finfo(a.dtype).max <= most or not values_checkable(a):
-        return
-    largest = a.detach().abs().amax((-2, -1))
-    bad = (largest > most) | ((largest < least) & (largest > 0))
-    if bool(bad.any()):
+    if (outside := _sizes_outside(a, least, most)) is not None:
+        largest, bad = outside
         raise DomainError(
             f"{name} has a matrix whose largest entry is {float(largest[bad].flatten()[0]):.3g}: products of its "
             f"entries leave the range of {dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."

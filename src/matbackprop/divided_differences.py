@@ -13,6 +13,7 @@ are tables of n² entries: they are worked out in place, which the CPU does seve
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
+from matbackprop.checks import check_result
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, OrderError
 
 __all__ = [
@@ -62,7 +64,7 @@ def _log_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
     # place, no more.
     r = a / b
     r.masked_fill_(r == 1, 1 + torch.finfo(r.dtype).eps)
-    return r.log().div_(r.sub_(1).mul_(b))
+    return r.log().div_(r.sub_(1)).div_(b)
 
 
 def _log_tail(low: Tensor, high: Tensor) -> Tensor:
@@ -463,10 +465,10 @@ def _two_pieces(
         x = torch.where(in_b == in_c, a, torch.where(in_a == in_c, b, c))  # the odd one out
         y = torch.where(in_b == in_c, b, a)
         z = torch.where((in_b == in_c) | (in_a == in_c), c, b)
-        gaps = (x - y) * (x - z)
-        none = ((in_a == in_b) & (in_b == in_c)) | (gaps == 0)
+        none = ((in_a == in_b) & (in_b == in_c)) | (x == y) | (x == z)
         e = excess(x, p)
-        return torch.where(none, 0, torch.where(upper(x, p), e, -e) / torch.where(none, 1, gaps))
+        quotient = torch.where(upper(x, p), e, -e) / torch.where(none, 1, x - y) / torch.where(none, 1, x - z)
+        return torch.where(none, 0, quotient)
 
     return SpectralFunction(name, value, first, second)
 
@@ -527,16 +529,49 @@ def is_named(function: SpectralFunction) -> bool:
     return function.name.startswith("power") or _NAMED.get(function.name) is function
 
 
-def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
-    """The same function at a spectrum where its derivative is infinite: asking for the derivative raises."""
+def _refusing(function: SpectralFunction, message: str) -> SpectralFunction:
+    """The same function, whose derivatives raise."""
 
     def refuse(*_: Any) -> NoReturn:
-        raise DomainError(
-            f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. Add a multiple of the "
-            f"identity first, or pool the features themselves with second_order_pool, which has a derivative there."
-        )
+        raise DomainError(message)
 
     return dataclasses.replace(function, first=refuse, second=refuse)
+
+
+def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
+    """The same function at a spectrum where its derivative is infinite: asking for the derivative raises."""
+    return _refusing(
+        function,
+        f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. Add a multiple of the "
+        f"identity first, or pool the features themselves with second_order_pool, which has a derivative there.",
+    )
+
+
+def without_derivative(function: SpectralFunction, where: str) -> SpectralFunction:
+    """The same function where the operator has a value and no derivative: asking for it raises."""
+    return _refusing(function, f"there is no derivative at {where}; take a smaller rank, or add a small matrix to it.")
+
+
+@functools.lru_cache(maxsize=64)
+def announcing_overflow(function: SpectralFunction) -> SpectralFunction:
+    """The same function, whose derivatives raise where they leave the range of floating point."""
+
+    def announcing(difference: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def announced(*arguments: Any) -> Tensor:
+            out = difference(*arguments)
+            check_result(
+                out, f"a derivative of {function.name} at these eigenvalues", "Scale the matrices, or raise eps."
+            )
+            return out
+
+        return announced
+
+    return dataclasses.replace(
+        function,
+        first=announcing(function.first),
+        second=announcing(function.second),
+        in_parameter=lambda: announcing_overflow(function.in_parameter()),
+    )
 
 
 def refuse_captured_parameters(function: SpectralFunction, lam: Tensor) -> None:

@@ -15,14 +15,30 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("name", CUTS)
+FREE = {name: call for name, call in CUTS.items() if name != "embedding"} | {
+    "projector": mb.projector,
+    "polar": lambda a: mb.polar(a).Q,
+    "rotation": mb.project_rotation,
+    "procrustes": lambda x: mb.procrustes(x, x.flip(-1)),
+    "cut value": lambda f: mb.normalized_cut_value(f @ EYE, LABELS.expand(f.shape[:-1])),
+}
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e-90, 1e90, 1e170, 1e300])
-def test_features_whose_products_leave_the_range_are_refused(name, scale):
-    """Without this J2 of 1e170·I was 2 instead of 0, soft NaN and the embedding's eigenvalues 0 instead of 1."""
+def test_features_whose_degrees_leave_the_range_are_refused(scale):
+    """Without this the embedding's eigenvalues of 1e170·I were 0 instead of 1."""
     with pytest.raises(DomainError, match="Scale it"):
-        CUTS[name](scale * EYE)
+        CUTS["embedding"](scale * EYE)
     with pytest.raises(DomainError, match="Scale it"):  # one image of a batch
-        CUTS[name](torch.stack([EYE, scale * EYE]))
+        CUTS["embedding"](torch.stack([EYE, scale * EYE]))
+
+
+@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("scale", [1e-310, 1e-300, 1e-170, 1e170, 1e300, 1.2e308])
+def test_what_does_not_see_the_scale_is_scaled_first(name, scale):
+    """Without this J2 of 1e170·I was 2 instead of 0, and the projector of 1.2e308·I was 0."""
+    torch.testing.assert_close(FREE[name](scale * EYE), FREE[name](EYE))
+    torch.testing.assert_close(FREE[name](torch.stack([EYE, scale * EYE]))[1], FREE[name](EYE))
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -37,8 +53,11 @@ def test_what_does_not_see_the_scale_is_the_same_at_every_other_scale(name, scal
 
 def test_single_precision_has_a_range_of_its_own():
     with pytest.raises(DomainError, match="float32"):
-        mb.normalized_cut_j2(1e12 * EYE.float(), LABELS, precision=torch.float32)
-    torch.testing.assert_close(mb.normalized_cut_j2(1e12 * EYE.float(), LABELS), torch.tensor(0.0))
+        mb.spectral_embedding(1e12 * EYE.float(), 4, ties="drop", precision=torch.float32)
+    torch.testing.assert_close(mb.spectral_embedding(1e12 * EYE.float(), 4, ties="drop")[0], torch.ones(4))
+    for precision in (torch.float32, torch.float64):
+        value = mb.normalized_cut_j2(1e12 * EYE.float(), LABELS, precision=precision)
+        torch.testing.assert_close(value, torch.tensor(0.0))
 
 
 def test_pooling_refuses_squares_that_overflow():

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_range,
+    check_result,
+    check_symmetric,
+    into_range,
+    wants_check,
+)
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
@@ -37,6 +45,7 @@ def affinity(
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: f or Λ does not fit.
+        DomainError: the products overflow.
 
     Gradient:
         ∂L/∂F = G F Λᵀ + Gᵀ F Λ and ∂L/∂Λ = Fᵀ G F, for any Λ and G. The paper's 2G_sym F Λᵀ needs a symmetric Λ.
@@ -61,7 +70,10 @@ def affinity(
     dtype = compute_dtype(precision)
     with autocast_off(f.device.type):
         x = f.to(dtype)
-        return ((x if lam is None else x @ lam.to(dtype)) @ x.mT).to(f.dtype)
+        out = ((x if lam is None else x @ lam.to(dtype)) @ x.mT).to(f.dtype)
+        if wants_check(check, f):
+            check_result(out, "the affinity", "Scale the features.")
+        return out
 
 
 def _degrees(w: Tensor, check: bool | None) -> Tensor:
@@ -117,7 +129,7 @@ def normalized_affinity(
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: w is not a batch of finite square matrices.
-        DomainError: a negative degree.
+        DomainError: a negative degree, or affinities near the ends of floating point.
         LabelError: labels that do not fit.
 
     Gradient:
@@ -138,6 +150,7 @@ def normalized_affinity(
     check_matrix(w, "w", square=True)
     if wants_check(check, w):
         check_finite(w, "w")
+        check_range(w, compute_dtype(precision), "w")
     k = 0 if labels is None else _region_count(w, labels, num_labels, check)
     dtype = compute_dtype(precision)
     with autocast_off(w.device.type):
@@ -205,7 +218,8 @@ def normalized_cut_value(
     with autocast_off(w.device.type):
         e = _indicators(labels, k, dtype)
         labelled = e.sum(-1)
-        x = symmetrize(w.to(dtype)) * (labelled.unsqueeze(-1) * labelled.unsqueeze(-2))
+        x = symmetrize((into_range(w, dtype) if wants_check(check, w) else w).to(dtype))
+        x = x * (labelled.unsqueeze(-1) * labelled.unsqueeze(-2))
         volume = (_degrees(x, check).unsqueeze(-2) @ e).squeeze(-2)
         inside = (e * (x @ e)).sum(-2)
         positive = volume > 0

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_result,
+    check_symmetric,
+    into_range_and_back,
+    wants_check,
+)
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
@@ -141,6 +148,7 @@ def eigh(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
+        DomainError: an eigenvalue overflows.
         TieError: see ``ties``; or the loss depends on the phase of a complex vector.
 
     Gradient:
@@ -168,8 +176,13 @@ def eigh(
     dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
-        if wants_check(check, a):
-            check_finite(a, "a")
-            check_symmetric(a, "a")
-        lam, u = apply(_Eigh, symmetrize(a.to(dtype)), policy)
-        return Eigenpairs(lam.to(real_dtype(a.dtype)), u.to(a.dtype))
+        if not wants_check(check, a):
+            lam, u = apply(_Eigh, symmetrize(a.to(dtype)), policy)
+            return Eigenpairs(lam.to(real_dtype(a.dtype)), u.to(a.dtype))
+        check_finite(a, "a")
+        check_symmetric(a, "a")
+        x, back = into_range_and_back(a, dtype)
+        lam, u = apply(_Eigh, symmetrize(x.to(dtype)), policy)
+        lam = back(lam).to(real_dtype(a.dtype))
+        check_result(lam, "an eigenvalue", "Scale the matrices.")
+        return Eigenpairs(lam, u.to(a.dtype))

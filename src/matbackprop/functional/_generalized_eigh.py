@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_scale, check_symmetric, wants_check
 from matbackprop.errors import DtypeError, NumericalError, ShapeError
 from matbackprop.functional._eigh import Eigenpairs, gaps_of, largest_entry, phases, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
@@ -93,6 +93,7 @@ def generalized_eigh(
             complex.
         NonFiniteError, SymmetryError: they hold NaN or Inf, or are not symmetric.
         NumericalError: B is not positive definite.
+        DomainError: products of the entries leave the range of floating point.
         TieError: see `eigh`.
 
     Gradient:
@@ -125,6 +126,7 @@ def generalized_eigh(
         for x, name in ((a, "a"), (b, "b")):
             if wanted:
                 check_finite(x, name)
+                check_scale(x, dtype, name)
                 check_symmetric(x, name)
         x, y = symmetrize(a.to(dtype)), symmetrize(b.to(dtype))
         factor, info = torch.linalg.cholesky_ex(y.detach())

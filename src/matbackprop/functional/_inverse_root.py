@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
-from matbackprop.divided_differences import named_function, resolve_function
+from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, wants_check
+from matbackprop.divided_differences import announcing_overflow, named_function, resolve_function
 from matbackprop.errors import ConfigurationError, DomainError, ShapeError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._matrix_function import parameter_tensor, round_to_domain
@@ -87,7 +87,8 @@ def inverse_root(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices, or a buffer does not fit.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
-        DomainError: λ + ε is not positive, p is not positive, or ε is negative.
+        DomainError: λ + ε is not positive, p is not positive, ε is negative, or the largest entry of ``a`` is near the
+            ends of floating point.
         ConfigurationError: ``basis`` or ``out`` is given where a gradient is recorded.
 
     Gradient:
@@ -110,6 +111,7 @@ def inverse_root(
     wanted = wants_check(check, a)
     if wanted:
         check_finite(a, "a")
+        check_range(a, compute_dtype(precision), "a")
         check_symmetric(a, "a")
     n = a.shape[-1]
     with autocast_off(a.device.type):
@@ -131,6 +133,8 @@ def inverse_root(
         function, exponent = resolve_function("power", -1.0 / p)
         damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1]))
         parameter = parameter_tensor(exponent, "p", x.shape[:-2], x)
+        if wanted:
+            function = announcing_overflow(function)
         root = spectral(damped, Spectrum(values, vectors.detach()), function, parameter)
         return root.to(a.dtype) if out is None else out.copy_(root)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, into_range, wants_check
 from matbackprop.errors import LabelError, ShapeError
 
 # One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
@@ -77,6 +77,15 @@ class LabelledImages(NamedTuple):
         if weight is not None:
             w = w * weight.to(dtype)
         return LabelledRows(f, w, self.labels.clamp(0, self.num_labels - 1).long(), self.num_labels)
+
+    def in_range(self, dtype: torch.dtype) -> LabelledImages:
+        """The same images with features and weights whose products do not leave the range, where values are checked."""
+        if not self.checked:
+            return self
+        weight = self.weight
+        if weight is not None and weight.dtype != torch.bool:
+            weight = into_range(weight.unsqueeze(-2), dtype).squeeze(-2)
+        return self._replace(f=into_range(self.f, dtype), weight=weight)
 
     def average(self, value: Tensor) -> Tensor:
         """Mean over the annotators that labelled anything; one of nothing but −1 fills up the batch only."""

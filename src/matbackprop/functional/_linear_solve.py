@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_batched
-from matbackprop.checks import check_finite, check_floating, check_matrix, check_symmetric, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_floating,
+    check_matrix,
+    check_range,
+    check_scale,
+    check_symmetric,
+    wants_check,
+)
 from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
@@ -104,6 +112,7 @@ def linear_solve(
         ShapeError, DtypeError: a or b does not fit.
         NonFiniteError, SymmetryError: values of a or b.
         NumericalError: A is not positive definite, or singular.
+        DomainError: the largest entry of a is near the ends of floating point.
 
     Gradient:
         dx = A⁻¹(db − dA x); λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ, its symmetric part for ``symmetric=True``. All orders,
@@ -118,13 +127,13 @@ def linear_solve(
     """
     check_matrix(a, "a", square=True)
     check_floating(b, "b")
-    wanted = wants_check(check, a)
+    wanted, dtype = wants_check(check, a), compute_dtype(precision)
     if wanted:
         check_finite(a, "a")
         check_finite(b, "b")
+        check_range(a, dtype, "a")
         if symmetric:
             check_symmetric(a, "a")
-    dtype = compute_dtype(precision)
     with autocast_off(a.device.type):
         x = a.to(dtype)
         full, columns, vector = _as_columns(symmetrize(x) if symmetric else x, b.to(dtype))
@@ -201,8 +210,8 @@ def _conjugate_gradients(
 def _refuse_indefinite(preconditioner: Tensor) -> None:
     if bool(preconditioner.any()):
         raise SolverError(
-            "conjugate gradients met a preconditioner that is not positive definite, or NaN. Its entries approximate "
-            "the inverse of the diagonal of A, which is positive where A is positive definite."
+            "conjugate gradients met a preconditioner that is not positive definite, or NaN. Its entries must "
+            "be positive: they approximate the inverse of the diagonal of A, which is so where A is positive definite."
         )
     raise SolverError(
         "conjugate gradients met a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
@@ -349,11 +358,24 @@ def conjugate_gradient_solve(
 
 
 def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:
-    """(diag(c) + D − FFᵀ)x, D the degrees of FFᵀ."""
+    """(diag(c) + D − FFᵀ)x, D the degrees of FFᵀ; D − FFᵀ does not see the mean of x, beside which it would cancel."""
     total = features.sum(-2)
     degree = (features @ total.unsqueeze(-1)).squeeze(-1)
-    pulled = (features @ (features.mT @ x.unsqueeze(-1))).squeeze(-1)
-    return (confidence + degree) * x - pulled
+    rest = x - x.mean(-1, keepdim=True) if x.shape[-1] else x
+    pulled = (features @ (features.mT @ rest.unsqueeze(-1))).squeeze(-1)
+    return confidence * x + (degree * rest - pulled)
+
+
+def _check_confidence(confidence: Tensor, degree: Tensor) -> None:
+    """Raise where rounding of the degrees would drown the confidence, which alone makes the system definite."""
+    if confidence.numel() == 0:
+        return
+    least, most = confidence.detach().amin(-1), degree.detach().amax(-1)
+    if bool((least < 1e3 * torch.finfo(degree.dtype).eps * most).any()):
+        raise NumericalError(
+            f"a confidence of {float(least.min()):.3g} is lost beside degrees of up to {float(most.max()):.3g}; scale "
+            f"the affinities (features) down, or raise the confidence."
+        )
 
 
 def gaussian_crf(
@@ -434,6 +456,8 @@ def gaussian_crf(
             w = symmetrize(affinity.to(dtype))
             if w.shape[:-1] != c.shape:
                 raise ShapeError(f"affinity must be {(*c.shape, c.shape[-1])}, got {tuple(affinity.shape)}.")
+            if wanted:
+                _check_confidence(c, w.sum(-1))
             x = linear_solve(torch.diag_embed(c + w.sum(-1)) - w, right, precision=dtype, check=check)
             return x.to(mean.dtype)
         assert features is not None
@@ -443,8 +467,11 @@ def gaussian_crf(
             raise ShapeError(f"features must be ({sizes}, d), got {tuple(features.shape)}.")
         if wanted:
             check_finite(features, "features")
+            check_scale(features, dtype, "features")
         f = features.to(dtype)
         total = f.detach().sum(-2, keepdim=True)
+        if wanted:
+            _check_confidence(c, (f.detach() * total).sum(-1))
         diagonal = c.detach() + (f.detach() * (total - f.detach())).sum(-1)
         if wanted and not bool((diagonal > 0).all()):
             raise NumericalError(

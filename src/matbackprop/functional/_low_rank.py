@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, wants_check
-from matbackprop.divided_differences import KEEP_LARGE
+from matbackprop.checks import check_finite, check_matrix, check_range, wants_check
+from matbackprop.divided_differences import KEEP_LARGE, without_derivative
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, is_double
@@ -38,13 +38,14 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
         NonFiniteError: ``a`` holds NaN or Inf.
-        DomainError: a negative rank.
+        DomainError: a negative rank, or a largest entry near the ends of floating point.
         TieError: σ_k = σ_{k+1}, so that the approximation is not unique.
 
     Gradient:
         That of λ ↦ λ for |λ| > σ_{k+1}, 0 elsewhere, a function of the symmetric matrix [[0, A], [Aᵀ, 0]] with the
         eigenvalues ±σᵢ: one of two singular values divides by σᵢ ± σⱼ only where they lie on different sides of the
-        cut. Exact at repeated singular values on one side, and at zero ones; two orders, vmap, forward mode.
+        cut. Exact at repeated singular values on one side, and at zero ones; two orders, vmap, forward mode. A matrix
+        of smaller rank than k is its own approximation but has no gradient: asking for it raises DomainError.
 
     Example:
         >>> import torch, matbackprop
@@ -59,6 +60,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     wanted = wants_check(check, a)
     if wanted:
         check_finite(a, "a")
+        check_range(a, compute_dtype(precision, a.dtype), "a")
     m, n = a.shape[-2:]
     if rank >= min(m, n):
         return a.clone()
@@ -66,8 +68,11 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
         x = a.to(compute_dtype(precision, a.dtype))
         u, s, vh = batched_svd(x.detach(), fine=is_double(a.dtype))
         cut = s[..., rank]
+        function = KEEP_LARGE
         if wanted and rank and s.numel():
             _check_gap(s, rank)
+            if bool((s[..., rank - 1] == 0).any()):
+                function = without_derivative(KEEP_LARGE, f"a matrix whose rank is less than {rank}")
         kept = torch.arange(s.shape[-1], device=s.device) < rank
         above = torch.nextafter(cut, torch.full_like(cut, torch.inf)).unsqueeze(-1)
         s = torch.where(kept, torch.maximum(s, above), s)  # a tie that was not checked still gives the rank asked for
@@ -76,7 +81,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
         spectrum = Spectrum(torch.cat([s, -s], -1), vectors, torch.zeros_like(cut))
         top = torch.nn.functional.pad(x, (m, 0))
         whole = torch.cat([top, torch.nn.functional.pad(x.mH, (0, n))], -2)
-        return spectral(whole, spectrum, KEEP_LARGE, cut)[..., :m, m:].to(a.dtype)
+        return spectral(whole, spectrum, function, cut)[..., :m, m:].to(a.dtype)
 
 
 def _check_gap(s: Tensor, rank: int) -> None:

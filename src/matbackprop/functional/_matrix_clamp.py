@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, wants_check
 from matbackprop.divided_differences import CLAMP
 from matbackprop.errors import DomainError
 from matbackprop.functional._spectrum import Spectrum, spectral
@@ -45,7 +45,7 @@ def matrix_clamp(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
-        DomainError: ``least`` is not finite.
+        DomainError: ``least`` is not finite, or the largest entry of ``a`` is near the ends of floating point.
 
     Gradient:
         U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 where both eigenvalues lie above t, 0 where neither does, and (λᵢ − t)/(λᵢ − λⱼ) with
@@ -64,6 +64,7 @@ def matrix_clamp(
     check_least(least)
     if wants_check(check, a):
         check_finite(a, "a")
+        check_range(a, compute_dtype(precision, a.dtype), "a")
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
         x = symmetrize(a.to(compute_dtype(precision, a.dtype)))

@@ -14,6 +14,7 @@ from matbackprop.checks import check_finite, check_matrix, check_symmetric, valu
 from matbackprop.divided_differences import (
     BoundFunction,
     SpectralFunction,
+    announcing_overflow,
     infinite_derivative,
     is_named,
     refuse_captured_parameters,
@@ -204,8 +205,8 @@ def _from_one_decomposition(
                 if isinstance(p, Tensor):
                     check_finite(p, "exponent")
                 remedy = "Add a multiple of the identity, or use second_order_pool with eps > 0."
-                if check_domain(lam, fn, "a", remedy) == 0:
-                    fn = infinite_derivative(fn)
+                at_zero = check_domain(lam, fn, "a", remedy) == 0
+                fn = infinite_derivative(fn) if at_zero else announcing_overflow(fn)
             power = parameter_tensor(p, "exponent", x.shape[:-2], x)
             out = of_symmetric_part(a, x, Spectrum(lam, vectors), fn, power)
             if wanted:

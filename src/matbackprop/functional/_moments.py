@@ -68,25 +68,29 @@ class Thin(NamedTuple):
         return c
 
     def feature_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
-        """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2.
+        """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
+        slope, second = self._slope(g), self._second(g)
+        ye = self.y @ e + self.y @ e.mH
+        return self.basis @ (slope.unsqueeze(-1) * ye + (second * (ye @ self.y.mH)) @ self.y)
 
-        g[λᵢ, λⱼ, ε] is the quotient over the widest gap, max(sᵢ, sⱼ). What cancels in it when both are far below ε is
-        multiplied by √(sᵢsⱼ) in Y G Yᵀ, so that its rounding error stays that of the first term.
+    def _second(self, g: BoundFunction) -> Tensor:
+        """g[λᵢ, λⱼ, ε], the quotient over the widest gap, max(sᵢ, sⱼ).
+
+        What cancels in it when both are far below ε is multiplied by √(sᵢsⱼ) in Y G Yᵀ, so that its rounding error
+        stays that of the first term.
         """
         slope, rows, columns = self._slope(g), self.s.unsqueeze(-1), self.s.unsqueeze(-2)
         nearer = torch.where(rows < columns, slope.unsqueeze(-1), slope.unsqueeze(-2))
         widest = torch.maximum(rows, columns)
         table = _table(self.s + self.eps.unsqueeze(-1), g)
-        second = torch.where(widest > 0, (table - nearer) / widest, 0)
-        ye = self.y @ e + self.y @ e.mH
-        return self.basis @ (slope.unsqueeze(-1) * ye + (second * (ye @ self.y.mH)) @ self.y)
+        return torch.where(widest > 0, (table - nearer) / widest, 0)
 
-    def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
+    def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor, w: Tensor) -> Tensor:
         """fᵢ L fᵢᵀ for each row of the unweighted F, also where the weight is zero and fᵢ leaves the others' span."""
         v, shift = self._right_vectors(), self.eps.unsqueeze(-1)  # on their complement A acts as ε
         lam = self.s + shift
         inside = f @ v.mH
-        outside = f - inside @ v
+        outside = (f - inside @ v) * (w == 0).unsqueeze(-1)  # a row that counts lies in the span, but for rounding
         ve = 0.5 * (v @ e + v @ e.mH)
         total = inner(inside, inside @ (_table(lam, g) * (ve @ v.mH)), (-1,))
         total = total + 2 * inner(inside, g.first(lam, shift).unsqueeze(-2) * (outside @ ve.mH), (-1,))
@@ -95,8 +99,21 @@ class Thin(NamedTuple):
     def eps_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
         """tr L = ⟨G, g'(A)⟩."""
         lam, at_eps = self.s + self.eps.unsqueeze(-1), g.first(self.eps, self.eps)
-        rise = (g.first(lam, lam) - at_eps.unsqueeze(-1)) / self.s.clamp_min(torch.finfo(self.s.dtype).tiny)
-        return at_eps * _trace(e) + (rise * _forms(self.y, e)).sum(-1)
+        return at_eps * _trace(e) + ((g.first(lam, lam) - at_eps.unsqueeze(-1)) * _forms(self._unit_rows(), e)).sum(-1)
+
+    def tangent(self, g: BoundFunction, df: Tensor) -> Tensor:
+        """The variation of g(A) in the direction of F: the transpose of `feature_gradient`."""
+        k = self.basis.mH @ df
+        slope, second = self._slope(g), self._second(g)
+        half = self.y.mH @ (slope.unsqueeze(-1) * k + (second * (k @ self.y.mH)) @ self.y)
+        return half + half.mH
+
+    def derivative(self, g: BoundFunction) -> Tensor:
+        """g'(A), the variation of g(A) with ε."""
+        lam, at_eps = self.s + self.eps.unsqueeze(-1), g.first(self.eps, self.eps).unsqueeze(-1)
+        v = self._unit_rows()
+        c = (v * (g.first(lam, lam) - at_eps).unsqueeze(-1)).mH @ v
+        return c + torch.diag_embed(at_eps.expand(*at_eps.shape[:-1], self.y.shape[-1]))
 
     def pairing(self, g: BoundFunction, e: Tensor) -> Tensor:
         """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
@@ -104,9 +121,13 @@ class Thin(NamedTuple):
         inside = (g.first(self.s + shift, shift) * _forms(self.y, e)).sum(-1)
         return g.value(self.eps) * _trace(e) + inside
 
+    def _unit_rows(self) -> Tensor:
+        """Rows of Y over their norms, zero where s is zero."""
+        return self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
+
     def _right_vectors(self) -> Tensor:
-        """Rows of Y over their norms, each cleared of what rounding left of larger ones; zero where s is zero."""
-        v = self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
+        """`_unit_rows`, each cleared of what rounding left of larger ones."""
+        v = self._unit_rows()
         return v - ((v @ v.mH) * (self.s.unsqueeze(-1) < self.s.unsqueeze(-2))) @ v
 
     def spectrum(self) -> Spectrum:
@@ -139,12 +160,25 @@ class Primal(NamedTuple):
     def feature_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
         """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
         h = self.basis.mH @ e @ self.basis
-        table = _table(self._lam(), g).masked_fill((self.s == 0).unsqueeze(-1), 0)
-        return self.y.mH @ ((table * (h + h.mH)) @ self.basis.mH)
+        return self.y.mH @ ((self._seen_table(g) * (h + h.mH)) @ self.basis.mH)
 
-    def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
-        """fᵢ L fᵢᵀ for each row of the unweighted F."""
-        return _forms(f @ self.basis, _table(self._lam(), g) * (self.basis.mH @ e @ self.basis))
+    def _seen_table(self, g: BoundFunction) -> Tensor:
+        """Γ without the rows of directions that F does not have."""
+        return _table(self._lam(), g).masked_fill((self.s == 0).unsqueeze(-1), 0)
+
+    def tangent(self, g: BoundFunction, df: Tensor) -> Tensor:
+        """The variation of g(A) in the direction of F: the transpose of `feature_gradient`."""
+        inside = self._seen_table(g) * (self.y @ df @ self.basis)
+        return self.basis @ (inside + inside.mH) @ self.basis.mH
+
+    def derivative(self, g: BoundFunction) -> Tensor:
+        """g'(A), the variation of g(A) with ε."""
+        return (self.basis * g.first(self._lam(), self._lam()).unsqueeze(-2)) @ self.basis.mH
+
+    def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor, w: Tensor) -> Tensor:
+        """fᵢ L fᵢᵀ for each row of the unweighted F; only a row without weight has directions that the others lack."""
+        rows = (f @ self.basis) * ((self.s > 0).unsqueeze(-2) | (w == 0).unsqueeze(-1))
+        return _forms(rows, _table(self._lam(), g) * (self.basis.mH @ e @ self.basis))
 
     def eps_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
         """tr L = ⟨G, g'(A)⟩."""

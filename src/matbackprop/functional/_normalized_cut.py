@@ -15,15 +15,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_scale, wants_check
+from matbackprop.checks import check_finite, into_range, wants_check
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._labels import LabelledImages, LabelledRows, labelled_images, region_masses
 from matbackprop.functional._spans import (
+    AXES_TOL,
+    along_axes,
     degree_row_sums,
     degrees_of,
+    indicators,
+    own_axes,
     row_sums,
+    separating_axes,
     soft_alignment,
     span_trace,
     thin_soft_alignment,
@@ -43,6 +48,12 @@ def _check_degrees(rows: LabelledRows, lam: Tensor | None) -> None:
             f"{float(degree.min()):.3g}, so D^(−1/2) is not real. J1 needs non-negative affinities: end the features "
             f"with a ReLU and keep Λ positive, or use normalized_cut_j2, which has no degrees."
         )
+
+
+def _nonsingular(lam: Tensor) -> bool:
+    """Whether Λ is far from singular: then it takes no direction from the span, and matters to the degrees only."""
+    values = torch.linalg.svdvals(lam.detach())
+    return bool((values[..., -1] > 1e-6 * values[..., 0]).all())
 
 
 def normalized_cut_j1(
@@ -94,7 +105,7 @@ def normalized_cut_j1(
         DtypeError: features, weights or Λ that are not floating point.
         ShapeError: shapes that do not fit.
         NonFiniteError: NaN or Inf in the features, the weights or Λ.
-        DomainError: a negative degree or weight, a tolerance out of range, or features near the ends of floating point.
+        DomainError: a negative degree or weight, or a tolerance out of range.
 
     Gradient:
         With A = K⁻¹SᵀB⁺, Y = B⁺SA and gᵢ = FᵢYFᵢᵀ/dᵢ² − S_jᵀB⁺S_j/K_j², j the region of row i,
@@ -132,13 +143,12 @@ def normalized_cut_j1(
                 lambda x: _j1(LabelledImages(x, regions, None, k).rows(dtype), None, tol),
             )
             return images.average(value).to(f.dtype)
-        rows = images.rows(dtype)
-        if wanted:
-            check_scale(images.f, rows.f.dtype, "f")
+        rows = images.in_range(dtype).rows(dtype)
         if lam is not None:
             check_lambda(lam, f.shape[-1])
             if wanted:
                 check_finite(lam, "lam")
+                lam = into_range(lam, rows.f.dtype)
             lam = lam.to(rows.f.dtype)
             batch = rows.f.shape[:-2]
             if lam.ndim > 2 and lam.shape[:-2] != (batch[:-1] if images.annotators else batch):
@@ -150,13 +160,18 @@ def normalized_cut_j1(
             lam = lam.expand(*batch, *lam.shape[-2:])
         if wanted:
             _check_degrees(rows, lam)
-        return images.average(_j1(rows, lam, tol)).to(f.dtype)
+        turns = None if lam is None or (wanted and _nonsingular(lam)) else lam
+        return images.average(_j1(rows, lam, tol, turns)).to(f.dtype)
 
 
-def _j1(rows: LabelledRows, lam: Tensor | None, tol: float) -> Tensor:
+def _j1(rows: LabelledRows, lam: Tensor | None, tol: float, turns: Tensor | None = None) -> Tensor:
+    """J₁; ``turns`` is Λ where it may take directions from the span, and None where it matters to the degrees only."""
     b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels)
-    trace, rank = span_trace(b, s, n, tol, lam)
-    return 0.5 * (rank + (n > 0).sum(-1)) - trace
+    span = span_trace(b, s, n, tol, turns)
+    if turns is None and (axes := separating_axes(b, span.inverse)) is not None:
+        b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels, axes)
+        span = span_trace(b, s, n, AXES_TOL)
+    return 0.5 * (span.rank + (n > 0).sum(-1)) - span.trace
 
 
 def normalized_cut_j2(
@@ -200,7 +215,7 @@ def normalized_cut_j2(
         DtypeError: features or weights that are not floating point.
         ShapeError: shapes that do not fit.
         NonFiniteError: NaN or Inf in the features or weights.
-        DomainError: a negative weight, a tolerance out of range, or features near the ends of floating point.
+        DomainError: a negative weight, or a tolerance out of range.
 
     Gradient:
         With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA). All orders, forward mode and vmap, for variations that keep
@@ -230,17 +245,24 @@ def normalized_cut_j2(
 
 def _j2(rows: LabelledRows, tol: float) -> Tensor:
     c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-    trace, rank = span_trace(c, s, n, tol)
-    return 0.5 * (rank + (n > 0).sum(-1)) - trace
+    span = span_trace(c, s, n, tol)
+    if (axes := separating_axes(c, span.inverse)) is not None:
+        c, s, n = row_sums(rows.f @ axes, rows.weight, rows.region, rows.num_labels)
+        span = span_trace(c, s, n, AXES_TOL)
+    return 0.5 * (span.rank + (n > 0).sum(-1)) - span.trace
 
 
 def _soft(rows: LabelledRows, ridge: float) -> Tensor:
-    if rows.f.shape[-2] < rows.f.shape[-1]:
-        n = region_masses(rows.weight, rows.region, rows.num_labels, rows.f.dtype)
-        value = thin_soft_alignment(rows.f, rows.weight, rows.region, n, ridge)
+    f, w, region, k = rows
+    if f.shape[-2] < f.shape[-1]:
+        n = region_masses(w, region, k, f.dtype)
+        value = thin_soft_alignment(f, w, indicators(region, k, f.dtype), n, ridge)
     else:
-        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-        value = soft_alignment(c, s, n, ridge)
+        c, s, n = row_sums(f, w, region, k)
+        value, inverse = soft_alignment(c, s, n, ridge)
+        if (axes := own_axes(c, inverse)) is not None:
+            c, s, n = row_sums(along_axes(f, axes), w, region, k)
+            value, _ = soft_alignment(c, s, n, ridge)
     return value + 0.5 * (n > 0).sum(-1)
 
 
@@ -253,9 +275,8 @@ def _evaluate(
     tol: float = 0.0,
 ) -> Tensor:
     """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels where they apply and on the rows elsewhere."""
+    images = images.in_range(dtype)
     f, labels, weight, k = images[:4]
-    if images.checked:
-        check_scale(f, dtype, "f")
 
     def general(x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
         labellings = y.shape[0] // x.shape[0]
@@ -272,10 +293,11 @@ def _evaluate(
 
 
 def check_ridge(ridge: float) -> None:
-    """Raise unless the ridge is positive."""
-    if not 0 < ridge < math.inf:
+    """Raise unless the ridge is finite and more than rounding."""
+    if not torch.finfo(torch.float64).eps <= ridge < math.inf:
         raise DomainError(
-            f"ridge must be positive and finite, got {ridge}; normalized_cut_j2 is the objective without a ridge."
+            f"ridge must be finite and at least 2.3e-16, the rounding of the features, got {ridge}; use "
+            f"normalized_cut_j2 for the objective without a ridge."
         )
 
 
@@ -304,7 +326,7 @@ def normalized_cut_soft(
         f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
         labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for the mean over a annotators; see
             :func:`normalized_cut_j1`.
-        ridge: λ > 0; 0.3 to 1 train alike.
+        ridge: λ ≥ 2.3e-16; 0.3 to 1 train alike.
         weight: how often each row counts ``(*b, m)``; may learn.
         offsets: n+1 integers, the first row of each image in a packed batch.
         num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
@@ -319,7 +341,7 @@ def normalized_cut_soft(
         DtypeError: features or weights that are not floating point.
         ShapeError: shapes that do not fit.
         NonFiniteError: NaN or Inf in the features or weights.
-        DomainError: a ridge that is not positive, a negative weight, or features near the ends of floating point.
+        DomainError: a ridge that is not positive or less than rounding, or a negative weight.
 
     Gradient:
         With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,

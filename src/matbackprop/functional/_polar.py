@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, wants_check
+from matbackprop.checks import check_finite, check_matrix, into_range, wants_check
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, compute_dtype, is_double, rank_tolerance, symmetrize
@@ -166,10 +166,11 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     wanted = wants_check(check, a)
     if wanted:
         check_finite(a, "a")
+    dtype = compute_dtype(precision, a.dtype)
     with autocast_off(a.device.type):
-        x = a.to(compute_dtype(precision, a.dtype))
+        x, unit = a.to(dtype), (into_range(a, dtype) if wanted else a).to(dtype)
         if a.shape[-2] >= a.shape[-1]:
-            q = orthogonal_factor(x, False, a.dtype, wanted, "polar decomposition")
+            q = orthogonal_factor(unit, False, a.dtype, wanted, "polar decomposition")
         else:
-            q = orthogonal_factor(x.mH, False, a.dtype, wanted, "polar decomposition").mH.resolve_conj()
+            q = orthogonal_factor(unit.mH, False, a.dtype, wanted, "polar decomposition").mH.resolve_conj()
         return PolarFactors(q.to(a.dtype), symmetrize(product(q.mH, x)).to(a.dtype))

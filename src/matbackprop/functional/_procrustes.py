@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, into_range, wants_check
 from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._function import product
 from matbackprop.functional._polar import orthogonal_factor
@@ -48,10 +48,11 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
     """
     check_matrix(a, "a", square=True)
     wanted = wants_check(check, a)
+    dtype = compute_dtype(precision)
     if wanted:
         check_finite(a, "a")
     with autocast_off(a.device.type):
-        x = a.to(compute_dtype(precision))
+        x = (into_range(a, dtype) if wanted else a).to(dtype)
         return orthogonal_factor(x, True, a.dtype, wanted, "nearest rotation").to(a.dtype)
 
 
@@ -107,15 +108,17 @@ def procrustes(
         raise ShapeError(f"x and y must have one shape, a row per point, got {tuple(x.shape)} and {tuple(y.shape)}.")
     if weight is not None:
         check_weight(weight, x)
-    wanted = wants_check(check, x)
-    if wanted:
-        check_finite(x, "x")
-        check_finite(y, "y")
-        if weight is not None:
-            check_weight_values(weight)
-    dtype = compute_dtype(precision, x.dtype)
+    wanted, dtype, carried = wants_check(check, x), compute_dtype(precision, x.dtype), x.dtype
     with autocast_off(x.device.type):
+        if wanted:
+            check_finite(x, "x")
+            check_finite(y, "y")
+            x, y = into_range(x, dtype), into_range(y, dtype)
+            if weight is not None:
+                check_weight_values(weight)
+                weight = weight.to(real_dtype(dtype))
+                weight = into_range(weight.unsqueeze(-2), dtype).squeeze(-2)
         right = y.to(dtype) if weight is None else weight.to(real_dtype(dtype)).unsqueeze(-1) * y.to(dtype)
         moments = product(x.to(dtype).mH, right)
         what = "orthogonal matrix" if reflection else "rotation"
-        return orthogonal_factor(moments, not reflection, x.dtype, wanted, f"{what} between the points").to(x.dtype)
+        return orthogonal_factor(moments, not reflection, carried, wanted, f"{what} between the points").to(carried)

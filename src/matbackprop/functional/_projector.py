@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, into_range, wants_check
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
@@ -118,14 +118,16 @@ def projector(
         1. Golub and Pereyra, The differentiation of pseudo-inverses, SIAM J. Numer. Anal. 10 (1973).
     """
     check_matrix(a, "a", square=symmetric, or_complex=True)
-    if wants_check(check, a):
-        check_finite(a, "a")
-        if symmetric:
-            check_symmetric(a, "a")
     dtype = compute_dtype(precision, a.dtype)
     tol = rank_tolerance(a.dtype, dtype, rank_tol)
     with autocast_off(a.device.type):
-        x = a.to(dtype)
+        x = a
+        if wants_check(check, a):
+            check_finite(a, "a")
+            if symmetric:
+                check_symmetric(a, "a")
+            x = into_range(a, dtype)
+        x = x.to(dtype)
         onto, _ = apply(_Projector, symmetrize(x) if symmetric else x, tol, symmetric)
         return onto.to(a.dtype)
 
@@ -190,7 +192,8 @@ def spectral_projector(
         Π ``(*b, n, n)`` in the dtype of ``a``.
 
     Raises:
-        DomainError: not exactly one of ``rank`` and ``threshold``, or a rank out of range.
+        DomainError: not exactly one of ``rank`` and ``threshold``, a rank out of range, or entries near the ends of
+            floating point.
         TieError: equal eigenvalues on both sides of the cut.
         ShapeError, DtypeError, NonFiniteError, SymmetryError: as for :func:`projector`.
 
@@ -213,6 +216,7 @@ def spectral_projector(
     wanted = wants_check(check, a)
     if wanted:
         check_finite(a, "a")
+        check_range(a, compute_dtype(precision, a.dtype), "a")
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
         x = symmetrize(a.to(compute_dtype(precision, a.dtype)))

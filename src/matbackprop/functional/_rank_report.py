@@ -101,7 +101,7 @@ def rank_report(
         rows = images.rows(compute_dtype(precision))
         c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
         tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
-        trace, rank = span_trace(c, s, n, tol)
+        trace, rank, _ = span_trace(c, s, n, tol)
         values, _ = batched_eigh(c)
         regions = (n > 0).sum(-1)
         j2 = 0.5 * (rank + regions) - trace

@@ -12,19 +12,21 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from matbackprop._torch import differentiated_again, forward_mode_active
+from matbackprop._torch import differentiated_again, forward_mode_active, jvp_nesting, receives_gradient
 from matbackprop.checks import (
     check_finite,
+    check_large,
     check_matrix,
     check_option,
-    check_squares,
+    check_result,
     check_weight,
     check_weight_values,
+    values_checkable,
     wants_check,
 )
 from matbackprop.cuda import pool as pool_kernels
 from matbackprop.cuda.twin import is_plain
-from matbackprop.divided_differences import BoundFunction, SpectralFunction, resolve_function
+from matbackprop.divided_differences import BoundFunction, SpectralFunction, announcing_overflow, resolve_function
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product
@@ -88,6 +90,27 @@ class _Pool(Operation):
         out = apply(_PoolGradient, *arguments) if differentiated_again() else _first_order(*arguments)
         return tuple(grad if want else None for grad, want in zip(out, wanted, strict=True))
 
+    @staticmethod
+    def tangent(
+        saved: Sequence[Any], df: Tensor | None, dw: Tensor | None, deps: Tensor | None, dp: Tensor | None, *_: None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        f, w, eps, p, function, _, *factors = saved
+        s, basis, y = factors
+        moments: Moments = (Thin if f.shape[-2] < f.shape[-1] else Primal)(s, basis, y, eps)
+        bound = BoundFunction(function, p)
+        moved = torch.zeros_like(f) if df is None else _root_weighted(df, w)
+        out = f.new_zeros(())
+        if dw is not None:  # a weight moves as its square root does, unless it is zero
+            moved = moved + _weighted(f, 0.5 * dw * torch.where(w > 0, w, torch.inf).rsqrt())
+            new = f * (dw * (w == 0)).unsqueeze(-1)
+            out = out + moments.spectrum().first(bound, symmetrize(f.mH @ new))
+        out = out + moments.tangent(bound, moved)
+        if deps is not None:
+            out = out + deps[..., None, None] * moments.derivative(bound)
+        if dp is not None:
+            out = out + dp[..., None, None] * moments.value(bound.in_exponent())
+        return out, *map(torch.zeros_like, factors)  # nothing takes the factors' own
+
 
 def _first_order(
     g: Tensor,
@@ -107,7 +130,7 @@ def _first_order(
     bound = BoundFunction(function, p)
     return _Gradients(
         f=_root_weighted(moments.feature_gradient(bound, g), w) if wanted.f else None,
-        w=moments.weight_gradient(bound, g, f) if wanted.w else None,
+        w=moments.weight_gradient(bound, g, f, cast(Tensor, w)) if wanted.w else None,
         eps=moments.eps_gradient(bound, g) if wanted.eps else None,
         p=moments.pairing(bound.in_exponent(), g) if wanted.p else None,
     )
@@ -124,6 +147,19 @@ def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor |
     if deps is not None:
         total = total + _scaled_identity(deps, d)
     return total
+
+
+def _check_cancellation(spectrum: Spectrum, eps: Tensor) -> None:
+    """Raise where second derivatives have no digit left beside directions that F does not have."""
+    if spectrum.values.numel() == 0:
+        return
+    missing = spectrum.rest is not None or bool((spectrum.values == eps.unsqueeze(-1)).any())
+    loss = spectrum.values.amax(-1) / eps
+    if missing and bool((loss * torch.finfo(eps.dtype).eps > 1).any()):
+        raise DomainError(
+            f"second derivatives of pooling cancel by the largest eigenvalue over eps, {float(loss.max()):.3g} here, "
+            f"which leaves no digit. Raise eps, or scale the features down."
+        )
 
 
 class _PoolGradient(Operation):
@@ -147,6 +183,8 @@ class _PoolGradient(Operation):
         on = _Gradients(*(c if want else None for c, want in zip(gradients, wanted, strict=True)))
         g = symmetrize(g)
         a, spectrum = _decompose(f, w, eps, fine)
+        if a.is_cpu and values_checkable(a):
+            _check_cancellation(spectrum, eps)
         # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on.p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
         # cotangents.
         n = _gram_variation(f, w, on.f, on.w, on.eps)
@@ -230,14 +268,15 @@ def second_order_pool(
         ShapeError, DtypeError: ``f`` or ``weight`` has the wrong shape, dtype or device.
         NonFiniteError: ``f`` or ``weight`` holds NaN or Inf.
         DomainError: ε is negative or not finite, a weight is negative, or an eigenvalue is outside the domain of g (ε =
-            0 with log), or the squares of f overflow.
+            0 with log), or products of f overflow.
 
     Gradient:
         For F, weight, ε and the exponent, two orders. The first order in F is 2 diag(w) F L(G) with L the derivative
         of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and exactly
         zero at F = 0. Directions at the level of rounding, σ ≤ max(m, d) u σ_max, count as absent. The second order
-        goes through second divided differences, exact at ties too; for m < d its terms cancel by up to λ_max/ε. Forward
-        mode, vmap and fullgraph compilation are supported.
+        goes through second divided differences, exact at ties too; for m < d, or a smaller rank, its terms cancel by up
+        to λ_max/ε, and on the CPU it raises DomainError where no digit would be left. Forward mode,
+        vmap and fullgraph compilation are supported.
 
     Example:
         >>> import torch, matbackprop
@@ -277,18 +316,25 @@ def second_order_pool(
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
         if looked_at and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
             _check_values(f, weight, eps, fn)
-            check_squares(f, x.dtype, "f")
+            check_large(f if w is None else _root_weighted(x, w), x.dtype, "f")
             if isinstance(p, Tensor):
                 check_finite(p, "exponent")
+            if bool((shift > 0).all()):  # at ε = 0 derivatives are infinite where F has no direction, and not used
+                fn = announcing_overflow(fn)
         if center:
             x = _center(x, w)
         if method != "fused":
             return _reference_pool(x, w, shift, power, fn, method).to(f.dtype)
         fine = is_double(f.dtype) and is_double(x.dtype)
-        if forward_mode_active():  # the variation of C is that of g at the d×d matrix A
+        differentiable = (t for t in (x, w, shift, power) if t is not None)
+        if forward_mode_active() and (jvp_nesting() > 1 or any(map(receives_gradient, differentiable))):
+            # Forward mode beside another one: the variation of C is that of g at the d×d matrix A.
             a, spectrum = _decompose(x, w, shift, fine)
             return spectral(a, spectrum, fn, power).to(f.dtype)
-        return apply(_Pool, x, w, shift, power, fn, fine)[0].to(f.dtype)
+        out = apply(_Pool, x, w, shift, power, fn, fine)[0].to(f.dtype)
+        if looked_at:
+            check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
+        return out
 
 
 def _fixed(weight: Tensor | None) -> bool:

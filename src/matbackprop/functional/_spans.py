@@ -10,15 +10,19 @@ the first kind is one product with F and one gather, so nothing is ever m×m.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from matbackprop.checks import values_checkable
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
 from matbackprop.numerics import symmetrize
 from matbackprop.solvers import batched_eigh
+
+_WIDE = 1e4  # spread of a Gram matrix beyond which its own digits do not suffice
+AXES_TOL = 1e-3  # directions of one size, and those that are not there
 
 
 def _inverse_or_zero(x: Tensor) -> Tensor:
@@ -148,13 +152,19 @@ class _DegreeRowSums(Operation):
 
 
 def degree_row_sums(
-    f: Tensor, w: Tensor | None, lam: Tensor | None, index: Tensor, k: int
+    f: Tensor, w: Tensor | None, lam: Tensor | None, index: Tensor, k: int, axes: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """B = Fᵀ diag(w/d) F ``(*b, d, d)``, region sums of F ``(*b, k, d)`` and of the degrees ``(*b, k)``.
 
-    Rows with no positive degree are left out of all three, as if D were inverted by Moore and Penrose.
+    Rows with no positive degree are left out of all three, as if D were inverted by Moore and Penrose. With ``axes`` B
+    and the sums are those of F times them.
     """
-    return apply(_DegreeRowSums, f, w, lam, index, k)
+    if axes is None:
+        return apply(_DegreeRowSums, f, w, lam, index, k)
+    degree, _, _ = degrees_of(f, w, lam)
+    kept, x = (degree > 0).to(f.dtype) if w is None else w * (degree > 0), f @ axes
+    gram = inner((kept * _inverse_or_zero(degree)).unsqueeze(-1) * x, x)
+    return gram, region_sums(_scaled(kept, x), index, k), region_masses(kept * degree, index, k, f.dtype)
 
 
 def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor]:
@@ -277,13 +287,47 @@ class _SpanTraceLambda(Operation):
         return trace, d_p, d_h, None
 
 
-def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """tr(Π_X Π_E) from B = XᵀX, S = EᵀX and N = diag(EᵀE) ``(*b,)``, and the rank of the span ``(*b,)``."""
+class SpanTrace(NamedTuple):
+    """What :func:`span_trace` gives.
+
+    Attributes:
+        trace: tr(Π_X Π_E) ``(*b,)``.
+        rank: of the span ``(*b,)``.
+        inverse: B⁺ ``(*b, d, d)``.
+    """
+
+    trace: Tensor
+    rank: Tensor
+    inverse: Tensor
+
+
+def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None = None) -> SpanTrace:
+    """tr(Π_X Π_E) from B = XᵀX, S = EᵀX and N = diag(EᵀE)."""
     if lam is None:
-        trace, _, rank = apply(_SpanTrace, b, s, n, tol)
+        trace, inverse, rank = apply(_SpanTrace, b, s, n, tol)
     else:
-        trace, _, _, rank = apply(_SpanTraceLambda, b, lam, s, n, tol)
-    return trace, rank.to(trace.dtype)
+        trace, inverse, _, rank = apply(_SpanTraceLambda, b, lam, s, n, tol)
+    return SpanTrace(trace, rank.to(trace.dtype), inverse)
+
+
+def _spreads(gram: Tensor, inverse: Tensor) -> bool:
+    """Whether a Gram matrix loses digits of its small directions; never where its values may not be looked at."""
+    if gram.numel() == 0 or not (gram.is_cpu and values_checkable(gram)):
+        return False
+    spread = gram.detach().diagonal(dim1=-2, dim2=-1).amax(-1) * inverse.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
+    return bool((spread > _WIDE).any())
+
+
+def separating_axes(b: Tensor, inverse: Tensor) -> Tensor | None:
+    """T with TTᵀ = B⁺ where B = XᵀX cannot tell the small directions of X well; None where it can, or may not be asked.
+
+    A Gram matrix knows a direction to rounding over its share of the largest one, squared. The columns of XT have one
+    size: their Gram matrix knows all of them, and their span is that of X.
+    """
+    if not _spreads(b, inverse):
+        return None
+    values, vectors = batched_eigh(inverse.detach())
+    return vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
 
 
 def _ridge(c: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -349,27 +393,62 @@ class _SoftAlignment(Operation):
         return value, d_p
 
 
-def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> Tensor:
-    """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
-    value, _ = apply(_SoftAlignment, c, s, n, ridge)
-    return value
+def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ, and (C + μI)⁻¹."""
+    return apply(_SoftAlignment, c, s, n, ridge)
 
 
-def thin_soft_alignment(f: Tensor, w: Tensor | None, index: Tensor, n: Tensor, ridge: float) -> Tensor:
+def own_axes(gram: Tensor, inverse: Tensor) -> Tensor | None:
+    """Eigenvectors of XᵀX where it spreads so far that it cannot tell the small directions of X; None elsewhere."""
+    return batched_eigh(gram.detach())[1] if _spreads(gram, inverse) else None
+
+
+def along_axes(x: Tensor, axes: Tensor) -> Tensor:
+    """X times its own axes: the columns are nearly orthogonal, and their Gram matrix knows the size of each.
+
+    Columns that are rounding of the largest become zero, as X does not have them; their variation stays.
+    """
+    y = x @ axes
+    floor = (max(x.shape[-2:]) * torch.finfo(x.dtype).eps) ** 2
+    sizes = y.detach().square().sum(-2, keepdim=True)
+    return y - y.detach() * (sizes <= floor * sizes.amax(-1, keepdim=True))
+
+
+def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """E ``(*b, m, k)``."""
+    return (index.unsqueeze(-1) == torch.arange(k, device=index.device)).to(dtype)
+
+
+def thin_soft_alignment(f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge: float) -> Tensor:
     """:func:`soft_alignment` for fewer rows than features, where FᵀF + μI is all but singular for a small ridge.
 
     With P = (FFᵀ diag(w) + μI)⁻¹ (m×m) the soft projector is I − μP. Its distance from the identity, and with it the
     gradient, vanishes with μ, so nothing may be left to cancellation: ½tr(Π_λ²) = ½(m − 2μ tr P + μ² tr P²) and
     tr(Π_λ Π_E) = (number of regions) − μ tr(N⁻¹ Eᵀ diag(w) P E).
     """
+    value, gram, p = _thin_soft_alignment(f, w, e, n, ridge)
+    # √w has no derivative at zero, so weights that learn stay as they are unless all are positive.
+    if not _spreads(gram, p) or (w is not None and w.requires_grad and not bool((w > 0).all())):
+        return value
+    root = None if w is None else torch.where(w > 0, w, 1).sqrt() * (w > 0)
+    rows = _scaled(root, f)
+    axes = own_axes(rows @ rows.mT, p)
+    if axes is None:
+        return value
+    return _thin_soft_alignment(along_axes(rows.mT, axes).mT, None, axes.mT @ _scaled(root, e), n, ridge)[0]
+
+
+def _thin_soft_alignment(
+    f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The value, FFᵀ diag(w) and P."""
     gram = f @ f.mT
     m, d = f.shape[-2:]
     weighted = gram if w is None else gram * w.unsqueeze(-2)
     trace = weighted.diagonal(dim1=-2, dim2=-1).sum(-1)
     mu = trace * (ridge / d) + (trace <= 0)
     p, _ = torch.linalg.inv_ex(weighted + torch.diag_embed(mu.unsqueeze(-1).expand(f.shape[:-1])))
-    e = (index.unsqueeze(-1) == torch.arange(n.shape[-1], device=index.device)).to(f.dtype)
     inside = ((p @ e) * _scaled(w, e)).sum(-2)
     share = (inside * _inverse_or_zero(n)).sum(-1)
     own = 0.5 * m - mu * p.diagonal(dim1=-2, dim2=-1).sum(-1) + 0.5 * mu.square() * (p * p.mT).sum((-2, -1))
-    return own - (n > 0).sum(-1) + mu * share
+    return own - (n > 0).sum(-1) + mu * share, weighted, p

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import differentiated_again
-from matbackprop.checks import check_finite, check_matrix, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_result, into_range_and_back, wants_check
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.functional._eigh import gaps_of, largest_entry, phases, rates_apart, receives_gradient, tied_pairs
@@ -251,6 +251,7 @@ def svd(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
         NonFiniteError: ``a`` holds NaN or Inf.
+        DomainError: a singular value overflows.
         TieError: see ``ties``.
 
     Gradient:
@@ -275,7 +276,12 @@ def svd(
     dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("svd", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
-        if wants_check(check, a):
-            check_finite(a, "a")
-        u, s, vh = apply(_SVD, a.to(dtype), full_matrices, is_double(a.dtype), policy)
-        return SingularTriples(u.to(a.dtype), s.to(real_dtype(a.dtype)), vh.to(a.dtype))
+        if not wants_check(check, a):
+            u, s, vh = apply(_SVD, a.to(dtype), full_matrices, is_double(a.dtype), policy)
+            return SingularTriples(u.to(a.dtype), s.to(real_dtype(a.dtype)), vh.to(a.dtype))
+        check_finite(a, "a")
+        x, back = into_range_and_back(a, dtype)
+        u, s, vh = apply(_SVD, x.to(dtype), full_matrices, is_double(a.dtype), policy)
+        s = back(s).to(real_dtype(a.dtype))
+        check_result(s, "a singular value", "Scale the matrices.")
+        return SingularTriples(u.to(a.dtype), s, vh.to(a.dtype))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from matbackprop.checks import (
     check_finite,
+    check_large,
     check_matrix,
     check_option,
     check_weight,
@@ -98,7 +99,7 @@ def whiten(
     Raises:
         ShapeError, DtypeError: an argument does not fit.
         NonFiniteError: ``x``, ``weight``, ``mean`` or ``covariance`` holds NaN or Inf.
-        DomainError: ε is not positive, a weight is negative, or all weights are zero.
+        DomainError: ε is not positive or lost in the rounding of the samples, a weight is negative, or all are zero.
         TieError: ``"pca"``, and a loss that uses axes of equal variance.
 
     Gradient:
@@ -125,6 +126,7 @@ def whiten(
     wanted = wants_check(check, x)
     if wanted:
         _check_values({"x": x, "mean": mean, "covariance": covariance}, weight)
+        check_large(x, compute_dtype(precision), "x")
     with autocast_off(x.device.type):
         rows, d = x.to(compute_dtype(precision)), x.shape[-1]
         if mean is None or covariance is None:
@@ -143,7 +145,19 @@ def whiten(
             else:
                 turn = inverse_root(spread, 2, eps=eps, check=check, precision=rows.dtype)
             turn = turn.expand(*x.shape[:-2], d, d)
+        if wanted and covariance is None:
+            _check_eps(rows - center, eps)
         return product(rows - center, turn).to(x.dtype)
+
+
+def _check_eps(centered: Tensor, eps: float) -> None:
+    """Raise where rounding of the samples, divided by √ε in directions without variance, would drown the result."""
+    largest = float(centered.detach().abs().max()) if centered.numel() else 0.0
+    if largest * torch.finfo(centered.dtype).eps > 1e-3 * eps**0.5:
+        raise DomainError(
+            f"eps={eps} is lost in the rounding of samples that are up to {largest:.3g} from their mean. Raise eps, or "
+            f"scale the samples down."
+        )
 
 
 def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, covariance: Tensor | None) -> None:
@@ -174,4 +188,7 @@ def _check_values(tensors: dict[str, Tensor | None], weight: Tensor | None) -> N
         check_weight_values(weight)
         empty = weight.detach().sum(-1) == 0
         if bool(empty.any()):
-            raise DomainError(f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero.")
+            raise DomainError(
+                f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero; "
+                f"give one sample at least a positive weight."
+            )

@@ -1,0 +1,110 @@
+"""Give hostile matrices to every operator, and write what came back: ``python benchmarks/hostile_matrices.py``.
+
+The cases are those of ``tests/helpers/hostile.py``; each is decided by its number, so that one can be repeated:
+``--only 1234``. Progress is kept beside the summary, ``benchmarks/results/hostile_matrices.json``, and a run that was
+interrupted resumes where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+BAD = ("needless error", "unclear error", "silently wrong")
+
+
+def judge(task: tuple[int, int]) -> dict:
+    """Judge one case; what the suite itself does not survive counts as its own failure."""
+    import torch
+
+    from helpers import hostile
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    try:
+        return hostile.judge(*task)
+    except Exception as error:
+        case, _ = hostile.make(*task)
+        text = f"{type(error).__name__}: {error}"
+        return {"number": task[1], "operator": case.row.name, "kind": case.draw.kind, "verdict": "crash", "error": text}
+
+
+def processor() -> str:
+    """The name of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def summary(records: list[dict], seed: int, seconds: float) -> dict:
+    """Counts by operator and by kind, and every case that should not be."""
+    import torch
+
+    from helpers.hostile import VERDICTS
+
+    verdicts = [*VERDICTS, *({r["verdict"] for r in records} - set(VERDICTS))]
+
+    def counts(rows: list[dict]) -> dict[str, int]:
+        found = Counter(r["verdict"] for r in rows)
+        return {v: found[v] for v in verdicts if found[v]}
+
+    def by(key: str) -> dict[str, dict[str, int]]:
+        return {name: counts([r for r in records if r[key] == name]) for name in sorted({r[key] for r in records})}
+
+    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "command": f"python benchmarks/hostile_matrices.py --cases {len(records)} --seed {seed}",
+        "cases": len(records),
+        "verdicts": counts(records),
+        "revision": revision.stdout.strip(),
+        "processor": processor(),
+        "torch": torch.__version__,
+        "seconds": round(seconds),
+        "operators": by("operator"),
+        "kinds": by("kind"),
+        "to mend": [r for r in records if r["verdict"] in (*BAD, "crash")],
+    }
+
+
+def main() -> int:
+    """Judge the cases and write the summary; the exit code says whether every answer was right or refused."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=20_000, help="number of cases")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--only", type=int, nargs="+", help="judge these cases and print what came back")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "hostile_matrices.json")
+    options = parser.parse_args()
+    if options.only:
+        for number in options.only:
+            print(json.dumps(judge((options.seed, number)), indent=2, ensure_ascii=False))
+        return 0
+    progress = options.output.with_suffix(f".{options.seed}.jsonl")
+    done = {r["number"]: r for r in map(json.loads, progress.read_text().splitlines())} if progress.exists() else {}
+    tasks = [(options.seed, n) for n in range(options.cases) if n not in done]
+    started = time.perf_counter()
+    with progress.open("a") as log, multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for record in pool.imap_unordered(judge, tasks, chunksize=20):
+            done[record["number"]] = record
+            log.write(json.dumps(record, ensure_ascii=False) + "\n")
+            print(f"\r{len(done)} of {options.cases}", end="", file=sys.stderr)
+    records = [done[n] for n in range(options.cases)]
+    result = summary(records, options.seed, time.perf_counter() - started)
+    options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    progress.unlink()
+    print(f"\n{result['verdicts']}: {options.output}")
+    return 1 if result["to mend"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

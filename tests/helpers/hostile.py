@@ -1,0 +1,1399 @@
+"""Hostile matrices: every operator on every kind of bad input, judged by the truth and by the truth's own condition.
+
+A case is a number: it decides the operator, the kind of matrix, dtype, scale, layout, options, directions. The operator
+is called as a user would, and its value, gradient, directional derivative and second derivative are compared with
+`helpers.truth`. What counts as wrong is decided by the truth: it is evaluated again at inputs that differ by rounding,
+and an answer may differ from it by some hundred times what that moves it. A new operator enters by one row of `ROWS`.
+"""
+
+import math
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import mpmath
+import numpy as np
+import torch
+from mpmath import mp, mpf
+
+import matbackprop as mb
+from helpers import truth
+from helpers.operators import CASES
+from helpers.truth import Undefined
+from matbackprop import errors
+from matbackprop.numerics import gram_tolerance, rank_tolerance, rounding_of_zero
+
+KINDS = (
+    "plain",
+    "tied",
+    "identity",
+    "nearly tied",
+    "graded",
+    "singular",
+    "integers",
+    "zero",
+    "indefinite",
+    "negative",
+    "diagonal",
+    "outlier",
+    "duplicate",
+    "constant",
+    "ill-conditioned",
+    "not finite",
+    "empty",
+)
+SCALES = {
+    torch.float64: (1e-310, 1e-300, 1e-150, 1e-30, 1e30, 1e150, 1e300, 1.2e308),
+    torch.float32: (1e-42, 1e-30, 1e-15, 1e15, 1e30, 1e38),
+    torch.bfloat16: (1e-30, 1e-15, 1e15, 1e30),
+    torch.float16: (1e-6, 1e-2, 1e2, 1e4),
+}
+LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "beside", "behind")
+VERDICTS = ("exact", "undetermined", "clear error", "needless error", "unclear error", "silently wrong")
+
+_REMEDY = re.compile(
+    r"\b(add|pass|scale|use|choose|give|look|convert|make|raise|take|keep|end|drop|leave|detach|must|needs?|mark)\b",
+    re.I,
+)
+_SLACK, _ROUNDING = 200, 2.0**-53
+
+
+class Draw:
+    """What one case is made of, decided by its number."""
+
+    def __init__(self, seed: int, number: int, kind: str):
+        self.rng = rng = np.random.default_rng([seed, number])
+        self.kind = kind
+        self.dtype = rng.choice([torch.float64, torch.float32, torch.bfloat16, torch.float16], p=[0.6, 0.25, 0.1, 0.05])
+        self.scale = 1.0 if rng.random() < 0.4 else float(rng.choice(SCALES[self.dtype]))
+        self.layout = str(rng.choice(LAYOUTS))
+        self.n = 0 if kind == "empty" else int(rng.integers(1, 6))
+
+    def pick(self, *choices):
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def orthogonal(self, n):
+        return np.linalg.qr(self.rng.normal(size=(n, n)))[0]
+
+    def symmetric(self, n=None, kind=None, scale=None):
+        n, kind, rng = self.n if n is None else n, kind or self.kind, self.rng
+        values = rng.uniform(0.5, 3, n)
+        if kind == "tied":
+            values = rng.choice([1.0, 2.0], n)
+        elif kind == "identity":
+            values = np.full(n, values[:1].sum())
+        elif kind == "nearly tied":
+            values = 1 + self.pick(1e-15, 1e-13, 1e-9, 1e-6) * np.arange(n)
+        elif kind in ("graded", "ill-conditioned"):
+            values = np.logspace(0, -self.pick(*((4, 8, 12, 15) if kind == "graded" else (3, 4, 5))), n)
+        elif kind == "singular":
+            values[: max(1, n // 2)] = 0
+        elif kind in ("indefinite", "negative"):
+            values *= -1 if kind == "negative" else rng.choice([-1.0, 1.0], n)
+        elif kind == "outlier":
+            values[:1] *= self.pick(1e7, 1e12)
+        q = np.eye(n) if kind in ("diagonal", "identity") or rng.random() < 0.15 else self.orthogonal(n)
+        a = (q * values) @ q.T
+        if kind in ("integers", "duplicate"):
+            v = rng.integers(-2, 3, (n, max(1, n - 1 if kind == "integers" else n // 2))).astype(float)
+            a = v @ v.T
+        elif kind in ("zero", "constant"):
+            a = np.full((n, n), 0.0 if kind == "zero" else 1.0)
+        return self.scaled(0.5 * (a + a.T), self.scale if scale is None else scale)
+
+    @staticmethod
+    def scaled(a, scale):
+        """Times the scale; other scales than 1 are those of the largest entry, so that nothing leaves the range."""
+        peak = np.abs(a).max() if a.size else 0.0
+        return a if scale == 1 or peak == 0 else a / peak * scale
+
+    def features(self, m=None, d=None, *, positive=False, kind=None):
+        rng, kind = self.rng, kind or self.kind
+        m = (0 if kind == "empty" else int(rng.integers(1, 6))) if m is None else m
+        d = int(rng.integers(1, 5)) if d is None else d
+        k = min(m, d)
+        f = rng.normal(size=(m, d))
+        if kind in ("tied", "nearly tied", "ill-conditioned") and m and d:
+            values = np.ones(k)
+            if kind == "nearly tied":
+                values = values + self.pick(1e-13, 1e-9, 1e-6) * np.arange(k)
+            elif kind == "ill-conditioned":
+                values = np.logspace(0, -self.pick(3, 4, 5), k)
+            f = (self.orthogonal(m)[:, :k] * values) @ self.orthogonal(d)[:k]
+            if positive:
+                f = np.eye(d)[rng.integers(0, d, m)] * 1.0 if kind == "tied" else np.abs(f)
+        elif kind in ("identity", "diagonal"):
+            f = np.eye(m, d) * (rng.uniform(0.5, 2, d) if kind == "diagonal" else 1)
+        elif kind == "graded":
+            f = f * np.logspace(0, -self.pick(4, 8, 12), d)
+            f = f if rng.random() < 0.5 else f[:, ::-1] * np.logspace(0, -4, m)[:, None]
+        elif kind == "singular" and k:
+            r = max(1, k - 1)
+            left, right = rng.normal(size=(m, r)), rng.normal(size=(r, d))
+            f = np.abs(left) @ np.abs(right) if positive else left @ right
+        elif kind == "integers":
+            f = rng.integers(0 if positive else -2, 3, (m, d)).astype(float)
+        elif kind in ("zero", "constant"):
+            f = np.full((m, d), 0.0 if kind == "zero" else 1.0)
+        elif kind == "outlier" and m:
+            f[0] *= self.pick(1e4, 1e7)
+        elif kind == "duplicate" and m:
+            f[-1] = f[0]
+            f[:, d // 2] = 0
+        if positive and kind not in ("indefinite",):
+            f = np.abs(f) * (-1 if kind == "negative" else 1)
+        return self.scaled(f, self.scale)
+
+    def held(self, *choices):
+        """One of the numbers that the dtype can hold."""
+        info = torch.finfo(self.dtype)
+        return self.pick(*(x for x in choices if info.tiny < abs(x) < info.max))
+
+    def weights(self, m):
+        w = self.rng.uniform(0.2, 2, m) * self.held(1.0, 1.0, 1e-10, 1e10)
+        return w * (self.rng.random(m) > 0.2) if self.rng.random() < 0.3 else w
+
+    def labels(self, m):
+        labels = self.rng.integers(0, 3, m)
+        if self.rng.random() < 0.3 and m > 1:
+            labels[int(self.rng.integers(m))] = -1
+        return labels
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator, what it is called with, and its truth.
+
+    Args:
+        name: of a row of `helpers.operators.CASES`, or one more.
+        draw: makes the inputs as float64 arrays (integers are not moved), and may put options into ``draw.options``.
+        truth: takes the inputs as mpmath matrices, and the case, and gives a list of matrices.
+        call: the operator, that of the row of that name unless given.
+        seen: turns its outputs into tensors without a gauge freedom.
+        keeps_rank: the operator has derivatives only along variations that keep the rank.
+        symmetric: which inputs are symmetric matrices.
+        relative: which inputs move in proportion to themselves (weights, ε).
+        orders: how many derivatives are compared.
+        unit: what the operator promises, as the backward error of its inputs.
+        mixed: the scales of inputs and options meet in one sum.
+        least: the size that its rounding is measured by where the value itself is smaller, as a difference of ranks is.
+        composed: ``seen`` computes with rounded outputs, which then carry the rounding of their dtype.
+        noisy: directions at the level of rounding may count or not (``case.noise``).
+        smooth: whether there is a derivative at the inputs, where the truth has directional ones only.
+        loss: how many times rounding its second derivative may lose, by its documentation.
+        condition: a condition number that the directions of the case may not show: of the features, of the system.
+        passes: NaN and Inf go through it, as through a permutation of entries.
+    """
+
+    name: str
+    draw: Callable
+    truth: Callable
+    call: Callable | None = None
+    seen: Callable = lambda *outs: outs
+    keeps_rank: bool = False
+    symmetric: tuple[int, ...] = ()
+    relative: tuple[int, ...] = ()
+    orders: int = 2
+    unit: float = _ROUNDING
+    mixed: bool = False
+    least: float = 0.0
+    composed: bool = False
+    noisy: bool = False
+    smooth: Callable = lambda *inputs, case: True
+    passes: bool = False
+    loss: Callable = lambda case: 0.0
+    condition: Callable = lambda case: 1.0
+
+
+@dataclass
+class Case:
+    """One call: the row, the draw, the inputs as they were rounded to the dtype, and the options."""
+
+    row: Row
+    draw: Draw
+    arrays: list
+    options: dict = field(default_factory=dict)
+    noise: bool = False
+
+    @property
+    def dtype(self):
+        return self.draw.dtype
+
+    def rank_tol(self):
+        return rank_tolerance(self.dtype, torch.float64, None)
+
+    def gram_tol(self, d):
+        return gram_tolerance(self.dtype, torch.float64, d, None)
+
+
+# --- calling the operator --------------------------------------------------------------------------------------------
+
+
+def _tensor(array, dtype):
+    if array.dtype.kind == "i":
+        return torch.from_numpy(array)
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.array(array)).to(dtype)
+
+
+def _laid_out(t, layout, other):
+    """The same values in another place of memory; with a batch, the slot that holds them comes with it."""
+    if layout == "transposed" and t.ndim >= 2:
+        return t.mT.contiguous().mT
+    if layout == "strided" and t.ndim >= 1:
+        wide = torch.full((*t.shape[:-1], 2 * t.shape[-1] + 1), 7, dtype=t.dtype)
+        wide[..., 1::2] = t
+        return wide[..., 1::2]
+    if layout == "expanded":
+        return t.expand(2, *t.shape)
+    if layout in ("beside", "behind"):
+        return torch.stack([t, other] if layout == "beside" else [other, t])
+    return t
+
+
+def _slot(out, layout):
+    return out if layout in ("contiguous", "transposed", "strided") else out[{"behind": 1}.get(layout, 0)]
+
+
+def _as_matrix(array):
+    """An array of up to two dimensions as an mpmath matrix, exactly."""
+    array = np.asarray(array)
+    if array.dtype.kind == "i":
+        return array.tolist()
+    if array.ndim == 2:
+        out = mpmath.matrix(*array.shape)
+        for i in range(array.shape[0]):
+            for j in range(array.shape[1]):
+                out[i, j] = mpf(float(array[i, j]))
+        return out
+    out = mpmath.matrix(array.size, 1)
+    for i, value in enumerate(array.reshape(-1)):
+        out[i] = mpf(float(value))
+    return out
+
+
+def _floats(t):
+    return t.detach().double().reshape(-1).tolist()
+
+
+@dataclass
+class Answers:
+    """What the operator gave: outputs, ⟨G, Df[V]⟩ by reverse and by forward mode, ⟨G, D²f[V, V]⟩; or errors."""
+
+    value: object = None
+    gradient: object = None
+    tangent: object = None
+    second: object = None
+    weight: object = 0
+
+
+def _call(case, tensors):
+    row = case.row
+    call = row.call or next(c.call for c in CASES if c.name == row.name)
+    out = call(*tensors, **case.options)
+    return tuple(_slot(o, case.draw.layout) for o in row.seen(*(out if isinstance(out, tuple) else (out,))))
+
+
+def _inner(cotangents, outs):
+    return sum(((g * o).sum() for g, o in zip(cotangents, outs, strict=True)), outs[0].new_zeros(()))
+
+
+def ask(case, others, directions):
+    """Call the operator in every mode; ``directions`` are those of the inputs as arrays, None for integers."""
+    draw, row = case.draw, case.row
+    rng = np.random.default_rng(draw.rng.integers(2**32))
+
+    def inputs(grad):
+        tensors = []
+        for array, other in zip(case.arrays, others, strict=True):
+            t = _laid_out(_tensor(array, draw.dtype), draw.layout, _tensor(other, draw.dtype))
+            tensors.append(t.requires_grad_() if grad and t.dtype.is_floating_point else t)
+        return tensors
+
+    def lay(v):
+        return None if v is None else _laid_out(_tensor(v, draw.dtype), draw.layout, _tensor(0 * v, draw.dtype))
+
+    answers, cotangents = Answers(), None
+    try:
+        with torch.no_grad():
+            outs = _call(case, inputs(False))
+    except Exception as error:
+        answers.value = error
+        return answers, None
+    answers.value = [_floats(o) for o in outs]
+    cotangents = [torch.from_numpy(rng.uniform(-1, 1, o.shape)).to(o.dtype) for o in outs]
+    if row.orders == 0:
+        return answers, cotangents
+    tangents = [lay(v) for v in directions]
+
+    def reverse():
+        tensors = inputs(True)
+        moving = [t for t in tensors if t.requires_grad]
+        return torch.autograd.grad(_inner(cotangents, _call(case, tensors)), moving, allow_unused=True)
+
+    def contract(gradients, moved):
+        """⟨gradients, V⟩; what it is made of measures the rounding of entries that are right to the last bit."""
+        total = answers.weight = mpf(0)
+        for g, v in zip(gradients, moved, strict=True):
+            if g is None:
+                continue
+            for a, b in zip(_floats(g), _floats(v), strict=True):
+                if b == 0 and math.isinf(a):  # beyond the range, and not asked for
+                    continue
+                total += mpf(a) * mpf(b) if math.isfinite(a) else mpf(abs(a))  # NaN and inf stay what they are
+                answers.weight += abs(mpf(a) * mpf(b)) if math.isfinite(a) else 0
+        return total
+
+    moved = [v for v in tangents if v is not None]
+    try:
+        answers.gradient = contract(reverse(), moved)
+        made_of = answers.weight
+    except Exception as error:
+        answers.gradient, made_of = error, mpf(0)
+    try:
+        with torch.autograd.forward_ad.dual_level():
+            duals = [
+                t if v is None else torch.autograd.forward_ad.make_dual(t.contiguous(), v.contiguous())
+                for t, v in zip(inputs(False), tangents, strict=True)
+            ]
+            ahead = [torch.autograd.forward_ad.unpack_dual(o).tangent for o in _call(case, duals)]
+            answers.tangent = contract(
+                [a for a in ahead if a is not None],
+                [g for g, a in zip(cotangents, ahead, strict=True) if a is not None],
+            )
+    except Exception as error:
+        answers.tangent = error
+    if row.orders > 1 and rng.random() < 0.3:
+        try:
+            tensors = inputs(True)
+            moving = [t for t in tensors if t.requires_grad]
+            first = torch.autograd.grad(
+                _inner(cotangents, _call(case, tensors)), moving, create_graph=True, allow_unused=True
+            )
+            pairs = [(g, v) for g, v in zip(first, moved, strict=True) if g is not None and g.requires_grad]
+            units = [max(abs(x) for x in _floats(v)) or 1.0 if v.numel() else 1.0 for _, v in pairs]
+            if pairs:  # ⟨gradient, V⟩ must not leave the range on the way
+                slope = sum((g * (v / u)).sum() * u for (g, v), u in zip(pairs, units, strict=True))
+                answers.second = contract(torch.autograd.grad(slope, moving, allow_unused=True), moved)
+        except Exception as error:
+            answers.second = error
+    answers.weight = max(answers.weight, made_of)
+    return answers, cotangents
+
+
+# --- the truth -------------------------------------------------------------------------------------------------------
+
+
+def _direction(case, index, array):
+    """How an input moves with t: not at all, ("add", V), or ("turn", C, B) for (I + tC)X(I + tB) with C or B zero."""
+    rng, row = case.draw.rng, case.row
+    if array.dtype.kind == "i":
+        return None
+    if row.keeps_rank and index == 0 and array.ndim == 2:
+        left = rng.uniform(-1, 1, (array.shape[0],) * 2)
+        if (array == 0).all(1).any():
+            left = np.diag(np.diag(left))
+        right = rng.uniform(-1, 1, (array.shape[1],) * 2)
+        side = rng.random() < 0.5
+        return "turn", 0.25 * side * left, 0.25 * (not side) * right
+    size = float(np.abs(array).max()) if array.size else 0.0
+    v = rng.uniform(-1, 1, array.shape)
+    v = v * np.abs(array) if index in row.relative or rng.random() < 0.3 else v * (size or 1.0)
+    v = 0.125 * v + 0.125 * v.T if index in row.symmetric else 0.25 * v
+    return "add", _tensor(v, case.dtype).double().numpy().reshape(array.shape)
+
+
+def _moved(x, how, t):
+    if how is None or t == 0:
+        return x
+    if how[0] == "add":
+        return x + t * _as_matrix(how[1])
+    left, right = (_as_matrix(m) for m in how[1:])
+    return (mpmath.eye(left.rows) + t * left) * x * (mpmath.eye(right.rows) + t * right)
+
+
+def _velocity(array, how):
+    if how is None or how[0] == "add":
+        return None if how is None else how[1]
+    x = _as_matrix(array)
+    v = _as_matrix(how[1]) * x + x * _as_matrix(how[2])
+    return np.array([[float(v[i, j]) for j in range(x.cols)] for i in range(x.rows)]).reshape(array.shape)
+
+
+def _digits(case):
+    """Decades between the numbers that meet: inside each input, or between all inputs and options."""
+
+    def logs(values):
+        return [math.log10(abs(x)) for x in values if x]
+
+    spans = [logs(np.asarray(a, float).reshape(-1).tolist()) for a in case.arrays if a.dtype.kind != "i"]
+    inside = max((max(s) - min(s) for s in spans if s), default=0.0)
+    if case.row.mixed:
+        numbers = [x for x in case.options.values() if isinstance(x, float)]
+        together = [0.0, *(2 * x for s in spans for x in s), *logs(numbers)]
+        inside = max(inside, max(together) - min(together))
+    return int(inside)
+
+
+@dataclass
+class Told:
+    """The truth at one point: values, first and second directional derivatives, each a list of matrices; or why not."""
+
+    value: object
+    first: object
+    second: object
+
+
+def tell(case, inputs, how, step):
+    def at(t):
+        return case.row.truth(
+            *(x if h is None else _moved(x, h, t) for x, h in zip(inputs, how, strict=True)), case=case
+        )
+
+    try:
+        middle = at(mpf(0))
+    except ArithmeticError as error:
+        return Told(error, error, error)
+    try:
+        if not case.row.smooth(*inputs, case=case):
+            raise Undefined("derivative")
+        forth, back = at(step), at(-step)
+        if any(x is None for x in (*middle, *forth, *back)):
+            raise Undefined("derivative")
+        first = [(a - b) / (2 * step) for a, b in zip(forth, back, strict=True)]
+        second = [(a - 2 * c + b) / step**2 for a, b, c in zip(forth, back, middle, strict=True)]
+    except ArithmeticError as error:
+        first = second = error
+    return Told(middle, first, second)
+
+
+def _drift(array, how):
+    """The size of a direction as a share of the input."""
+    v, x = (mpf(float(np.abs(y).max())) if y.size else mpf(0) for y in (_velocity(array, how), array))
+    return v / x if x else mpf(0)
+
+
+def _pair(cotangents, matrices):
+    """⟨G, M⟩ and a size that it is small beside where it cancels."""
+    total, size = mpf(0), mpf(0)
+    for g, m in zip(cotangents, matrices, strict=True):
+        for a, b in zip(_floats(g), list(m), strict=True):
+            total += mpf(a) * b
+            size += abs(b)
+    return total, size
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def _of_error(error, judged):
+    """The verdict on an error: clear if it is ours and names a remedy; needless where the truth is well determined."""
+    if not (type(error).__module__ == errors.__name__ and _REMEDY.search(str(error))):
+        return "unclear error"
+    return "needless error" if judged and not isinstance(error, errors.TieError) else "clear error"
+
+
+def _of_number(got, wanted, allowed, size, dtype, tiny):
+    """The verdict on a number that belongs to something of a size: without digits if less than one is determined."""
+    if got != got:
+        return "silently wrong"
+    if mpmath.isinf(got):
+        return "exact" if abs(wanted) + allowed > 0.5 * torch.finfo(dtype).max else "silently wrong"
+    if abs(got - wanted) <= allowed + tiny:
+        return "exact" if allowed <= size / 2 or allowed <= tiny else "undetermined"
+    return "silently wrong"
+
+
+def _spread(around, i):
+    """How far an entry of the truth moves with rounding of its inputs; None if it may not exist."""
+    if any(isinstance(x, ArithmeticError) for x in around):
+        return None
+    return _farthest([x[i] for x in around])
+
+
+def _farthest(around):
+    """Some hundred times what rounding of the inputs moves, eight times less where it was made eight times larger."""
+    centre, *others = around
+    return max(slack * abs(x - centre) for slack, x in zip((_SLACK, _SLACK / 8, 2), others, strict=False))
+
+
+def make(seed, number):
+    """The case of that number: rows first, then kinds, so that few cases already hold every row."""
+    row = ROWS[number % len(ROWS)]
+    kind = KINDS[(number // len(ROWS) + number) % len(KINDS)]
+    draw = Draw(seed, number, kind)
+    draw.options = {}
+    arrays = list(row.draw(draw))
+    plain = Draw(seed, number, kind)
+    plain.kind, plain.scale, plain.options = "plain" if kind != "empty" else kind, 1.0, {}
+    others = [np.asarray(a) for a in row.draw(plain)]
+    others = [np.maximum(a, 0) if a.dtype.kind == "i" else a for a in others]
+    arrays = [np.asarray(a) for a in arrays]
+    if any(a.shape != b.shape for a, b in zip(arrays, others, strict=True)):
+        others = arrays
+    if kind == "not finite":
+        floating = [i for i, a in enumerate(arrays) if a.dtype.kind == "f" and a.size]
+        if floating:
+            i = draw.pick(*floating)
+            bad = arrays[i].copy()
+            spot = int(draw.rng.integers(bad.size))
+            bad.reshape(-1)[spot] = draw.pick(math.nan, math.inf, -math.inf)
+            if i in row.symmetric:
+                bad = np.where(np.isfinite(bad), bad, np.nan) if draw.rng.random() < 0.5 else bad
+                bad = np.maximum(bad, bad.T) if not np.isnan(bad).any() else bad + 0 * bad.T
+            arrays[i] = bad
+    arrays = [a if a.dtype.kind == "i" else _tensor(a, draw.dtype).double().numpy() for a in arrays]
+    return Case(row, draw, arrays, draw.options), others
+
+
+def judge(seed, number):
+    """Make a case, ask the operator, and compare: a record with the worst verdict and what it is about."""
+    case, others = make(seed, number)
+    draw, row = case.draw, case.row
+    record = {
+        "number": number,
+        "operator": row.name,
+        "kind": draw.kind,
+        "dtype": str(draw.dtype).removeprefix("torch."),
+        "scale": draw.scale,
+        "layout": draw.layout,
+        "options": {k: v if isinstance(v, (int, float, str)) else str(v) for k, v in case.options.items()},
+        "shapes": [list(a.shape) for a in case.arrays],
+    }
+    finite = all(np.isfinite(a).all() for a in case.arrays if a.dtype.kind == "f")
+    how = [_direction(case, i, a) for i, a in enumerate(case.arrays)]
+    decades = _digits(case) if finite else 0
+    with warnings.catch_warnings(record=True) as heard, mp.workdps(3 * (decades + 40)):
+        warnings.simplefilter("always")
+        directions = [
+            _velocity(a, h) if finite else (None if h is None else np.zeros_like(a))
+            for a, h in zip(case.arrays, how, strict=True)
+        ]
+        answers, cotangents = ask(case, others, directions)
+        if not finite:
+            ok = isinstance(answers.value, Exception)
+            if row.passes and not ok:
+                verdicts = {
+                    "value": "exact"
+                    if not all(math.isfinite(x) for out in answers.value for x in out)
+                    else "silently wrong"
+                }
+            else:
+                verdicts = {"value": _of_error(answers.value, False) if ok else "silently wrong"}
+        else:
+            verdicts = _compare(case, answers, cotangents, how, mpf(10) ** -(decades + 40), record)
+    if any(issubclass(w.category, errors.NumericalWarning) for w in heard):
+        verdicts = {k: "clear error" if v == "silently wrong" and k != "value" else v for k, v in verdicts.items()}
+    record["verdict"] = max(verdicts.values(), key=VERDICTS.index)
+    record["about"] = [k for k, v in verdicts.items() if v == record["verdict"]]
+    for name in ("value", "gradient", "tangent", "second"):
+        if isinstance(error := getattr(answers, name), Exception):
+            record.setdefault("error", f"{name}: {type(error).__name__}: {error}"[:300])
+    return record
+
+
+def _compare(case, answers, cotangents, how, step, record):
+    row, dtype = case.row, case.dtype
+    info = torch.finfo(dtype)
+    inputs = [_as_matrix(a) for a in case.arrays]
+    rng = np.random.default_rng(1)
+    unit = max(row.unit, info.eps / 2) if row.composed else row.unit
+    lost = mpf(2) ** -1074  # where numbers below the range are rounded
+
+    def shaken(share):
+        out = []
+        for i, (x, a) in enumerate(zip(inputs, case.arrays, strict=True)):
+            if a.dtype.kind == "i":
+                out.append(x)
+                continue
+            noise = rng.uniform(-1, 1, a.shape)
+            noise = noise + noise.T if i in row.symmetric else noise
+            size = truth.norm(x)
+            relative = i in row.relative
+            new = x.copy()
+            for k, (r, own) in enumerate(zip(noise.reshape(-1), list(x), strict=True)):
+                by = mpf(float(r)) * (share * unit * abs(own) if relative else max(share * unit * size, lost))
+                if a.ndim == 2:
+                    new[k // a.shape[1], k % a.shape[1]] = own + by
+                else:
+                    new[k] = own + by
+            out.append(new)
+        return out
+
+    tells = [tell(case, inputs, how, step)] + [tell(case, shaken(s), how, step) for s in (1, 8)]
+    if row.noisy:
+        case.noise = True
+        tells.append(tell(case, inputs, how, step))
+    centre = tells[0]
+    verdicts = {}
+    moderate = all(
+        1e-40 < abs(x) < 1e40 or x == 0 for a in case.arrays for x in np.asarray(a, float).reshape(-1).tolist()
+    )
+    moderate &= not row.mixed or _digits(case) < 30
+    moderate &= all(1e-40 < abs(x) < 1e40 or x == 0 for x in case.options.values() if isinstance(x, float))
+    fits = 4 * info.tiny
+    if isinstance(centre.value, ArithmeticError):
+        if isinstance(answers.value, Exception):
+            return {"value": _of_error(answers.value, False)}
+        if any(not isinstance(t.value, ArithmeticError) for t in tells):
+            finite = all(math.isfinite(x) for out in answers.value for x in out)
+            return {"value": "undetermined" if finite else "silently wrong"}
+        if isinstance(centre.value, truth.Overflow):
+            return {"value": "exact" if any(math.isinf(x) for out in answers.value for x in out) else "silently wrong"}
+        record["truth"] = f"undefined: {centre.value}"
+        return {"value": "silently wrong"}
+    # The value, output by output.
+    worst, determined = "exact", True
+    given = answers.value if not isinstance(answers.value, Exception) else None
+    for k, matrix in enumerate(centre.value):
+        if matrix is None or any(not isinstance(t.value, ArithmeticError) and t.value[k] is None for t in tells):
+            continue  # undetermined here
+        around = [t.value if isinstance(t.value, ArithmeticError) else list(t.value[k]) for t in tells]
+        spread = [_spread(around, i) for i in range(len(list(matrix)))]
+        size = truth.norm(matrix)
+        own = 64 * _ROUNDING * row.condition(case) * max(size, row.least) + 4 * info.eps * size
+        allowed = None if any(s is None for s in spread) else max(spread, default=mpf(0)) + own
+        determined &= (
+            allowed is not None and (allowed <= mpf("1e-3") * size + own) and (size == 0 or fits < size < info.max)
+        )
+        if given is None:
+            continue
+        for got, wanted in zip(given[k], list(matrix), strict=True):
+            if allowed is None:
+                verdict = "undetermined" if math.isfinite(got) else "silently wrong"
+            else:
+                verdict = _of_number(mpf(got), wanted, allowed, max(size, row.least), dtype, fits)
+            if VERDICTS.index(verdict) > VERDICTS.index(worst):
+                worst = verdict
+                record["value"] = [got, mpmath.nstr(wanted, 8), None if allowed is None else mpmath.nstr(allowed, 3)]
+    if given is None:
+        return {"value": _of_error(answers.value, determined and moderate)}
+    verdicts["value"] = worst
+    # Derivatives, as one number each.
+    speeds = [float(np.abs(_velocity(a, h)).max()) for h, a in zip(how, case.arrays, strict=True) if h and a.size]
+    speed, slowest = max(speeds, default=0.0), min((x for x in speeds if x), default=1.0)
+    count = sum(a.size for a in case.arrays) + 1
+    drift = max((_drift(a, h) for h, a in zip(how, case.arrays, strict=True) if h), default=mpf(0))
+    for name, wanted in (("gradient", "first"), ("tangent", "first"), ("second", "second")):
+        got = getattr(answers, name)
+        if got is None:
+            continue
+        told = [getattr(t, wanted) for t in tells]
+        bad = any(isinstance(t, ArithmeticError) for t in told)
+        if bad:
+            if isinstance(got, Exception):
+                verdicts[name] = _of_error(got, False)
+            else:
+                verdicts[name] = "silently wrong" if mpmath.isnan(got) else "undetermined"
+            continue
+        pairs = [_pair(cotangents, t) for t in told]
+        sizes = [mpf(0), *(truth.norm(m) for m in centre.value)]
+        ordinary = max(*sizes, row.least) * drift ** (2 if name == "second" else 1)
+        spread = max(_farthest([p[0] for p in pairs]), _farthest([p[1] for p in pairs]))
+        allowed = spread + (256 * _ROUNDING + 8 * info.eps) * (pairs[0][1] + ordinary)
+        allowed += (64 * _ROUNDING + 2 * info.eps) * answers.weight
+        allowed += 64 * _ROUNDING * row.condition(case) ** (2 if name == "second" else 1) * ordinary
+        if name == "second":
+            allowed += 64 * _ROUNDING * row.loss(case) * pairs[0][1]
+        if any(not a.any() for a in case.arrays):  # where the difference quotient is all that there is
+            allowed += mpf(10) ** -60
+        tiny = fits * count * (mpf(speed) ** (2 if name == "second" else 1) + 1)
+        if isinstance(got, Exception):
+            clear = allowed <= mpf("1e-3") * abs(pairs[0][0]) and fits < abs(pairs[0][0]) < info.max
+            verdicts[name] = _of_error(got, clear and moderate)
+            continue
+        # A number beyond the range on the way is told by the largest entry that it can be made of.
+        beyond = max(pairs[0][1], ordinary) / mpf(slowest) if name != "tangent" else max(pairs[0][1], *sizes)
+        if not mpmath.isfinite(got) and beyond > mpf(info.max) / 100:
+            verdicts[name] = "exact"
+        else:
+            verdicts[name] = _of_number(got, pairs[0][0], allowed, pairs[0][1] + ordinary, dtype, tiny)
+        if verdicts[name] == "silently wrong":
+            record[name] = [mpmath.nstr(got, 12), mpmath.nstr(pairs[0][0], 12), mpmath.nstr(allowed, 3)]
+    return verdicts
+
+
+# --- the rows --------------------------------------------------------------------------------------------------------
+
+
+def _of_matrix(draw):
+    return (draw.symmetric(),)
+
+
+def _of_matrix_and(*choices):
+    """A symmetric matrix and a number as a tensor that learns."""
+    return lambda draw: (draw.symmetric(), np.array(draw.held(*choices)))
+
+
+def _number(*choices, name="p", **more):
+    def draw_number(draw):
+        for option, values in {**({name: choices} if choices else {}), **more}.items():
+            draw.options[option] = draw.pick(*values)
+        return (draw.symmetric(),)
+
+    return draw_number
+
+
+def _share(case):
+    n = case.arrays[-1 if case.row.name == "whiten_by_statistics" else 0].shape[-1]
+    return rounding_of_zero(case.dtype, torch.float64, max(n, 1))
+
+
+def _spectral(name, value, **more):
+    return Row(name, _of_matrix, lambda a, case: [value(a, case)], symmetric=(0,), **more)
+
+
+def _features(draw):
+    return (draw.features(),)
+
+
+def _pooled(m, d, *parts):
+    """Features with a share of the rows, and by name weights, ε, an exponent."""
+
+    def draw_pooled(draw):
+        f = draw.features(0 if draw.kind == "empty" else m, d)
+        more = {
+            "w": lambda: draw.weights(f.shape[0]),
+            "r": lambda: np.stack([draw.weights(f.shape[0])]),
+            "e": lambda: np.array(draw.held(0.1, 1e-3, 1e-12, 1e-300, 1e10)),
+            "p": lambda: np.array(draw.held(0.7, 0.3, -1.3, 2.0, 1e-8)),
+        }
+        if "e" not in parts:
+            draw.options["eps"] = draw.pick(1e-3, 0.1, 1e-8, 1e-100, 1e-300, 1e8)
+        return (f, *(more[part]() for part in parts))
+
+    return draw_pooled
+
+
+def _log(x):
+    return mpmath.log(x)
+
+
+def _logs(x):
+    if x <= 0:
+        raise truth.Undefined("positive")
+    return mpmath.log(x)
+
+
+def _powers(p):
+    def g(x):
+        if x <= 0:
+            raise truth.Undefined("positive")
+        exponent = p * mpmath.log(x)
+        if exponent > 1e5:
+            raise truth.Overflow
+        return mpmath.exp(exponent)
+
+    return g
+
+
+def _spread_of(f, tol):
+    """Singular values of F over the largest, those above a tolerance and the others."""
+    peak = np.abs(f).max() if f.size else 0.0
+    values = np.linalg.svd(f / peak, compute_uv=False) if peak else np.zeros(0)
+    values = values / values[0] if values.size else values
+    return values[values > tol], values[values <= tol]
+
+
+def _scaled_rows(case, degrees):
+    """The features whose span a cut takes: rows that count, over the root of their degrees for J1."""
+    f, labels, *more = (np.asarray(a, float) for a in case.arrays)
+    f = f / (np.abs(f).max() or 1.0) if f.size else f
+    w = (more[0] if more else np.ones(len(f))) * (labels >= 0)
+    w = w / (w.max() or 1.0) if w.size else w
+    if degrees:
+        degree = f @ (more[1] if len(more) > 1 else np.eye(f.shape[1])) @ (f.T @ w)
+        w = np.where(degree > 0, w / np.where(degree > 0, degree, 1), 0)
+    return f * np.sqrt(w)[:, None]
+
+
+def _cut_condition(degrees):
+    def condition(case):
+        kept, _ = _spread_of(_scaled_rows(case, degrees), case.gram_tol(case.arrays[0].shape[1]) ** 0.5)
+        return 1 / kept[-1] if kept.size else 1.0
+
+    return condition
+
+
+def _clean(degrees):
+    """Directions that do not count are far below those that do: the others have no derivative of their own."""
+
+    def clean(*inputs, case):
+        kept, left = _spread_of(_scaled_rows(case, degrees), case.gram_tol(case.arrays[0].shape[1]) ** 0.5)
+        return not left.size or not kept.size or left[0] < 1e-6 * kept[-1]
+
+    return clean
+
+
+def _span_condition(case):
+    kept, _ = _spread_of(np.asarray(case.arrays[0], float), case.rank_tol())
+    return 1 / kept[-1] if kept.size else 1.0
+
+
+def _field_condition(case):
+    """Of the system: the degrees over the confidence, which alone makes it definite."""
+    _, c, w = (np.asarray(a, float) for a in case.arrays)
+    if not c.size:
+        return 1.0
+    peak = np.abs(w).max() or 1.0
+    degree = (w / peak).sum(1).max() * mpf(float(peak))
+    if case.row.name.endswith("features"):
+        degree = ((w / peak) @ (w / peak).sum(0)).max() * mpf(float(peak)) ** 2
+    return 1 + degree / mpf(float(c.min()))
+
+
+def _cancels(case):
+    """λ_max/ε, by which the terms of second derivatives of pooling cancel."""
+    f, *more = (np.asarray(a, float) for a in case.arrays)
+    eps = case.options.get("eps") or float(next(a for a in more if a.ndim == 0))
+    weight = max((float(a.max()) for a in more if a.ndim == 1 and a.size), default=1.0)
+    weight = 1.0 if case.row.name.startswith("whiten") else weight
+    return f.size * mpf(float(np.abs(f).max()) if f.size else 0.0) ** 2 * mpf(weight) / mpf(eps)
+
+
+def _eps(case):
+    return mpf(case.options.get("eps", 1e-3))
+
+
+def _pairs(lam, u):
+    """λ, UUᵀ, UΛUᵀ by parts that do not overflow, and the first uuᵀ."""
+    top = lam.abs().amax(-1, keepdim=True) if lam.shape[-1] else lam
+    unit = torch.where(top > 0, top, 1).detach()
+    return lam, u @ u.mT, (u * (lam / unit).unsqueeze(-2)) @ u.mT * unit.unsqueeze(-1), u[..., :1] @ u[..., :1].mT
+
+
+def _eigenpairs(a, case):
+    values, u = truth.eig(a)
+    return [truth.vector(values), u * u.T, truth.compose(u, values), truth.leading(values, u)]
+
+
+def _triples(u, s, vh):
+    k = s.shape[-1]
+    u, v = u[..., :k], vh[..., :k, :].mT
+    return s, u @ u.mT if u.shape[-2] == k else u.mT @ u, (u * s.unsqueeze(-2)) @ v.mT, u[..., :1] @ u[..., :1].mT
+
+
+def _singular(a, case):
+    values, u, _ = truth.singular(a)
+    if not values:
+        return [mpmath.matrix(0, 1), mpmath.matrix(0, 0), a, mpmath.matrix(a.rows, a.rows)]
+    first = truth.columns(u, 0, 1)
+    return [mpmath.matrix(values), mpmath.eye(len(values)), a, first * first.T if values[0] > 0 else None]
+
+
+def _rectangle(draw):
+    return (draw.features(d=draw.n or 0),) if draw.kind == "empty" else (draw.features(),)
+
+
+def _tall(draw):
+    d = int(draw.rng.integers(1, 4))
+    return (
+        draw.features(
+            0 if draw.kind == "empty" else d + int(draw.rng.integers(0, 3)), 0 if draw.kind == "empty" else d
+        ),
+    )
+
+
+def _square(draw):
+    return (draw.features(draw.n, draw.n),)
+
+
+def _points(draw):
+    m, d = int(draw.rng.integers(2, 5)), int(draw.rng.integers(1, 4))
+    m = 0 if draw.kind == "empty" else m
+    return draw.features(m, d), draw.features(m, d, kind="plain"), draw.weights(m)
+
+
+def _moments(x, y):
+    return x.T * y if x.rows else mpmath.matrix(x.cols, x.cols)
+
+
+def _labelled(objective, *names, **options):
+    def call(f, labels, *more, **given):
+        return objective(f, labels, num_labels=3, **dict(zip(names, more, strict=True)), **options, **given)
+
+    return call
+
+
+def _cut(*parts, positive=False):
+    def draw_cut(draw):
+        f = draw.features(positive=positive)
+        m, d = f.shape
+        more = {
+            "w": lambda: draw.weights(m),
+            "l": lambda: np.eye(d) + 0.25 * (lambda a: a + a.T)(draw.rng.uniform(0, 1, (d, d))),
+        }
+        if "ridge" in parts:
+            draw.options["ridge"] = draw.pick(0.3, 1.0, 1e-3, 1e-8, 1e-14, 1e-300, 1e10)
+        return (f, draw.labels(m), *(more[p]() for p in parts if p in more))
+
+    return draw_cut
+
+
+def _affinities(draw):
+    f = draw.features(positive=draw.kind not in ("indefinite", "negative"))
+    peak = np.abs(f).max() if f.size else 0
+    f = f / peak if peak > 0 else f
+    w = f @ f.T
+    return (w * draw.scale,)
+
+
+def _dot(a, x):
+    return (a @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def _system(draw):
+    a = draw.symmetric()
+    return a, draw.rng.uniform(-1, 1, a.shape[0]) * draw.pick(1.0, 1.0, 1e-30 if draw.dtype == torch.float64 else 1.0)
+
+
+def _field_of(draw):
+    f = np.abs(draw.features(kind="plain" if draw.kind in ("negative", "indefinite") else None))
+    return draw.rng.uniform(-1, 1, f.shape[0]), draw.rng.uniform(0.5, 2, f.shape[0]) * draw.held(1.0, 1e-4, 1e4), f
+
+
+def _matrix_field(draw):
+    y, c, f = _field_of(draw)
+    peak = np.abs(f).max() if f.size else 0
+    f = f / peak if peak > 0 else f
+    return y, c, f @ f.T * draw.scale
+
+
+def _triangle(a, case):
+    root = mpmath.sqrt(2)
+    out = [a[i, j] * (1 if i == j else root) for i in range(a.rows) for j in range(i, a.rows)]
+    return [truth.vector(out)]
+
+
+def _untriangle(v, case):
+    n = int((math.isqrt(8 * len(v) + 1) - 1) // 2)
+    out, k = mpmath.matrix(n, n), 0
+    for i in range(n):
+        for j in range(i, n):
+            out[i, j] = out[j, i] = v[k] if i == j else v[k] / mpmath.sqrt(2)
+            k += 1
+    return [out]
+
+
+def _clamp(a, case):
+    least = mpf(case.options["least"])
+    return [truth.function(a, lambda x: max(x, least))]
+
+
+def _off_the_kink(a, case):
+    values, least = truth.eig(a)[0], mpf(case.options["least"])
+    return all(abs(x - least) > mpf(10) ** -14 * max(abs(least), *map(abs, values)) for x in values)
+
+
+def _positive(a, case):
+    """Whether the square root has a derivative that rounding does not hide."""
+    values = truth.eig(a)[0]
+    return not values or values[0] > _share(case) * values[-1]
+
+
+def _simple_top(a, case):
+    values = truth.eig(a)[0]
+    return len(values) < 2 or values[-1] - values[-2] > mpf(10) ** -12 * abs(values[-1])
+
+
+def _of_rank(a, case):
+    values, rank = truth.singular(a)[0], case.options["rank"]
+    return rank == 0 or rank > len(values) or values[rank - 1] > mpf(10) ** -14 * values[0]
+
+
+def _draw_clamp(draw):
+    draw.options["least"] = draw.pick(0.0, 1.3, 1.3 * draw.scale, -draw.scale, 1e-3 * draw.scale)
+    return (draw.symmetric(),)
+
+
+def _ranked(draw, matrix):
+    draw.options["rank"] = int(draw.rng.integers(0, 1 + min(matrix.shape)))
+    return (matrix,)
+
+
+def _leading(a, case):
+    values, u = truth.eig(a)
+    n, rank = len(values), case.options["rank"]
+    if 0 < rank < n and values[n - rank] == values[n - rank - 1]:
+        raise truth.Undefined("a gap")
+    return [truth.compose(u, [mpf(i >= n - rank) for i in range(n)])]
+
+
+def _nearest(a, case):
+    values, u, v = truth.singular(a)
+    rank = case.options["rank"]
+    if 0 < rank < len(values) and values[rank - 1] == values[rank] > 0:
+        raise truth.Undefined("a gap")
+    return [truth.compose(u, [s if i < rank else mpf(0) for i, s in enumerate(values)], v) if values else a]
+
+
+def _rank_one_of(x, **options):
+    return mb.projector(x, symmetric=True, **options)
+
+
+_SOFT = ("ridge",)
+_arctan = (torch.arctan, lambda x: 1 / (1 + x * x))
+
+ROWS = [
+    _spectral("matrix_log", lambda a, case: truth.log(a)),
+    _spectral("matrix_sqrt", lambda a, case: truth.sqrt(a, _share(case)), smooth=_positive),
+    _spectral("matrix_inv_sqrt", lambda a, case: truth.power(a, mpf(-0.5))),
+    _spectral("matrix_exp", lambda a, case: truth.exp(a), mixed=True),
+    _spectral("matrix_inverse", lambda a, case: truth.inverse(a)),
+    Row(
+        "matrix_power",
+        _of_matrix_and(0.7, -1.3, 2.0, 0.5, 1e-8, 40.0),
+        lambda a, p, case: [truth.power(a, p[0])],
+        symmetric=(0,),
+        relative=(1,),
+    ),
+    Row(
+        "matrix_power_of_a_number",
+        _number(0, 1, 2, 5, -1, -3, 0.5, -0.5, 2.5, -1.7, 1e-8, 60.5),
+        lambda a, case: [
+            truth.sqrt(a, _share(case))
+            if case.options["p"] == 0.5
+            else truth.power(a, case.options["p"] if isinstance(case.options["p"], int) else mpf(case.options["p"]))
+        ],
+        call=mb.matrix_power,
+        smooth=lambda a, case: case.options["p"] != 0.5 or _positive(a, case),
+        symmetric=(0,),
+    ),
+    _spectral("matrix_cube", lambda a, case: truth.power(a, 3)),
+    _spectral("matrix_power_minus_2", lambda a, case: truth.power(a, -2)),
+    _spectral(
+        "own_derivative",
+        lambda a, case: truth.function(a, mpmath.atan),
+        call=lambda a: mb.matrix_function(a, _arctan),
+        mixed=True,
+        orders=1,
+    ),
+    _spectral("own_divided_difference", lambda a, case: truth.log(a), orders=1),
+    Row(
+        "matrix_functions",
+        _of_matrix,
+        lambda a, case: [truth.sqrt(a, _share(case)), truth.power(a, mpf(0.3)), truth.inverse(a)],
+        call=lambda a: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"]),
+        smooth=_positive,
+        symmetric=(0,),
+    ),
+    Row("matrix_clamp", _draw_clamp, _clamp, call=mb.matrix_clamp, smooth=_off_the_kink, symmetric=(0,), mixed=True),
+    Row(
+        "inverse_root",
+        _number(2, 4, 1, 2.5, name="p", eps=(0.1, 0.0, 1e-8, 1e-300)),
+        lambda a, case: [truth.inverse_root(a, case.options["p"], case.options["eps"], _share(case))],
+        call=mb.inverse_root,
+        smooth=_positive,
+        symmetric=(0,),
+        mixed=True,
+    ),
+    Row(
+        "inverse_root_relative",
+        _number(2, 4, name="p", eps=(0.1, 1e-8, 1e-14)),
+        lambda a, case: [truth.inverse_root(a, case.options["p"], case.options["eps"], _share(case), relative=True)],
+        call=lambda a, p, eps: mb.inverse_root(a, p, eps=eps, relative=True),
+        smooth=lambda a, case: _positive(a, case) and _simple_top(a, case),
+        symmetric=(0,),
+    ),
+    Row(
+        "pool_thin_log",
+        _pooled(2, 4, "e"),
+        lambda f, e, case: [truth.pool(f, e[0], _logs, noise=case.noise)],
+        relative=(1,),
+        mixed=True,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "pool_primal_log",
+        _pooled(4, 3, "e"),
+        lambda f, e, case: [truth.pool(f, e[0], _logs, noise=case.noise)],
+        relative=(1,),
+        mixed=True,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "pool_thin_sqrt_weighted",
+        _pooled(3, 4, "w"),
+        lambda f, w, case: [truth.pool(f, _eps(case), mpmath.sqrt, w, noise=case.noise)],
+        call=lambda f, w, **o: mb.second_order_pool(f, function="sqrt", weight=w, **o),
+        relative=(1,),
+        mixed=True,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "pool_primal_weighted_power",
+        _pooled(3, 2, "w", "e", "p"),
+        lambda f, w, e, p, case: [truth.pool(f, e[0], _powers(p[0]), w, noise=case.noise)],
+        relative=(1, 2, 3),
+        mixed=True,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "pool_thin_weighted_power",
+        _pooled(2, 3, "w", "e", "p"),
+        lambda f, w, e, p, case: [truth.pool(f, e[0], _powers(p[0]), w, noise=case.noise)],
+        relative=(1, 2, 3),
+        mixed=True,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "pool_regions_centered",
+        _pooled(3, 3, "w"),
+        lambda f, w, case: [truth.pool(f, _eps(case), _logs, w, center=True, noise=case.noise)],
+        call=lambda f, w, **o: mb.second_order_pool(f, weight=w.unsqueeze(-2), center=True, **o).squeeze(-3),
+        relative=(1,),
+        mixed=True,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "pool_by_svd",
+        _pooled(4, 3),
+        lambda f, case: [truth.pool(f, _eps(case), _logs, noise=case.noise)],
+        mixed=True,
+        orders=0,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "pool_by_eig",
+        _pooled(4, 3),
+        lambda f, case: [truth.pool(f, _eps(case), _logs, noise=case.noise)],
+        mixed=True,
+        unit=2.0**-26,
+        orders=0,
+        noisy=True,
+        loss=_cancels,
+    ),
+    Row(
+        "topk_eigh",
+        lambda draw: (draw.symmetric(max(draw.n, 1)),),
+        lambda a, case: truth.top(a),
+        call=lambda a: mb.topk_eigh(a, 1),
+        seen=lambda lam, v: (lam, v @ v.mT),
+        symmetric=(0,),
+        composed=True,
+    ),
+    Row("eigh", _of_matrix, _eigenpairs, seen=_pairs, symmetric=(0,), composed=True),
+    *(
+        Row(
+            f"whiten_{name}",
+            _pooled(m, d, "w"),
+            lambda x, w, case: [truth.whiten(x, w, _eps(case), noise=case.noise)],
+            call=lambda x, w, eps: mb.whiten(x, weight=w, eps=eps),
+            relative=(1,),
+            mixed=True,
+            noisy=True,
+            loss=_cancels,
+            condition=lambda case: 1 + mpmath.sqrt(_cancels(case)),
+        )
+        for name, m, d in (("thin", 2, 4), ("zca", 4, 3))
+    ),
+    Row(
+        "whiten_pca",
+        _pooled(5, 3, "w"),
+        lambda x, w, case: [truth.whiten(x, w, _eps(case), noise=case.noise, axes=True)],
+        call=lambda x, w, eps: mb.whiten(x, weight=w, eps=eps, method="pca"),
+        seen=lambda y: (y * y,),
+        relative=(1,),
+        unit=2.0**-26,
+        orders=1,
+        mixed=True,
+        noisy=True,
+        condition=lambda case: 1 + mpmath.sqrt(_cancels(case)),
+    ),
+    Row(
+        "whiten_by_statistics",
+        lambda draw: (draw.rng.normal(size=(3, draw.n)), draw.rng.normal(size=draw.n), *_number(eps=(0.1, 1e-8))(draw)),
+        lambda x, mean, a, case: [truth.whiten_by(x, mean, a, _eps(case), _share(case))],
+        call=lambda x, mean, a, eps: mb.whiten(x, mean=mean, covariance=a, eps=eps),
+        symmetric=(2,),
+        mixed=True,
+    ),
+    Row(
+        "generalized_eigh",
+        lambda draw: (draw.symmetric(), draw.symmetric(kind="plain", scale=draw.pick(1.0, draw.scale))),
+        lambda a, b, case: truth.pencil(a, b),
+        call=mb.generalized_eigh,
+        seen=lambda lam, v: (lam, v @ v.mT, (v * lam.unsqueeze(-2)) @ v.mT, v[..., :1] @ v[..., :1].mT),
+        symmetric=(0, 1),
+        composed=True,
+    ),
+    Row("svd_tall", _tall, _singular, seen=_triples, composed=True),
+    Row("svd_wide", lambda draw: (_tall(draw)[0].T,), _singular, seen=_triples, composed=True),
+    Row("svd_full_tall", _tall, _singular, seen=_triples, composed=True),
+    Row("svd_full_wide", lambda draw: (_tall(draw)[0].T,), _singular, seen=_triples, composed=True),
+    Row(
+        "projector",
+        _rectangle,
+        lambda a, case: [truth.span(a, mpf(case.rank_tol()) ** 2)[0]],
+        keeps_rank=True,
+        condition=_span_condition,
+    ),
+    Row(
+        "projector_symmetric",
+        _of_matrix,
+        lambda a, case: [truth.span(a, mpf(case.rank_tol()) ** 2)[0]],
+        call=_rank_one_of,
+        symmetric=(0,),
+        orders=0,
+    ),
+    Row(
+        "spectral_projector",
+        lambda draw: _ranked(draw, draw.symmetric()),
+        _leading,
+        call=mb.spectral_projector,
+        symmetric=(0,),
+    ),
+    Row("polar_tall", _tall, lambda a, case: truth.polar(a, case.rank_tol())),
+    Row("polar_wide", lambda draw: (_tall(draw)[0].T,), lambda a, case: truth.polar(a, case.rank_tol())),
+    Row("project_rotation", _square, lambda a, case: [truth.rotation(a, case.rank_tol())]),
+    Row(
+        "procrustes",
+        _points,
+        lambda x, y, w, case: (
+            [truth.rotation(x.T * truth.diagonal(w) * y, case.rank_tol())]
+            if x.rows
+            else [truth.rotation(mpmath.matrix(x.cols, x.cols), 0)]
+        ),
+        relative=(2,),
+    ),
+    Row(
+        "procrustes_with_reflections",
+        lambda draw: _points(draw)[:2],
+        lambda x, y, case: [truth.rotation(_moments(x, y), case.rank_tol(), reflection=True)],
+    ),
+    Row(
+        "low_rank",
+        lambda draw: _ranked(draw, draw.features()),
+        _nearest,
+        call=lambda a, rank: mb.low_rank(a, rank),
+        smooth=_of_rank,
+    ),
+    Row("affinity", _features, lambda f, case: [f * f.T]),
+    Row("normalized_affinity", _affinities, lambda w, case: [truth.normalized_affinity(w)], symmetric=(0,)),
+    Row(
+        "normalized_cut_value",
+        lambda draw: (lambda w: (w, draw.labels(w.shape[0])))(_affinities(draw)[0]),
+        lambda w, labels, case: [truth.cut_value(w, labels)],
+        call=_labelled(mb.normalized_cut_value),
+        symmetric=(0,),
+    ),
+    Row(
+        "normalized_cut_j1",
+        _cut("w", "l", positive=True),
+        lambda f, labels, w, lam, case: [truth.j1(f, labels, case.gram_tol(f.cols), w, lam)],
+        call=_labelled(mb.normalized_cut_j1, "weight", "lam"),
+        keeps_rank=True,
+        symmetric=(3,),
+        relative=(2,),
+        least=4.0,
+        condition=_cut_condition(True),
+        smooth=_clean(True),
+    ),
+    Row(
+        "normalized_cut_j1_plain",
+        _cut(positive=True),
+        lambda f, labels, case: [truth.j1(f, labels, case.gram_tol(f.cols))],
+        call=_labelled(mb.normalized_cut_j1),
+        keeps_rank=True,
+        least=4.0,
+        condition=_cut_condition(True),
+        smooth=_clean(True),
+    ),
+    Row(
+        "normalized_cut_j2",
+        _cut("w"),
+        lambda f, labels, w, case: [truth.j2(f, labels, case.gram_tol(f.cols), w)],
+        call=_labelled(mb.normalized_cut_j2, "weight"),
+        keeps_rank=True,
+        relative=(2,),
+        least=4.0,
+        condition=_cut_condition(False),
+        smooth=_clean(False),
+    ),
+    Row(
+        "normalized_cut_soft",
+        _cut("ridge"),
+        lambda f, labels, case: [truth.soft(f, labels, case.options["ridge"])],
+        call=_labelled(mb.normalized_cut_soft),
+        least=4.0,
+        smooth=lambda f, *_, case: truth.norm(f) > 0,
+    ),
+    Row(
+        "normalized_cut_soft_weighted",
+        _cut("ridge", "w"),
+        lambda f, labels, w, case: [truth.soft(f, labels, case.options["ridge"], w)],
+        call=_labelled(mb.normalized_cut_soft, "weight"),
+        relative=(2,),
+        least=4.0,
+        smooth=lambda f, *_, case: truth.norm(f) > 0,
+    ),
+    Row(
+        "spectral_embedding",
+        lambda draw: (draw.features(int(draw.rng.integers(2, 6)) if draw.kind != "empty" else 0, 3, positive=True),),
+        lambda f, case: truth.embedding(f, 2, case.gram_tol(f.cols)),
+        call=lambda f: mb.spectral_embedding(f, 2),
+        seen=lambda lam, u, degree: (lam, u @ u.mT, degree),
+        keeps_rank=True,
+        composed=True,
+        condition=lambda case: _cut_condition(True)(
+            Case(case.row, case.draw, [case.arrays[0], np.zeros(len(case.arrays[0]))])
+        ),
+        smooth=lambda f, case: _clean(True)(
+            case=Case(case.row, case.draw, [case.arrays[0], np.zeros(len(case.arrays[0]))])
+        ),
+    ),
+    Row(
+        "linear_solve",
+        _system,
+        lambda a, b, case: [truth.solve_definite(a, b)],
+        symmetric=(0,),
+    ),
+    Row(
+        "linear_solve_by_lu",
+        lambda draw: (draw.features(draw.n, draw.n), draw.rng.uniform(-1, 1, draw.n)),
+        lambda a, b, case: [truth.solve(a, b)],
+    ),
+    Row(
+        "conjugate_gradient_solve",
+        _system,
+        lambda a, b, case: [truth.solve_definite(a, b)],
+        call=lambda a, b: mb.conjugate_gradient_solve(lambda x, m: _dot(m, x), b, (a,)),
+        symmetric=(0,),
+        unit=1e-10,
+    ),
+    Row(
+        "gaussian_crf",
+        _matrix_field,
+        lambda y, c, w, case: [truth.field(y, c, w)],
+        call=lambda y, c, w: mb.gaussian_crf(y, c, affinity=w),
+        symmetric=(2,),
+        relative=(1,),
+        mixed=True,
+        condition=_field_condition,
+    ),
+    Row(
+        "gaussian_crf_of_features",
+        _field_of,
+        lambda y, c, f, case: [truth.field(y, c, f * f.T)],
+        call=lambda y, c, f: mb.gaussian_crf(y, c, features=f),
+        relative=(1,),
+        unit=1e-10,
+        mixed=True,
+        condition=_field_condition,
+    ),
+    Row("vectorize_symmetric", _of_matrix, _triangle, symmetric=(0,), passes=True),
+    Row(
+        "unvectorize_symmetric",
+        lambda draw: (draw.scaled(draw.rng.normal(size=draw.n * (draw.n + 1) // 2), draw.scale),),
+        _untriangle,
+        passes=True,
+    ),
+]

@@ -1,0 +1,396 @@
+"""The operators once more, from their definitions and with as many digits as it takes (mpmath).
+
+Written apart from the library: no divided differences, no adjoints, no Gram tricks. Inputs are mpmath matrices, outputs
+are lists of them without a gauge freedom. A derivative is the difference quotient of these functions with many digits.
+"""
+
+import itertools
+
+import mpmath
+from mpmath import mp, mpf
+
+
+class Undefined(ArithmeticError):
+    """The operator has no value here."""
+
+
+class Overflow(ArithmeticError):
+    """The value is beyond every floating-point number."""
+
+
+def norm(a):
+    """The largest absolute entry."""
+    return max((abs(x) for x in a), default=mpf(0))
+
+
+def sym(a):
+    return (a + a.T) / 2
+
+
+def diagonal(values):
+    return mpmath.diag(list(values))
+
+
+def columns(a, first, stop):
+    out = mpmath.matrix(a.rows, stop - first)
+    for i in range(a.rows):
+        for j in range(first, stop):
+            out[i, j - first] = a[i, j]
+    return out
+
+
+def eig(a):
+    """Ascending eigenvalues and eigenvectors of the symmetric part."""
+    n = a.rows
+    size = norm(a)
+    if n == 0 or size == 0:
+        return [mpf(0)] * n, mpmath.eye(n)
+    values, vectors = mpmath.eigsy(sym(a) / size)
+    order = sorted(range(n), key=lambda i: values[i])
+    turned = mpmath.matrix(n, n)
+    for j, source in enumerate(order):
+        for i in range(n):
+            turned[i, j] = vectors[i, source]
+    return [values[i] * size for i in order], turned
+
+
+def compose(u, values, v=None):
+    """U diag(values) Vᵀ."""
+    return (u * diagonal(values)) * (u if v is None else v).T if len(values) else mpmath.matrix(u.rows, u.rows)
+
+
+def vector(values):
+    return mpmath.matrix(list(values)) if values else mpmath.matrix(0, 1)
+
+
+def leading(values, u):
+    """uuᵀ of the first eigenvector, None where it is not determined."""
+    n = len(values)
+    if n == 0:
+        return mpmath.matrix(u.rows, u.rows)
+    if n > 1 and values[1] - values[0] <= mpf(10) ** -15 * max(abs(x) for x in values):
+        return None
+    return columns(u, 0, 1) * columns(u, 0, 1).T
+
+
+def function(a, g):
+    values, u = eig(a)
+    return compose(u, [g(x) for x in values])
+
+
+def positive(values, what="positive"):
+    if any(x <= 0 for x in values):
+        raise Undefined(what)
+    return values
+
+
+def log(a):
+    values, u = eig(a)
+    return compose(u, [mpmath.log(x) for x in positive(values)])
+
+
+def sqrt(a, share):
+    """Eigenvalues that are negative by less than a share of the largest one count as zero."""
+    values, u = eig(a)
+    least = -share * max((abs(x) for x in values), default=mpf(0))
+    if any(x < least for x in values):
+        raise Undefined("nonnegative")
+    return compose(u, [mpmath.sqrt(max(x, 0)) for x in values])
+
+
+def exp(a):
+    values, u = eig(a)
+    if any(x > 1e4 for x in values):
+        raise Overflow
+    return compose(u, [mpmath.exp(max(x, mpf(-1e5))) for x in values])
+
+
+def power(a, p):
+    """λ^p; any λ for a whole number p ≥ 0 given as int, nonzero ones for p < 0, positive ones for all other numbers."""
+    values, u = eig(a)
+    if isinstance(p, int):
+        if p < 0 and any(x == 0 for x in values):
+            raise Undefined("nonzero")
+        return compose(u, [x**p for x in values])
+    if any(abs(p * mpmath.log(x)) > 1e5 for x in positive(values)):
+        raise Overflow
+    return compose(u, [mpmath.exp(p * mpmath.log(x)) for x in values])
+
+
+def inverse(a):
+    return power(a, -1)
+
+
+def gram(f, weights=None):
+    """Fᵀ diag(w) F."""
+    return f.T * (f if weights is None else diagonal(weights) * f)
+
+
+def pool(f, eps, g, weights=None, center=False, noise=False):
+    """g(Fᵀ diag(w) F + εI), directions of F at the level of rounding of float64 left out unless ``noise``."""
+    d = f.cols
+    w = [mpf(1)] * f.rows if weights is None else list(weights)
+    if center and f.rows:
+        total = sum(w)
+        mean = [sum(w[i] * f[i, j] for i in range(f.rows)) / (total or 1) for j in range(d)]
+        f = mpmath.matrix([[f[i, j] - mean[j] for j in range(d)] for i in range(f.rows)])
+    values, v = eig(gram(f, w)) if f.rows else ([mpf(0)] * d, mpmath.eye(d))
+    most = max(values, default=mpf(0))
+    floor = 0 if noise else (max(f.rows, d) * mpf(2) ** -52) ** 2 * most
+    values = [x if x > floor else mpf(0) for x in values]
+    return compose(v, [g(x + eps) for x in values])
+
+
+def span(x, tol):
+    """The projector on the columns of X, and its rank, by the eigenvalues of XᵀX above a share of the largest."""
+    values, v = eig(x.T * x)
+    most = max(values, default=mpf(0))
+    kept = [i for i, value in enumerate(values) if value > tol * most and value > 0]
+    xv = x * v
+    onto = mpmath.matrix(x.rows, x.rows)
+    for i in kept:
+        column = columns(xv, i, i + 1)
+        onto += column * column.T / values[i]
+    return onto, len(kept)
+
+
+def singular(a):
+    """Descending singular values, and U, V of the thin decomposition; U is zero where σ is zero."""
+    if a.rows < a.cols:
+        values, u, v = singular(a.T)
+        return values, v, u
+    squares, v = eig(a.T * a)
+    n = len(squares)
+    v = mpmath.matrix([[v[i, n - 1 - j] for j in range(n)] for i in range(n)]) if n else v
+    values = [mpmath.sqrt(max(x, 0)) for x in reversed(squares)]
+    av = a * v
+    u = mpmath.matrix(a.rows, n)
+    for j in range(n):
+        for i in range(a.rows):
+            u[i, j] = av[i, j] / values[j] if values[j] > 0 else 0
+    return values, u, v
+
+
+def polar(a, tol):
+    """Q and P of A = QP, Q with orthonormal columns or rows."""
+    values, u, v = singular(a)
+    if not values:
+        return [a, a.T * a]
+    if values[-1] <= tol * values[0]:
+        raise Undefined("full rank")
+    q = u * v.T
+    return [q, sym(q.T * a)]
+
+
+def rotation(a, tol, reflection=False):
+    """The nearest rotation, or orthogonal matrix."""
+    n = a.rows
+    values, u, v = singular(a)
+    if n == 0:
+        return a
+    if values[0] == 0 and n > 1:
+        raise Undefined("rank")
+    if values[-1] <= mpf(10) ** (-mp.dps // 3) * values[0]:  # the last vector is what is left
+        if reflection:
+            raise Undefined("rank")
+        for i in range(n):
+            unit = mpmath.matrix(n, 1)
+            unit[i] = 1
+            for j in range(n - 1):
+                other = columns(u, j, j + 1)
+                unit -= other * (other.T * unit)[0]
+            size = mpmath.sqrt((unit.T * unit)[0])
+            if size > mpf("0.1"):
+                for k in range(n):
+                    u[k, n - 1] = unit[k] / size
+                break
+    sign = [mpf(1)] * n
+    if not reflection and mpmath.det(u * v.T) < 0:
+        sign[-1] = mpf(-1)
+    least = values[-1] if reflection else (values[-2] + sign[-1] * values[-1] if n > 1 else values[0] + 1)
+    if least <= tol * values[0]:
+        raise Undefined("unique")
+    return compose(u, sign, v)
+
+
+def indicators(labels, k, weights):
+    """√w E for the rows that count."""
+    e = mpmath.matrix(len(labels), k)
+    for i, label in enumerate(labels):
+        if label >= 0:
+            e[i, label] = mpmath.sqrt(weights[i])
+    return e
+
+
+def labelled(f, labels, weights):
+    """Rows that count: labelled, with positive weight, as many times as the weight says (their square root)."""
+    weights = [mpf(1)] * f.rows if weights is None else list(weights)
+    weights = [w if label >= 0 else mpf(0) for w, label in zip(weights, labels, strict=True)]
+    if weights and not any(w > 0 for w in weights):
+        raise Undefined("labelled rows")
+    return diagonal([mpmath.sqrt(w) for w in weights]) * f, weights
+
+
+def distance(one, other):
+    """½‖A − B‖²."""
+    return mpmath.matrix([sum(x * x for x in one - other) / 2])
+
+
+def j2(f, labels, tol, weights=None, k=3):
+    if f.rows == 0:
+        return mpmath.matrix(1, 1)
+    x, w = labelled(f, labels, weights)
+    return distance(span(x, tol)[0], span(indicators(labels, k, w), mpf(10) ** -30)[0])
+
+
+def j1(f, labels, tol, weights=None, lam=None, k=3):
+    if f.rows == 0:
+        return mpmath.matrix(1, 1)
+    x, w = labelled(f, labels, weights)
+    lam = mpmath.eye(f.cols) if lam is None else lam
+    root = mpmath.matrix([mpmath.sqrt(v) for v in w])
+    full = x * lam * (x.T * root)  # √w times the degrees
+    degree = [full[i] / root[i] if w[i] > 0 else mpf(0) for i in range(f.rows)]
+    if any(x < 0 for x in degree):
+        raise Undefined("degrees")
+    down = diagonal([1 / mpmath.sqrt(x) if x > 0 else mpf(0) for x in degree])
+    up = diagonal([mpmath.sqrt(x) for x in degree])
+    return distance(span(down * x, tol)[0], span(up * indicators(labels, k, w), mpf(10) ** -30)[0])
+
+
+def soft(f, labels, ridge, weights=None, k=3):
+    if f.rows == 0:
+        return mpmath.matrix(1, 1)
+    x, w = labelled(f, labels, weights)
+    c = x.T * x
+    trace = sum(c[i, i] for i in range(f.cols))
+    onto = mpmath.matrix(f.rows, f.rows)
+    if trace > 0:
+        inner = c / trace + (mpf(ridge) / f.cols) * mpmath.eye(f.cols)
+        onto = (x / mpmath.sqrt(trace)) * mpmath.inverse(inner) * (x / mpmath.sqrt(trace)).T
+    return distance(onto, span(indicators(labels, k, w), mpf(10) ** -30)[0])
+
+
+def cut_value(w, labels, k=3):
+    """Σ over regions of what leaves the region over all that it has."""
+    if w.rows == 0:
+        return mpmath.matrix(1, 1)
+    total = mpf(0)
+    for region in range(k):
+        inside = [i for i, label in enumerate(labels) if label == region]
+        there = [i for i, label in enumerate(labels) if label >= 0]
+        volume = sum((w[i, j] for i in inside for j in there), mpf(0))
+        kept = sum((w[i, j] for i in inside for j in inside), mpf(0))
+        if volume > 0:
+            total += (volume - kept) / volume
+    _degrees(mpmath.matrix([[w[i, j] for j in there] for i in there]))
+    return mpmath.matrix([total])
+
+
+def _degrees(w):
+    degree = [sum((w[i, j] for j in range(w.cols)), mpf(0)) for i in range(w.rows)]
+    if any(x < 0 for x in degree):
+        raise Undefined("degrees")
+    return degree
+
+
+def normalized_affinity(w):
+    down = diagonal([1 / mpmath.sqrt(x) if x > 0 else mpf(0) for x in _degrees(w)])
+    return down * w * down
+
+
+def embedding(f, k, tol):
+    """Eigenvalues, the projector on the k eigenvectors, degrees."""
+    if k > min(f.rows, f.cols):
+        raise Undefined("k eigenvectors")
+    degree = [(f * (f.T * mpmath.ones(f.rows, 1)))[i] for i in range(f.rows)]
+    if any(x < 0 for x in degree):
+        raise Undefined("degrees")
+    x = diagonal([1 / mpmath.sqrt(d) if d > 0 else mpf(0) for d in degree]) * f
+    values, v = eig(x.T * x)
+    n = len(values)
+    most = max(values, default=mpf(0))
+    onto, kept = mpmath.matrix(f.rows, f.rows), []
+    for i in range(n - 1, n - 1 - k, -1):
+        there = values[i] > tol * most and values[i] > 0
+        kept.append(values[i] if there else mpf(0))
+        if there:
+            column = x * columns(v, i, i + 1)
+            onto += column * column.T / values[i]
+    return [mpmath.matrix(kept), onto, mpmath.matrix(degree)]
+
+
+def solve(a, b):
+    """A⁻¹b."""
+    if a.rows == 0:
+        return b
+    try:
+        return mpmath.inverse(a) * b
+    except (ZeroDivisionError, TypeError) as error:  # what mpmath raises at a pivot of zero
+        raise Undefined("nonsingular") from error
+
+
+def solve_definite(a, b):
+    if a.rows and eig(a)[0][0] <= 0:
+        raise Undefined("positive definite")
+    return solve(sym(a), b)
+
+
+def field(y, c, w):
+    """The mode of a Gaussian random field."""
+    if any(x <= 0 for x in c):
+        raise Undefined("confidence")
+    degree = [sum((w[i, j] for j in range(w.cols)), mpf(0)) for i in range(w.rows)]
+    return solve_definite(diagonal([x + d for x, d in zip(c, degree, strict=True)]) - sym(w), diagonal(c) * y)
+
+
+def pencil(a, b):
+    """Eigenvalues of AV = BVΛ, VVᵀ, VΛVᵀ and the first v vᵀ."""
+    values, u = eig(b)
+    down = compose(u, [1 / mpmath.sqrt(x) for x in positive(values)])
+    lam, v = eig(down * sym(a) * down)
+    v = down * v
+    return [vector(lam), v * v.T, compose(v, lam), leading(lam, v)]
+
+
+def inverse_root(a, p, eps, share, relative=False):
+    """(A + εI)^(−1/p), eigenvalues that are negative by rounding alone taken as zero."""
+    values, u = eig(a)
+    top = max((abs(x) for x in values), default=mpf(0))
+    values = [mpf(0) if -share * top <= x < 0 else x for x in values]
+    shift = mpf(eps) * (max(values, default=mpf(0)) if relative else 1)
+    return compose(u, [x ** (-1 / mpf(p)) for x in positive([x + shift for x in values])])
+
+
+def _centered(x, w):
+    total = sum(w)
+    if total == 0:
+        raise Undefined("weights")
+    share = [v / total for v in w]
+    mean = [sum(share[i] * x[i, j] for i in range(x.rows)) for j in range(x.cols)]
+    return mpmath.matrix([[x[i, j] - mean[j] for j in range(x.cols)] for i in range(x.rows)]), share
+
+
+def whiten(x, w, eps, noise=False, axes=False):
+    """(X − 1μᵀ)(Σ + εI)^(−½), or the squares of (X − 1μᵀ)U(Λ + ε)^(−½), the largest variance first."""
+    rows, share = _centered(x, w)
+    if not axes:
+        return rows * pool(rows, eps, lambda v: 1 / mpmath.sqrt(v), share, noise=noise)
+    values, u = eig(gram(rows, share))
+    if any(b - a <= mpf(10) ** -15 * values[-1] for a, b in itertools.pairwise(values)):
+        return None
+    y = rows * u
+    n = len(values)
+    return mpmath.matrix([[y[i, n - 1 - j] ** 2 / (values[n - 1 - j] + eps) for j in range(n)] for i in range(x.rows)])
+
+
+def whiten_by(x, mean, a, eps, share):
+    """The same by a mean and a covariance that are given."""
+    centered = x - mpmath.ones(x.rows, 1) * mean.T
+    return centered * inverse_root(a, 2, eps, share)
+
+
+def top(a):
+    """The largest eigenvalue, and the projector on its eigenvector."""
+    values, u = eig(-a)
+    return [vector([-values[0]]), leading(values, u)]
