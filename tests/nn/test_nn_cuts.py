@@ -17,7 +17,7 @@ from matbackprop import (
     projector,
     spectral_projector,
 )
-from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.errors import ConfigurationError, LabelError, ShapeError
 from matbackprop.nn import GaussianCRF, LinearSolve, NormalizedCutLoss, Projector, SpectralProjector
 
 F, L = features(3, 12, 4), regions(3, 12)
@@ -134,6 +134,71 @@ def test_the_label_of_a_cell_is_the_one_under_its_middle():
         NormalizedCutLoss("soft", maps=True)(f.mT.reshape(1, 4, 4, 3), labels),
         NormalizedCutLoss("soft")(f, wanted.flatten(1)),
     )
+
+
+OBJECTIVES = ["j1", "j2", "soft"]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_class_weight_counts_as_rows_that_are_repeated(objective):
+    f, labels = features(1, 7, 4), torch.tensor([[0, 2, 1, 1, 2, 0, -1]])
+    weights = torch.tensor([1.0, 3.0, 2.0])
+    often = torch.tensor([1, 2, 3, 3, 2, 1, 1])
+    expected = NormalizedCutLoss(objective)(f.repeat_interleave(often, 1), labels.repeat_interleave(often, 1))
+    loss = NormalizedCutLoss(objective, class_weight=weights)
+    torch.testing.assert_close(loss(f, labels), expected)
+    doubled = loss(f, labels, weight=torch.full((1, 7), 2.0, dtype=f.dtype))
+    torch.testing.assert_close(doubled, expected)  # all rows twice change nothing
+    assert "class_weight" in loss.state_dict()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_balanced_regions_count_as_if_all_were_equally_large(objective):
+    f, labels = features(2, 7, 4), torch.tensor([[0, 0, 0, 1, 1, 2, -1], [1, 1, 1, 1, 1, 1, 0]])
+    expected = []
+    for x, y, often in zip(f, labels, ([2, 2, 2, 3, 3, 6, 1], [1, 1, 1, 1, 1, 1, 6]), strict=True):
+        often = torch.tensor(often)
+        expected.append(NormalizedCutLoss(objective)(x.repeat_interleave(often, 0), y.repeat_interleave(often, 0)))
+    found = NormalizedCutLoss(objective, balanced=True, reduction="none")(f, labels)
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert not torch.allclose(found, NormalizedCutLoss(objective, reduction="none")(f, labels), rtol=1e-4)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_each_annotator_is_balanced_alone_and_one_who_labelled_nothing_is_left_out(objective):
+    f = features(2, 6, 4)
+    one, two = (
+        torch.tensor([[0, 0, 0, 1, 1, 2], [1, 1, 0, 0, 0, 0]]),
+        torch.tensor([[0, 1, 1, 1, 1, -1], [2, 2, 1, 1, 0, 0]]),
+    )
+    loss = NormalizedCutLoss(objective, balanced=True, class_weight=torch.tensor([1.0, 2.0, 0.5]), reduction="none")
+    expected = (loss(f, one) + loss(f, two)) / 2
+    torch.testing.assert_close(loss(f, torch.stack([one, two], 1)), expected)
+    torch.testing.assert_close(loss(f, torch.stack([torch.full_like(one, -1), one, two], 1)), expected)
+    maps = NormalizedCutLoss(objective, maps=True, balanced=True, ignore_index=255)
+    labels = torch.stack([one, two], 1).reshape(2, 2, 2, 3)
+    void = labels.masked_fill(labels == -1, 255)
+    plain = NormalizedCutLoss(objective, balanced=True)(f, torch.stack([one, two], 1))
+    torch.testing.assert_close(maps(f.mT.reshape(2, 4, 2, 3), void), plain)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_gradient_of_balanced_and_weighted_losses(objective):
+    labels = torch.tensor([[[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, -1]]])
+    loss = NormalizedCutLoss(objective, balanced=True, class_weight=torch.tensor([1.0, 2.0, 0.5]))
+    f = features(1, 6, 3).clone().requires_grad_()
+    torch.autograd.gradcheck(lambda x: loss(x, labels), f)
+
+
+def test_weights_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigurationError, match="one number per class"):
+        NormalizedCutLoss(class_weight=torch.ones(2, 2))
+    with pytest.raises(ConfigurationError, match="none below zero"):
+        NormalizedCutLoss(class_weight=torch.tensor([1.0, -1.0]))
+    with pytest.raises(LabelError, match="class_weight has 2 classes, and a label is 3"):
+        NormalizedCutLoss(class_weight=torch.ones(2))(features(1, 4, 2), torch.tensor([[0, 0, 1, 3]]))
+    with pytest.raises(ConfigurationError, match="leave offsets out"):
+        NormalizedCutLoss(balanced=True)(features(1, 4, 2)[0], torch.tensor([0, 0, 1, 1]), offsets=[0, 2, 4])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from matbackprop.checks import check_option
-from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.checks import check_option, wants_check
+from matbackprop.errors import ConfigurationError, LabelError, ShapeError
 from matbackprop.functional._normalized_cut import (
     check_ridge,
     normalized_cut_j1,
@@ -40,6 +40,10 @@ class NormalizedCutLoss(Operator):
             other two do not depend on it.
         maps: features are maps ``(b, c, h, w)`` and labels ``(b, H, W)`` of any size, as for other segmentation losses.
         ignore_index: label of elements to leave out, such as 255 in many data sets; −1 is always left out.
+        class_weight: how often an element of each class counts ``(classes,)``, where labels are classes: as with its
+            row repeated so often, and as the ``weight`` of cross-entropy.
+        balanced: let all regions of an image count alike, whatever their size: an element counts 1 / (elements of its
+            region).
         num_labels: a bound of the number of regions of an image; spares one device synchronisation.
         rank_tol: relative rank tolerance, or the dtype whose precision the features carry; not for ``"soft"``.
         reduction: ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
@@ -71,6 +75,8 @@ class NormalizedCutLoss(Operator):
         lambda_features: int | None = None,
         maps: bool = False,
         ignore_index: int = -1,
+        class_weight: Tensor | None = None,
+        balanced: bool = False,
         num_labels: int | None = None,
         rank_tol: float | torch.dtype | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
@@ -85,12 +91,18 @@ class NormalizedCutLoss(Operator):
             )
         if rank_tol is not None and objective == "soft":
             raise ConfigurationError("rank_tol does nothing with objective='soft', which has no rank; leave it out.")
+        if class_weight is not None and (class_weight.ndim != 1 or not bool((class_weight >= 0).all())):
+            raise ConfigurationError(
+                f"class_weight must be one number per class, none below zero, got {tuple(class_weight.shape)}."
+            )
         own = {"ridge": ridge} if objective == "soft" else {"rank_tol": rank_tol}
         super().__init__(_OBJECTIVES[objective], **own, num_labels=num_labels, precision=precision, check=check)
         check_ridge(ridge)
         rank_tolerance(torch.float64, torch.float64, rank_tol)
         self.objective, self.reduction, self.maps, self.ignore_index = objective, reduction, maps, ignore_index
-        self.lambda_features = lambda_features
+        self.lambda_features, self.balanced = lambda_features, balanced
+        self.class_weight: Tensor | None
+        self.register_buffer("class_weight", class_weight)
         self.lam = None if lambda_features is None else nn.Parameter(torch.eye(lambda_features))
 
     def forward(
@@ -111,10 +123,43 @@ class NormalizedCutLoss(Operator):
             f, labels = _rows(f, labels)
             weight = None if weight is None else weight.flatten(-2)
         more = {"lam": self.lam} if self.objective == "j1" else {}
-        value = self.call(f, labels, weight=weight, offsets=offsets, **more)
+        if self.balanced or self.class_weight is not None:
+            if offsets is not None:
+                raise ConfigurationError("class_weight and balanced do not go with packed rows; leave offsets out.")
+            value = self._weighted(f, labels, weight, more)
+        else:
+            value = self.call(f, labels, weight=weight, offsets=offsets, **more)
         if self.reduction == "none":
             return value
         return value.mean() if self.reduction == "mean" else value.sum()
+
+    def _weighted(self, f: Tensor, labels: Tensor, weight: Tensor | None, more: dict[str, Any]) -> Tensor:
+        """The objective with weights that follow from the labels, of each annotator its own."""
+        several = labels.ndim == f.ndim
+        labels = labels.long()
+        named = torch.ones_like(labels[..., :1], dtype=torch.bool)
+        if several:  # one who labelled nothing does as another did, and is left out of the mean
+            named = (labels >= 0).any(-1, keepdim=True)
+            first = named.long().argmax(-2, keepdim=True)
+            labels = torch.where(
+                named, labels, labels.take_along_dim(first.expand(*first.shape[:-1], labels.shape[-1]), -2)
+            )
+            f = f.unsqueeze(-3).expand(*labels.shape, f.shape[-1])
+            weight = None if weight is None else weight.unsqueeze(-2)
+        place = labels.clamp(min=0)
+        own = (labels >= 0).to(torch.promote_types(f.dtype, torch.float32))
+        if self.balanced:
+            regions = self.num_labels or (int(place.max()) + 1 if place.numel() else 1)
+            sizes = own.new_zeros(*labels.shape[:-1], int(regions)).scatter_add(-1, place, own)
+            own = own / sizes.gather(-1, place).clamp(min=1)
+        if self.class_weight is not None:
+            if wants_check(self.check, f) and place.numel() and int(place.max()) >= len(self.class_weight):
+                raise LabelError(
+                    f"class_weight has {len(self.class_weight)} classes, and a label is {int(place.max())}."
+                )
+            own = own * self.class_weight.to(own.dtype)[place]
+        value = self.call(f, labels, weight=own if weight is None else own * weight, **more)
+        return (value * named[..., 0]).sum(-1) / named[..., 0].sum(-1).clamp(min=1) if several else value
 
 
 def _rows(f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
