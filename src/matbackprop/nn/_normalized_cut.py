@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +149,15 @@ class NormalizedCutLoss(Operator):
         place = labels.clamp(min=0)
         own = (labels >= 0).to(torch.promote_types(f.dtype, torch.float32))
         if self.balanced:
-            regions = self.num_labels or (int(place.max()) + 1 if place.numel() else 1)
-            sizes = own.new_zeros(*labels.shape[:-1], int(regions)).scatter_add(-1, place, own)
+            regions = cast("int | None", self.num_labels) or (int(place.max()) + 1 if place.numel() else 1)
+            sizes = own.new_zeros(*labels.shape[:-1], regions).scatter_add(-1, place, own)
             own = own / sizes.gather(-1, place).clamp(min=1)
         if self.class_weight is not None:
-            if wants_check(self.check, f) and place.numel() and int(place.max()) >= len(self.class_weight):
+            if (
+                wants_check(cast("bool | None", self.check), f)
+                and place.numel()
+                and int(place.max()) >= len(self.class_weight)
+            ):
                 raise LabelError(
                     f"class_weight has {len(self.class_weight)} classes, and a label is {int(place.max())}."
                 )
