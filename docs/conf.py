@@ -14,16 +14,19 @@ copyright = "2026, the matbackprop authors"
 version = release = matbackprop.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "command_help",
     "katex",
+    "notebooks",
     "sphinx_copybutton",
 ]
 myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks carry the output of their last run; a test runs them again
+nb_merge_streams = True
 html_math_renderer = "katex"
 exclude_patterns = ["_build", "_generated"]
 suppress_warnings = ["config.cache"]
