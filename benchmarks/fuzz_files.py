@@ -34,12 +34,13 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = [options.only] if options.only else list(READERS)
+    turns = [name for turn in range(8) for name in names if turn < READERS[name].turns]
     verdicts: dict[str, Counter[str]] = {name: Counter() for name in names}
     largest, slowest = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     findings = []
     started = time.perf_counter()
     for number in range(options.first, options.first + options.files):
-        name = names[number % len(names)]
+        name = turns[number % len(turns)]
         result = attack(name, number)
         verdicts[name][result.verdict] += 1
         largest[name] = max(largest[name], result.bytes)

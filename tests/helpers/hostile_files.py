@@ -299,11 +299,13 @@ class Reader:
         make: writes valid files into a folder.
         harmed: patterns of those that are harmed.
         calls: what reads them, each with the folder: words of a command, or a function.
+        turns: how often it has its turn among the others; the slow ones have fewer.
     """
 
     make: Callable[[Path], Any]
     harmed: tuple[str, ...]
     calls: tuple[Callable[[Path], Any], ...]
+    turns: int = 8
 
 
 def command(text: str) -> Callable[[Path], int]:
@@ -466,6 +468,7 @@ READERS: dict[str, Reader] = {
         _run("ncuts"),
         ("run/*.json", "run/metrics.jsonl", "run/log.txt", "run/figures/*", "run/.matbackprop-run"),
         (command("report @/run"), command("evaluate run @/run --accelerator cpu")),
+        turns=2,
     ),
     "resumed run": Reader(
         _run("o2p"),
@@ -476,9 +479,10 @@ READERS: dict[str, Reader] = {
                 "--data.batch-size 6 --run @/run --resume --no-report"
             ),
         ),
+        turns=3,
     ),
     "checkpoints": Reader(
-        _run("o2p"), ("run/checkpoints/*",), (command("evaluate run @/run --accelerator cpu --which last"),)
+        _run("o2p"), ("run/checkpoints/*",), (command("evaluate run @/run --accelerator cpu --which last"),), turns=3
     ),
     "caches": Reader(_cache, ("kept/*",), (command("data cache @ --verify"), command("data cache @ --remove damaged"))),
     "configuration files": Reader(
@@ -488,10 +492,11 @@ READERS: dict[str, Reader] = {
             command("evaluate run @/run --accelerator cpu --config @/fields.toml"),
             command("evaluate run @/run --accelerator cpu --config @/more.json"),
         ),
+        turns=4,
     ),
     "stored results": Reader(_results, ("row/*/result.json",), (_read_results,)),
     "benchmark results": Reader(
-        _bench, ("machine.json",), (command("bench --no-measure --output @ --page @/page/page.md"),)
+        _bench, ("machine.json",), (command("bench --no-measure --output @ --page @/page/page.md"),), turns=2
     ),
 }
 

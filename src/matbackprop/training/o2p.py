@@ -31,6 +31,7 @@ from matbackprop.data.coco_regions import (
     tuning_split,
 )
 from matbackprop.data.shapes import dataset_folder
+from matbackprop.errors import DataError
 from matbackprop.inference.loading import choose_device
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.models.weights import load_backbone_weights
@@ -56,18 +57,22 @@ def data_folder(config: RegionDataConfig) -> Path:
 def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
     """Training and validation regions, cropped and cached on the first call."""
     root = data_folder(config)
+    files = [coco_files(root, split) for split in ("train", "val")]
     train, validation = (
         cache_regions(
-            *coco_files(root, split),
+            *pair,
             config.cache or default_cache_folder(),
             side=config.side,
             margin=config.margin,
             minimum_area=config.minimum_area,
             missing_images=config.missing_images,
         )
-        for split in ("train", "val")
+        for pair in files
     )
-    check_same_categories(train, validation)
+    try:
+        check_same_categories(train, validation)
+    except DataError as error:
+        raise DataError(f"{files[0][0]} and {files[1][0]}: {error}") from error
     return train, validation
 
 
