@@ -1,0 +1,76 @@
+"""Work long, and in many places at once, and write what was left behind: ``python benchmarks/long_runs.py``.
+
+Training (a small model through our layers, with checkpoints and validations), segmenting photographs with the network
+in the package, eight threads, fork after use, spawn. The summary goes to ``benchmarks/results/long_runs.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+MEGABYTES = 32  # that memory may grow by after the first fifth, which leaves room for fragments of the allocator
+
+
+def main() -> int:
+    """Do all of it and write the summary; the exit code says whether nothing grew and nothing was wrong."""
+    from helpers.long_runs import segment_long, train_long
+    from helpers.many_places import call_in_processes, call_in_threads
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of training")
+    parser.add_argument("--photographs", type=int, default=2_000, help="photographs to segment")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "long_runs.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        long = {
+            "training": train_long(options.steps, Path(folder)),
+            "segmenting": segment_long(options.photographs, Path(folder)),
+        }
+    tempfile.tempdir = None
+    many = {
+        "threads": call_in_threads(8, 200),
+        "fork": call_in_processes("fork", 8),
+        "spawn": call_in_processes("spawn", 2),
+    }
+    grown = {
+        f"{name}: {what}": amount
+        for name, result in long.items()
+        for what, amount in result["grew"].items()
+        if amount > (MEGABYTES << 20 if what == "bytes" else 0)
+    }
+    wrong = sum(result["wrong"] for result in many.values())
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    summary = {
+        "command": f"python benchmarks/long_runs.py --steps {options.steps} --photographs {options.photographs}",
+        "promise": f"after the first fifth memory grows by less than {MEGABYTES} MB, all else not; no wrong result",
+        "kept": not grown and not wrong,
+        "grown": grown,
+        "seconds": round(time.perf_counter() - started),
+        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "revision": git.stdout.strip(),
+        **long,
+        **many,
+    }
+    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"{'nothing grew, nothing was wrong' if summary['kept'] else f'{grown}, {wrong} wrong'}: {options.output}")
+    return 0 if summary["kept"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Work that goes on for long, and what it may leave behind: nothing.
+
+``benchmarks/long_runs.py`` does it at full length, the tests a little of it.
+"""
+
+import gc
+import os
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import matbackprop
+from helpers.tiny_run import TinyData, tiny_config
+from matbackprop.inference import load_segmenter, segment_photograph
+from matbackprop.nn import SecondOrderPool
+from matbackprop.training.engine import fit, seed_all
+from matbackprop.training.system import System
+
+SAMPLES = 20  # looks at the process in a long run
+
+
+def footprint(folder: Path) -> dict[str, int]:
+    """What this process holds: memory in bytes, open files, threads, child processes, and files in ``folder``."""
+    gc.collect()
+    children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
+    return {
+        "bytes": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        "open_files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "children": len(children),
+        "temporary_files": sum(1 for _ in folder.rglob("*")),
+    }
+
+
+class Steady:
+    """Looks at the process now and then, and says what grew since the first fifth, when everything has warmed up."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self.every, self.folder, self.done = max(count // SAMPLES, 1), folder, 0
+        self.seen: list[dict[str, int]] = []
+
+    def tick(self) -> None:
+        self.done += 1
+        if self.done % self.every == 0:
+            self.seen.append(footprint(self.folder))
+
+    def summary(self) -> dict[str, object]:
+        warm, last = self.seen[len(self.seen) // 5], self.seen[-1]
+        return {
+            "megabytes": [round(one["bytes"] / 2**20, 1) for one in self.seen],
+            "grew": {name: last[name] - warm[name] for name in last},
+        }
+
+
+class PoolingModule(System):
+    """Second-order pooling and a normalized cut on features that learn."""
+
+    def __init__(self, config) -> None:
+        super().__init__()
+        self.config = config
+        self.features, self.pool, self.out = nn.Linear(6, 5), SecondOrderPool(), nn.Linear(25, 1)
+        self.double()
+        self.steady: Steady | None = None
+
+    def loss(self, batch):
+        x, y = batch
+        f = torch.relu(self.features(x[:, None] * torch.arange(1.0, 9.0, dtype=x.dtype)[:, None])) + 0.1
+        labels = torch.arange(8).div(4, rounding_mode="floor").expand(len(x), 8)
+        cut = matbackprop.normalized_cut_soft(f, labels).mean()
+        return (self.out(self.pool(f).flatten(1)).squeeze(-1) - y).square().mean() + cut
+
+    def training_step(self, batch):
+        if self.steady is not None:
+            self.steady.tick()
+        return self.loss(batch)
+
+    def validation_step(self, batch):
+        self.record("val/loss", self.loss(batch), len(batch[1]))
+
+    def optimizers(self, steps):
+        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9), None
+
+
+def train_long(steps: int, folder: Path) -> dict[str, object]:
+    """Train for so many steps, with validations and checkpoints, and watch the process."""
+    epochs = max(steps // 100, 2)
+    options = {"log_every": 20, "checkpoint_every_steps": max(steps // 10, 1), "validate_every": max(epochs // 10, 1)}
+    config = replace(tiny_config(folder / "run", max_epochs=epochs, **options), items=4 * (steps // epochs))
+    seed_all(0)
+    module = PoolingModule(config)
+    module.steady = Steady(steps, _temporary(folder))
+    fit(config, module, TinyData(config), name="pooling")
+    assert module.steady.done == steps
+    return {"steps": steps} | module.steady.summary()
+
+
+def segment_long(photographs: int, folder: Path) -> dict[str, object]:
+    """Segment made-up photographs of many sizes with the network in the package, and watch the process."""
+    draw, model, steady = (
+        np.random.default_rng(0),
+        load_segmenter(device="cpu"),
+        Steady(photographs, _temporary(folder)),
+    )
+    for _ in range(photographs):
+        height, width = draw.integers(40, 120, 2)
+        picture = draw.integers(0, 60, (height, width, 3), np.uint8)
+        picture[:, width // 3 :] += 120
+        assert segment_photograph(picture, model, (2, 4)).labels(2).shape == (height, width)
+        steady.tick()
+    return {"photographs": photographs, "size": "40 to 120 pixels per side"} | steady.summary()
+
+
+def _temporary(folder: Path) -> Path:
+    place = folder / "tmp"
+    place.mkdir(exist_ok=True)
+    tempfile.tempdir = str(place)
+    return place

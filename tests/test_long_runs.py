@@ -1,0 +1,28 @@
+"""A little of ``python benchmarks/long_runs.py``: nothing stays behind, and threads and processes agree."""
+
+import sys
+import tempfile
+
+import pytest
+
+from helpers.long_runs import segment_long, train_long
+from helpers.many_places import call_in_processes, call_in_threads
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and fork")
+
+
+@pytest.mark.parametrize(("work", "count"), [(train_long, 200), (segment_long, 20)])
+def test_nothing_stays_behind(work, count, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    grew = work(count, tmp_path)["grew"]
+    assert grew.pop("bytes") < 64 << 20
+    assert max(grew.values()) <= 0, grew
+
+
+def test_eight_threads_get_what_one_gets():
+    assert call_in_threads(8, 3)["wrong"] == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_get_what_this_one_gets(method):
+    assert call_in_processes(method, 1)["wrong"] == 0
