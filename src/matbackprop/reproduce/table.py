@@ -31,6 +31,9 @@ log = logging.getLogger("matbackprop")
 
 Device = Literal["cuda", "cpu"]
 """A kind of device, as far as numbers depend on it."""
+NUMBERS_ONLY: dict[str, Any] = {"overwrite": True, "devices": "1", "checkpoints": False, "tensorboard": False,
+                                "progress": False, "report": False}  # fmt: skip
+"""Fields of the engine for a run of a table, of which only the numbers are kept."""
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs

@@ -31,7 +31,7 @@ from matbackprop.report import figures
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Table1Config
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
-from matbackprop.reproduce.table import Device, Reproduction, interval_text
+from matbackprop.reproduce.table import NUMBERS_ONLY, Device, Reproduction, interval_text
 from matbackprop.training.config import merge, to_json
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.o2p import (
@@ -231,19 +231,14 @@ class Table1(Reproduction):
             {
                 **row.model,
                 **setting,
+                **{f"engine.{name}": value for name, value in NUMBERS_ONLY.items()},
                 "engine.seed": job.number if job.part == "seed" else 1000,
                 "engine.max_epochs": epochs,
                 "engine.validate_every": epochs,
-                "engine.overwrite": True,
-                "engine.devices": "1",
                 "engine.accelerator": config.accelerator,
                 "engine.precision": config.precision if device == "cuda" and row.kind != "sift" else "32",
                 "engine.log_every": 50,
-                "engine.checkpoints": False,
                 "engine.profile": timing and row.kind != "sift",
-                "engine.progress": False,
-                "engine.report": False,
-                "engine.tensorboard": False,
                 "data.split": "tuning" if job.part == "trial" else "final",
                 **self._overrides,
             },

@@ -38,7 +38,7 @@ from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.baselines import HUMANS, run_baseline
 from matbackprop.reproduce.config import SegmentationConfig, Table2Config
 from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
-from matbackprop.reproduce.table import Device, Reproduction, interval_text, shared_workers
+from matbackprop.reproduce.table import NUMBERS_ONLY, Device, Reproduction, interval_text, shared_workers
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.ncuts import (
     build,
@@ -561,26 +561,13 @@ def check_data(config: SegmentationConfig) -> None:
 
 
 def training_recipe(config: SegmentationConfig, preset: str, device: Device, *, seed: int, **data: Any) -> NCutsConfig:
-    """A preset's training as a table's command wants it.
-
-    Args:
-        config: the command's options.
-        preset: the recipe's.
-        device: kind of device.
-        seed: of the training.
-        data: fields of the data's configuration that the command does not name.
-    """
+    """A preset's training as a table's command wants it, with ``data`` that the command does not name."""
     recipe = RECIPE.preset(preset)
     recipe.engine = dataclasses.replace(
         recipe.engine,
         seed=seed,
         accelerator=config.accelerator,
-        devices="1",
-        overwrite=True,
-        checkpoints=False,
-        tensorboard=False,
-        progress=False,
-        report=False,
+        **NUMBERS_ONLY,
         max_epochs=config.epochs or recipe.engine.max_epochs,
         precision=recipe.engine.precision if device == "cuda" else "32",
     )
