@@ -23,10 +23,24 @@ extern "C" void launch_svd_adjoint(int batch, int threads, REAL* q, REAL* s, REA
 """
 
 
+TINY_LAUNCHER = """
+extern "C" void launch_svd_tiny(int blocks, int threads, double* x, double* q, double* s, double* v, int count,
+                                int tall) {
+    launch({blocks, 1, 1}, threads, 0, [=] { svd_tiny(x, q, s, v, count, tall); });
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     program = cuda_on_cpu.build(tmp_path_factory.mktemp("svd"), kernel.SOURCE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1)
     return cuda_on_cpu.Kernels(program)
+
+
+def of_one_thread(folder, m, n):
+    """The kernel of tiny matrices, compiled for one shape."""
+    choices = {"K": min(m, n), "L": max(m, n)}
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, kernel.TINY, TINY_LAUNCHER, shared=True, **choices))
 
 
 def matrices(m, n, seed=0):
@@ -45,18 +59,32 @@ def matrices(m, n, seed=0):
     return torch.stack([*few, outlier, 1e-200 * random(m, n), 1e200 * random(m, n)])
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 2), (3, 70), (5, 7), (9, 4), (7, 7)])
-@pytest.mark.parametrize("limit", [4e-15, 1e-9])
-def test_factors_are_orthonormal_and_multiply_to_the_matrix(kernels, m, n, limit):
-    x, k = matrices(m, n), min(m, n)
-    u, s, vh = kernel.factor(x, limit, kernels)
-    unit = x.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
+def check(x, u, s, vh, orthogonality):
+    k, unit = min(x.shape[-2:]), x.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
     eye, rounding = torch.eye(k, dtype=torch.float64), 2e-14
-    assert (u.mT @ u - eye).abs().max() < rounding + (limit if m > n else 0)
-    assert (vh @ vh.mT - eye).abs().max() < rounding + (limit if n >= m else 0)
+    short, long = (vh.mT, u) if x.shape[-2] > x.shape[-1] else (u, vh.mT)
+    assert (short.mT @ short - eye).abs().max() < rounding
+    assert (long.mT @ long - eye).abs().max() < rounding + orthogonality
     assert (((u * (s / unit[..., 0]).unsqueeze(-2)) @ vh - x / unit).abs() < 2 * rounding).all()
     assert (s.diff(dim=-1) <= 0).all()
     torch.testing.assert_close(s / unit[..., 0], torch.linalg.svdvals(x / unit), rtol=1e-14, atol=3e-15 * k)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 20), (2, 9), (3, 70), (5, 7), (9, 4), (7, 7)])
+@pytest.mark.parametrize("limit", [4e-15, 1e-9])
+def test_factors_are_orthonormal_and_multiply_to_the_matrix(kernels, m, n, limit):
+    x = matrices(m, n)
+    check(x, *kernel.factor(x, limit, kernels), limit)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 2), (3, 3), (3, 5), (4, 2), (4, 4)])
+def test_one_thread_decomposes_a_tiny_matrix(tmp_path, m, n):
+    kernels, x = of_one_thread(tmp_path, m, n), matrices(m, n)
+    check(x, *kernel.factor(x, 0.0, kernels), 0.0)
+    assert kernels.launched == ["svd_tiny"]
+    x[1, 0, 0] = torch.nan
+    factors = kernel.factor(x, 0.0, kernels)
+    assert all(part[1].isnan().all() and part[[0, 2, 3]].isfinite().all() for part in factors)
 
 
 def test_small_singular_values_keep_their_digits(kernels):
@@ -66,7 +94,7 @@ def test_small_singular_values_keep_their_digits(kernels):
 
 
 def test_what_is_not_finite_gives_nan_for_that_matrix_only(kernels):
-    x = matrices(3, 5)[:3].clone()
+    x = matrices(5, 7)[:3].clone()
     x[1, 0, 0] = torch.inf
     u, s, vh = kernel.factor(x, 1e-9, kernels)
     for part in (u, s, vh):

@@ -1,4 +1,7 @@
-"""The thin singular value decomposition of matrices with a short side up to 64, and its adjoint, in one kernel each."""
+"""The thin singular value decomposition of matrices with a short side up to 64, and its adjoint, in one kernel each.
+
+Matrices of up to 16 entries are decomposed by one thread each (``svd_tiny.cu``), others by one block each (``svd.cu``).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ SOURCE = (
         MAX_ENTRIES=jacobi.MAX_ORDER**2 // _ADJOINT_THREADS,  # of a k×k matrix that a thread holds
     )
 )
+
+_MAX_TINY = 16  # entries of a matrix that a single thread holds
+_TINY_THREADS = 128
+TINY = Source("svd_tiny.cu")
 
 
 def takes(x: Tensor) -> bool:
@@ -48,15 +55,19 @@ def factor(x: Tensor, limit: float, kernels: Module | None = None, threads: int 
     """
     *batch, m, n = x.shape
     k, long, tall = _sides(m, n)
-    x = x.contiguous()
+    x, count = x.contiguous(), x.numel() // (m * n)
     u, s, vh = x.new_empty(*batch, m, k), x.new_empty(*batch, k), x.new_empty(*batch, k, n)
-    scratch, turned = torch.empty_like(x), x.new_empty(*batch, k, k)
     q, v = (vh, u) if tall else (u, vh)
+    if m * n <= _MAX_TINY:
+        kernels = kernels or TINY.on(x.get_device(), K=k, L=long)
+        arguments = (*(t.data_ptr() for t in (x, q, s, v)), count, tall)
+        kernels.launch("svd_tiny", (-(-count // _TINY_THREADS),), _TINY_THREADS, 0, arguments)
+        return u, s, vh
+    scratch, turned = torch.empty_like(x), x.new_empty(*batch, k, k)
     sizes = jacobi.Sizes(k)
     addresses = tuple(t.data_ptr() for t in (x, scratch, turned, q, s, v))
     shared = sizes.shared_bytes(8, tile=tile(k))
     kernels = kernels or _on(x)
-    count = x.numel() // (m * n)
     kernels.launch("svd_factor", (count,), threads or sizes.threads, shared, (*addresses, limit, k, long, tall))
     return u, s, vh
 

@@ -1,0 +1,139 @@
+// The thin singular value decomposition of very small matrices by one-sided Jacobi rotations, one thread per matrix, all in
+// registers. K is the short side and L the long side; of a tall matrix all is transposed, as in svd.cu.
+
+#define SWEEPS 30
+#define NEGLIGIBLE 1e-15  // |y_a . y_b| / (|y_a| |y_b|) that is not turned any further
+
+struct Row {
+    double x[L], q[K];  // of Y = Q^T X, and the vector that made it
+    double square;      // its squared norm
+};
+
+__device__ __forceinline__ double dot(const double (&a)[L], const double (&b)[L]) {
+    double sum = 0;
+#pragma unroll
+    for (int j = 0; j < L; ++j) sum += a[j] * b[j];
+    return sum;
+}
+
+template <int N>
+__device__ __forceinline__ void turn(double (&a)[N], double (&b)[N], double c, double s) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+        const double x = a[j], z = b[j];
+        a[j] = c * x - s * z;
+        b[j] = s * x + c * z;
+    }
+}
+
+// x (count, K, L) -> q (count, K, K), sigma (count, K) descending, v (count, K, L); NaN where an entry is not finite.
+extern "C" __global__ void __launch_bounds__(128)
+    svd_tiny(const double* __restrict__ x, double* __restrict__ q, double* __restrict__ sigma, double* __restrict__ v,
+             int count, int tall) {
+    const int number = blockIdx.x * blockDim.x + threadIdx.x;
+    if (number >= count) return;
+    x += (long long)number * K * L;
+    q += (long long)number * K * K;
+    v += (long long)number * K * L;
+    sigma += (long long)number * K;
+    Row rows[K];
+    double largest = 0;
+    bool bad = false;
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+#pragma unroll
+        for (int j = 0; j < L; ++j) {
+            rows[i].x[j] = x[tall ? j * K + i : i * L + j];
+            bad = bad || !(fabs(rows[i].x[j]) <= 1.7e308);
+            largest = fabs(rows[i].x[j]) > largest ? fabs(rows[i].x[j]) : largest;
+        }
+#pragma unroll
+        for (int j = 0; j < K; ++j) rows[i].q[j] = i == j ? 1 : 0;
+    }
+    int exponent = 0;
+    if (largest > 0 && !bad) frexp(largest, &exponent);
+    exponent = exponent < -1000 ? -1000 : exponent;
+    const double unit = ldexp(1.0, exponent - 1), inverse = ldexp(1.0, 1 - exponent);  // no square overflows or vanishes
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+#pragma unroll
+        for (int j = 0; j < L; ++j) rows[i].x[j] *= inverse;
+    }
+    bool turned = !bad;
+    for (int sweep = 0; sweep < SWEEPS && turned; ++sweep) {
+        turned = false;
+#pragma unroll
+        for (int a = 0; a < K; ++a) {
+#pragma unroll
+            for (int b = a + 1; b < K; ++b) {
+                const double aa = dot(rows[a].x, rows[a].x), bb = dot(rows[b].x, rows[b].x), ab = dot(rows[a].x, rows[b].x);
+                if (!(fabs(ab) > NEGLIGIBLE * sqrt(aa) * sqrt(bb))) continue;
+                turned = true;
+                const double zeta = (bb - aa) / (2 * ab);
+                const double t = (zeta < 0 ? -1.0 : 1.0) / (fabs(zeta) + sqrt(1 + zeta * zeta));
+                const double c = 1 / sqrt(1 + t * t), s = c * t;
+                turn(rows[a].x, rows[b].x, c, s);
+                turn(rows[a].q, rows[b].q, c, s);
+            }
+        }
+    }
+    double top = 0;
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+        rows[i].square = dot(rows[i].x, rows[i].x);
+        top = rows[i].square > top ? rows[i].square : top;
+    }
+    const double level = 2.220446049250313e-16 * L, floor_value = level * level * top;  // directions that X does not have
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+        if (rows[i].square <= floor_value) rows[i].square = 0;
+    }
+#pragma unroll
+    for (int pass = 0; pass < K - 1; ++pass) {  // the largest first
+#pragma unroll
+        for (int i = 0; i < K - 1 - pass; ++i) {
+            if (rows[i].square < rows[i + 1].square) {
+                const Row other = rows[i];
+                rows[i] = rows[i + 1];
+                rows[i + 1] = other;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+        const double norm = sqrt(rows[i].square);
+#pragma unroll
+        for (int j = 0; j < L; ++j) rows[i].x[j] = norm > 0 ? rows[i].x[j] / norm : 0;
+        if (norm == 0) {  // a row orthonormal to those before: what is left of the unit vector that they hide least
+            int best = 0;
+            double least = 2;
+#pragma unroll
+            for (int j = 0; j < L; ++j) {
+                double hidden = 0;
+#pragma unroll
+                for (int r = 0; r < i; ++r) hidden += rows[r].x[j] * rows[r].x[j];
+                best = hidden < least ? j : best;
+                least = hidden < least ? hidden : least;
+            }
+#pragma unroll
+            for (int j = 0; j < L; ++j) rows[i].x[j] = j == best ? 1 : 0;
+            for (int clearing = 0; clearing < 2; ++clearing) {
+#pragma unroll
+                for (int r = 0; r < i; ++r) {
+                    const double share = dot(rows[r].x, rows[i].x);
+#pragma unroll
+                    for (int j = 0; j < L; ++j) rows[i].x[j] -= share * rows[r].x[j];
+                }
+                const double size = sqrt(dot(rows[i].x, rows[i].x));
+#pragma unroll
+                for (int j = 0; j < L; ++j) rows[i].x[j] /= size;
+            }
+        }
+        const double missing = bad ? nan("") : 0;
+        sigma[i] = norm * unit + missing;
+#pragma unroll
+        for (int j = 0; j < K; ++j) q[tall ? i * K + j : j * K + i] = rows[i].q[j] + missing;
+#pragma unroll
+        for (int j = 0; j < L; ++j) v[tall ? j * K + i : i * L + j] = rows[i].x[j] + missing;
+    }
+}
