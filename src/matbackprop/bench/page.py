@@ -13,7 +13,7 @@ from matbackprop.report.figures import lines
 TITLES = {
     "pooling": "Second-order pooling, forward + backward",
     "functions": "Eigendecomposition and matrix logarithm",
-    "svd": "Singular value decomposition",
+    "decompositions": "Singular value and eigendecompositions in batches",
     "inverse-root": "Inverse roots for preconditioners",
     "ncuts": "Normalized-cut objectives, forward + backward",
     "segmentation": "Features to segmentations",

@@ -13,7 +13,8 @@ __all__ = ["Config", "main"]
 
 @dataclass
 class Config:
-    """Measure the suites pooling, functions, svd, inverse-root, ncuts, segmentation, gradient-error and training-step.
+    """Measure the suites pooling, functions, decompositions, inverse-root, ncuts, segmentation, gradient-error and
+    training-step.
 
     Packages that are compared with and not installed are reported as missing.
     """

@@ -44,14 +44,13 @@ def _sides(m: int, n: int) -> tuple[int, int, int]:
     return min(m, n), max(m, n), int(m > n)
 
 
-def factor(x: Tensor, limit: float, kernels: Module | None = None, threads: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``; NaN where it did not converge.
 
     Args:
         x: matrices ``(*batch, m, n)`` that the kernels take.
         limit: the largest |vᵢ·vⱼ| of the long side's vectors that may be left.
         kernels: where to run, unless on the device of X.
-        threads: of a block, unless as many as the eigensolver needs.
     """
     *batch, m, n = x.shape
     k, long, tall = _sides(m, n)
@@ -68,7 +67,7 @@ def factor(x: Tensor, limit: float, kernels: Module | None = None, threads: int 
     addresses = tuple(t.data_ptr() for t in (x, scratch, turned, q, s, v))
     shared = sizes.shared_bytes(8, tile=tile(k))
     kernels = kernels or _on(x)
-    kernels.launch("svd_factor", (count,), threads or sizes.threads, shared, (*addresses, limit, k, long, tall))
+    kernels.launch("svd_factor", (count,), sizes.threads, shared, (*addresses, limit, k, long, tall))
     return u, s, vh
 
 

@@ -1,6 +1,6 @@
 """The suites behind ``matbackprop bench``."""
 
-from matbackprop.bench.suites.decompositions import svd_suite
+from matbackprop.bench.suites.decompositions import decompositions
 from matbackprop.bench.suites.entry import Suite
 from matbackprop.bench.suites.functions import functions
 from matbackprop.bench.suites.gradient_error import gradient_error
@@ -15,7 +15,7 @@ __all__ = ["SUITES"]
 SUITES: dict[str, Suite] = {
     "pooling": pooling,
     "functions": functions,
-    "svd": svd_suite,
+    "decompositions": decompositions,
     "inverse-root": inverse_root,
     "ncuts": ncuts,
     "segmentation": segmentation,
