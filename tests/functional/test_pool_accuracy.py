@@ -113,6 +113,18 @@ def test_outliers_against_mpmath(m, d, outlier, dtype, scale):
     assert _relative(mapped[0], expected) <= LIMIT[dtype]
 
 
+@pytest.mark.parametrize("function", ["log", "sqrt"])
+@pytest.mark.parametrize("high", [2.99, 3.01])
+def test_float32_features_on_both_sides_of_the_short_way_against_80_bits(high, function):
+    """Up to s_max/s_min = 1e6 eigenvalues are the solver's own and the gradient a product with F."""
+    f = with_singular_values(30, 8, torch.logspace(0, high, 8, dtype=torch.float64), seed=5).float().requires_grad_()
+    g = torch.randn(8, 8, generator=generator(3))
+    c = second_order_pool(f, eps=1e-6, function=function)
+    c.backward(g)
+    for found, expected in zip((c, f.grad), pool_longdouble(f.detach(), g, 1e-6, function), strict=True):
+        assert _relative(found, expected.astype(float)) <= LIMIT[torch.float32]
+
+
 @pytest.mark.parametrize("high", [0.0, 1.49])
 def test_a_narrow_spectrum_with_weights_equals_the_general_way(high):
     """The CPU looks at s and takes the short way; under vmap no value is looked at."""

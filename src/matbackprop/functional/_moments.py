@@ -9,7 +9,8 @@ For m < d the thin form works on FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and λ =
 where L is the derivative of g at A in the direction G. Otherwise the primal form works on FᵀF = V diag(s) Vᵀ with
 Z = FV: g(A) = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the squared norms of the rows of Y
 (columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the largest, its squared norm far
-better. Where the spectrum is wide the vectors are refined too (`gram_eigh`).
+better. Where none is small, Z is not made and F·L is a product of its own; where the spectrum is wide the vectors are
+refined too (`gram_eigh`).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Thin(NamedTuple):
         c.diagonal(dim1=-2, dim2=-1).add_(g.value(self.eps).unsqueeze(-1))
         return c
 
-    def feature_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
+    def feature_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
         slope, second = self._slope(g), self._second(g)
         ye = self.y @ e + self.y @ e.mH
@@ -101,7 +102,7 @@ class Thin(NamedTuple):
         lam, at_eps = self.s + self.eps.unsqueeze(-1), g.first(self.eps, self.eps)
         return at_eps * _trace(e) + ((g.first(lam, lam) - at_eps.unsqueeze(-1)) * _forms(self._unit_rows(), e)).sum(-1)
 
-    def tangent(self, g: BoundFunction, df: Tensor) -> Tensor:
+    def tangent(self, g: BoundFunction, df: Tensor, f: Tensor) -> Tensor:
         """The variation of g(A) in the direction of F: the transpose of `feature_gradient`."""
         k = self.basis.mH @ df
         slope, second = self._slope(g), self._second(g)
@@ -141,7 +142,7 @@ class Primal(NamedTuple):
     Attributes:
         s: squared singular values of F ``(*batch, d)``, zero where they are rounding.
         basis: V ``(*batch, d, d)``.
-        y: (FV)ᵀ ``(*batch, d, m)``.
+        y: (FV)ᵀ ``(*batch, d, m)``, or empty where F itself serves as well.
         eps: ε ``(*batch,)``.
     """
 
@@ -157,18 +158,21 @@ class Primal(NamedTuple):
         """g(A)."""
         return (self.basis * g.value(self._lam()).unsqueeze(-2)) @ self.basis.mH
 
-    def feature_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
+    def feature_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
-        h = self.basis.mH @ e @ self.basis
-        return self.y.mH @ ((self._seen_table(g) * (h + h.mH)) @ self.basis.mH)
+        h = self.basis.mH @ (e + e.mH) @ self.basis
+        if self.y.numel() == 0:
+            return f @ (self.basis @ (_table(self._lam(), g) * h) @ self.basis.mH)
+        return self.y.mH @ ((self._seen_table(g) * h) @ self.basis.mH)
 
     def _seen_table(self, g: BoundFunction) -> Tensor:
         """Γ without the rows of directions that F does not have."""
         return _table(self._lam(), g).masked_fill((self.s == 0).unsqueeze(-1), 0)
 
-    def tangent(self, g: BoundFunction, df: Tensor) -> Tensor:
+    def tangent(self, g: BoundFunction, df: Tensor, f: Tensor) -> Tensor:
         """The variation of g(A) in the direction of F: the transpose of `feature_gradient`."""
-        inside = self._seen_table(g) * (self.y @ df @ self.basis)
+        rows = self.y if self.y.numel() else (f @ self.basis).mH
+        inside = self._seen_table(g) * (rows @ df @ self.basis)
         return self.basis @ (inside + inside.mH) @ self.basis.mH
 
     def derivative(self, g: BoundFunction) -> Tensor:
@@ -200,4 +204,4 @@ def factor(f: Tensor, eps: Tensor, fine: bool) -> Moments:
     """Factor A for F ``(*batch, m, d)``; ``fine`` asks for the digits of float64 features."""
     if f.shape[-2] < f.shape[-1]:
         return Thin(*gram_eigh(f, eps, fine), eps)
-    return Primal(*gram_eigh(f.mH, eps, fine), eps)
+    return Primal(*gram_eigh(f.mH, eps, fine, products=False), eps)

@@ -104,7 +104,7 @@ class _Pool(Operation):
             moved = moved + _weighted(f, 0.5 * dw * torch.where(w > 0, w, torch.inf).rsqrt())
             new = f * (dw * (w == 0)).unsqueeze(-1)
             out = out + moments.spectrum().first(bound, symmetrize(f.mH @ new))
-        out = out + moments.tangent(bound, moved)
+        out = out + moments.tangent(bound, moved, _root_weighted(f, w))
         if deps is not None:
             out = out + deps[..., None, None] * moments.derivative(bound)
         if dp is not None:
@@ -129,7 +129,7 @@ def _first_order(
     moments: Moments = (Thin if f.shape[-2] < f.shape[-1] else Primal)(s, basis, y, eps)
     bound = BoundFunction(function, p)
     return _Gradients(
-        f=_root_weighted(moments.feature_gradient(bound, g), w) if wanted.f else None,
+        f=_root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if wanted.f else None,
         w=moments.weight_gradient(bound, g, f, cast(Tensor, w)) if wanted.w else None,
         eps=moments.eps_gradient(bound, g) if wanted.eps else None,
         p=moments.pairing(bound.in_exponent(), g) if wanted.p else None,

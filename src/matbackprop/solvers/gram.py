@@ -36,28 +36,32 @@ def drop_noise(s: Tensor, shape: torch.Size) -> Tensor:
     return s * (s > (max(shape[-2:]) * torch.finfo(s.dtype).eps) ** 2 * s.amax(-1, keepdim=True))
 
 
-def gram_eigh(x: Tensor, eps: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
+def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """s, Q, Y with XXᵀ = Q diag(s) Qᵀ and Y = QᵀX, s not sorted.
 
     Args:
         x: X ``(*batch, n, k)``, real or complex.
         eps: ε ≥ 0 ``(*batch,)``; errors of s far below it do not matter.
         fine: whether X carries float64 digits; otherwise those of float32 are wanted.
+        products: whether Y is wanted in any case; otherwise it is empty where s + ε has its digits without it.
     """
     s, q = batched_eigh(x @ x.mH)
+    seen = is_double(x.dtype) and x.numel() > 0 and x.is_cpu and is_plain(q, eps)
+    if seen and not products and _narrow(s, eps, 1e-3 if fine else 1e-6):
+        return s, q, s.new_empty(0)
     y = (x.mH @ q).mH.resolve_conj()
+    if seen and _narrow(s, torch.zeros_like(eps), 1e-3):
+        return s, q, y
     if is_double(x.dtype) and y.numel():
-        if is_plain(q, y, eps) and y.is_cpu and _narrow(s):
-            return s, q, y
         q, y = separate_rows(q, y, eps, fine, OVERLAP_LIMIT[fine])
     return drop_noise(squared_norms(y), x.shape), q, y
 
 
-def _narrow(s: Tensor) -> bool:
-    """Whether ascending s_max/s_min < 1e3 everywhere: the solver's own s has 12 digits then."""
+def _narrow(s: Tensor, floor: Tensor, share: float) -> bool:
+    """Whether s_min + floor > share·s_max for every ascending s: the solver's own s has 15 digits less those of it."""
     # Numbers, not tensors: for one small matrix the kernels of a comparison would cost more than its products.
-    ends = zip(s.select(-1, 0).reshape(-1).tolist(), s.select(-1, -1).reshape(-1).tolist(), strict=True)
-    return all(low > 1e-3 * high for low, high in ends)
+    columns = (t.reshape(-1).tolist() for t in (s.select(-1, 0), floor, s.select(-1, -1)))
+    return all(low + more > share * high for low, more, high in zip(*columns, strict=True))
 
 
 def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
