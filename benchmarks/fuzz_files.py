@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,13 +24,20 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 
+def _attack(job: tuple[str, int]) -> tuple[str, int, Any]:
+    from helpers.hostile_files import attack
+
+    return *job, attack(*job)
+
+
 def main() -> int:
     """Harm the files in turn and write the summary; the exit code says whether all promises were kept."""
-    from helpers.hostile_files import GOOD, MEMORY, READERS, SECONDS, attack
+    from helpers.hostile_files import GOOD, MEMORY, READERS, SECONDS, prepare
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=5000, help="number of files")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--processes", type=int, default=2, help="harmed files at a time")
     parser.add_argument("--only", choices=READERS, help="one reader only")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "fuzz_files.json")
     options = parser.parse_args()
@@ -39,16 +48,19 @@ def main() -> int:
     largest, slowest = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     findings = []
     started = time.perf_counter()
-    for number in range(options.first, options.first + options.files):
-        name = turns[number % len(turns)]
-        result = attack(name, number)
+    numbers = range(options.first, options.first + options.files)
+    jobs = [(turns[number % len(turns)], number) for number in numbers]
+    prepare()
+    pool = multiprocessing.get_context("fork").Pool(options.processes)
+    for done, (name, number, result) in enumerate(pool.imap_unordered(_attack, jobs), 1):
         verdicts[name][result.verdict] += 1
         largest[name] = max(largest[name], result.bytes)
         slowest[name] = max(slowest[name], result.seconds)
         if result.verdict not in GOOD:
             findings.append({"reader": name, "number": number} | vars(result))
             print(f"\n{name} {number}: {result.verdict} ({result.file}, {result.how})\n{result.said}", flush=True)
-        print(f"\r{number + 1 - options.first} of {options.files}", end="", file=sys.stderr)
+        print(f"\r{done} of {options.files}", end="", file=sys.stderr)
+    pool.close()
     total = sum(verdicts.values(), Counter())
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {

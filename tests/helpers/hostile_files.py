@@ -137,7 +137,7 @@ def harm_safetensors(data: bytes, draw: random.Random) -> bytes:
         state = load(data)
         name = draw.choice(list(state))
         state[name] = draw.choice(
-            (state[name] * math.nan, state[name].to(torch.int64), torch.zeros(3), state[name][:1])
+            (state[name] * math.nan, state[name].to(torch.int64), torch.zeros(3), state[name].flatten()[1:])
         )
         return save({k: v.contiguous() for k, v in state.items()})
     head = json.dumps(harm_tree(json.loads(data[8 : 8 + length]), draw)).encode()
@@ -596,6 +596,12 @@ class Attack:
     said: str
     seconds: float
     bytes: int
+
+
+def prepare() -> None:
+    """Train what is harmed later, once, before this process is forked."""
+    for recipe in ("o2p", "ncuts"):
+        _trained(recipe)
 
 
 def attack(name: str, number: int) -> Attack:

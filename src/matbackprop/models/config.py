@@ -7,6 +7,7 @@ has its fields. Nothing heavy is imported, so that the command line can explain 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -27,7 +28,7 @@ ADDED = {"added": True}
 """Marks fields that came after results were made: unset they mean what was meant without them."""
 
 C = TypeVar("C")
-_LARGEST = 1 << 16  # channels of a layer: wider ones ask for more memory than machines have
+LARGEST = 1 << 16  # channels of a layer: wider ones ask for more memory than machines have
 
 
 def changed(config: C, changes: dict[str, Any]) -> C:
@@ -53,8 +54,8 @@ def _choose(config: Any, **choices: Any) -> None:
 def _whole(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and (not isinstance(value, int) or not 1 <= value <= _LARGEST):
-            raise ConfigurationError(f"{name} must be a whole number from 1 to {_LARGEST}, got {value!r}.")
+        if value is not None and (not isinstance(value, int) or not 1 <= value <= LARGEST):
+            raise ConfigurationError(f"{name} must be a whole number from 1 to {LARGEST}, got {value!r}.")
 
 
 @dataclass
@@ -169,6 +170,9 @@ class NCutsModelConfig:
             raise ConfigurationError(f"unknown model {self.variant!r}; choose one of {', '.join(VARIANTS)}.")
         _choose(self, head=Literal["paper", "hypercolumn", "none"], affinity=Affinity, space=Space)
         _whole(self, "hidden", "channels", "stride", "kernel")
+        for name in ("ridge", "merge_ridge"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name} must be positive and finite, got {getattr(self, name)}.")
         self.taps, self.cost = tuple(self.taps), tuple(self.cost)  # type: ignore[assignment]
         full = self.resolved()
         if full["head"] != "hypercolumn" and (len(full["taps"]) != 1 or full["boundary"] or full["stride"]):

@@ -282,6 +282,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     ) -> None:
         super().__init__()
         config = changed(config or RegionModelConfig(), changes)
+        if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
+            raise ConfigurationError(f"side {side}, canvas {canvas}: both lie between 1 and 4096 pixels.")
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
         self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
+import types
+import typing
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -12,8 +15,9 @@ import torch
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
-from matbackprop.files import atomic_write, read_json
+from matbackprop.files import atomic_write, read_json, shorten, show
 from matbackprop.models.backbones import check_published
+from matbackprop.models.config import LARGEST
 from matbackprop.models.weights import check_weights, load_weights_into, read_weights
 
 __all__ = ["PretrainedMixin"]
@@ -114,6 +118,7 @@ class PretrainedMixin:
         if config.get("class") != cls.__name__:
             raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
         try:
+            _check_arguments(cls, config["arguments"])
             check_published(config["arguments"].get("backbone", "alexnet"))
             with torch.device("meta"):  # without memory, of which a few digits in a file can ask for any amount
                 sketch = cls(**config["arguments"])
@@ -129,6 +134,35 @@ class PretrainedMixin:
         assert isinstance(model, nn.Module)
         load_weights_into(model, state, str(folder / WEIGHTS))
         return model.eval()
+
+
+def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:
+    """Refuse arguments of other kinds than the constructor, and the configuration that it takes, are annotated with."""
+    hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+    for hint in list(hints.values()):
+        for kind in typing.get_args(hint) or (hint,):
+            hints |= typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    for name, value in arguments.items():
+        unset = name == "merge_ridge" and value is None  # in models saved before it had a value of its own
+        if not unset and not _is_of(value, hints.get(name, Any)):
+            raise ValueError(f"{shorten(name)} is {show(value)}.")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is of an annotated kind; numbers are finite and whole ones no larger than any layer."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_of(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if hint is Any:
+        return True
+    if hint in (int, float):
+        number = isinstance(value, (int, hint)) and not isinstance(value, bool)
+        return number and abs(value) <= (LARGEST if hint is int else 1e300)
+    if origin is not None:  # lists and tuples
+        return isinstance(value, (list, tuple)) and all(_is_of(one, inner[0]) for one in value)
+    return isinstance(value, hint)
 
 
 def pretrained_config(folder: str | Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import DataError, MissingExtraError, WeightsError
-from matbackprop.files import atomic_write
+from matbackprop.files import atomic_write, shorten
 from matbackprop.models.backbones import BACKBONES, BackboneEntry
 from matbackprop.models.backbones.base import Backbone
 
@@ -43,7 +43,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         state = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise WeightsError(f"{path} is damaged: {error}.") from error
+        raise WeightsError(f"{path} is damaged: {shorten(str(error), 200)}.") from error
     return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
 
 
