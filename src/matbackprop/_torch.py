@@ -55,6 +55,11 @@ def differentiated_again() -> bool:
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
 
+def is_differentiated(a: Tensor) -> bool:
+    """Whether ``a`` requires a gradient, or is a dual number of forward mode."""
+    return a.requires_grad or (forward_mode_active() and forward_ad.unpack_dual(a).tangent is not None)
+
+
 def reverse_mode_only() -> bool:
     """Whether nothing but reverse mode may follow operations: no compiler, transformation of torch.func or dual."""
     return not (torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0)

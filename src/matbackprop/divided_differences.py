@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import check_result
-from matbackprop.errors import ConfigurationError, DomainError, DtypeError, OrderError
+from matbackprop.errors import DomainError, DtypeError, OrderError
 
 __all__ = [
     "CLAMP",
@@ -572,15 +572,6 @@ def announcing_overflow(function: SpectralFunction) -> SpectralFunction:
         second=announcing(function.second),
         in_parameter=lambda: announcing_overflow(function.in_parameter()),
     )
-
-
-def refuse_captured_parameters(function: SpectralFunction, lam: Tensor) -> None:
-    """Raise where a function of one's own holds a tensor that learns: it would receive no gradient, without a word."""
-    if function.value(lam.detach()).requires_grad:
-        raise ConfigurationError(
-            "the function captures a tensor that requires a gradient, which it would not receive: only the matrix and "
-            'the exponent of function="power" do. Detach the tensor, or apply it outside of the matrix function.'
-        )
 
 
 def _required_arguments(function: Callable[..., Any]) -> int:

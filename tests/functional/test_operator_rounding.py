@@ -133,17 +133,6 @@ def test_exponents_that_are_no_numbers(bad):
             mb.second_order_pool(a, function="power", exponent=exponent)
 
 
-def test_a_function_that_captures_a_parameter_is_refused():
-    """It would get no gradient, without a word."""
-    t = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    a = symmetric("separated")
-    pair = (lambda x: torch.tanh(t * x), lambda x: t * (1 - torch.tanh(t * x) ** 2))
-    with pytest.raises(ValueError, match="captures a tensor that requires a gradient"):
-        mb.matrix_function(a, pair)
-    with torch.no_grad():
-        mb.matrix_function(a, pair)
-
-
 def test_orthogonal_congruence_is_within_rounding_of_symmetric():
     """QAQᵀ as plain products: what a user hands in after a change of basis."""
     q = orthogonal(30)

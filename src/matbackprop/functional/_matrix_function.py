@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -16,12 +17,10 @@ from matbackprop.divided_differences import (
     SpectralFunction,
     announcing_overflow,
     infinite_derivative,
-    is_named,
-    refuse_captured_parameters,
     resolve_function,
 )
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.functional._spectrum import Spectrum, of_symmetric_part
+from matbackprop.functional._spectrum import Spectrum, attach_captured, of_symmetric_part
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, rounding_of_zero, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -119,7 +118,6 @@ def matrix_function(
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
         DomainError: an eigenvalue lies outside the domain of g, the result overflows, or the function is unknown.
-        ConfigurationError: a function of one's own captures a tensor that requires a gradient.
 
     Gradient:
         First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]; second order through g[λᵢ, λⱼ, λₖ]. Both are exact at repeated
@@ -127,7 +125,8 @@ def matrix_function(
         compilation are supported; a third order raises OrderError. Complex gradients are torch's, ∂L/∂Re A + i ∂L/∂Im
         A. Eigenvalues that are negative by rounding alone, of the dtype of ``a``, count as zero for sqrt, which has no
         finite derivative at zero: asking for it raises DomainError where values are checked and gives NaN where they
-        are not. Tensors captured in a function of one's own receive no gradient; one that requires it is refused.
+        are not. Tensors that a function of one's own captures, as a closure or a module does, receive their gradient,
+        to first order; a second order of such a function raises OrderError.
 
     Example:
         >>> import torch, matbackprop
@@ -197,10 +196,8 @@ def _from_one_decomposition(
             x = symmetrize(x)
         values, vectors = batched_eigh(x.detach())
         outs = []
-        for fn, p in functions:
-            lam = round_to_domain(values, fn, a.dtype)
-            if not torch.compiler.is_compiling() and not is_named(fn):
-                refuse_captured_parameters(fn, lam)
+        for given, p in functions:
+            fn, lam = given, round_to_domain(values, given, a.dtype)
             if wanted:
                 if isinstance(p, Tensor):
                     check_finite(p, "exponent")
@@ -208,7 +205,9 @@ def _from_one_decomposition(
                 at_zero = check_domain(lam, fn, "a", remedy) == 0
                 fn = infinite_derivative(fn) if at_zero else announcing_overflow(fn)
             power = parameter_tensor(p, "exponent", x.shape[:-2], x)
-            out = of_symmetric_part(a, x, Spectrum(lam, vectors), fn, power)
+            spectrum = Spectrum(lam, vectors)
+            out = of_symmetric_part(a, x, spectrum, fn, power)
+            out = attach_captured(out, given, lam, functools.partial(spectrum.value, BoundFunction(given)))
             if wanted:
                 _check_overflow(out, lam, BoundFunction(fn, power))
             outs.append(out)

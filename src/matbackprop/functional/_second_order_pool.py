@@ -32,7 +32,7 @@ from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.functional._matrix_function import FunctionLike, check_domain, parameter_tensor
 from matbackprop.functional._moments import Moments, Primal, Thin, factor
-from matbackprop.functional._spectrum import Spectrum, frechet, second_frechet, spectral
+from matbackprop.functional._spectrum import Spectrum, attach_captured, frechet, second_frechet, spectral
 from matbackprop.functional._svd import svd
 from matbackprop.numerics import autocast_off, compute_dtype, inner, is_double, real_dtype, symmetrize
 
@@ -96,7 +96,7 @@ class _Pool(Operation):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         f, w, eps, p, function, _, *factors = saved
         s, basis, y = factors
-        moments: Moments = (Thin if f.shape[-2] < f.shape[-1] else Primal)(s, basis, y, eps)
+        moments = _moments_of(f, s, basis, y, eps)
         bound = BoundFunction(function, p)
         moved = torch.zeros_like(f) if df is None else _root_weighted(df, w)
         out = f.new_zeros(())
@@ -110,6 +110,10 @@ class _Pool(Operation):
         if dp is not None:
             out = out + dp[..., None, None] * moments.value(bound.in_exponent())
         return out, *map(torch.zeros_like, factors)  # nothing takes the factors' own
+
+
+def _moments_of(f: Tensor, s: Tensor, basis: Tensor, y: Tensor, eps: Tensor) -> Moments:
+    return (Thin if f.shape[-2] < f.shape[-1] else Primal)(s, basis, y, eps)
 
 
 def _first_order(
@@ -126,7 +130,7 @@ def _first_order(
     wanted: _Gradients,
 ) -> _Gradients:
     """The gradients that are wanted."""
-    moments: Moments = (Thin if f.shape[-2] < f.shape[-1] else Primal)(s, basis, y, eps)
+    moments = _moments_of(f, s, basis, y, eps)
     bound = BoundFunction(function, p)
     return _Gradients(
         f=_root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if wanted.f else None,
@@ -271,12 +275,12 @@ def second_order_pool(
             0 with log), or products of f overflow.
 
     Gradient:
-        For F, weight, ε and the exponent, two orders. The first order in F is 2 diag(w) F L(G) with L the derivative
-        of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and exactly
-        zero at F = 0. Directions at the level of rounding, σ ≤ max(m, d) u σ_max, count as absent. The second order
-        goes through second divided differences, exact at ties too; for m < d, or a smaller rank, its terms cancel by up
-        to λ_max/ε, and on the CPU it raises DomainError where no digit would be left. Forward mode,
-        vmap and fullgraph compilation are supported.
+        For F, weight, ε and the exponent, two orders; for tensors that a function of one's own captures, one. The first
+        order in F is 2 diag(w) F L(G) with L the derivative of g; it is exact for repeated eigenvalues, dead channels,
+        duplicate rows and weights of zero, and exactly zero at F = 0. Directions at the level of rounding, σ ≤ max(m,
+        d) u σ_max, count as absent. The second order goes through second divided differences, exact at ties too; for m
+        < d, or a smaller rank, its terms cancel by up to λ_max/ε, and on the CPU it raises DomainError where no digit
+        would be left. Forward mode, vmap and fullgraph compilation are supported.
 
     Example:
         >>> import torch, matbackprop
@@ -294,7 +298,8 @@ def second_order_pool(
     """
     check_matrix(f, "f", or_complex=True)
     check_option(method, get_args(Method), "method")
-    fn, p = resolve_function(function, exponent)
+    given, p = resolve_function(function, exponent)
+    fn = given
     if not isinstance(eps, Tensor) and (not 0 <= eps < math.inf or (eps == 0 and fn.domain in ("positive", "nonzero"))):
         sign = ">=" if fn.domain in ("nonnegative", "real") else ">"
         raise DomainError(f"{fn.name} needs eps {sign} 0 and finite, got {eps}.")
@@ -331,7 +336,14 @@ def second_order_pool(
             # Forward mode beside another one: the variation of C is that of g at the d×d matrix A.
             a, spectrum = _decompose(x, w, shift, fine)
             return spectral(a, spectrum, fn, power).to(f.dtype)
-        out = apply(_Pool, x, w, shift, power, fn, fine)[0].to(f.dtype)
+        c, *factors = apply(_Pool, x, w, shift, power, fn, fine)
+
+        def again() -> Tensor:
+            """C from the factors as constants."""
+            s, basis, y = (t.detach() for t in factors)
+            return _moments_of(x, s, basis, y, shift.detach()).value(BoundFunction(given))
+
+        out = attach_captured(c.to(f.dtype), given, factors[0].detach() + shift.detach().unsqueeze(-1), again)
         if looked_at:
             check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
         return out

@@ -9,19 +9,19 @@ For a complex, Hermitian A, ᵀ is the conjugate transpose here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from matbackprop._torch import differentiated_again, reverse_mode_only
-from matbackprop.divided_differences import BoundFunction, SpectralFunction
+from matbackprop._torch import differentiated_again, is_differentiated, reverse_mode_only
+from matbackprop.divided_differences import BoundFunction, SpectralFunction, is_named
 from matbackprop.errors import OrderError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import inner, symmetrize
 
-__all__ = ["Spectrum", "frechet", "of_symmetric_part", "second_frechet", "spectral"]
+__all__ = ["Spectrum", "attach_captured", "frechet", "of_symmetric_part", "second_frechet", "spectral"]
 
 _CONTRACTION_ENTRIES = 2**22  # entries of the table g[λᵢ, λₖ, λⱼ] held at one time
 
@@ -248,6 +248,52 @@ def _refuse_third_order(asked: bool) -> None:
 def _variation(e: Tensor, q: Tensor | None, spectrum: Spectrum, g: BoundFunction) -> Tensor:
     out = spectrum.first(g, e)
     return out if q is None else out + q[..., None, None] * spectrum.value(g.in_exponent())
+
+
+class _OneOrder(Operation):
+    """A gradient that must not be differentiated: how captured tensors and the matrix move it is not known here."""
+
+    @staticmethod
+    def forward(g: Tensor, *depends_on: Tensor) -> Tensor:
+        return g.clone()
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        raise OrderError(
+            "a second derivative was asked for of a function of one's own that captures tensors which learn; one "
+            'order is provided. Detach them, or use function="power", whose exponent has two.'
+        )
+
+    tangent = adjoint
+
+
+class _Attached(Operation):
+    """The first input, with the derivatives of both: by the second, captured tensors receive theirs."""
+
+    @staticmethod
+    def forward(out: Tensor, moving: Tensor) -> Tensor:
+        return out.clone()
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        g = apply(_OneOrder, *gradients, *saved) if differentiated_again() else gradients[0]
+        return g, g
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], d_out: Tensor | None, d_moving: Tensor | None) -> Tensor:
+        parts = [d for d in (d_out, d_moving) if d is not None]
+        return sum(parts[1:], parts[0])
+
+
+def attach_captured(out: Tensor, function: SpectralFunction, lam: Tensor, value: Callable[[], Tensor]) -> Tensor:
+    """``out`` = g(A), where tensors that a function of one's own captures receive their gradient.
+
+    ``value`` computes it from eigenvalues and eigenvectors, which are constants for it; it is called where λ shows that
+    the function captures a tensor that learns.
+    """
+    if is_named(function) or not is_differentiated(function.value(lam.detach())):
+        return out
+    return apply(_Attached, out, value().to(out.dtype))
 
 
 def spectral(a: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None) -> Tensor:
