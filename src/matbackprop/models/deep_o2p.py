@@ -16,6 +16,7 @@ dense SIFT, may also be pooled together: the tap ``"bins4+bins6+bins8"`` means t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -56,7 +57,7 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
     return nnf.avg_pool2d(padded.unsqueeze(1), stride).squeeze(1)
 
 
-class Descriptor(nn.Module):
+class Descriptor(nn.Module, ABC):
     """Feature map → descriptor, standardised by numbers that are measured once, before training.
 
     Subclasses give the vector before it is standardised (:meth:`raw`).
@@ -92,9 +93,9 @@ class Descriptor(nn.Module):
             return inside
         return torch.stack([inside, torch.ones_like(inside)], 1)
 
+    @abstractmethod
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """The vector (b, out_features) of a map before it is standardised."""
-        raise NotImplementedError
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""

@@ -117,9 +117,8 @@ class System(nn.Module, ABC):
         """The training step: what processes that share gradients call."""
         return self.training_step(batch)
 
-    @abstractmethod
     def validation_step(self, batch: Any) -> None:
-        """Record metrics named ``val/…`` of a batch."""
+        """Record metrics named ``val/…`` of a batch, where there are data to validate on."""
 
     def validation_end(self, data: Any) -> Mapping[str, float]:
         """Return metrics that need the whole validation; every process must return the same."""

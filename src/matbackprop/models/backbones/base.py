@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -48,7 +49,7 @@ class TapInfo(NamedTuple):
     reach: int
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """A network that gives named feature maps.
 
     Subclasses describe their maps (``places``) and compute them (:meth:`maps`).
@@ -95,9 +96,9 @@ class Backbone(nn.Module):
         self.check([tap])
         return self._places[tap]
 
+    @abstractmethod
     def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
         """The maps (b, c, h', w') of images (b, 3, h, w) normalised with :attr:`mean` and :attr:`std`."""
-        raise NotImplementedError
 
     def train(self, mode: bool = True) -> Self:
         """Train or evaluate, batch normalisation as it is."""
@@ -147,9 +148,9 @@ class Backbone(nn.Module):
 class StagedBackbone(Backbone):
     """A network whose maps follow from one another: each stage takes the map before it."""
 
+    @abstractmethod
     def stage(self, tap: str, x: Tensor) -> Tensor:
         """Compute a map from the one before it; the first from the image."""
-        raise NotImplementedError
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """The maps up to the last of ``taps``."""
