@@ -236,6 +236,7 @@ def test_a_crop_keeps_colours_proportions_and_the_mask_by_area():
     own_box = cr.crop_region(image, mask, region_window(mask, None), side=40)
     assert own_box.shape == (40, 40, 4) and (own_box[..., 3] == 255).all()
     assert region_window(mask * 0, None) is None and region_window(mask, (-30, 10, 20, 10)) is None
+    assert region_window(mask, (-3.5, -2.0, 30, 20)) == (slice(0, 18), slice(0, 27))  # clipped at 0, not wrapped around
 
 
 def test_a_margin_shows_what_lies_around_a_region_as_far_as_the_image_reaches():

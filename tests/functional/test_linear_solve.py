@@ -37,13 +37,15 @@ def product(x, theta, mix):
 )
 def test_dense_solution(symmetric, a_batch, b_shape, device):
     a, b = positive_definite(*a_batch, 4).to(device), random(*b_shape, seed=1).to(device)
+    a = a if symmetric else a.triu()
     x = linear_solve(a, b, symmetric=symmetric)
     torch.testing.assert_close(x, torch.linalg.solve(a, b))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_dense_derivatives(symmetric):
-    a, b = positive_definite(4).requires_grad_(), random(2, 4, 2, seed=1).requires_grad_()
+    a, b = positive_definite(4), random(2, 4, 2, seed=1).requires_grad_()
+    a = (a if symmetric else a + 2 * a.triu(1)).requires_grad_()  # an adjoint that forgets to transpose would show
 
     def function(a, b):
         return linear_solve(symmetrize(a) if symmetric else a, b, symmetric=symmetric)

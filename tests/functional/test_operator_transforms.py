@@ -76,6 +76,23 @@ def test_forward_over_forward_through_a_decomposition_is_refused(layer):
     assert reverse.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 2), (2, 4), (3, 3)])
+def test_forward_mode_of_the_svd_in_every_dtype_and_shape(dtype, shape):
+    """Outputs that are views of the solver's own memory broke it for float32."""
+    generator = torch.Generator().manual_seed(0)
+    a, v = (torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(2))
+    (_, s, _), (du, ds, _) = torch.func.jvp(svd, (a.to(dtype),), (v.to(dtype),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = svd(torch.autograd.forward_ad.make_dual(a.to(dtype), v.to(dtype)))
+        plain = torch.autograd.forward_ad.unpack_dual(dual[0][..., :1]).tangent
+    torch.testing.assert_close(plain, du[..., :1])
+    step = 1e-6
+    slope = (torch.linalg.svdvals(a + step * v) - torch.linalg.svdvals(a - step * v)) / (2 * step)
+    torch.testing.assert_close(ds, slope.to(dtype), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(s, torch.linalg.svdvals(a).to(dtype))
+
+
 def test_vmap_over_the_parameter_alone():
     f = torch.linspace(0, 1, 12, dtype=torch.float64).reshape(3, 4)
     eps = torch.tensor([0.1, 0.2], dtype=torch.float64)

@@ -21,6 +21,14 @@ def test_eigenpairs_of_the_dense_matrix(device):
     torch.testing.assert_close(values[..., 0], torch.ones(2, dtype=torch.float64, device=device))
 
 
+def test_the_largest_coefficient_of_each_eigenvector_is_positive():
+    f = features(40, 12, 6)
+    _, vectors, degrees = spectral_embedding(f, 5)
+    coefficients = (f / degrees.sqrt().unsqueeze(-1)).mT @ vectors
+    largest = coefficients.gather(-2, coefficients.abs().argmax(-2, keepdim=True))
+    assert bool((largest > 0).all())
+
+
 def test_weights_repeat_rows():
     f, weight = features(12, 3), torch.tensor([1.0, 2, 3, 0, 1, 1, 2, 1, 1, 1, 1, 4], dtype=torch.float64)
     values, vectors, degrees = spectral_embedding(f, 3, weight=weight)

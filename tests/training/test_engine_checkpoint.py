@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, damage recognised, nothing executed."""
 
+import os
 import pickle
 import random
 
@@ -9,6 +10,7 @@ import torch
 
 from helpers.tiny_run import tiny_config, train
 from matbackprop.errors import CheckpointError
+from matbackprop.training import checkpoint
 from matbackprop.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
@@ -77,6 +79,28 @@ def test_objects_that_would_execute_are_refused_in_writing_and_reading(tmp_path)
     (tmp_path / "evil.ckpt").write_bytes(pickle.dumps(print))
     with pytest.raises(CheckpointError):
         load_checkpoint(tmp_path / "evil.ckpt")
+
+
+class _MakesAFolder:
+    """What unpickling it would execute."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_right_checksum_does_not_make_a_pickle_run(tmp_path):
+    path, made = tmp_path / "evil.ckpt", tmp_path / "made"
+    with path.open("wb") as file:
+        hashing = checkpoint._HashingFile(file)
+        torch.save({"step": _MakesAFolder(made)}, hashing)
+        hashing.finish()
+    checkpoint.verify_checkpoint(path)
+    with pytest.raises(CheckpointError, match="more than tensors and plain values"):
+        load_checkpoint(path)
+    assert not made.exists()
 
 
 def test_numpy_values_become_plain(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import reverse_mode_only
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, values_checkable, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_result, check_symmetric, values_checkable, wants_check
 from matbackprop.divided_differences import (
     BoundFunction,
     SpectralFunction,
@@ -194,6 +194,8 @@ def _from_one_decomposition(
         x = (a.detach() if alone else a).to(compute_dtype(precision, a.dtype))
         if not (alone and symmetric):
             x = symmetrize(x)
+            if wanted:
+                check_result(x, "the sum of a and its transpose", "Scale the matrices.")
         values, vectors = batched_eigh(x.detach())
         outs = []
         for given, p in functions:
@@ -216,7 +218,8 @@ def _from_one_decomposition(
 
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
     """Raise where g(λ) is too large for the dtype of the computation; what is too large for that of A is infinite."""
-    if g.function.name in ("log", "sqrt"):  # they cannot
+    if g.function.name in ("log", "sqrt"):  # they cannot, but the eigenvalues of the largest matrices can
+        check_result(lam, "an eigenvalue of a", "Scale the matrices.")
         return
     if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(g.value(lam)).all()):
         raise DomainError(

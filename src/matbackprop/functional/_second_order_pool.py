@@ -329,7 +329,7 @@ def second_order_pool(
         if center:
             x = _center(x, w)
         if method != "fused":
-            return _reference_pool(x, w, shift, power, fn, method).to(f.dtype)
+            return _reference_pool(x, w, shift, power, fn, method, looked_at).to(f.dtype)
         fine = is_double(f.dtype) and is_double(x.dtype)
         differentiable = (t for t in (x, w, shift, power) if t is not None)
         if forward_mode_active() and (jvp_nesting() > 1 or any(map(receives_gradient, differentiable))):
@@ -385,7 +385,13 @@ def _check_values(f: Tensor, weight: Tensor | None, eps: float | Tensor, functio
 
 
 def _reference_pool(
-    f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, method: Method
+    f: Tensor,
+    w: Tensor | None,
+    eps: Tensor,
+    p: Tensor | None,
+    function: SpectralFunction,
+    method: Method,
+    looked_at: bool,
 ) -> Tensor:
     """The paper's two routes, differentiated through the factors of a decomposition layer that drops tied pairs.
 
@@ -405,4 +411,6 @@ def _reference_pool(
         _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=real_dtype(f.dtype))
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mH
+    if looked_at:  # a Gram matrix knows its eigenvalues to rounding of the largest, which may be more than eps
+        check_domain(q.detach(), function, "the moments", "Raise eps, or use the fused method.")
     return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop._torch import differentiated_again
+from matbackprop._torch import differentiated_again, forward_mode_active
 from matbackprop.checks import check_finite, check_matrix, check_result, into_range_and_back, wants_check
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.twin import kernels_may_take
@@ -74,7 +74,11 @@ class _SVD(Operation):
 
     @staticmethod
     def forward(x: Tensor, full: bool, fine: bool, policy: TiePolicy) -> tuple[Tensor, Tensor, Tensor]:
-        return batched_svd(x, full_matrices=full, fine=fine)
+        out = batched_svd(x, full_matrices=full, fine=fine)
+        if forward_mode_active():  # which does not take views as outputs
+            u, s, vh = (t.clone(memory_format=torch.contiguous_format) for t in out)
+            return u, s, vh
+        return out
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_symmetric, values_checkable, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, values_checkable, wants_check
 from matbackprop.functional._eigh import (
     Eigenpairs,
     _Eigh,
@@ -170,7 +170,7 @@ def topk_eigh(
     Raises:
         ShapeError, DtypeError: an argument or a product does not fit.
         NonFiniteError, SymmetryError: values of ``a``.
-        DomainError: k out of range.
+        DomainError: k out of range, or a dense matrix whose largest entry is near the ends of floating point.
         TieError: λ_k = λ_{k+1}, so that the eigenspace is not determined; and see ``ties``.
         SolverError: products were not enough to converge.
 
@@ -215,6 +215,7 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
     wanted, n = wants_check(policy.check, a), a.shape[-1]
     if wanted:
         check_finite(a, "a")
+        check_range(a, dtype, "a")
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
         values, vectors = apply(_Eigh, symmetrize(a.to(dtype)), policy)

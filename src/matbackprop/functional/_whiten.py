@@ -58,7 +58,7 @@ def _principal_axes(covariance: Tensor, eps: float, ties: Ties, check: bool | No
     if vectors.numel():
         largest = vectors.detach().abs().argmax(-2, keepdim=True)
         vectors = vectors * torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
-    return vectors * (values + eps).rsqrt().unsqueeze(-2)
+    return vectors * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2)
 
 
 def whiten(
@@ -153,7 +153,7 @@ def whiten(
 def _check_eps(centered: Tensor, eps: float) -> None:
     """Raise where rounding of the samples, divided by √ε in directions without variance, would drown the result."""
     largest = float(centered.detach().abs().max()) if centered.numel() else 0.0
-    if largest * torch.finfo(centered.dtype).eps > 1e-3 * eps**0.5:
+    if largest * torch.finfo(centered.dtype).eps > 1e-3 * eps**0.5 or eps < 1e-90:
         raise DomainError(
             f"eps={eps} is lost in the rounding of samples that are up to {largest:.3g} from their mean. Raise eps, or "
             f"scale the samples down."

@@ -28,12 +28,14 @@ def squared_norms(y: Tensor) -> Tensor:
 def drop_noise(s: Tensor, shape: torch.Size) -> Tensor:
     """Squared singular values of X, zero where they are rounding: σ ≤ max(m, d) u σ_max, the rule of numerical rank.
 
-    What is left of a direction that X does not have is noise, which 1/ε would lift to 1e-11 of a gradient. A zero in s
-    tells to leave the direction out.
+    So are those below the range, which have lost their digits. What is left of a direction that X does not have is
+    noise, which 1/ε would lift to 1e-11 of a gradient. A zero in s tells to leave the direction out.
     """
     if s.shape[-1] == 0:
         return s
-    return s * (s > (max(shape[-2:]) * torch.finfo(s.dtype).eps) ** 2 * s.amax(-1, keepdim=True))
+    info = torch.finfo(s.dtype)
+    floor = (max(shape[-2:]) * info.eps) ** 2 * s.amax(-1, keepdim=True)
+    return s * (s > floor.clamp_min(info.tiny))
 
 
 def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,7 +63,7 @@ def _narrow(s: Tensor, floor: Tensor, share: float) -> bool:
     """Whether s_min + floor > share·s_max for every ascending s: the solver's own s has 15 digits less those of it."""
     # Numbers, not tensors: for one small matrix the kernels of a comparison would cost more than its products.
     columns = (t.reshape(-1).tolist() for t in (s.select(-1, 0), floor, s.select(-1, -1)))
-    return all(low + more > share * high for low, more, high in zip(*columns, strict=True))
+    return all(low + more > max(share * high, 1e-300) for low, more, high in zip(*columns, strict=True))
 
 
 def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
