@@ -13,7 +13,7 @@ from matbackprop.data.coco import coco_files, decode_mask, read_regions
 from matbackprop.data.coco_regions import RegionSource, cache_regions
 from matbackprop.data.shapes import write_shapes_coco
 from matbackprop.errors import DataError, ShapeError, WeightsError
-from matbackprop.inference import classify_regions, load_classifier
+from matbackprop.inference import classify_regions, load_classifier, loading
 from matbackprop.models.deep_o2p import RegionClassifier
 
 NAMES = ["a", "b", "c"]
@@ -189,3 +189,28 @@ def test_the_camera_s_orientation_is_applied_before_boxes_are_cut(model, tmp_pat
         assert code == 0
         answers.append(json.loads(said.out)["regions"])
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("picture_of", "name"), [("chelsea", "cat"), ("astronaut", "person")])
+def test_the_classifier_in_the_package_names_what_a_photograph_shows(picture_of, name):
+    photograph = getattr(pytest.importorskip("skimage.data"), picture_of)()
+    (region,) = matbackprop.classify(photograph)
+    assert len(region) == 80 and next(iter(region)) == name
+    assert sum(region.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_classifier_in_the_package_is_small_and_has_a_card():
+    folder = loading._FOLDER / "classifier"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 7e6
+    card = (folder / "README.md").read_text()
+    assert "matbackprop train o2p --preset lite2" in card and "24.67 %" in card and "license: apache-2.0" in card
+    model = load_classifier()
+    assert model.names[0] == "person" and model.config.two_views and model.config.head == "both"
+
+
+def test_the_command_names_a_region_without_a_model_of_ones_own(tmp_path, capsys):
+    Image.fromarray(pytest.importorskip("skimage.data").chelsea()).save(tmp_path / "cat.png")
+    with pytest.raises(SystemExit, match="0"):
+        main(["classify", str(tmp_path / "cat.png"), "--top", "1", "--json"])
+    (region,) = json.loads(capsys.readouterr().out)["regions"]
+    assert [c["name"] for c in region["classes"]] == ["cat"]

@@ -15,6 +15,7 @@ from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.models.weights import (
     download_weights,
     find_weights,
+    in_eight_bits,
     load_backbone_weights,
     read_weights,
 )
@@ -243,3 +244,21 @@ def test_descriptions_that_make_no_sense_are_refused_in_one_line(tmp_path, text)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(WeightsError, match=r"config\.json"):
         DeepNCuts.from_pretrained(tmp_path)
+
+
+def test_weights_in_eight_bits_come_back_to_half_a_step(tmp_path):
+    torch.manual_seed(0)
+    state = {"conv.weight": torch.randn(64, 32, 3, 3) * torch.logspace(-3, 1, 64).view(-1, 1, 1, 1)}
+    state |= {"conv.bias": torch.randn(64), "rows.weight": torch.zeros(80, 64), "steps": torch.tensor(7)}
+    small = in_eight_bits(state)
+    assert small["conv.weight"].dtype == torch.int8 and small["conv.bias"].dtype == torch.float16
+    save_file(small, tmp_path / "small.safetensors")
+    again = read_weights(tmp_path / "small.safetensors")
+    assert list(again) and set(again) == set(state) and again["conv.weight"].dtype == torch.float32
+    largest = state["conv.weight"].flatten(1).abs().amax(1)
+    off = (again["conv.weight"] - state["conv.weight"]).flatten(1).abs().amax(1)
+    assert (off <= largest / 254 * 1.001).all()
+    assert not again["rows.weight"].any() and again["steps"] == 7
+    save_file(small | {"conv.weight.scale": torch.ones(3)}, tmp_path / "torn.safetensors")
+    with pytest.raises(WeightsError, match=r"conv\.weight\.scale does not fit the weights"):
+        read_weights(tmp_path / "torn.safetensors")

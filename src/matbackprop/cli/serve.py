@@ -15,9 +15,9 @@ class Config:
     model: str = "box"
     """Segmenter. box: the small network that comes with the package. none: merge superpixels by colour and contrast
     alone. Or the folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the hub."""
-    classifier: str | None = None
-    """Classifier: folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub. Without
-    one, regions are not named."""
+    classifier: str = "box"
+    """Classifier. box: the small network for COCO's 80 classes that comes with the package. none: regions get no names.
+    Or the folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."""
     port: int = 7860
     """Port of the page; 0 takes a free one."""
     browser: bool = False
@@ -33,7 +33,7 @@ def main(config: Config) -> None:
     from matbackprop.serve.app import build, launch
 
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
-    namer = None if config.classifier is None else Namer(load_classifier(config.classifier, config.device))
+    namer = None if config.classifier == "none" else Namer(load_classifier(config.classifier, config.device))
     segmenter = Segmenter(model)
     with tempfile.TemporaryDirectory(prefix="matbackprop-serve-") as folder:
         page = build(segmenter, segmenter.methods, Path(folder), about=segmenter.about, classify=namer)

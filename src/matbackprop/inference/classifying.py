@@ -13,7 +13,7 @@ from torch import Tensor
 from matbackprop.data.coco import region_window
 from matbackprop.data.coco_regions import crop_region, place_regions
 from matbackprop.errors import DataError, ShapeError
-from matbackprop.inference.loading import load_classifier
+from matbackprop.inference.loading import BOX, load_classifier
 from matbackprop.inference.segmenting import read_input
 from matbackprop.models.deep_o2p import RegionClassifier
 
@@ -25,7 +25,7 @@ Box = tuple[float, float, float, float]
 
 def classify(
     x: Any,
-    model: RegionClassifier | str | Path,
+    model: RegionClassifier | str | Path = BOX,
     boxes: Sequence[Box] | None = None,
     masks: Sequence[np.ndarray | None] | None = None,
     *,
@@ -35,7 +35,8 @@ def classify(
 
     Args:
         x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
-        model: a trained classifier, or where to load one from (see :func:`load_classifier`).
+        model: a trained classifier, or where to load one from (see :func:`load_classifier`); by default the one that
+            comes with the package.
         boxes: x, y, width and height of each region in pixels; None takes the masks' own boxes or, without masks, the
             whole picture as one region.
         masks: (h, w) arrays, nonzero inside the region; None, or a None among them, takes the whole box.

@@ -19,7 +19,9 @@ M = TypeVar("M", DeepNCuts, RegionClassifier)
 __all__ = ["BOX", "choose_device", "load_classifier", "load_model", "load_segmenter"]
 
 BOX = "box"
-"""Name of the segmenter that comes with the package; its card is ``box/README.md`` beside this file."""
+"""Name of the segmenter and of the classifier that come with the package; their cards are ``box/README.md`` and
+``box/classifier/README.md`` beside this file."""
+_FOLDER = Path(__file__).parent / BOX
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -47,34 +49,37 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> DeepNCuts:
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    folder = Path(__file__).parent / BOX if source == BOX else source
+    folder = _FOLDER if source == BOX else source
     model = _load(folder, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
     return model.to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
 
 
-def load_classifier(source: str | Path, device: str = "auto") -> RegionClassifier:
+def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionClassifier:
     """Load a trained classifier of regions.
 
     Args:
-        source: a folder of ``save_pretrained``, a run folder of ``matbackprop train o2p``, or ``"owner/name"``.
+        source: ``"box"`` for the one that comes with the package, which knows COCO's 80 classes, a folder of
+            ``save_pretrained``, a run folder of ``matbackprop train o2p``, or ``"owner/name"``.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    return _load(source, RegionClassifier, "classify regions", "o2p").to(choose_device(device))
+    folder = _FOLDER / "classifier" if source == BOX else source
+    return _load(folder, RegionClassifier, "classify regions", "o2p").to(choose_device(device))
 
 
 def load_model(source: str | Path) -> DeepNCuts | RegionClassifier:
     """Load a trained model of either kind, on the CPU.
 
     Args:
-        source: as in :func:`load_segmenter` and :func:`load_classifier`.
+        source: as in :func:`load_segmenter` and :func:`load_classifier`; ``"box"`` is the segmenter that comes with the
+            package, ``"box/classifier"`` the classifier.
 
     Raises:
         WeightsError: there is no model.
     """
-    folder = _folder(Path(__file__).parent / BOX if source == BOX else source)
+    folder = _folder(Path(__file__).parent / source if source in (BOX, f"{BOX}/classifier") else source)
     if pretrained_config(folder).get("class") == RegionClassifier.__name__:
         return load_classifier(folder, "cpu")
     return load_segmenter(folder, "cpu")

@@ -312,9 +312,9 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             raise ConfigurationError(f"each map is pooled once, got {', '.join(self.taps)}.")
         if config.head == "fc" and config.taps:
             raise ConfigurationError("head 'fc' does not pool and takes no taps.")
-        self._wanted = [part for tap in self.taps for part in tap.split("+")]
-        self._wanted += [self.last] if config.head in ("fc", "both") and self.last not in self._wanted else []
-        self.backbone.cut(self._wanted)
+        self.wanted = [part for tap in self.taps for part in tap.split("+")]
+        self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
+        self.backbone.cut(self.wanted)
         self.pooled = nn.ModuleList()
         self.first: nn.Module | None = None
         self.average: FirstOrderVector | None = None
@@ -378,10 +378,10 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def maps(self, image: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """The maps (b, c, h, w) of the backbone that are used, with two views one behind the other in c."""
         if not self.config.two_views:
-            return self.backbone(image, self._wanted)
+            return self.backbone(image, self.wanted)
         if mask is None:
             raise ShapeError("two_views needs the regions' masks, which were not given.")
-        maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), self._wanted)
+        maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), self.wanted)
         return {tap: both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) for tap, both in maps.items()}
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
@@ -404,7 +404,10 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
         """All descriptors side by side, before they are standardised."""
-        maps = self.maps(image, mask)
+        return self.describe_maps(self.maps(image, mask), mask)
+
+    def describe_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
+        """The same of maps that :meth:`maps` gave."""
         return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self._looks()], -1)
 
     def classify(self, described: Tensor) -> Tensor:
@@ -457,9 +460,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             one.calibrate([c for c, _ in cells], [m for _, m in cells])
 
     @torch.no_grad()
-    def project(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Start the projections of maps that are reduced on batches (images, masks)."""
-        seen = [self.maps(*batch) for batch in batches]
+    def project(self, seen: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start the projections of maps that are reduced, on batches that :meth:`maps` gave."""
         for tap, pooling in self.poolings().items():
             pooling.project([self.cells(maps, None, tap)[0] for maps in seen])
 

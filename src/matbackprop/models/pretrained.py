@@ -18,7 +18,7 @@ from matbackprop.errors import MissingExtraError, WeightsError
 from matbackprop.files import atomic_write, read_json, shorten, show
 from matbackprop.models.backbones import check_published
 from matbackprop.models.config import LARGEST
-from matbackprop.models.weights import check_weights, load_weights_into, read_weights
+from matbackprop.models.weights import check_weights, in_eight_bits, load_weights_into, read_weights
 
 __all__ = ["PretrainedMixin"]
 
@@ -56,6 +56,7 @@ class PretrainedMixin:
         Args:
             folder: made if need be.
             dtype: dtype of floating-point weights in the file, for example ``torch.float16``; None keeps theirs.
+                ``torch.int8`` writes large weights in 8 bits with one scale per output channel, the rest as float16.
             notes: further entries of ``config.json``, for example class names.
 
         Returns:
@@ -68,7 +69,9 @@ class PretrainedMixin:
         folder.mkdir(parents=True, exist_ok=True)
         config = {"library": "matbackprop", "class": type(self).__name__, "arguments": self.hparams_dict, **notes}
         state = {k: v.detach().cpu() for k, v in self.state_dict().items()}
-        if dtype is not None:
+        if dtype == torch.int8:
+            state = in_eight_bits(state)
+        elif dtype is not None:
             state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
         atomic_write(folder / WEIGHTS, save({k: v.contiguous().clone() for k, v in state.items()}, {"format": "pt"}))
         atomic_write(folder / CARD, model_card(config))

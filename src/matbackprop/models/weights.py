@@ -18,11 +18,42 @@ from matbackprop.files import atomic_write, shorten
 from matbackprop.models.backbones import BACKBONES, BackboneEntry
 from matbackprop.models.backbones.base import Backbone
 
-__all__ = ["check_weights", "find_weights", "load_backbone_weights", "load_weights_into", "read_weights"]
+__all__ = [
+    "check_weights",
+    "find_weights",
+    "in_eight_bits",
+    "load_backbone_weights",
+    "load_weights_into",
+    "read_weights",
+]
+
+
+_SCALE = ".scale"
+"""Ends the names of the scales of weights in 8 bits."""
+
+
+def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with large ones in 8 bits, one scale per output channel under their name with ``.scale``, the rest as
+    float16; :func:`read_weights` undoes it to half a step.
+
+    Example:
+        >>> small = in_eight_bits({"w": torch.ones(64, 64), "b": torch.ones(64)})
+        >>> {name: (value.dtype, tuple(value.shape)) for name, value in small.items()}
+        {'w': (torch.int8, (64, 64)), 'w.scale': (torch.float32, (64,)), 'b': (torch.float16, (64,))}
+    """
+    out: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if value.is_floating_point() and value.ndim > 1 and value.numel() >= 4096:
+            scale = (value.float().flatten(1).abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+            out[name] = (value.float() / scale.view(-1, *[1] * (value.ndim - 1))).round().to(torch.int8)
+            out[name + _SCALE] = scale
+        else:
+            out[name] = value.half() if value.is_floating_point() else value
+    return out
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file as float32 (float16 and bfloat16 are widened).
+    """Read a safetensors file as float32 (float16, bfloat16 and 8 bits with scales are widened).
 
     Raises:
         WeightsError: the file is missing, damaged, or of another kind.
@@ -44,6 +75,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         state = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise WeightsError(f"{path} is damaged: {shorten(str(error), 200)}.") from error
+    for name in [k for k in state if k.endswith(_SCALE) and k.removesuffix(_SCALE) in state]:
+        scale, value = state.pop(name), state[name.removesuffix(_SCALE)]
+        if value.dtype != torch.int8 or scale.shape != value.shape[:1]:
+            raise WeightsError(f"{path} is damaged: {name} does not fit the weights that it scales.")
+        state[name.removesuffix(_SCALE)] = value.float() * scale.float().view(-1, *[1] * (value.ndim - 1))
     return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
 
 

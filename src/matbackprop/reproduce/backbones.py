@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from matbackprop.reproduce.store import Job
 from matbackprop.reproduce.table1 import Row, Table1
-from matbackprop.training.o2p import build_model, described, open_regions, project
+from matbackprop.training.o2p import build_model, describe, open_regions
 
 __all__ = ["BACKBONES", "ROWS", "Backbones"]
 
@@ -74,9 +74,8 @@ class Backbones(Table1):
         """Crop the regions, and describe them by the frozen networks, each once for all of its runs."""
         super().prepare()
         train, validation = open_regions(self.config.data)
-        for row in self.chosen.values():
-            if row.kind == "frozen":
-                network = build_model(self.run_config(Job(row.key, "trial"), {}, self.device), train.classes)
-                project(network, train, self.config.data)
-                for regions in (train, validation):
-                    described(network, regions, self.config.data)
+        for backbone in BACKBONES:
+            rows = [r for r in self.chosen.values() if r.kind == "frozen" and r.model["model.backbone"] == backbone]
+            if rows:
+                configs = [self.run_config(Job(row.key, "trial"), {}, self.device) for row in rows]
+                describe([build_model(one, train.classes) for one in configs], train, validation, self.config.data)

@@ -40,7 +40,7 @@ from matbackprop.training.o2p import (
     build_model,
     confusion,
     data_folder,
-    described,
+    describe,
     open_regions,
     save_predictions,
 )
@@ -173,11 +173,12 @@ class Table1(Reproduction):
 
     def prepare(self) -> None:
         """Crop the regions, and describe them by SIFT where that is asked for."""
-        for regions in open_regions(self.config.data):
+        train, validation = open_regions(self.config.data)
+        for regions in (train, validation):
             log.info("%s", regions.report())
-            if "sift" in self.chosen:
-                sift = self.run_config(Job("sift", "trial"), {}, self.device)
-                described(build_model(sift, regions.classes), regions, self.config.data)
+        if "sift" in self.chosen:
+            sift = self.run_config(Job("sift", "trial"), {}, self.device)
+            describe([build_model(sift, train.classes)], train, validation, self.config.data)
 
     def jobs(self, part: str) -> Iterable[Job]:
         """Trials of all rows, or seeds (or the timing) of those whose tuning is finished and won; long ones first."""

@@ -10,10 +10,10 @@ import contextlib
 import copy
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,6 +109,7 @@ class RegionData(Data):
         self.seed = config.engine.seed
         self.dtype = {"bf16-mixed": torch.bfloat16, "64": torch.float64}.get(config.engine.precision, torch.float32)
         self.train_regions, validation = open_regions(self.config)
+        self.final_regions = validation
         if self.config.split == "tuning":
             fit, held_out = tuning_split(self.train_regions.image_ids, every=self.config.hold_out)
             self.validation_regions = self.train_regions
@@ -130,17 +131,19 @@ class RegionData(Data):
     def sources(self) -> dict[str, Any]:
         """Where the batches of both parts come from; descriptors that do not learn are computed on the first use."""
         sources: dict[str, Any] = {}
+        known = None
         if self.fixed is not None:
-            project(self.fixed, self.train_regions, self.config)
+            (known,) = describe([self.fixed], self.train_regions, self.final_regions, self.config)
         resident = self._resident()
         random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
             positions = self.positions[part]
-            if self.fixed is None:
+            if known is None:
                 drawn: dict[str, Any] = random if part == "train" else {}
                 sources[part] = RegionSource(regions, positions, resident=resident, **drawn)
             else:
-                sources[part] = VectorSource(described(self.fixed, regions, self.config), regions.labels, positions)
+                vectors = known.train if regions is self.train_regions else known.validation
+                sources[part] = VectorSource(vectors, regions.labels, positions)
         return sources
 
     def _resident(self) -> bool:
@@ -188,39 +191,87 @@ class RegionData(Data):
         return out
 
 
-def described(network: RegionClassifier, regions: Regions, data: RegionDataConfig) -> Tensor:
-    """Descriptors of all regions by a network whose features do not learn: computed once, and cached as float16."""
-    weights = hashlib.sha256()
-    projections = {k: v for k, v in network.pooled.state_dict().items() if k.endswith("reduce.weight")}
-    for name, value in [*network.backbone.state_dict().items(), *projections.items()]:
-        weights.update(f"{name}{tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
-    key = {"regions": regions.path.name, "network": network.hparams_dict, "weights": weights.hexdigest()}
-    path = (data.cache or default_cache_folder()) / f"described-{cache_key(key)}"
-    if not path.exists():
-        device = choose_device()
-        copied = copy.deepcopy(network).to(device).eval()
+class Described(NamedTuple):
+    """Descriptors of regions by a network whose features do not learn, float16."""
 
-        def chunks() -> Any:
-            for batch in _in_order(regions, np.arange(len(regions)), data, device):
-                with torch.no_grad():
-                    yield copied.describe(batch["image"], batch["mask"]).half().cpu().numpy()
-
-        write_cache(path, {"vectors": chunks()}, {"regions": regions.path.name})
-    return torch.from_numpy(np.array(open_cache(path).arrays["vectors"]))
+    train: Tensor
+    validation: Tensor
 
 
-def project(network: RegionClassifier, train: Regions, data: RegionDataConfig) -> None:
-    """Start the projections of a network whose features do not learn, on 512 training regions.
+@torch.no_grad()
+def describe(
+    networks: Sequence[RegionClassifier], train: Regions, validation: Regions, data: RegionDataConfig
+) -> list[Described]:
+    """Descriptors of all regions by networks whose features do not learn: computed once, and cached.
 
-    They are the same for both splits, of images that tuning does not hold out.
+    Projections are started first, on 512 training regions of images that tuning does not hold out, so that they and the
+    descriptors are the same for both splits; the networks have them afterwards. Networks with the same weights see each
+    picture together, once.
     """
-    if any(pooling.reduce is not None for pooling in network.poolings().values()):
-        positions, _ = tuning_split(train.image_ids, every=data.hold_out)
-        chosen = positions[np.linspace(0, len(positions) - 1, min(len(positions), 512)).astype(np.int64)]
-        copied = copy.deepcopy(network).to(choose_device()).eval()
-        batches = _in_order(train, chosen, data, choose_device())
-        copied.project([(batch["image"], batch["mask"]) for batch in batches])
-        network.load_state_dict(copied.state_dict())
+    folder = data.cache or default_cache_folder()
+    paths = [folder / f"described-{cache_key(_described_key(n, train, validation, data))}" for n in networks]
+    missing = [(n, path) for n, path in zip(networks, paths, strict=True) if not path.exists()]
+    if missing:
+        device = choose_device()
+        copies = [copy.deepcopy(network).to(device).eval() for network, _ in missing]
+        fit, _ = tuning_split(train.image_ids, every=data.hold_out)
+        chosen = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
+        if any(pooling.reduce is not None for one in copies for pooling in one.poolings().values()):
+            seen = [_shared_maps(copies, batch) for batch in _in_order(train, chosen, data, device)]
+            for network, maps in zip(copies, zip(*seen, strict=True), strict=True):
+                network.project(maps)
+        vectors: list[dict[str, list[np.ndarray]]] = [{"train": [], "validation": []} for _ in copies]
+        for part, regions in (("train", train), ("validation", validation)):
+            for batch in _in_order(regions, np.arange(len(regions)), data, device):
+                for network, maps, found in zip(copies, _shared_maps(copies, batch), vectors, strict=True):
+                    found[part].append(network.describe_maps(maps, batch["mask"]).half().cpu().numpy())
+        for network, (_, path), found in zip(copies, missing, vectors, strict=True):
+            weights = [p.flatten().cpu().numpy() for p in _projections(network)] or [np.zeros(1, np.float32)]
+            write_cache(path, {**found, "projections": [np.concatenate(weights)]}, {"regions": train.path.name})
+    out = []
+    for network, path in zip(networks, paths, strict=True):
+        arrays = open_cache(path).arrays
+        weights = torch.from_numpy(np.array(arrays["projections"]))
+        for parameter, part in zip(
+            _projections(network),
+            weights.split([p.numel() for p in _projections(network)] or len(weights)),
+            strict=False,
+        ):
+            parameter.copy_(part.view_as(parameter))
+        out.append(Described(*(torch.from_numpy(np.array(arrays[part])) for part in Described._fields)))
+    return out
+
+
+def _projections(network: RegionClassifier) -> list[Tensor]:
+    return [pooling.reduce.weight for pooling in network.poolings().values() if pooling.reduce is not None]
+
+
+def _described_key(
+    network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig
+) -> dict[str, Any]:
+    weights = hashlib.sha256()
+    for name, value in network.backbone.state_dict().items():
+        weights.update(f"{name}{tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
+    return {
+        "regions": [train.path.name, validation.path.name],
+        "hold_out": data.hold_out,
+        "network": network.hparams_dict,
+        "weights": weights.hexdigest(),
+    }
+
+
+def _shared_maps(networks: Sequence[RegionClassifier], batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The maps of every network, computed once where one of them has all that another needs."""
+    wide = max(networks, key=lambda one: len(one.wanted))
+    own, shared = wide.backbone.state_dict(), wide.maps(batch["image"], batch["mask"])
+    return [
+        shared
+        if set(one.wanted) <= set(wide.wanted)
+        and one.config.two_views == wide.config.two_views
+        and all(torch.equal(v, own[k]) for k, v in one.backbone.state_dict().items())
+        else one.maps(batch["image"], batch["mask"])
+        for one in networks
+    ]
 
 
 def _in_order(
