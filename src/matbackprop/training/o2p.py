@@ -218,26 +218,23 @@ def describe(
         chosen = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
         if any(pooling.reduce is not None for one in copies for pooling in one.poolings().values()):
             seen = [_shared_maps(copies, batch) for batch in _in_order(train, chosen, data, device)]
-            for network, maps in zip(copies, zip(*seen, strict=True), strict=True):
-                network.project(maps)
+            for network, batches in zip(copies, zip(*seen, strict=True), strict=True):
+                network.project(batches)
         vectors: list[dict[str, list[np.ndarray]]] = [{"train": [], "validation": []} for _ in copies]
         for part, regions in (("train", train), ("validation", validation)):
             for batch in _in_order(regions, np.arange(len(regions)), data, device):
                 for network, maps, found in zip(copies, _shared_maps(copies, batch), vectors, strict=True):
                     found[part].append(network.describe_maps(maps, batch["mask"]).half().cpu().numpy())
         for network, (_, path), found in zip(copies, missing, vectors, strict=True):
-            weights = [p.flatten().cpu().numpy() for p in _projections(network)] or [np.zeros(1, np.float32)]
-            write_cache(path, {**found, "projections": [np.concatenate(weights)]}, {"regions": train.path.name})
+            started = [p.flatten().cpu().numpy() for p in _projections(network)] or [np.zeros(1, np.float32)]
+            write_cache(path, {**found, "projections": [np.concatenate(started)]}, {"regions": train.path.name})
     out = []
     for network, path in zip(networks, paths, strict=True):
         arrays = open_cache(path).arrays
-        weights = torch.from_numpy(np.array(arrays["projections"]))
-        for parameter, part in zip(
-            _projections(network),
-            weights.split([p.numel() for p in _projections(network)] or len(weights)),
-            strict=False,
-        ):
-            parameter.copy_(part.view_as(parameter))
+        if mine := _projections(network):
+            weights = torch.from_numpy(np.array(arrays["projections"]))
+            for parameter, part in zip(mine, weights.split([p.numel() for p in mine]), strict=True):
+                parameter.copy_(part.view_as(parameter))
         out.append(Described(*(torch.from_numpy(np.array(arrays[part])) for part in Described._fields)))
     return out
 
