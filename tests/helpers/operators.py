@@ -415,6 +415,9 @@ _WITH_COMPLEX = {
     "polar_wide": 1,
     "procrustes_with_reflections": 2,
     "low_rank": 1,
+    "linear_solve_by_lu": 2,
+    "vectorize_symmetric": 1,
+    "unvectorize_symmetric": 1,
 }
 
 

@@ -53,7 +53,7 @@ class _Solve(Operation):
         g_b = apply(_Solve, a, g, factor, pivots, not transposed)
         g_a = None
         if needed[0]:
-            g_a = -(x @ g_b.mT) if transposed else -(g_b @ x.mT)
+            g_a = -(x @ g_b.mH) if transposed else -(g_b @ x.mH)
             if pivots is None:
                 g_a = symmetrize(g_a)
         return g_a, g_b
@@ -63,7 +63,7 @@ class _Solve(Operation):
         a, x, factor, pivots, transposed = saved
         right = torch.zeros_like(x) if db is None else db
         if da is not None:
-            right = right - (da.mT if transposed else da) @ x
+            right = right - (da.mH if transposed else da) @ x
         return apply(_Solve, a, right, factor, pivots, transposed)
 
 
@@ -97,7 +97,7 @@ def linear_solve(
     r"""Solution of :math:`Ax = b`, by Cholesky for a symmetric positive definite A, by LU otherwise.
 
     Args:
-        a: matrices ``(*b, n, n)``.
+        a: matrices ``(*b, n, n)``, real or complex ("symmetric" then means Hermitian, ᵀ the conjugate transpose).
         b: right-hand sides ``(n,)`` or ``(*b, n)`` with the same batch as A, or ``(*b, n, r)`` with one that
             broadcasts.
         symmetric: A is symmetric positive definite: a Cholesky factor serves both passes and the gradient is symmetric.
@@ -125,9 +125,11 @@ def linear_solve(
         >>> linear_solve(a, torch.tensor([3.0, 4.0]))
         tensor([1., 1.])
     """
-    check_matrix(a, "a", square=True)
-    check_floating(b, "b")
-    wanted, dtype = wants_check(check, a), compute_dtype(precision)
+    check_matrix(a, "a", square=True, or_complex=True)
+    check_floating(b, "b", or_complex=True)
+    if a.is_complex() != b.is_complex():
+        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
+    wanted, dtype = wants_check(check, a), compute_dtype(precision, a.dtype)
     if wanted:
         check_finite(a, "a")
         check_finite(b, "b")

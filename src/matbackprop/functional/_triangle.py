@@ -11,6 +11,7 @@ from torch import Tensor
 from matbackprop._torch import dispatch_mode_active
 from matbackprop.checks import check_floating, check_matrix, values_checkable
 from matbackprop.errors import ShapeError
+from matbackprop.numerics import real_dtype
 
 __all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
 
@@ -18,7 +19,7 @@ __all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
 def _triangle(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Where the upper triangle lies in a flat matrix (row-major), the factor of each entry, and the way back."""
     rows, columns = torch.triu_indices(n, n, device=device).unbind(0)
-    scale = torch.ones_like(rows, dtype=dtype).masked_fill(rows != columns, math.sqrt(2.0))
+    scale = torch.ones_like(rows, dtype=real_dtype(dtype)).masked_fill(rows != columns, math.sqrt(2.0))
     order = torch.arange(len(rows), device=device)
     back = torch.zeros(n, n, dtype=torch.long, device=device)
     back[rows, columns] = order
@@ -44,12 +45,12 @@ def _triangle_for(a: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def vectorize_symmetric(a: Tensor) -> Tensor:
-    r"""Write symmetric matrices as vectors so that dot products and norms stay what they were.
+    r"""Write symmetric matrices as vectors so that dot products (their real parts) and norms stay what they were.
 
     .. math:: v = (a_{11}, \sqrt2 a_{12}, \ldots, \sqrt2 a_{1n}, a_{22}, \ldots), \quad v^\top w = \operatorname{tr}(AB)
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``; only the upper triangle is read.
+        a: symmetric (Hermitian) matrices ``(*batch, n, n)``; only the upper triangle is read.
 
     Returns:
         ``(*batch, n(n+1)/2)``.
@@ -68,7 +69,7 @@ def vectorize_symmetric(a: Tensor) -> Tensor:
     Reference:
         Ionescu et al., section 4.2; Carreira et al., "Free-form region description with second-order pooling" (2015).
     """
-    check_matrix(a, "a", square=True)
+    check_matrix(a, "a", square=True, or_complex=True)
     n = a.shape[-1]
     upper, scale, _ = _triangle_for(a, n)
     return a.flatten(-2).index_select(-1, upper) * scale
@@ -81,7 +82,7 @@ def unvectorize_symmetric(v: Tensor) -> Tensor:
         v: ``(*batch, n(n+1)/2)``.
 
     Returns:
-        Symmetric matrices ``(*batch, n, n)``.
+        Symmetric matrices ``(*batch, n, n)``, Hermitian for complex vectors with a real diagonal.
 
     Raises:
         ShapeError: the last dimension is not n(n+1)/2 for a whole number n.
@@ -99,10 +100,11 @@ def unvectorize_symmetric(v: Tensor) -> Tensor:
     Reference:
         Ionescu et al., section 4.2.
     """
-    check_floating(v, "v")
+    check_floating(v, "v", or_complex=True)
     length = v.shape[-1] if v.ndim else 0
     n = (math.isqrt(8 * length + 1) - 1) // 2
     if v.ndim == 0 or n * (n + 1) // 2 != length:
         raise ShapeError(f"v must end in a dimension of n(n+1)/2 entries (1, 3, 6, 10, …), got shape {tuple(v.shape)}.")
     _, scale, back = _triangle_for(v, n)
-    return (v / scale).index_select(-1, back).unflatten(-1, (n, n))
+    a = (v / scale).index_select(-1, back).unflatten(-1, (n, n))
+    return a.triu() + a.mH.tril(-1) if a.is_complex() else a
