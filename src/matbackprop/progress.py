@@ -58,9 +58,9 @@ class Progress:
         self._said = self._started
         self._width = 0
 
-    def advance(self, parts: int = 1, note: str = "") -> None:
-        """Count parts that are done; ``note`` is added to the next line."""
-        self.done += parts
+    def advance(self, note: str = "") -> None:
+        """Count a part that is done; ``note`` is added to the next line."""
+        self.done += 1
         now = time.monotonic()
         if self.quiet or now - self._said < (0.5 if self._terminal else EVERY):
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,15 +34,7 @@ def check(config: Check) -> int:
     """Check a data set."""
     from matbackprop.data.check import check_dataset
 
-    shown = sys.stderr.isatty()
-
-    def progress(done: int) -> None:
-        if shown and done % 20 == 0:
-            print(f"\r{done} images", end="", file=sys.stderr)
-
-    result = check_dataset(config.root, threads=config.threads, progress=progress)
-    if shown:
-        print("\r", end="", file=sys.stderr)
+    result = check_dataset(config.root, threads=config.threads)
     if config.json:
         problems = [{"path": str(p.path), "reason": p.reason} for p in result.problems]
         content = {"layout": result.layout, "counts": result.counts, "problems": problems, "notes": result.notes}
@@ -95,14 +86,7 @@ def download(config: Download) -> int:
         if not root:
             raise DataError("where to? Give --folder, or set MATBACKPROP_DATA to the folder of all data sets.")
         target = Path(root) / _FOLDERS[config.what]
-    shown = sys.stderr.isatty()
-
-    def progress(have: int, total: int | None) -> None:
-        if shown:
-            of = f" of {total / 1e6:.0f}" if total else ""
-            print(f"\r{have / 1e6:.0f}{of} MB", end="", file=sys.stderr)
-
-    print(download_dataset(config.what, target, keep_archives=config.keep_archives, progress=progress))
+    print(download_dataset(config.what, target, keep_archives=config.keep_archives))
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from matbackprop.data.problems import Problem
 from matbackprop.errors import DataError
+from matbackprop.progress import track
 
 ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 """Applies a reader to every item, as ``map`` does."""
@@ -52,23 +53,10 @@ def find_layout(root: str | Path) -> str:
     )
 
 
-def check_dataset(root: str | Path, *, threads: int = 4, progress: Callable[[int], None] | None = None) -> CheckResult:
-    """Check a data set of either layout; see :func:`check_bsds` and :func:`check_coco`.
-
-    Args:
-        root: its folder.
-        threads: files read at once.
-        progress: called with the number of images done.
-    """
+def check_dataset(root: str | Path, *, threads: int = 4) -> CheckResult:
+    """Check a data set of either layout, several files at once; see :func:`check_bsds` and :func:`check_coco`."""
     with ThreadPoolExecutor(max(threads, 1)) as pool:
-
-        def read_all(read: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
-            for done, result in enumerate(pool.map(read, items), 1):
-                yield result
-                if progress is not None:
-                    progress(done)
-
-        return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root), read_all)
+        return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root), pool.map)
 
 
 def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
@@ -96,7 +84,8 @@ def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
         result.counts[f"{folder.name} images"] = len(files.images)
         tasks = [(name, files.images[name], files.truth[name]) for name in names]
         count = 0
-        for sample, problems in read_all(lambda task: read_sample(*task), tasks):
+        samples = read_all(lambda task: read_sample(*task), tasks)
+        for sample, problems in track(samples, f"Checking {folder.name}", len(tasks)):
             count += len(sample.segmentations) if sample else 0
             result.problems += problems
         result.counts[f"{folder.name} segmentations"] = count
@@ -130,7 +119,7 @@ def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
         missing = {p.path for p in index.problems if p.kind == "missing image"}
         left_out = Counter(index.skipped)
         there = [one for one in index.images if one.path not in missing]
-        for _, _, problems in read_all(open_regions, there):
+        for _, _, problems in track(read_all(open_regions, there), f"Checking {split}", len(there)):
             left_out["empty mask"] += sum(p.kind == "empty mask" for p in problems)
             result.problems += [p for p in problems if p.kind != "empty mask"]
         if not any(one.regions for one in index.images):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -10,11 +11,11 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from matbackprop.errors import DataError
+from matbackprop.progress import Progress
 
 _CHUNK = 1 << 20
 ATTEMPTS = 3
@@ -77,7 +78,6 @@ def download(
     sha256: str | None = None,
     md5: str | None = None,
     size: int | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
 ) -> Path:
     """Download one file; an interrupted download resumes where it stopped, and the file appears only when it is whole.
 
@@ -87,7 +87,6 @@ def download(
         sha256: expected SHA-256, or its first digits.
         md5: expected MD5 (older data sets publish nothing better).
         size: expected number of bytes.
-        progress: called with (bytes so far, bytes in all or None).
 
     Raises:
         DataError: the address cannot be reached, or what came does not fit the checksum.
@@ -101,7 +100,7 @@ def download(
     part = target.with_name(target.name + ".part")
     for attempt in range(ATTEMPTS):
         try:
-            _fetch(url, part, progress)
+            _fetch(url, part)
             break
         except urllib.error.HTTPError as error:
             if error.code == 416:  # the part is already whole, or longer than the file
@@ -122,7 +121,7 @@ def download(
     return target
 
 
-def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None] | None) -> None:
+def _fetch(url: str, part: Path) -> None:
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "matbackprop"})
     if have and url.startswith("http"):
@@ -132,12 +131,13 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None] | N
         left = answer.headers.get("Content-Length")
         have = have if resumed else 0
         total = have + int(left) if left is not None else None
-        with part.open("ab" if resumed else "wb") as file:
+        chunks = (total or 0) // _CHUNK
+        progress = Progress(f"Downloading {part.stem} (MB)", chunks, have // _CHUNK, quiet=total is None)
+        with contextlib.closing(progress), part.open("ab" if resumed else "wb") as file:
             while chunk := answer.read(_CHUNK):
                 file.write(chunk)
                 have += len(chunk)
-                if progress is not None:
-                    progress(have, total)
+                progress.advance()
             file.flush()
             os.fsync(file.fileno())
     if total is not None and have < total:
@@ -204,20 +204,13 @@ def _inside(folder: Path, name: str, strip: int, only: str) -> Path | None:
     return target
 
 
-def download_dataset(
-    name: str,
-    folder: str | Path,
-    *,
-    keep_archives: bool = False,
-    progress: Callable[[int, int | None], None] | None = None,
-) -> Path:
+def download_dataset(name: str, folder: str | Path, *, keep_archives: bool = False) -> Path:
     """Download and extract a data set of :data:`DATASETS`.
 
     Args:
         name: ``"bsds500"``, ``"bsds300"`` or ``"coco"``.
         folder: the data set's folder.
         keep_archives: keep the downloaded archives in ``folder/archives``.
-        progress: called with (bytes so far, bytes in all or None) for each file.
 
     Raises:
         DataError: an address cannot be reached; the message says how to do it by hand.
@@ -232,7 +225,7 @@ def download_dataset(
             continue
         target = store / archive.url.rsplit("/", 1)[-1]
         try:
-            download(archive.url, target, md5=archive.md5, size=archive.size, progress=progress)
+            download(archive.url, target, md5=archive.md5, size=archive.size)
         except DataError as error:
             lines = "; ".join(f"{a.url} → {folder / a.into}" for a in archives)
             raise DataError(
