@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from matbackprop.processes import is_first_process
 
-__all__ = ["Progress", "log_on_screen", "track"]
+__all__ = ["Progress", "is_silent", "log_on_screen", "silence", "track"]
 
 T = TypeVar("T")
 
@@ -20,13 +21,30 @@ log = logging.getLogger("matbackprop")
 EVERY = 30.0
 """Seconds between two lines where nobody watches a terminal."""
 
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing about progress while this lasts."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+def is_silent() -> bool:
+    """Whether :func:`silence` lasts."""
+    return _silent.get()
+
 
 @contextmanager
 def log_on_screen() -> Iterator[None]:
     """Show the library's log on standard error where nobody else listens to it, for as long as this lasts."""
     screen = logging.StreamHandler()
     screen.setFormatter(logging.Formatter("%(message)s"))
-    level, alone = log.level, not log.hasHandlers()
+    level, alone = log.level, not log.hasHandlers() and not is_silent()
     log.setLevel(min(level or logging.INFO, logging.INFO))
     if alone:
         log.addHandler(screen)
@@ -52,7 +70,7 @@ class Progress:
 
     def __init__(self, what: str, total: int, done: int = 0, quiet: bool = False) -> None:
         self.what, self.total, self.done = what, total, done
-        self.quiet = quiet or not is_first_process()  # what one process of a run says, all would say
+        self.quiet = quiet or is_silent() or not is_first_process()  # what one process of a run says, all would say
         self._before, self._started = done, time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._said = self._started

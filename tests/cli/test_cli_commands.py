@@ -243,15 +243,15 @@ def test_wrong_options_are_named(capsys):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_knows_commands_and_options(shell, capsys):
-    assert call("--print-completion", shell) == 0
+    assert call("completion", shell) == 0
     out = capsys.readouterr().out
     for word in ("matbackprop", "ncuts", "table1", "segmentations", "--engine.max-epochs", "--verify"):
         assert word in out, word
 
 
 def test_completion_for_an_unknown_shell(capsys):
-    assert call("--print-completion", "fish") == 2
-    assert "choose one of bash, zsh, tcsh" in capsys.readouterr().err
+    assert call("completion", "fish") == 2
+    assert "bash" in "".join(capsys.readouterr())
 
 
 # ---------------------------------------------------------------------------------------------------------------- train

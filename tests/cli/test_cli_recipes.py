@@ -59,7 +59,7 @@ def test_smoke_run(recipe, tmp_path, capsys):
     capsys.readouterr()
 
     assert call("evaluate", "run", str(run.path), "--which", "last", "--accelerator", "cpu", "--json") == 0
-    again = json.loads(capsys.readouterr().out)
+    again = json.loads(capsys.readouterr().out)["metrics"]
     assert again["val/loss"] == pytest.approx(run.read_summary()["val/loss"], rel=1e-4)
 
 

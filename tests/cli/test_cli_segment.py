@@ -23,7 +23,7 @@ def picture(tmp_path):
 
 
 def test_without_a_model(picture, tmp_path, capsys):
-    assert main(Config((picture,), out=tmp_path / "out", ks=(2, 4), model="none")) == 0
+    assert main(Config((picture,), out=tmp_path / "out", ks=(2, 4), model="none"))["exit_code"] == 0
     assert "photo.png: 2 regions shown" in capsys.readouterr().out
     labels = np.asarray(Image.open(tmp_path / "out" / "photo.png"))
     assert labels.dtype == np.uint16 and (labels[:, :33] == 0).all() and (labels[:, 37:] == 1).all()
@@ -39,12 +39,12 @@ def test_without_a_model(picture, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("method", ["merge", "cluster"])
-def test_with_a_saved_model_as_json(picture, tmp_path, capsys, method):
+def test_with_a_saved_model(picture, tmp_path, method):
     torch.manual_seed(0)
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
-    config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"), method=method, json=True)
-    assert main(config) == 0
-    document = json.loads(capsys.readouterr().out)
+    config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"), method=method)
+    document = main(config)
+    assert document["exit_code"] == 0
     assert document["network"] and [e["labels"].rsplit("/")[-1] for e in document["images"]] == [
         "photo.png",
         "photo-2.png",
@@ -59,7 +59,7 @@ def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
     (folder / "bad.png").write_text("no picture")
     (folder / "notes.txt").write_text("no picture either")
     missing = tmp_path / "missing.jpg"
-    assert main(Config((folder, missing), out=tmp_path / "out")) == 1
+    assert main(Config((folder, missing), out=tmp_path / "out"))["exit_code"] == 1
     captured = capsys.readouterr()
     assert "good.png: 2 regions shown" in captured.out
     assert "bad.png is no picture" in captured.err and "missing.jpg does not exist" in captured.err
@@ -72,10 +72,10 @@ def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
     ]
 
 
-def test_no_readable_picture_at_all_ends_with_2_and_writes_nothing(tmp_path, capsys):
+def test_no_readable_picture_at_all_ends_with_2_and_writes_nothing(tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
-    assert main(Config((tmp_path / "*.png",), out=tmp_path / "out", json=True)) == 2
-    document = json.loads(capsys.readouterr().out)
+    document = main(Config((tmp_path / "*.png",), out=tmp_path / "out"))
+    assert document["exit_code"] == 2
     assert document["images"] == [] and "bad.png" in document["skipped"][0]["image"]
     assert not (tmp_path / "out").exists()
 
@@ -96,26 +96,26 @@ def test_any_number_of_regions_can_be_shown(tmp_path, capsys):
     path = tmp_path / "noise.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)
     for k in (1, 12):
-        assert main(Config((path,), out=tmp_path / "out", k=k)) == 0
+        assert main(Config((path,), out=tmp_path / "out", k=k))["exit_code"] == 0
         assert np.asarray(Image.open(tmp_path / "out" / "noise.png")).max() == k - 1
     said = capsys.readouterr().out
     assert "1 region shown" in said and "12 regions shown" in said
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
     config = Config((path,), out=tmp_path / "out", k=5, method="cluster", model=str(tmp_path / "model"), ks=(2, 4))
-    assert main(config) == 0
+    assert main(config)["exit_code"] == 0
     assert np.load(tmp_path / "out" / "noise.npz")["ks"].tolist() == [2, 4, 5]
 
 
-def test_several_pictures_end_with_a_line_about_all_of_them(picture, tmp_path, capsys):
-    assert main(Config((picture, picture), out=tmp_path / "out")) == 0
-    assert capsys.readouterr().out.endswith(f"2 pictures segmented → {tmp_path / 'out'}\n")
+def test_several_pictures_end_with_a_line_about_all_of_them(picture, tmp_path):
+    document = main(Config((picture, picture), out=tmp_path / "out"))
+    assert document["summary"] == f"2 pictures segmented → {tmp_path / 'out'}"
 
 
 def test_sixteen_bits_are_rescaled_and_that_is_said(tmp_path, capsys):
     grey = np.zeros((50, 70), np.uint16)
     grey[:, 35:] = 900
     Image.fromarray(grey).save(tmp_path / "deep.png")
-    assert main(Config((tmp_path / "deep.png",), out=tmp_path / "out", model="none")) == 0
+    assert main(Config((tmp_path / "deep.png",), out=tmp_path / "out", model="none"))["exit_code"] == 0
     assert "values from 0 to 900 rescaled to 0–255" in capsys.readouterr().out
     overlay = np.asarray(Image.open(tmp_path / "out" / "deep-overlay.png"))
     assert overlay[0, 0].tolist() == [0, 0, 0] and overlay[0, -1].tolist() == [255, 255, 255]
@@ -124,7 +124,7 @@ def test_sixteen_bits_are_rescaled_and_that_is_said(tmp_path, capsys):
 
 
 def test_other_formats(picture, tmp_path, capsys):
-    assert main(Config((picture,), out=tmp_path / "out", format=("coco", "svg"), k=3)) == 0
+    assert main(Config((picture,), out=tmp_path / "out", format=("coco", "svg"), k=3))["exit_code"] == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["photo-coco.json", "photo.svg"]
     assert "→ " in capsys.readouterr().out
     coco = json.loads((tmp_path / "out" / "photo-coco.json").read_text())
@@ -134,12 +134,11 @@ def test_other_formats(picture, tmp_path, capsys):
 def test_what_is_written_can_be_scored(picture, tmp_path, capsys):
     from matbackprop.cli import evaluate
 
-    assert main(Config((picture,), out=tmp_path / "out", format=("npz",), ks=(2, 3))) == 0
+    assert main(Config((picture,), out=tmp_path / "out", format=("npz",), ks=(2, 3)))["exit_code"] == 0
     (tmp_path / "truth").mkdir()
     np.save(tmp_path / "truth" / "photo.npy", np.repeat([np.arange(70) >= 35], 50, 0).astype(np.int64))
     capsys.readouterr()
-    assert evaluate.main(evaluate.Config(tmp_path / "out", tmp_path / "truth", json=True)) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = evaluate.main(evaluate.Config(tmp_path / "out", tmp_path / "truth"))
     assert document["segmentations"] == 2 and document["scores"]["covering_ods"] > 0.95
 
 

@@ -126,7 +126,7 @@ def test_a_click_divides_unites_or_names_the_region(page, visit, folder, picture
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_answers_on_this_machine_only_and_bounds_what_it_keeps(page, folder):
-    address = launch(page, port=0, wait=False)
+    address = launch(page, port=0)
     try:
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=30) as answer:
@@ -146,4 +146,4 @@ def test_a_port_that_is_taken_is_one_line(page):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigurationError, match="choose another with --port"):
-            launch(page, port=taken.getsockname()[1], wait=False)
+            launch(page, port=taken.getsockname()[1])

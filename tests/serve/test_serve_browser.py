@@ -26,7 +26,7 @@ pytestmark = [
 def address(tmp_path_factory):
     segmenter = Segmenter()
     page = build(segmenter, segmenter.methods, tmp_path_factory.mktemp("serve"), about=segmenter.about)
-    yield launch(page, port=0, wait=False)
+    yield launch(page, port=0)
     page.close()
 
 

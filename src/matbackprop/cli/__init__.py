@@ -1,21 +1,29 @@
 """The command line: a table of commands, each in a file of its own that is imported only when it is called.
 
-A command's module has a dataclass ``Config``, from which tyro makes the options, and ``main(config)``, which may return
-an exit code. Errors of the library's own kinds end a command with one message and exit code 2, SIGINT and SIGTERM with
-130 and 143; ``--debug`` or ``MATBACKPROP_DEBUG=1`` shows where they came from.
+A command's module has a dataclass ``Config``, from which tyro makes the options, and ``main(config)``, which prints
+what people read and returns a document of what was done: its ``summary`` is the last line that is printed,
+``exit_code`` what the command exits with. Every command takes ``--quiet``, which leaves out everything but errors, and
+``--json``, which prints the document instead of the text; the page of the command line says what the documents hold.
+Errors of the library's own kinds end a command with one message and exit code 2, SIGINT and SIGTERM with 130 and 143;
+``--debug`` or ``MATBACKPROP_DEBUG=1`` shows where they came from.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import json
+import math
 import os
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
@@ -88,6 +96,7 @@ COMMANDS: dict[str, Command] = {
     "data check": Command("matbackprop.cli.data", "Verify a data set and name each bad file.", "Check", "check"),
     "data download": Command("matbackprop.cli.data", "Fetch a data set or weights.", "Download", "download"),
     "data cache": Command("matbackprop.cli.data", "List, verify or remove cached data.", "CacheConfig", "cache"),
+    "completion": Command("matbackprop.cli.completion", "Print the completion of a shell.", extra="metrics"),
 }
 """All commands: one or two words → where they live."""
 
@@ -128,11 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = os.environ.get("MATBACKPROP_DEBUG", "") not in ("", "0")
-    if "--debug" in words:
-        words.remove("--debug")
-        debug = True
+    flags = {flag: f"--{flag}" in words for flag in ("debug", "quiet", "json")}
+    words = [word for word in words if word not in ("--debug", "--quiet", "--json")]
     name = _name(words)
-    sys.exit(_guarded(lambda: _dispatch(words), debug, name))
+    call = lambda: _dispatch(words, quiet=flags["quiet"], as_json=flags["json"])  # noqa: E731
+    sys.exit(_guarded(call, debug or flags["debug"], name))
 
 
 class _Signals(SignalHandlers):
@@ -206,7 +215,7 @@ def _system_error(error: BaseException) -> str | None:
     return None
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], *, quiet: bool, as_json: bool) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -215,14 +224,9 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"matbackprop {__version__}")
         return 0
-    if words[0] == "--print-completion":
-        from matbackprop.cli.completion import completion
-
-        print(completion(words[1] if len(words) > 1 else "bash"))
-        return 0
     name = _name(words)
     if name is not None:
-        return run(name, words[len(name.split()) :])
+        return run(name, words[len(name.split()) :], quiet=quiet, as_json=as_json)
     if words[0] in GROUPS:
         if len(words) == 1 or words[1] in ("-h", "--help"):
             print(overview(words[0]))
@@ -236,8 +240,10 @@ def _name(words: Sequence[str]) -> str | None:
     return next((name for length in (2, 1) if (name := " ".join(words[:length])) in COMMANDS), None)
 
 
-def run(name: str, arguments: list[str]) -> int:
-    """Parse the options of one command and run it; return its exit code."""
+def run(name: str, arguments: list[str], *, quiet: bool = False, as_json: bool = False) -> int:
+    """Parse the options of one command, run it, print its summary or its document, and return its exit code."""
+    from matbackprop.progress import silence
+
     command = COMMANDS[name]
     module = importlib.import_module(command.module)
     prog = f"matbackprop {name}"
@@ -245,14 +251,47 @@ def run(name: str, arguments: list[str]) -> int:
         config = getattr(module, command.parse)(*command.arguments, arguments, prog)
     else:
         config = parse(getattr(module, command.config), arguments, prog)
-    return getattr(module, command.main)(config) or 0
+    with ExitStack() as stack:
+        if quiet or as_json:
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        if quiet:
+            stack.enter_context(silence())
+        done = getattr(module, command.main)(config) or {}
+    then = done.pop("then", None)
+    if as_json:
+        from matbackprop import __version__
+
+        print(
+            json.dumps(_plain({"command": name, "version": __version__, "exit_code": 0, **done}), indent=2), flush=True
+        )
+    elif not quiet and "summary" in done:
+        print(done["summary"], flush=True)
+    if then is not None:
+        then()
+    return int(done.get("exit_code", 0))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: paths as text, numbers that are not finite as null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return value.as_posix()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | None = None) -> Any:
     """Make a command line of a dataclass and read it."""
     import tyro
 
-    return tyro.cli(kind, args=list(arguments), prog=prog, description=description)
+    text = inspect.cleandoc(description or kind.__doc__ or "")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    paragraphs.append(
+        "Every command also takes --quiet (only errors), --json (a document instead of text) and --debug."
+    )
+    return tyro.cli(kind, args=list(arguments), prog=prog, description="\n\n".join(paragraphs))
 
 
 def overview(group: str | None = None) -> str:
@@ -265,11 +304,12 @@ def overview(group: str | None = None) -> str:
     lines += [f"  {n:<{width}}{COMMANDS[n].summary}" for n in names]
     lines += [
         "",
-        "matbackprop COMMAND --help         the options of a command",
-        "matbackprop --version              the version",
-        "matbackprop --print-completion SH  completion for bash, zsh or tcsh, for example",
-        '                                   eval "$(matbackprop --print-completion bash)"',
-        "--debug (or MATBACKPROP_DEBUG=1)   show where an error came from",
+        "matbackprop COMMAND --help        the options of a command",
+        "matbackprop --version             the version",
+        "every command takes",
+        "--quiet                           print errors only",
+        "--json                            print one JSON document instead of text",
+        "--debug (or MATBACKPROP_DEBUG=1)  show where an error came from",
     ]
     return "\n".join(lines)
 

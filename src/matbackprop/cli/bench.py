@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -39,7 +39,7 @@ class Config:
     """Measure; --no-measure only writes the page."""
 
 
-def main(config: Config) -> int:
+def main(config: Config) -> dict[str, Any]:
     """Measure, print a table, and write results and page where asked."""
     import torch
     from rich.console import Console
@@ -55,6 +55,7 @@ def main(config: Config) -> int:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device).type
     console = Console(highlight=False)
+    files: list[Path] = []
     if config.measure:
         for suite in config.suites or tuple(SUITES):  # each is kept as soon as it is measured
             results = run_suites(
@@ -66,7 +67,9 @@ def main(config: Config) -> int:
                 report=lambda record: console.print(format_record(record), markup=False, soft_wrap=True),
             )
             if config.output is not None:
-                console.print(f"results: {save_results(results, config.output)}", markup=False, soft_wrap=True)
+                files.append(save_results(results, config.output))
+                console.print(f"results: {files[-1]}", markup=False, soft_wrap=True)
     if config.page is not None and config.output is not None:
-        console.print(f"page: {write_page(config.output, config.page)}", markup=False, soft_wrap=True)
-    return 0
+        files.append(write_page(config.output, config.page))
+    where = ", ".join(str(file) for file in dict.fromkeys(files)) or "not kept; --output names a folder for them"
+    return {"summary": f"measured on {device}; results: {where}", "device": device, "files": list(dict.fromkeys(files))}

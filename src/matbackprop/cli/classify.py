@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +35,9 @@ class Config:
     """Classes to print for each region."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
-    json: bool = False
-    """Print JSON."""
 
 
-def main(config: Config) -> int:
+def main(config: Config) -> dict[str, Any]:
     """Classify and print."""
     from matbackprop.inference import classify_regions, load_classifier
 
@@ -61,15 +58,13 @@ def main(config: Config) -> int:
         if truth:
             entry["annotated"] = truth[i]
         regions.append(entry)
-    if config.json:
-        print(json.dumps({"image": config.image.as_posix(), "regions": regions}, indent=2))
-        return 0
     for i, entry in enumerate(regions):
         said = ", ".join(f"{c['name']} {c['probability']:.2f}" for c in entry["classes"])
         place = f" at {','.join(f'{v:g}' for v in entry['box'])}" if "box" in entry else ""
         annotated = f" (annotated: {entry['annotated']})" if "annotated" in entry else ""
         print(f"region {i}{place}: {said}{annotated}")
-    return 0
+    count = f"{len(regions)} region{'' if len(regions) == 1 else 's'}"
+    return {"summary": f"{count} of {config.image} named", "image": config.image, "regions": regions}
 
 
 def _regions(

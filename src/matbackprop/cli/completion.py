@@ -7,14 +7,32 @@ import dataclasses
 import importlib
 import io
 import re
-from typing import Annotated, Any, Union
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union
+
+import tyro
 
 from matbackprop.cli import COMMANDS, GROUPS
 from matbackprop.errors import ConfigurationError
 
-__all__ = ["completion"]
+__all__ = ["Config", "completion", "main"]
 
 SHELLS = ("bash", "zsh", "tcsh")
+
+
+@dataclass
+class Config:
+    """Print the script that completes commands and options in a shell: eval "$(matbackprop completion bash)"."""
+
+    shell: Annotated[Literal["bash", "zsh", "tcsh"], tyro.conf.Positional] = "bash"
+    """The shell."""
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Print the script."""
+    script = completion(config.shell)
+    print(script)
+    return {"shell": config.shell, "script": script}
 
 
 def completion(shell: str) -> str:
@@ -22,8 +40,6 @@ def completion(shell: str) -> str:
 
     Commands whose extras are not installed are left out.
     """
-    import tyro
-
     if shell not in SHELLS:
         raise ConfigurationError(f"there is no completion for {shell!r}; choose one of {', '.join(SHELLS)}.")
     groups: dict[str, list[Any]] = {}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -26,20 +25,13 @@ class Check:
     """Folder of the data set."""
     threads: int = 4
     """Files read at once."""
-    json: bool = False
-    """Print JSON."""
 
 
-def check(config: Check) -> int:
+def check(config: Check) -> dict[str, Any]:
     """Check a data set."""
     from matbackprop.data.check import check_dataset
 
     result = check_dataset(config.root, threads=config.threads)
-    if config.json:
-        problems = [{"path": str(p.path), "reason": p.reason} for p in result.problems]
-        content = {"layout": result.layout, "counts": result.counts, "problems": problems, "notes": result.notes}
-        print(json.dumps(content, indent=2))
-        return 0 if result.good else 1
     print(f"{config.root}: {result.layout.upper()}'s layout")
     for name, count in result.counts.items():
         print(f"  {count:>8} {name}")
@@ -47,8 +39,15 @@ def check(config: Check) -> int:
         print(f"  note: {note}")
     for problem in result.problems:
         print(f"  bad: {problem}")
-    print("everything is in order" if result.good else f"{len(result.problems)} problems")
-    return 0 if result.good else 1
+    return {
+        "summary": f"{config.root}: "
+        + ("everything is in order" if result.good else f"{len(result.problems)} problems"),
+        "exit_code": 0 if result.good else 1,
+        "layout": result.layout,
+        "counts": result.counts,
+        "problems": [{"path": p.path, "reason": p.reason} for p in result.problems],
+        "notes": result.notes,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- download
@@ -69,7 +68,7 @@ class Download:
 _FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
 
 
-def download(config: Download) -> int:
+def download(config: Download) -> dict[str, Any]:
     """Download."""
     from matbackprop.data.cache import default_cache_folder
     from matbackprop.data.download import download_dataset
@@ -78,16 +77,16 @@ def download(config: Download) -> int:
 
     if config.what in BACKBONES:
         folder = config.folder or default_cache_folder() / "weights"
-        print(download_weights(config.what, folder / f"{config.what}.safetensors"))
-        return 0
+        path = download_weights(config.what, folder / f"{config.what}.safetensors")
+        return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}
     target = config.folder
     if target is None:
         root = os.environ.get("MATBACKPROP_DATA")
         if not root:
             raise DataError("where to? Give --folder, or set MATBACKPROP_DATA to the folder of all data sets.")
         target = Path(root) / _FOLDERS[config.what]
-    print(download_dataset(config.what, target, keep_archives=config.keep_archives))
-    return 0
+    path = download_dataset(config.what, target, keep_archives=config.keep_archives)
+    return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache
@@ -111,7 +110,7 @@ class CacheConfig:
     """Delete caches; they are made again when they are needed."""
 
 
-def cache(config: CacheConfig) -> int:
+def cache(config: CacheConfig) -> dict[str, Any]:
     """List, verify or remove caches."""
     from matbackprop.data.cache import cache_folders, default_cache_folder, open_cache, remove_cache
 
@@ -119,6 +118,7 @@ def cache(config: CacheConfig) -> int:
         _make(config)
     folder = config.folder or default_cache_folder()
     total = damaged = kept = 0
+    caches: list[dict[str, Any]] = []
     for path in cache_folders(folder):
         state = ""
         try:
@@ -137,10 +137,16 @@ def cache(config: CacheConfig) -> int:
                 removed, kept, state = False, kept + 1, f"{state}KEPT "
                 arrays = str(error)
         print(f"{state}{'removed ' if removed else ''}{path} ({size / 1e6:.1f} MB): {arrays}")
+        caches.append({"path": path, "bytes": size, "damaged": "DAMAGED" in state, "removed": removed, "holds": arrays})
         total += 0 if removed else size
     verified = ", all checksums agree" if config.verify and not damaged else ""
-    print(f"{folder}: {total / 1e6:.1f} MB{verified}")
-    return 1 if kept or (damaged and config.remove == "none") else 0
+    return {
+        "summary": f"{folder}: {total / 1e6:.1f} MB{verified}",
+        "exit_code": 1 if kept or (damaged and config.remove == "none") else 0,
+        "folder": folder,
+        "bytes": total,
+        "caches": caches,
+    }
 
 
 def _make(config: CacheConfig) -> None:

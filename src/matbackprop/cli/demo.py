@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from matbackprop.training.demo import DemoConfig, run_demo
+from matbackprop.training.run_folder import RunFolder
 
 
 @dataclass
@@ -15,6 +17,8 @@ class Config(DemoConfig):
     """
 
 
-def main(config: Config) -> None:
+def main(config: Config) -> dict[str, Any]:
     """Run the demonstration."""
-    run_demo(config)
+    report = run_demo(config)
+    results = RunFolder(config.run).read_summary()
+    return {"summary": f"The report with pictures: {report}", "run": config.run, "report": report, "results": results}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import sys
@@ -35,8 +34,6 @@ class Config:
     """Folder of segmentations, one or several for each image."""
     ground_truth: Path
     """Folder of human maps, one or several for each image."""
-    json: bool = False
-    """Print JSON with all digits and one entry per image instead of a table."""
     csv: Path | None = None
     """Also write one line per image to this file."""
     boundary: bool = True
@@ -53,15 +50,15 @@ class Config:
     """Number of processes; 0 takes one for each processor where there is enough to do."""
 
 
-def main(config: Config) -> int:
-    """Evaluate, print, return 0."""
+def main(config: Config) -> dict[str, Any]:
+    """Evaluate and print the table; the document has all digits, and one entry per image."""
     if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 0.1:
         raise ConfigurationError(
             f"thresholds {config.thresholds}, workers {config.workers}, tolerance {config.tolerance}: "
             "at least one threshold, no negative number of workers and a tolerance from 0 to 0.1 are needed"
         )
     segmentations, truth = _index(config)
-    if not config.json and len(truth) > len(segmentations):
+    if len(truth) > len(segmentations):
         print(f"note: {len(truth) - len(segmentations)} images with human maps have no segmentation", file=sys.stderr)
     read = partial(_read, thresholds=config.thresholds)
     scores = score_images(
@@ -76,11 +73,9 @@ def main(config: Config) -> int:
     summary = summarize(results)
     if config.csv is not None:
         _write_csv(config.csv, results)
-    if config.json:
-        print(json.dumps(_document(results, summary), indent=2))
-    else:
-        _print_table(results, summary)
-    return 0
+    _print_table(results, summary)
+    where = "" if config.csv is None else f" → {config.csv}"
+    return {"summary": f"{len(results)} images scored{where}", **_document(results, summary)}
 
 
 def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:

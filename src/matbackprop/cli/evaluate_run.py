@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,8 +28,6 @@ class Config:
     """TOML or JSON file of fields laid over the run's configuration, for example another data folder."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Kind of device."""
-    json: bool = False
-    """Print JSON."""
 
 
 def recipe_of(run: RunFolder) -> Recipe[Any]:
@@ -67,7 +64,7 @@ def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tu
     return config, module, data
 
 
-def main(config: Config) -> int:
+def main(config: Config) -> dict[str, Any]:
     """Validate and print the metrics."""
     from matbackprop.training.engine import evaluate
 
@@ -75,9 +72,6 @@ def main(config: Config) -> int:
     resolved, module, data = rebuild(run, config.which, config.config)
     engine = replace(resolved.engine, accelerator=config.accelerator, resume=False, overwrite=False)
     metrics = evaluate(engine, module, data)
-    if config.json:
-        print(json.dumps(metrics, indent=2))
-    else:
-        for name, value in sorted(metrics.items()):
-            print(f"{name:<32}{value:.6g}")
-    return 0
+    for name, value in sorted(metrics.items()):
+        print(f"{name:<32}{value:.6g}")
+    return {"summary": f"the {config.which} weights of {run.path}", "run": run.path, "metrics": metrics}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -25,11 +25,11 @@ class Config:
     """Height and width of the photographs that a segmenter takes; a classifier has a size of its own."""
 
 
-def main(config: Config) -> int:
+def main(config: Config) -> dict[str, Any]:
     """Write the file."""
     from matbackprop.inference.loading import load_model
     from matbackprop.inference.onnx_export import export_onnx
 
     path = export_onnx(load_model(config.model), config.out, size=config.size)
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
-    return 0
+    size = path.stat().st_size
+    return {"summary": f"{path}: {size / 1e6:.1f} MB", "file": path, "bytes": size}

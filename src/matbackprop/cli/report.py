@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -24,15 +24,20 @@ class Config:
     """Numbers of summary.json to compare; all that every run has, by default."""
 
 
-def main(config: Config) -> None:
-    """Write the reports, print where they are, and a table where there are several runs."""
+def main(config: Config) -> dict[str, Any]:
+    """Write the reports, and print where they are and a table where there are several runs."""
     if not config.runs:
         raise DataError("no run folder was given; name at least one, such as runs/ncuts-smoke-seed0.")
     folders = [RunFolder(path) for path in config.runs]
-    for folder in folders:
-        print(write_report(folder))
-    if len(folders) > 1:
-        comparison(folders, config.metrics).show()
+    reports = [write_report(folder) for folder in folders]
+    table = comparison(folders, config.metrics) if len(folders) > 1 else None
+    if table is not None:
+        table.show()
+    return {
+        "summary": "\n".join(map(str, reports)),
+        "reports": reports,
+        "comparison": None if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+    }
 
 
 def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import tyro
 
 from matbackprop.data.pictures import find_pictures
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.progress import track
 
 if TYPE_CHECKING:
     from matbackprop.inference import Segments
@@ -53,11 +53,9 @@ class Config:
     """Seed of K-means."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
-    json: bool = False
-    """Print JSON."""
 
 
-def main(config: Config) -> int:
+def main(config: Config) -> dict[str, Any]:
     """Segment, write and print."""
     from matbackprop.inference import load_segmenter, segment_photograph
     from matbackprop.models.deep_ncuts import default_ks
@@ -70,7 +68,7 @@ def main(config: Config) -> int:
         ks = tuple(sorted({*ks, config.k}))
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
     entries, skipped = [], []
-    for path, stem in zip(paths, _stems(paths), strict=True):
+    for path, stem in track(zip(paths, _stems(paths), strict=True), "Segmenting pictures", len(paths)):
         try:
             result = segment_photograph(path, model, ks, method=config.method, side=config.side, seed=config.seed)
         except DataError as error:
@@ -90,18 +88,19 @@ def main(config: Config) -> int:
             **{name: file.as_posix() for name, file in files.items()},
         }
         entries.append(entry)
-        if not config.json:
-            shown = files.get("overlay", next(iter(files.values())))
-            print(f"{path}: {_summary(result, count, config.k)} → {shown}")
-    if config.json:
-        network = model is not None
-        document = {"network": network, "method": config.method, "ks": list(ks), "images": entries, "skipped": skipped}
-        print(json.dumps(document, indent=2))
-    elif len(entries) > 1:
-        print(f"{len(entries)} pictures segmented → {config.out}")
+        shown = files.get("overlay", next(iter(files.values())))
+        print(f"{path}: {_summary(result, count, config.k)} → {shown}")
     if skipped:
         print(f"matbackprop: {len(skipped)} of {len(paths)} pictures skipped.", file=sys.stderr)
-    return 0 if not skipped else 1 if entries else 2
+    return {
+        "summary": f"{len(entries)} picture{'' if len(entries) == 1 else 's'} segmented → {config.out}",
+        "exit_code": 0 if not skipped else 1 if entries else 2,
+        "network": model is not None,
+        "method": config.method,
+        "ks": ks,
+        "images": entries,
+        "skipped": skipped,
+    }
 
 
 def _summary(result: Segments, count: int, k: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Config:
     """Where to compute."""
 
 
-def main(config: Config) -> None:
-    """Load the models, start the page and stay until Ctrl-C."""
+def main(config: Config) -> dict[str, Any]:
+    """Load the models, start the page, and say where it is; then stay until Ctrl-C."""
     from matbackprop.inference import load_classifier, load_segmenter
     from matbackprop.serve.analysis import Namer, Segmenter
     from matbackprop.serve.app import build, launch
@@ -35,6 +35,12 @@ def main(config: Config) -> None:
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
     namer = None if config.classifier == "none" else Namer(load_classifier(config.classifier, config.device))
     segmenter = Segmenter(model)
-    with tempfile.TemporaryDirectory(prefix="matbackprop-serve-") as folder:
-        page = build(segmenter, segmenter.methods, Path(folder), about=segmenter.about, classify=namer)
-        launch(page, port=config.port, browser=config.browser)
+    folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
+    page = build(segmenter, segmenter.methods, Path(folder.name), about=segmenter.about, classify=namer)
+    address = launch(page, port=config.port, browser=config.browser)
+
+    def stay() -> None:
+        with folder:
+            page.block_thread()
+
+    return {"summary": f"The page is at {address} (stop with Ctrl-C).", "address": address, "then": stay}

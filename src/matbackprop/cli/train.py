@@ -89,16 +89,17 @@ def _with_prefix(word: str) -> str:
     return word
 
 
-def main(chosen: _Chosen) -> int:
+def main(chosen: _Chosen) -> dict[str, Any]:
     """Train."""
     from matbackprop.training.engine import is_first_process, run_recipe
 
     run = run_recipe(chosen.recipe, chosen.config, preset=chosen.preset)
-    if is_first_process():
-        summary = run.read_summary()
-        if "best" in summary:
-            print(f"best {summary['best_metric']} {summary['best']:.5g} at step {summary['best_step']}")
-        elif summary.get(chosen.config.engine.monitor) is not None:
-            print(f"{chosen.config.engine.monitor} {summary[chosen.config.engine.monitor]:.5g} after the last step")
-        print(f"run folder: {run.path}")
-    return 0
+    if not is_first_process():
+        return {}
+    results, monitor = run.read_summary(), chosen.config.engine.monitor
+    said = ""
+    if "best" in results:
+        said = f"best {results['best_metric']} {results['best']:.5g} at step {results['best_step']}; "
+    elif results.get(monitor) is not None:
+        said = f"{monitor} {results[monitor]:.5g} after the last step; "
+    return {"summary": f"{said}run folder: {run.path}", "run": run.path, "results": results}

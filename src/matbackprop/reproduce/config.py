@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from matbackprop.training.ncuts_config import ImageDataConfig
 from matbackprop.training.o2p_config import RegionDataConfig
@@ -126,7 +126,11 @@ class Bsds500Config(SegmentationConfig):
     """Also the boundary F-measure, which takes most of the time of scoring."""
 
 
-def reproduce(config: TableConfig) -> None:
-    """Fill the table whose options are given."""
+def reproduce(config: TableConfig) -> dict[str, Any]:
+    """Fill the table whose options are given, and say where it is."""
     module, name = config.table.split(":")
-    getattr(importlib.import_module(f"matbackprop.reproduce.{module}"), name)(config).main()
+    table = getattr(importlib.import_module(f"matbackprop.reproduce.{module}"), name)(config)
+    table.main()
+    files = [path for path in (table.out / "table.md", table.out / "table.json") if path.exists()]
+    where = ", ".join(map(str, files)) or f"runs in {table.out}"
+    return {"summary": f"table: {where}", "out": table.out, "files": files}

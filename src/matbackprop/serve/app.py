@@ -370,14 +370,13 @@ def _comment(analysis: Analysis, note: str) -> str:
     return "; ".join([*words, *([note] if note else [])]) + "."
 
 
-def launch(page: gr.Blocks, *, port: int = 7860, browser: bool = False, wait: bool = True) -> str:
+def launch(page: gr.Blocks, *, port: int = 7860, browser: bool = False) -> str:
     """Start the page on 127.0.0.1 and return its address.
 
     Args:
         page: what :func:`build` made.
         port: the port; 0 takes a free one.
         browser: open a browser window.
-        wait: return only when the server is stopped (Ctrl-C).
 
     Raises:
         ConfigurationError: the port is taken.
@@ -401,9 +400,6 @@ def launch(page: gr.Blocks, *, port: int = 7860, browser: bool = False, wait: bo
         )
     except OSError as error:  # Gradio's answer to a port that is taken
         raise ConfigurationError(f"the page cannot listen on port {port}: choose another with --port, or 0.") from error
-    if wait:
-        print(f"The page is at {address} (stop with Ctrl-C).", flush=True)
-        page.block_thread()
     return address
 
 

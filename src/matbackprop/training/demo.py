@@ -465,7 +465,6 @@ def _run(config: DemoConfig, console: Console) -> Path:
     summary: dict[str, dict[str, Any]] = {"accuracy": accuracy, "covering": covering, "gradient error": errors}
     report = _write_page(config, gradients, pooling, cuts, photographs, summary)
     RunFolder(config.run).write_summary(summary)
-    console.print(f"\nThe report with pictures: [bold]{report}[/]")
     return report
 
 

@@ -1,0 +1,87 @@
+"""--json prints one document whose keys are those of the page of the command line; --quiet prints nothing."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from matbackprop.cli import COMMANDS, _plain, main
+from matbackprop.data.shapes import write_shapes_coco
+
+PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
+
+
+def documented():
+    """Command → the keys of its document, from the table of the page; no brackets, nothing after a colon."""
+    table = {}
+    for commands, keys in re.findall(r"^\| (`[^|]+`) \| (`[^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+        own = [re.findall(r"`(\w+)`", part.split(":")[0]) for part in re.sub(r"\([^)]*\)", "", keys).split(";")]
+        for name in re.findall(r"`([^`]+)`", commands):
+            table[name] = {key for part in own for key in part}
+    return table
+
+
+def call(*words):
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in words])
+    return caught.value.code
+
+
+@pytest.fixture
+def cases(tmp_path):
+    picture = np.full((40, 60, 3), 30, np.uint8)
+    picture[:, 30:] = (220, 120, 20)
+    Image.fromarray(picture).save(tmp_path / "photo.png")
+    for folder in ("found", "truth"):
+        (tmp_path / folder).mkdir()
+        Image.fromarray((picture[..., 0] > 100).astype(np.uint8)).save(tmp_path / folder / "photo.png")
+    return {
+        "segment": (tmp_path / "photo.png", "--model", "none", "--out", tmp_path / "out"),
+        "evaluate segmentations": (tmp_path / "found", "--ground-truth", tmp_path / "truth", "--workers", 1),
+        "data check": (write_shapes_coco(tmp_path / "coco", train=2, val=1),),
+        "data cache": (tmp_path / "caches",),
+        "doctor": (),
+        "completion": ("zsh",),
+    }
+
+
+def test_every_command_has_a_row_in_the_table():
+    assert documented().keys() == COMMANDS.keys()
+
+
+def test_documents_have_the_keys_that_are_documented(cases, capsys):
+    for name, words in cases.items():
+        assert call(*name.split(), *words, "--json") == 0
+        document = json.loads(capsys.readouterr().out)
+        common = {"command", "version", "exit_code"} | ({"summary"} if name != "completion" else set())
+        assert document.keys() == documented()[name] | common, name
+        assert document["command"] == name and document["exit_code"] == 0
+
+
+def test_a_command_ends_with_its_summary_and_says_nothing_when_it_is_told_to(cases, capsys):
+    for name, words in cases.items():
+        assert call(*name.split(), *words, "--json") == 0
+        said = json.loads(capsys.readouterr().out).get("summary")
+        assert call(*name.split(), *words) == 0
+        out = capsys.readouterr().out
+        assert said is None or out.rstrip().endswith(said)
+        assert call(*name.split(), *words, "--quiet") == 0
+        assert capsys.readouterr() == ("", ""), name
+
+
+def test_errors_are_said_in_spite_of_quiet_and_leave_standard_output_alone(tmp_path, capsys):
+    for flag in ("--quiet", "--json"):
+        assert call("segment", tmp_path / "none.png", flag) == 2
+        out, err = capsys.readouterr()
+        assert out == "" or json.loads(out)["exit_code"] == 2
+        assert "none.png" in err
+
+
+def test_documents_hold_only_what_json_knows():
+    assert _plain({"a": Path("b/c"), "d": (1.5, float("nan"), {"e": float("inf")})}) == {
+        "a": "b/c",
+        "d": [1.5, None, {"e": None}],
+    }
