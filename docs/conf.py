@@ -42,9 +42,11 @@ napoleon_custom_sections = [("Gradient", "notes_style"), ("Formula", "notes_styl
 
 html_theme = "furo"
 html_title = f"matbackprop {release}"
+html_logo = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_theme_options = {
+    "sidebar_hide_name": True,  # the logo says it
     "light_css_variables": {"color-brand-primary": "#1f66c1", "color-brand-content": "#1f66c1"},
     "dark_css_variables": {"color-brand-primary": "#6ea8f2", "color-brand-content": "#6ea8f2"},
 }

@@ -161,7 +161,7 @@ def test_a_missing_dependency_is_answered_with_the_one_extra_that_is_enough(word
 
 
 def test_the_hint_of_the_library_is_that_of_the_command(monkeypatch, capsys):
-    def run(*_):
+    def run(*_, **__):
         try:
             raise ModuleNotFoundError("x", name="kornia")
         except ImportError:
@@ -185,7 +185,7 @@ def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     cleaned = []
 
-    def work(*_):
+    def work(*_, **__):
         try:
             os.kill(os.getpid(), signum)
             time.sleep(10)
@@ -213,7 +213,7 @@ def test_a_later_signal_ends_a_command_at_once():
     program = (
         "import os, signal, time; from matbackprop import cli\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also where a shell ignores it
-        "def work(*_):\n"
+        "def work(*_, **__):\n"
         "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally: time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); time.sleep(30)\n"
         "cli.run = work; cli.main(['demo'])"
@@ -396,7 +396,7 @@ def test_a_folder_that_cannot_be_made_is_one_message(tmp_path, capsys):
 
 
 def test_other_errors_of_the_system_are_not_hidden(monkeypatch):
-    def fail(words):
+    def fail(words, **_):
         raise OSError("no file is named")
 
     monkeypatch.setattr(cli, "_dispatch", fail)
