@@ -211,6 +211,38 @@ def test_low_precision_is_rounded_once(metric, low):
         assert torch.equal(out, call(a.double(), b.double(), metric=metric).to(low))
 
 
+@metrics
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_transformations_and_empty_batches(metric, name):
+    def call(a, b):
+        return FUNCTIONS[name](a, b, metric=metric)
+
+    expected = call(A, B)
+    torch.testing.assert_close(torch.func.vmap(call)(A, B), expected)
+    torch.testing.assert_close(torch.stack([call(A[0], B[0]), call(A[1], B[1])]), expected)
+    nothing = A[:0].clone().requires_grad_()
+    out = call(nothing, B[:0])
+    assert out.shape == (0, *expected.shape[1:])
+    out.sum().backward()
+    a = A.clone().requires_grad_()
+    per_sample = torch.func.vmap(torch.func.grad(lambda a, b: call(a, b).sum()))(A, B)
+    (grad,) = torch.autograd.grad(call(a, B).sum(), a)
+    torch.testing.assert_close(per_sample, grad)
+
+
+def test_compiled_in_one_graph():
+    torch._dynamo.reset()
+    a = A.clone().requires_grad_()
+
+    def total(a, b):
+        return sum(spd.distance(a, b, metric=metric).sum() for metric in METRICS) + spd.geodesic(a, b, 0.3).sum()
+
+    value = torch.compile(total, fullgraph=True, backend="aot_eager")(a, B)
+    torch.testing.assert_close(value, total(a, B))
+    torch.testing.assert_close(torch.autograd.grad(value, a)[0], torch.autograd.grad(total(a, B), a)[0])
+    torch._dynamo.reset()
+
+
 def test_bad_input():
     with pytest.raises(ConfigurationError, match="metric must be one of 'affine_invariant'"):
         spd.distance(A, B, metric="euclidean")

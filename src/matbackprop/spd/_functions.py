@@ -73,7 +73,7 @@ def distance(
         squared: return the square, which is smooth at A = B.
         check: look at values (finite, symmetric, positive definite): ``None`` on the CPU only, ``True`` always,
             ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        precision: dtype of the computation; float64 by default, which autocast leaves alone.
 
     Returns:
         ``(*batch,)``, real, in the precision of ``a``.
