@@ -82,12 +82,12 @@ def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -
 
 
 def _separate(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
-    s = squared_norms(y)
-    if y.is_cpu and not bool((s.amax(-1) > SAFE_RATIO * limit * (s.amin(-1) + eps)).any()):
+    s, by_kernel = squared_norms(y), kernels_may_take(q, y, eps)
+    if not by_kernel and not bool((s.amax(-1) > SAFE_RATIO * limit * (s.amin(-1) + eps)).any()):
         return q, y
     if fine:
         q, y = _newton_step(s, q, y)
-    if kernels_may_take(q, y, eps):
+    if by_kernel:
         return separate_by_kernel(q, y, eps, limit)
     mixed = _largest_overlap(y, eps) > limit
     if bool(mixed.any()):
