@@ -468,7 +468,7 @@ READERS: dict[str, Reader] = {
         _run("ncuts"),
         ("run/*.json", "run/metrics.jsonl", "run/log.txt", "run/figures/*", "run/.matbackprop-run"),
         (command("report @/run"), command("evaluate run @/run --accelerator cpu")),
-        turns=2,
+        turns=1,
     ),
     "resumed run": Reader(
         _run("o2p"),
@@ -479,10 +479,10 @@ READERS: dict[str, Reader] = {
                 "--data.batch-size 6 --run @/run --resume --no-report"
             ),
         ),
-        turns=3,
+        turns=2,
     ),
     "checkpoints": Reader(
-        _run("o2p"), ("run/checkpoints/*",), (command("evaluate run @/run --accelerator cpu --which last"),), turns=3
+        _run("o2p"), ("run/checkpoints/*",), (command("evaluate run @/run --accelerator cpu --which last"),), turns=2
     ),
     "caches": Reader(_cache, ("kept/*",), (command("data cache @ --verify"), command("data cache @ --remove damaged"))),
     "configuration files": Reader(
@@ -492,11 +492,11 @@ READERS: dict[str, Reader] = {
             command("evaluate run @/run --accelerator cpu --config @/fields.toml"),
             command("evaluate run @/run --accelerator cpu --config @/more.json"),
         ),
-        turns=4,
+        turns=3,
     ),
     "stored results": Reader(_results, ("row/*/result.json",), (_read_results,)),
     "benchmark results": Reader(
-        _bench, ("machine.json",), (command("bench --no-measure --output @ --page @/page/page.md"),), turns=2
+        _bench, ("machine.json",), (command("bench --no-measure --output @ --page @/page/page.md"),), turns=1
     ),
 }
 
@@ -523,7 +523,7 @@ class Outcome:
         """One word: read or refused, or what is wrong."""
         if self.code == -signal.SIGALRM:
             return "hang"
-        if self.bytes > memory or "MemoryError" in self.said:
+        if self.bytes > memory:
             return "memory"
         if self.code < 0:
             return "crash"
@@ -618,6 +618,8 @@ def attack(name: str, number: int) -> Attack:
         for call in reader.calls:
             outcome = run_in_child(call, folder)
             verdict = outcome.verdict(victim.stem, MEMORY)
+            if verdict == "unclear" and not victim.is_file() and str(victim.parent) in outcome.said:
+                verdict = "refused"  # the folder that lacks it is named
             if verdict in GOOD:
                 verdict = _left_behind(folder, outcome) or verdict
             verdicts.append((verdict, outcome))

@@ -96,14 +96,17 @@ def test_sixteen_bits_are_rescaled_and_that_is_said(page, visit, folder):
 
 
 def test_a_bad_file_is_one_sentence_without_its_temporary_path_and_changes_nothing(page, visit, folder, picture):
-    (folder / "bad.jpg").write_text("no picture")
-    for file, sentence in (
-        (str(folder / "bad.jpg"), "bad.jpg is no picture that can be read"),
-        (upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), "each side needs 16"),
+    def no_picture():
+        (folder / "bad.jpg").write_text("no picture")
+        return str(folder / "bad.jpg")
+
+    for bad, sentence in (
+        (no_picture, "bad.jpg is no picture that can be read"),
+        (lambda: upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), "each side needs 16"),
     ):
-        said = opened(page, visit, file)[2]
+        said = opened(page, visit, bad())[2]
         assert sentence in said and str(folder) not in said
-        good = opened(page, visit, file, upload(folder, picture, "good.png"))
+        good = opened(page, visit, bad(), upload(folder, picture, "good.png"))
         assert sentence in good[2] and good[4].photograph.name == "good.png"
 
 
@@ -126,7 +129,7 @@ def test_a_click_divides_unites_or_names_the_region(page, visit, folder, picture
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_answers_on_this_machine_only_and_bounds_what_it_keeps(page, folder):
-    address = launch(page, port=0)
+    address = launch(page, folder, port=0)
     try:
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=30) as answer:
@@ -141,9 +144,9 @@ def test_the_page_answers_on_this_machine_only_and_bounds_what_it_keeps(page, fo
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_port_that_is_taken_is_one_line(page):
+def test_a_port_that_is_taken_is_one_line(page, folder):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigurationError, match="choose another with --port"):
-            launch(page, port=taken.getsockname()[1])
+            launch(page, folder, port=taken.getsockname()[1])

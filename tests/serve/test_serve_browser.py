@@ -25,8 +25,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     segmenter = Segmenter()
-    page = build(segmenter, segmenter.methods, tmp_path_factory.mktemp("serve"), about=segmenter.about)
-    yield launch(page, port=0)
+    folder = tmp_path_factory.mktemp("serve")
+    page = build(segmenter, segmenter.methods, folder, about=segmenter.about)
+    yield launch(page, folder, port=0)
     page.close()
 
 

@@ -18,6 +18,8 @@ class Config:
     classifier: str = "box"
     """Classifier. box: the small network for COCO's 80 classes that comes with the package. none: regions get no names.
     Or the folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."""
+    host: str = "127.0.0.1"
+    """Address to listen on. The default is this machine alone; 0.0.0.0 is every network that it is on."""
     port: int = 7860
     """Port of the page; 0 takes a free one."""
     browser: bool = False
@@ -37,7 +39,7 @@ def main(config: Config) -> dict[str, Any]:
     segmenter = Segmenter(model)
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
     page = build(segmenter, segmenter.methods, Path(folder.name), about=segmenter.about, classify=namer)
-    address = launch(page, port=config.port, browser=config.browser)
+    address = launch(page, Path(folder.name), host=config.host, port=config.port, browser=config.browser)
 
     def stay() -> None:
         with folder:

@@ -28,6 +28,7 @@ from matbackprop.data.cache import Cache, cache_key, open_cache, remove_cache, w
 from matbackprop.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions, widened
 from matbackprop.data.problems import Problem, first_problems
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.files import show
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.models.config import Background
 from matbackprop.processes import parallel_map
@@ -269,7 +270,7 @@ def check_same_categories(train: Regions, validation: Regions) -> None:
     first = {c["id"]: c["name"] for c in train.categories}
     second = {c["id"]: c["name"] for c in validation.categories}
     differences = [
-        f"id {i}: {first.get(i, 'absent')!r} in training, {second.get(i, 'absent')!r} in validation"
+        f"id {i}: {show(first.get(i, 'absent'))} in training, {show(second.get(i, 'absent'))} in validation"
         for i in sorted(first.keys() | second.keys())
         if first.get(i) != second.get(i)
     ]

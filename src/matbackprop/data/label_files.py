@@ -70,6 +70,8 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
         maps = reader(path)
     except DataError:
         raise
+    except MemoryError:
+        raise DataError(f"{path} cannot be read: it claims to hold more than there is memory for") from None
     except Exception as error:  # damaged files make the readers fail in a dozen ways, all of which mean the same
         raise DataError(
             f"{path} cannot be read, it seems damaged ({type(error).__name__}: {shorten(str(error), 200)})"

@@ -22,6 +22,7 @@ _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15
 _CELL, _STRUCT, _NUMERIC = 1, 2, range(6, 16)
 _DEEPEST = 16
+_ELEMENTS = 1 << 18
 
 
 def read_mat(path: Path) -> dict[str, Any]:
@@ -37,13 +38,15 @@ def read_mat(path: Path) -> dict[str, Any]:
     Raises:
         DataError: the file is damaged, unfolds to more than :data:`MAX_BYTES`, or is of another version.
     """
+    if path.stat().st_size > MAX_BYTES:
+        raise DataError(f"{path} has more than {MAX_BYTES >> 20} MB, far more than label maps take")
     with path.open("rb") as file:
         head = file.read(128)
         if head.startswith((b"MATLAB 7.3", b"\x89HDF")):
             raise DataError(f"{path} is a MATLAB 7.3 (HDF5) file; save it again with save(…, '-v7')")
         if len(head) < 128 or head[126:] not in (b"IM", b"MI"):
             raise DataError(f"{path} cannot be read: it is no MATLAB file of version 5 to 7")
-        data = file.read(MAX_BYTES + 1)
+        data = file.read()
     try:
         return _Reader("<" if head[126:] == b"IM" else ">").variables(memoryview(data))
     except _DamagedError as error:
@@ -60,6 +63,7 @@ class _Reader:
     def __init__(self, order: str) -> None:
         self.order = order
         self.left = MAX_BYTES
+        self.elements_left = _ELEMENTS
 
     def variables(self, data: memoryview) -> dict[str, Any]:
         variables: dict[str, Any] = {}
@@ -87,6 +91,9 @@ class _Reader:
         """Kinds and contents, one after the other."""
         place = 0
         while place + 8 <= len(data):
+            self.elements_left -= 1
+            if self.elements_left < 0:
+                raise _DamagedError(f"has more than {_ELEMENTS} parts, far more than label maps take")
             first, length = (int(n) for n in np.frombuffer(data[place : place + 8], f"{self.order}u4"))
             if first >> 16:  # up to four bytes in the place of the length
                 kind, length, start, step = first & 0xFFFF, first >> 16, place + 4, 8

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from matbackprop.data.pictures import open_picture
 from matbackprop.errors import DataError
+from matbackprop.files import read_bytes
 from matbackprop.report.figures import curve_panels, curves
 from matbackprop.report.style import svg
 from matbackprop.report.tables import Table, format_number
@@ -166,7 +167,7 @@ class Page:
         path = Path(path)
         if path.suffix.lower() not in _PICTURES or not path.is_file():
             raise DataError(f"cannot embed {path}: a PNG, JPEG or SVG file that exists is needed.")
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        data = base64.b64encode(read_bytes(path, 1 << 26)).decode("ascii")
         alt = html.escape(caption or path.stem, quote=True)
         kind, width = _PICTURES[path.suffix.lower()], _display_width(path)
         image = f'<img alt="{alt}"{width} src="data:{kind};base64,{data}">'
@@ -298,6 +299,8 @@ def write_report(run_folder: RunFolder) -> Path:
     if run_folder.config_path.is_file():
         page.folded("Configuration", json.dumps(run_folder.read_config(), indent=2, ensure_ascii=False))
     if run_folder.log_path.is_file():
-        log = run_folder.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with run_folder.log_path.open("rb") as file:
+            file.seek(max(run_folder.log_path.stat().st_size - (1 << 16), 0))
+            log = file.read().decode(errors="replace").splitlines()
         page.folded("Log (last lines)", "\n".join(log[-80:]))
     return page.write(run_folder.report_path)

@@ -7,6 +7,7 @@ visitor leaves behind is bounded: uploads by :data:`MAX_UPLOAD`, analyses in mem
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,16 +24,20 @@ from matbackprop.errors import ConfigurationError, MissingExtraError
 from matbackprop.inference.export import FORMATS
 from matbackprop.serve.gradient_views import explored, gap_text, said
 from matbackprop.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE
+from matbackprop.serve.guard import AGE, Guard
 from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture, counted, fit_photograph, sample_photographs
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 try:
     import gradio as gr
+    from starlette.middleware import Middleware
 except ImportError:
     raise MissingExtraError("the page needs Gradio: pip install 'matbackprop[serve]'.") from None
 
 __all__ = ["build", "launch"]
+
+log = logging.getLogger("matbackprop")
 
 MAX_UPLOAD = "50mb"
 """Size of the largest file that is taken."""
@@ -40,10 +45,13 @@ MAX_VISITORS = 50
 """How many visitors' photographs stay in memory; who has been away longest is forgotten first."""
 MAX_OPEN = 4
 """How many analysed photographs of a visitor stay in memory, some 3 MB each; the others are analysed again."""
+MAX_WAITING = 64
+"""How many requests wait their turn; more are refused at once."""
+LOOPBACK = "127.0.0.1"
 MAX_PHOTOGRAPHS = 24
 """How many photographs a visitor's strip shows."""
 VIEWS = ("borders", "mean colours")
-_EVERY, _AGE = 600, 3600  # seconds: how often files are looked through, and how old they become
+_EVERY = 600  # seconds: how often files are looked through
 
 Analyse = Callable[[Picture, str, str], Analysis]
 Classify = Callable[[Picture, NDArray[np.bool_]], dict[str, float]]
@@ -137,7 +145,7 @@ def build(
     """
     os.environ["GRADIO_TEMP_DIR"] = str(folder)  # the only way to tell Gradio
     start = Visit(tuple(Photograph(path.name, path) for path in sample_photographs(folder)), method=methods[0])
-    with gr.Blocks(title="matbackprop", analytics_enabled=False, delete_cache=(_EVERY, _AGE)) as page:
+    with gr.Blocks(title="matbackprop", analytics_enabled=False, delete_cache=(_EVERY, AGE)) as page:
         gr.Markdown(_TITLE, elem_id="title")
         with gr.Tabs():
             with gr.Tab("Segment photographs"):
@@ -231,7 +239,7 @@ def _segmenting(
         return gr.update(value=str(archive), visible=True)
 
     gallery: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain", "buttons": _BUTTONS}
-    state = gr.State(start, time_to_live=_AGE)
+    state = gr.State(start, time_to_live=AGE)
     with gr.Row(equal_height=True):
         drop = gr.File(
             file_count="multiple",
@@ -370,26 +378,36 @@ def _comment(analysis: Analysis, note: str) -> str:
     return "; ".join([*words, *([note] if note else [])]) + "."
 
 
-def launch(page: gr.Blocks, *, port: int = 7860, browser: bool = False) -> str:
-    """Start the page on 127.0.0.1 and return its address.
+def launch(page: gr.Blocks, folder: Path, *, host: str = LOOPBACK, port: int = 7860, browser: bool = False) -> str:
+    """Start the page and return its address.
 
     Args:
         page: what :func:`build` made.
+        folder: the one that it was built with.
+        host: the address to listen on; others than this machine's own are warned of.
         port: the port; 0 takes a free one.
         browser: open a browser window.
 
     Raises:
-        ConfigurationError: the port is taken.
+        ConfigurationError: the port is taken, or the address is none of this machine's.
     """
+    if host not in (LOOPBACK, "localhost", "::1"):
+        log.warning(
+            "The page listens on %s: everybody who reaches this machine can use it. It has no accounts and no "
+            "encryption; offer it only to a network that you trust.",
+            host,
+        )
+    page.queue(max_size=MAX_WAITING)
     try:
         _, address, _ = page.launch(
-            server_name="127.0.0.1",
+            server_name=host,
+            app_kwargs={"middleware": [Middleware(Guard, folder=folder)]},  # type: ignore[arg-type]
             server_port=port or _free_port(),
             inbrowser=browser,
             share=False,
             quiet=True,
             prevent_thread_lock=True,
-            show_error=True,
+            show_error=False,  # an unexpected one could tell of the machine
             ssr_mode=False,
             enable_monitoring=False,
             theme=_theme(),
@@ -399,7 +417,8 @@ def launch(page: gr.Blocks, *, port: int = 7860, browser: bool = False) -> str:
             state_session_capacity=MAX_VISITORS,
         )
     except OSError as error:  # Gradio's answer to a port that is taken
-        raise ConfigurationError(f"the page cannot listen on port {port}: choose another with --port, or 0.") from error
+        place = f"{host}, port {port}"
+        raise ConfigurationError(f"the page cannot listen on {place}: choose another with --port, or 0.") from error
     return address
 
 

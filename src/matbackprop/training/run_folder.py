@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.files import atomic_write, locked, parse_json, read_json, remove_written, shorten, show
+from matbackprop.files import atomic_write, locked, parse_json, read_bytes, read_json, remove_written, shorten, show
 from matbackprop.training.config import EngineConfig, differences, to_json
 
 log = logging.getLogger("matbackprop")
@@ -185,7 +185,7 @@ class RunFolder:
     def _written(self) -> list[str]:
         """Return patterns of all files that the run in this folder wrote."""
         mark = self.path / _MARK
-        noted = mark.read_text(errors="replace").splitlines()[1:] if mark.is_file() else []
+        noted = read_bytes(mark, 1 << 24).decode(errors="replace").splitlines()[1:] if mark.is_file() else []
         temporary = [(Path(name).parent / f".{Path(name).name}.*.tmp").as_posix() for name in _WRITTEN]
         return [*_WRITTEN, *temporary, *(line.replace("[", "[[]") for line in noted)]
 
@@ -225,7 +225,7 @@ class RunFolder:
     def _place(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         mark, line = self.path / _MARK, path.relative_to(self.path).as_posix()
-        if mark.is_file() and line not in mark.read_text(errors="replace").splitlines():
+        if mark.is_file() and line not in read_bytes(mark, 1 << 24).decode(errors="replace").splitlines():
             with mark.open("a") as file:
                 file.write(line + "\n")
         return path

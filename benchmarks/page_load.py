@@ -1,0 +1,99 @@
+"""Besiege the page with many visitors at once, and write what came of it: ``python benchmarks/page_load.py``.
+
+The page is started by ``matbackprop serve`` in a process of its own. Clients upload photographs, files that are no
+pictures, bombs and huge files, send paths, names and sessions that are not theirs, and nonsense; every answer is
+searched for traces of the machine and for other people's photographs. The summary goes to
+``benchmarks/results/page_load.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+MEGABYTES = 256  # that memory may grow by in the second half, when the page holds as many visitors as it keeps
+
+
+def main() -> int:
+    """Start the page, besiege it, stop it and write the summary; the exit code says whether all promises were kept."""
+    from helpers.page_load import SECONDS, besiege
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=16, help="visitors at the same time")
+    parser.add_argument("--requests", type=int, default=2_000, help="visits of all of them together")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "page_load.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "matbackprop", "serve", "--model", "none", "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "TMPDIR": place, "PYTHONUNBUFFERED": "1"},
+        )
+        assert server.stdout is not None
+        address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.:]+", line)))
+        log: list[str] = []
+        threading.Thread(target=lambda: log.extend(server.stdout or ()), daemon=True).start()
+        memory: list[int] = []
+        files: list[int] = []
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(2.0):
+                pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+                memory.append(pages * os.sysconf("SC_PAGE_SIZE") >> 20)
+                files.append(sum(1 for _ in Path(place).rglob("*")))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        started = time.perf_counter()
+        tally = besiege(address, options.clients, options.requests)
+        seconds = time.perf_counter() - started
+        ended.set()
+        watcher.join()
+        server.send_signal(signal.SIGINT)
+        code = server.wait(60)
+        left = [path.name for path in Path(place).rglob("*") if not path.name.startswith("torchinductor")]
+    grown = memory[-1] - memory[len(memory) // 2]
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    kept = not tally.wrong and grown < MEGABYTES and not left and address.startswith("http://127.0.0.1:")
+    summary = {
+        "command": f"python benchmarks/page_load.py --clients {options.clients} --requests {options.requests}",
+        "promise": f"every answer right within {SECONDS:g} s and without a trace of the machine or of others; memory "
+        f"grows by less than {MEGABYTES} MB in the second half; no file is left",
+        "kept": kept,
+        "requests": sum(tally.kinds.values()),
+        "answers": dict(sorted(tally.answers.items())),
+        "wrong": tally.wrong[:20],
+        "slowest_seconds": round(tally.slowest, 2),
+        "seconds": round(seconds),
+        "megabytes": memory[:: max(len(memory) // 20, 1)],
+        "grown_megabytes": grown,
+        "most_files": max(files),
+        "files_left": left,
+        "exit_code": code,
+        "tracebacks_in_log": sum("Traceback" in line for line in log),
+        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
+        "python": platform.python_version(),
+        "revision": git.stdout.strip(),
+    }
+    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"{dict(tally.answers)}: {options.output}")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""A few visitors at once, some of them hostile; ``python benchmarks/page_load.py`` sends thousands of requests."""
+
+import pytest
+
+pytest.importorskip("gradio")
+
+from helpers import page_load
+from matbackprop.serve import guard
+from matbackprop.serve.analysis import Segmenter
+from matbackprop.serve.app import build, launch
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Gradio's server and its threads
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("serve")
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    segmenter = Segmenter()
+    page = build(segmenter, segmenter.methods, folder)
+    yield launch(page, folder, port=0)
+    page.close()
+
+
+@pytest.mark.parametrize("kind", page_load.KINDS, ids=lambda kind: kind.__name__)
+def test_a_visitor_gets_only_what_is_theirs(kind, address, monkeypatch):
+    monkeypatch.setattr(page_load, "KINDS", {kind: 1})
+    tally = page_load.besiege(address, 2, 2)
+    assert not tally.wrong
+
+
+def test_every_way_to_files_of_the_machine_is_closed(address):
+    client = page_load.Client(address, 0, page_load.Tally())
+    for path in page_load.STOLEN:
+        status, said = client.ask("GET", path)
+        assert status == 404 and said == b"There is nothing here.", path
+
+
+def test_uploads_wait_while_the_page_holds_too_much(address, folder, monkeypatch):
+    monkeypatch.setattr(guard, "MAX_KEPT", 0)
+    client = page_load.Client(address, 0, page_load.Tally())
+    assert client.upload(page_load.photograph(0)) == (507, b"The page holds too many files for now. Try again later.")
+
+
+def test_a_request_that_takes_too_long_is_given_up(address, monkeypatch):
+    monkeypatch.setattr(guard, "MAX_SECONDS", 0.0)
+    client = object.__new__(page_load.Client)
+    client.host, client.cookie = address.removeprefix("http://").rstrip("/"), ""
+    status, said = client.ask("GET", "/config")
+    assert status == 503 and said.startswith(b"This took longer than 0 seconds")
+
+
+def test_a_page_for_others_is_warned_of(folder, caplog):
+    segmenter = Segmenter()
+    page = build(segmenter, segmenter.methods, folder)
+    launch(page, folder, host="0.0.0.0", port=0)
+    page.close()
+    assert "no accounts and no encryption" in caplog.text
