@@ -38,9 +38,10 @@ from PIL import Image
 from scipy.io import savemat
 
 from helpers.seg_files import write_seg
-from matbackprop.cli import _dispatch, _guarded
+from matbackprop.cli import main
 from matbackprop.data.cache import write_cache
 from matbackprop.data.shapes import write_shapes_bsds, write_shapes_coco
+from matbackprop.errors import DataError
 from matbackprop.reproduce.store import Job, Store
 from matbackprop.training.checkpoint import _COMMENT, _PREFIX, load_checkpoint, save_checkpoint
 
@@ -308,9 +309,9 @@ class Reader:
     turns: int = 8
 
 
-def command(text: str) -> Callable[[Path], int]:
+def command(text: str) -> Callable[[Path], None]:
     """A command whose words may begin with ``@``, the folder."""
-    return lambda folder: _dispatch([word.replace("@", str(folder)) for word in text.split()])
+    return lambda folder: main([word.replace("@", str(folder)) for word in text.split()])
 
 
 def _labels() -> np.ndarray:
@@ -501,10 +502,10 @@ READERS: dict[str, Reader] = {
 }
 
 
-def _segment_one(folder: Path) -> int:
+def _segment_one(folder: Path) -> None:
     """Segment the one picture that was harmed, whose name a file beside them holds."""
     name = (folder / "harmed").read_text()
-    return command(f"segment @/{name} --model none --side 24 --out @/out")(folder)
+    command(f"segment @/{name} --model none --side 24 --out @/out")(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------ the trial
@@ -563,7 +564,13 @@ def run_in_child(
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             os.environ["MATBACKPROP_CACHE"], os.environ["TMPDIR"] = str(folder / "cache"), str(folder / "tmp")
             tempfile.tempdir = None
-            code = _guarded(lambda: call(folder) or 0, False)
+            call(folder)
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        except DataError as error:
+            print(f"matbackprop: error: {error}", file=sys.stderr)
+            code = 2
         except BaseException:
             traceback.print_exc()
         finally:
