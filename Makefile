@@ -16,7 +16,7 @@ PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPA
   MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
 PORTABLE   := ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
 
-.PHONY: demo test $(STEPS) processors bench clean
+.PHONY: demo test $(STEPS) coverage processors bench clean
 
 $(VENV)/.user: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,6 +47,10 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PYTEST)
+
+# Which lines the tests run; what no test runs is listed, most of it code for GPUs.
+coverage: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PYTEST) --cov --cov-report=term-missing:skip-covered --cov-report=json:build/coverage.json
 
 # The numerical tests as on other processors: the most different two in make test, all of them here.
 portable:
