@@ -1,6 +1,7 @@
 """``matbackprop segment`` with and without a model."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import torch
 from PIL import Image
 
 from matbackprop.cli.segment import Config, main
-from matbackprop.errors import ConfigurationError, DataError, WeightsError
-from matbackprop.inference import load_classifier, load_segmenter
+from matbackprop.data.pictures import read_frames
+from matbackprop.errors import ConfigurationError, DataError, MissingExtraError, WeightsError
+from matbackprop.inference import load_classifier, load_segmenter, segment, segment_frames
 from matbackprop.models.deep_ncuts import DeepNCuts
 
 
@@ -146,3 +148,79 @@ def test_run_of_a_segmenter_does_not_classify(tmp_path):
     (tmp_path / "config.json").write_text('{"model": {"variant": "paper"}}')
     with pytest.raises(WeightsError, match="does not describe a saved model"):
         load_classifier(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------------------- frames
+
+
+def frames(count=4):
+    """Pictures whose right part begins further right in each."""
+    out = []
+    for i in range(count):
+        pixels = np.zeros((40, 60, 3), np.uint8)
+        pixels[:, 20 + 5 * i :] = 220
+        out.append(Image.fromarray(pixels))
+    return out
+
+
+def animation(path, **options):
+    first, *rest = frames()
+    first.save(path, save_all=True, append_images=rest, **options)
+    return path
+
+
+@pytest.mark.parametrize("name", ["film.gif", "film.webp", "film.png", "film.tiff"])
+def test_frames_are_segmented_one_by_one(name, tmp_path):
+    path = animation(tmp_path / name, **({"lossless": True} if name.endswith("webp") else {}))
+    found = list(segment_frames(path, None, every=2))
+    assert [one.name for one in found] == ["film-00000.png", "film-00002.png"]
+    assert [int((one.labels(2)[0] == 0).sum()) for one in found] == pytest.approx([20, 30], abs=2)
+    assert segment(path, None).labels(2)[0].sum() == pytest.approx(40, abs=2)  # a picture otherwise, its first frame
+
+
+def test_the_command_writes_files_for_each_frame(tmp_path):
+    path = animation(tmp_path / "film.gif")
+    config = Config((path, path), out=tmp_path / "out", model="none", frames=3, ks=(2,), format=("png", "npz"))
+    document = main(config)
+    assert document["exit_code"] == 0 and document["summary"].startswith("4 frames segmented")
+    names = {p.name for p in (tmp_path / "out").glob("*.npz")}
+    assert names == {"film-00000.npz", "film-00003.npz", "film-2-00000.npz", "film-2-00003.npz"}
+    with np.load(tmp_path / "out" / "film-00003.npz") as file:
+        assert (file["labels"][0, 0] == 0).sum() == pytest.approx(35, abs=2)  # superpixels are a little rounded
+        assert len(file["merges"]) == file["superpixels"].max()  # the whole tree
+
+
+def test_frames_before_the_end_of_a_torn_file_are_kept_and_the_rest_is_named(tmp_path, capsys):
+    path = animation(tmp_path / "film.tiff")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 2 // 3])
+    out = tmp_path / "out"
+    document = main(Config((path,), out=out, model="none", frames=1, ks=(2,), format=("npz",)))
+    assert document["exit_code"] in (1, 2)
+    assert "film.tiff is damaged or cut short" in capsys.readouterr().err
+    assert all(np.load(file)["labels"].shape == (1, 40, 60) for file in out.glob("*.npz"))
+    with pytest.raises(ConfigurationError, match="every must be at least 1"):
+        next(read_frames(path, every=0))
+
+
+def test_a_video_is_read_frame_by_frame(tmp_path):
+    av = pytest.importorskip("av")
+    path = tmp_path / "film.mkv"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 60, 40, "bgr0"
+        for picture in frames():
+            file.mux(stream.encode(av.VideoFrame.from_image(picture)))
+        file.mux(stream.encode())
+    found = list(read_frames(path, every=3))
+    assert [number for number, _ in found] == [0, 3]
+    np.testing.assert_array_equal(found[1][1].pixels, np.asarray(frames()[3]))
+    path.write_bytes(b"no video")
+    with pytest.raises(DataError, match=r"film\.mkv is no video that can be read"):
+        next(read_frames(path))
+
+
+def test_a_video_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtraError, match=r"matbackprop\[video\]"):
+        next(read_frames(tmp_path / "film.mp4"))

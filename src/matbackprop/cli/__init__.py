@@ -121,11 +121,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "sift": ("kornia",),
     "serve": ("gradio",),
     "onnx": ("onnx", "onnxscript"),
+    "video": ("av",),
     "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
 }
 """Extra → the modules that it brings."""
 
-INCLUDED = {"train": ("metrics",), **dict.fromkeys(("serve", "onnx", "bench"), ("train", "metrics"))}
+INCLUDED = {"train": ("metrics",), **dict.fromkeys(("serve", "onnx", "video", "bench"), ("train", "metrics"))}
 """Extra → the extras that it contains."""
 
 

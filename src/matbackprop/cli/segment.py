@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -47,6 +47,9 @@ class Config:
     """What to write. png: label map, colours, borders. npz: all levels and the tree of merges. coco: JSON with exact
     masks. svg: one path per region. labelme: polygons. ucm2: the hierarchy as a contour map for the Berkeley
     benchmark's tools."""
+    frames: int | None = None
+    """Segment the frames of GIFs, animated WebP and PNG files, TIFFs of several pages and videos one by one: 1 for all,
+    2 for each second one, and so on. Otherwise the first frame alone."""
     side: int = 480
     """Larger photographs are segmented at this length of their longer side."""
     seed: int = 0
@@ -57,7 +60,7 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Segment, write and print."""
-    from matbackprop.inference import load_segmenter, segment_photograph
+    from matbackprop.inference import load_segmenter, segment_frames, segment_photograph
     from matbackprop.models.deep_ncuts import default_ks
 
     paths = find_pictures(config.images)
@@ -68,13 +71,21 @@ def main(config: Config) -> dict[str, Any]:
         ks = tuple(sorted({*ks, config.k}))
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
     entries, skipped = [], []
-    for path, stem in track(zip(paths, _stems(paths), strict=True), "Segmenting pictures", len(paths)):
-        try:
-            result = segment_photograph(path, model, ks, method=config.method, side=config.side, seed=config.seed)
-        except DataError as error:
-            skipped.append({"image": path.as_posix(), "reason": str(error)})
-            print(f"matbackprop: skipped: {error}", file=sys.stderr)
-            continue
+    options: dict[str, Any] = {"method": config.method, "side": config.side, "seed": config.seed}
+
+    def results() -> Iterator[tuple[Path, str, Segments]]:
+        for path, stem in track(zip(paths, _stems(paths), strict=True), "Segmenting pictures", len(paths)):
+            try:
+                if config.frames is None:
+                    yield path, stem, segment_photograph(path, model, ks, **options)
+                    continue
+                for one in segment_frames(path, model, ks, every=config.frames, **options):
+                    yield path, stem + Path(one.name).stem.removeprefix(path.stem), one
+            except DataError as error:
+                skipped.append({"image": path.as_posix(), "reason": str(error)})
+                print(f"matbackprop: skipped: {error}", file=sys.stderr)
+
+    for path, stem, result in results():
         files = result.save(config.out, config.k, formats=config.format, stem=stem)
         count = result.count(config.k)
         entry: dict[str, Any] = {
@@ -92,8 +103,9 @@ def main(config: Config) -> dict[str, Any]:
         print(f"{path}: {_summary(result, count, config.k)} → {shown}")
     if skipped:
         print(f"matbackprop: {len(skipped)} of {len(paths)} pictures skipped.", file=sys.stderr)
+    kind = "picture" if config.frames is None else "frame"
     return {
-        "summary": f"{len(entries)} picture{'' if len(entries) == 1 else 's'} segmented → {config.out}",
+        "summary": f"{len(entries)} {kind}{'' if len(entries) == 1 else 's'} segmented → {config.out}",
         "exit_code": 0 if not skipped else 1 if entries else 2,
         "network": model is not None,
         "method": config.method,

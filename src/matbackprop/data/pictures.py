@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from matbackprop.errors import DataError, MissingExtraError
+from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,6 +34,8 @@ _DARK = 64  # 12 bits in 16 leave bytes below 16
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
                     ".jp2")  # fmt: skip
 """Endings of the files that a folder of pictures is searched for."""
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")
+"""Endings of the files whose frames are read as those of a video."""
 
 
 class Picture(NamedTuple):
@@ -78,6 +80,53 @@ def read_picture(path: str | Path) -> Picture:
         if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
             raise DataError("has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits.")
     return picture
+
+
+def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Picture]]:
+    """Read the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video, one after the other.
+
+    Args:
+        path: such a file; any other picture is its own only frame. Videos (see :data:`VIDEO_SUFFIXES`) need PyAV.
+        every: 1 for all frames, 2 for each second one, and so on.
+
+    Yields:
+        The number of a frame, from 0, and the picture, as :func:`read_picture` gives it.
+
+    Raises:
+        DataError: as :func:`read_picture`; a file that is cut short gives the frames before that first.
+        ConfigurationError: ``every`` is not positive.
+        MissingExtraError: the file is a video, and PyAV is not installed.
+    """
+    if every < 1:
+        raise ConfigurationError(f"every must be at least 1, got {every}.")
+    if Path(path).suffix.lower() in VIDEO_SUFFIXES:
+        yield from _video_frames(Path(path), every)
+        return
+    with open_picture(path) as file:
+        for number in range(0, int(getattr(file, "n_frames", 1)), every):
+            file.seek(number)
+            yield number, picture_of(file.copy())
+
+
+def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
+    try:
+        import av
+    except ImportError:
+        raise MissingExtraError("reading videos needs PyAV: pip install 'matbackprop[video]'.") from None
+    if not path.is_file():
+        raise DataError(f"{path} does not exist or is no regular file; name a video.")
+    try:
+        with av.open(str(path)) as file:
+            if not file.streams.video:
+                raise DataError(f"{path} holds no moving picture.")
+            stream = file.streams.video[0]
+            if stream.width * stream.height > MAX_PIXELS:
+                raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels.")
+            for number, frame in enumerate(file.decode(stream)):
+                if number % every == 0:
+                    yield number, Picture(frame.to_ndarray(format="rgb24"))
+    except (OSError, ValueError) as error:  # FFmpeg's errors are both
+        raise DataError(f"{path} is no video that can be read, or cut short: {error}.") from error
 
 
 def read_mask(path: str | Path) -> NDArray[np.bool_]:

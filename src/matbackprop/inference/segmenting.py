@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.data.pictures import Picture, find_pictures, picture_of, read_picture
+from matbackprop.data.pictures import Picture, find_pictures, picture_of, read_frames, read_picture
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.inference import export
 from matbackprop.inference.colour_merging import SUPERPIXELS, merge_by_colour
@@ -25,7 +25,7 @@ from matbackprop.inference.number import suggest_number
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.spectral import Hierarchy
 
-__all__ = ["Segments", "read_input", "segment", "segment_photograph"]
+__all__ = ["Segments", "read_input", "segment", "segment_frames", "segment_photograph"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +229,40 @@ def segment(
     elif isinstance(x, (list, tuple)):
         return [segment(one, model, ks, **options) for one in x]
     return segment_photograph(x, model, ks, **options)
+
+
+def segment_frames(
+    path: str | Path,
+    model: DeepNCuts | str | Path | None = BOX,
+    ks: Sequence[int] | None = None,
+    *,
+    every: int = 1,
+    device: str = "auto",
+    **options: Any,
+) -> Iterator[Segments]:
+    """Segment the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video, one by one.
+
+    Frames know nothing of each other: a region has another number in the next one.
+
+    Args:
+        path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
+        model: as in :func:`segment`.
+        ks: likewise.
+        every: 1 for all frames, 2 for each second one, and so on.
+        device: where a model that is loaded computes.
+        options: ``method``, ``side`` and ``seed``, as in :func:`segment`.
+
+    Yields:
+        :class:`Segments`, named after the file and the number of the frame, from 0.
+
+    Raises:
+        DataError: the file cannot be read, or is cut short, after the frames before that.
+    """
+    if isinstance(model, (str, Path)):
+        model = load_segmenter(model, device)
+    for number, picture in read_frames(path, every=every):
+        found = segment_photograph(picture.pixels, model, ks, **options)
+        yield replace(found, name=f"{Path(path).stem}-{number:05d}.png", note=picture.note)
 
 
 def segment_photograph(
