@@ -53,7 +53,7 @@ HAVE_NO_COMPLEX_FORM = (
     "spectral_embedding",
     "project_rotation",
     "whiten",
-    "inverse_root",
+    "topk_eigh",
 )
 
 

@@ -400,6 +400,8 @@ _WITH_COMPLEX = {
     "matrix_functions": 1,
     "matrix_power": 1,
     "matrix_clamp": 1,
+    "inverse_root": 1,
+    "inverse_root_relative": 1,
     "pool_primal_log": 1,
     "pool_thin_weighted_power": 1,
     "pool_regions_centered": 1,

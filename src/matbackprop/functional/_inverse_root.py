@@ -13,7 +13,7 @@ from matbackprop.errors import ConfigurationError, DomainError, ShapeError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._matrix_function import parameter_tensor, round_to_domain
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 from matbackprop.solvers.warm import warm_eigh
 
@@ -39,10 +39,12 @@ def _check_buffers(a: Tensor, buffers: dict[str, Tensor | None]) -> None:
     for name, buffer in buffers.items():
         if buffer is None:
             continue
-        if buffer.shape != a.shape or buffer.device != a.device or not buffer.is_floating_point():
+        kind = "complex" if a.is_complex() else "floating point"
+        fits = buffer.is_complex() if a.is_complex() else buffer.is_floating_point()
+        if not fits or buffer.shape != a.shape or buffer.device != a.device:
             raise ShapeError(
-                f"{name} must be floating point of shape {tuple(a.shape)} on {a.device} as a is, got {buffer.dtype} of "
-                f"shape {tuple(buffer.shape)} on {buffer.device}."
+                f"{name} must be {kind} of shape {tuple(a.shape)} on {a.device} as a is, got {buffer.dtype} of shape "
+                f"{tuple(buffer.shape)} on {buffer.device}."
             )
         if torch.is_grad_enabled() and (a.requires_grad or buffer.requires_grad):
             raise ConfigurationError(
@@ -70,7 +72,7 @@ def inverse_root(
     Shampoo preconditions a gradient of two dimensions by the inverse fourth roots of two such matrices.
 
     Args:
-        a: symmetric positive semidefinite matrices ``(*batch, n, n)``; the symmetric part is used.
+        a: symmetric or Hermitian positive semidefinite matrices ``(*batch, n, n)``; that part of them is used.
         p: the root, any number > 0: 2 and 4 are usual.
         eps: ε ≥ 0, added to the eigenvalues.
         relative: multiply ε by the largest eigenvalue of each matrix, so that no condition number exceeds 1 + 1/ε.
@@ -104,7 +106,7 @@ def inverse_root(
     Reference:
         Gupta, Koren, Singer, Shampoo: preconditioned stochastic tensor optimization, ICML 2018.
     """
-    check_matrix(a, "a", square=True)
+    check_matrix(a, "a", square=True, or_complex=True)
     check_root(p)
     check_damping(eps)
     _check_buffers(a, {"basis": basis, "out": out})
@@ -115,14 +117,14 @@ def inverse_root(
         check_symmetric(a, "a")
     n = a.shape[-1]
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(compute_dtype(precision)))
-        shift = torch.full_like(x[..., 0, 0], eps) if n else x.new_zeros(x.shape[:-2])
+        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
+        shift = torch.full(x.shape[:-2], eps, dtype=real_dtype(x.dtype), device=x.device)
         if basis is not None:
-            warm = a.device.type == "cuda" and n >= _WARM_ORDER
+            warm = a.device.type == "cuda" and n >= _WARM_ORDER and not a.is_complex()
             values, vectors = warm_eigh(x, basis) if warm else batched_eigh(x)
             basis.copy_(vectors)
         elif relative and eps and n:  # λ_max takes part in the gradient
-            values, vectors = eigh(x, precision=x.dtype, check=False)
+            values, vectors = eigh(x, precision=real_dtype(x.dtype), check=False)
         else:
             values, vectors = batched_eigh(x.detach())
         if relative and n:
@@ -131,7 +133,7 @@ def inverse_root(
         if wanted and values.numel():
             _check_positive(values, eps)
         function, exponent = resolve_function("power", -1.0 / p)
-        damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1]))
+        damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1])).to(x.dtype)
         parameter = parameter_tensor(exponent, "p", x.shape[:-2], x)
         if wanted:
             function = announcing_overflow(function)
