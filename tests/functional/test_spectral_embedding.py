@@ -90,3 +90,14 @@ def test_lost_rank_and_dead_rows_give_zeros():
 def test_bad_input(call, error):
     with pytest.raises(error):
         call()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_some_pairs_of_a_large_problem_equal_those_of_the_whole(weighted):
+    """Without a gradient LAPACK is asked for k pairs; with one it decomposes the whole matrix."""
+    f = torch.rand(300, 140, generator=torch.Generator().manual_seed(0), dtype=torch.float64).square()
+    weight = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64) if weighted else None
+    some = spectral_embedding(f, 6, weight=weight)
+    whole = spectral_embedding(f.clone().requires_grad_(), 6, weight=weight)
+    for one, other in zip(some, whole, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-9)

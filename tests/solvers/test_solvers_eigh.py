@@ -8,7 +8,7 @@ import torch
 
 from matbackprop.cuda import compiler, cusolver, refined
 from matbackprop.errors import DtypeError, ShapeError, SolverError
-from matbackprop.solvers import _threads, batched_eigh, route
+from matbackprop.solvers import _threads, batched_eigh, leading_eigh, route
 
 
 def symmetric(*shape, dtype=torch.float64, device="cpu", seed=0):
@@ -169,3 +169,17 @@ def test_bad_input():
 def test_a_failure_on_the_cpu_says_where_to_look():
     with pytest.raises(SolverError, match=r"did not converge on 2 matrices of order 3.*NaN and Inf"):
         batched_eigh(torch.full((2, 3, 3), torch.nan, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(130,), (1, 130), (2, 130), (20,)])
+@pytest.mark.parametrize("k", [1, 7, 20])
+def test_leading_pairs_are_the_last_ones_of_all(shape, k):
+    """By LAPACK's driver for some pairs where the matrix is one and large, and k small; by the whole elsewhere."""
+    *batch, n = shape
+    x = torch.randn(*batch, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    a = x + x.mT
+    values, vectors = leading_eigh(a, k)
+    assert values.shape == (*batch, k) and vectors.shape == (*batch, n, k)
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(a)[..., n - k :])
+    torch.testing.assert_close(a @ vectors, vectors * values.unsqueeze(-2), rtol=0, atol=1e-11)
+    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(k, dtype=torch.float64).expand(*batch, k, k))

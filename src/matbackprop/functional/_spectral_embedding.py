@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop._torch import reverse_mode_only
 from matbackprop.checks import check_finite, check_matrix, check_scale, check_weight, check_weight_values, wants_check
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import product
-from matbackprop.functional._ties import Ties
+from matbackprop.functional._ties import Ties, check_ties
 from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, symmetrize
+from matbackprop.solvers import leading_eigh
 
 __all__ = ["spectral_embedding"]
 
@@ -75,6 +77,7 @@ def spectral_embedding(
             f"k must lie in 1 … {min(m, d)} for features of shape {tuple(f.shape)} (M has no larger rank), got {k}; "
             f"take more feature channels for more eigenvectors."
         )
+    check_ties(ties, None, 1.0)
     if weight is not None:
         check_weight(weight, f)
     wanted = wants_check(check, f)
@@ -96,9 +99,13 @@ def spectral_embedding(
             )
         positive = degree > 0
         scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
-        b = symmetrize(product((w.unsqueeze(-1) * scaled).mT, scaled))
-        values, vectors = eigh(b, ties=ties, precision=dtype, check=check)
-        values, vectors = values[..., d - k :].flip(-1), vectors[..., d - k :].flip(-1)
+        b = symmetrize(product((scaled if weight is None else w.unsqueeze(-1) * scaled).mT, scaled))
+        if reverse_mode_only() and not (torch.is_grad_enabled() and b.requires_grad):
+            values, vectors = leading_eigh(b, k)
+        else:  # derivatives of some eigenvectors need all of them
+            values, vectors = eigh(b, ties=ties, precision=dtype, check=check)
+            values, vectors = values[..., d - k :], vectors[..., d - k :]
+        values, vectors = values.flip(-1), vectors.flip(-1)
         largest = vectors.detach().abs().argmax(-2, keepdim=True)
         sign = torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
         kept = values > gram_tolerance(f.dtype, dtype, d, rank_tol) * values[..., :1]
