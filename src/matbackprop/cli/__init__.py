@@ -302,7 +302,9 @@ def overview(group: str | None = None) -> str:
     head = GROUPS[group] if group else "Structured matrix layers with exact gradients, and two systems built on them."
     place = f" {group}" if group else ""
     lines = [f"usage: matbackprop{place} COMMAND [OPTIONS]", "", head, "", "commands:"]
-    lines += [f"  {n:<{width}}{COMMANDS[n].summary}" for n in names]
+    for n in names:
+        hang = " " * (width + 2)
+        lines += textwrap.wrap(COMMANDS[n].summary, 76, initial_indent=f"  {n:<{width}}", subsequent_indent=hang)
     lines += [
         "",
         "matbackprop COMMAND --help        the options of a command",
