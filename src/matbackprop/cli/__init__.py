@@ -18,6 +18,7 @@ import math
 import os
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
