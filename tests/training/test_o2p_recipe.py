@@ -1,5 +1,6 @@
 """The recipe o2p from made regions to a saved classifier."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -13,7 +14,7 @@ from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.config import merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
-from matbackprop.training.o2p import RegionModule, build, data_folder, open_regions
+from matbackprop.training.o2p import RegionModule, build, build_model, data_folder, describe, open_regions
 from matbackprop.training.o2p_config import RECIPE, O2PConfig, RegionDataConfig
 from matbackprop.training.run_folder import RunFolder
 
@@ -241,3 +242,25 @@ def test_presets_build_on_any_data(config, preset):
 
 def test_the_configuration_presents_regions_as_they_are_cropped_by_default():
     assert (RegionDataConfig().side, RegionDataConfig().canvas) == (coco_regions.SIDE, coco_regions.CANVAS)
+
+
+def test_networks_that_are_described_together_are_described_as_each_alone(config, tmp_path):
+    train_regions, validation = open_regions(config.data)
+    heads = [{"model.head": "fc", "model.average": True, "model.taps": []}]
+    heads += [{"model.head": "o2p", "model.taps": ["relu4"]}]
+    heads += [{"model.head": "both", "model.average": True, "model.taps": ["relu4"]}]
+    common = {"model.frozen": True, "model.support": "mask+all", "model.two_views": True, "data.background": "keep"}
+    torch.manual_seed(0)
+    networks = [build_model(merge(config, {**head, **common, "model.reduce": 5}), validation.classes) for head in heads]
+    for network in networks[:2]:  # the last has all that these need
+        own = network.backbone.state_dict()
+        network.backbone.load_state_dict({k: networks[2].backbone.state_dict()[k] for k in own})
+    alone = copy.deepcopy(networks)
+    settings = dataclasses.replace(config.data, background="keep")
+    together = describe(networks, train_regions, validation, dataclasses.replace(settings, cache=tmp_path / "one"))
+    for i, network in enumerate(alone):
+        data = dataclasses.replace(settings, cache=tmp_path / f"alone{i}")
+        (found,) = describe([network], train_regions, validation, data)
+        assert torch.equal(found.train, together[i].train) and torch.equal(found.validation, together[i].validation)
+        assert same(network, networks[i])  # the projections too
+    assert len(together[0].train) == len(train_regions) and len(together[0].validation) == len(validation)

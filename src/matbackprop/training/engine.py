@@ -70,7 +70,12 @@ def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFo
     engine: EngineConfig = config.engine  # type: ignore[attr-defined]
     with _open_run(config, f"{recipe.name}-{preset}") as run:
         seed_all(engine.seed)
-        system, data = recipe.build(config)
+        try:
+            system, data = recipe.build(config)
+        except Exception:
+            if is_first_process() and not engine.resume:
+                run.discard()  # so that the corrected command finds no run in its place
+            raise
         _fit(run, engine, system, data)
         if is_first_process():
             if engine.checkpoints:

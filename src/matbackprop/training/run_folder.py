@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,11 @@ class RunFolder:
         return f"RunFolder({str(self.path)!r})"
 
     # ------------------------------------------------------------------------------------------------------- creating
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, unless it holds anything that no run wrote."""
+        with suppress(ConfigurationError):
+            remove_written(self.path, _MARK, self._written())
 
     def create(
         self, config: Any, *, resume: bool = False, overwrite: bool = False, seed: int | None = None
