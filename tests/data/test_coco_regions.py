@@ -330,11 +330,11 @@ def regions(coco, tmp_path):
 
 def test_resident_and_read_batches_are_the_same(regions):
     read, resident = (
-        cr.RegionSource(regions, np.arange(2, 12), seed=3, jitter=2, flip=True, resident=resident)
+        cr.RegionSource(regions, np.arange(2, 12), seed=3, jitter=2, flip=True, resident=resident, canvas=27)
         for resident in (False, True)
     )
     indices = torch.tensor([7, 0, 3])
-    batches = [s.assemble(s.fetch(indices, 5), torch.device("cpu"), canvas=27) for s in (read, resident)]
+    batches = [s.assemble(s.fetch(indices, 5), torch.device("cpu")) for s in (read, resident)]
     for name in ("image", "mask", "target", "index"):
         torch.testing.assert_close(batches[0][name], batches[1][name])
     assert batches[0]["index"].tolist() == [9, 2, 5]

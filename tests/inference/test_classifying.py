@@ -41,8 +41,8 @@ def picture(path):
 def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_path):
     files = coco_files(shapes, "train")
     regions = cache_regions(*files, tmp_path, workers=0)
-    source = RegionSource(regions, np.arange(len(regions)))
-    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"), background="mask")
+    source = RegionSource(regions, np.arange(len(regions)), background="mask")
+    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
     with torch.no_grad():
         expected = model(batch["image"], batch["mask"]).softmax(-1)
     got = []
@@ -58,9 +58,9 @@ def test_a_model_that_was_trained_with_margins_sees_them(shapes, tmp_path):
     torch.nn.init.normal_(wide.classifier.weight)
     files = coco_files(shapes, "train")
     regions = cache_regions(*files, tmp_path, side=90, margin=0.3, workers=0)
-    source = RegionSource(regions, np.arange(len(regions)))
+    source = RegionSource(regions, np.arange(len(regions)), canvas=99, background="dim")
     fetched = source.fetch(torch.arange(len(regions)), 0)
-    batch = source.assemble(fetched, torch.device("cpu"), canvas=99, background="dim")
+    batch = source.assemble(fetched, torch.device("cpu"))
     with torch.no_grad():
         expected = wide(batch["image"], batch["mask"]).softmax(-1)
     got = []
@@ -157,11 +157,11 @@ def test_pictures_that_cannot_be_read_are_named(tmp_path, capsys):
 def test_regions_are_placed_at_the_size_that_training_used(shapes, tmp_path):
     files = coco_files(shapes, "train")
     regions = cache_regions(*files, tmp_path, side=50, workers=0)
-    source = RegionSource(regions, np.arange(len(regions)))
+    source = RegionSource(regions, np.arange(len(regions)), canvas=67)
     torch.manual_seed(0)
     small = RegionClassifier(3, head="o2p", canvas=67, reduce=4, side=50).eval()
     torch.nn.init.normal_(small.classifier.weight)
-    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"), canvas=67)
+    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
     with torch.no_grad():
         expected = small(batch["image"], batch["mask"]).softmax(-1)
     small.save_pretrained(tmp_path / "model")

@@ -183,10 +183,10 @@ def test_a_frozen_network_is_described_once_and_its_model_gives_the_scores_that_
     model = module.model.eval()
     assert (model.margin, model.background) == (0.1, "dim")
     data = build(frozen)[1]
-    source = coco_regions.RegionSource(data.validation_regions, data.positions["validation"])
+    options = {"canvas": frozen.data.canvas, "background": frozen.data.background}
+    source = coco_regions.RegionSource(data.validation_regions, data.positions["validation"], **options)
     indices = torch.arange(len(source))
-    canvas, background = frozen.data.canvas, frozen.data.background
-    batch = source.assemble(source.fetch(indices, 0), torch.device("cpu"), canvas=canvas, background=background)
+    batch = source.assemble(source.fetch(indices, 0), torch.device("cpu"))
     with torch.no_grad():  # from the pictures, where training had descriptors in half precision
         seen = model(batch["image"], batch["mask"])
         trained = module.scores(data.on_device({"index": indices}, training=False))

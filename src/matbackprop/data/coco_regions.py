@@ -411,6 +411,7 @@ class RegionSource:
         jitter: largest shift from the centre of the canvas in pixels.
         flip: mirror half the regions.
         resident: keep the bytes of all regions on the device.
+        canvas, background, dtype: of the images, as in :func:`place_regions`.
     """
 
     def __init__(
@@ -422,11 +423,15 @@ class RegionSource:
         jitter: int = 0,
         flip: bool = False,
         resident: bool = False,
+        canvas: int = CANVAS,
+        background: Background = "keep",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         if len(positions) == 0:
             raise DataError("no region is left; lower the minimum area, or look at the split.")
         self.regions, self.positions = regions, np.asarray(positions)
         self.seed, self.jitter, self.flip, self.resident = seed, jitter, flip, resident
+        self._placing: dict[str, Any] = {"canvas": canvas, "background": background, "dtype": dtype}
         self._placements: tuple[int, np.ndarray] | None = None
         self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
@@ -462,15 +467,7 @@ class RegionSource:
             batch["pixels"] = torch.from_numpy(pixels)
         return batch
 
-    def assemble(
-        self,
-        batch: dict[str, Tensor],
-        device: torch.device,
-        *,
-        canvas: int = CANVAS,
-        background: Background = "keep",
-        dtype: torch.dtype = torch.float32,
-    ) -> dict[str, Tensor]:
+    def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """Turn what :meth:`fetch` gave into ``image``, ``mask``, ``target`` and ``index`` on ``device``."""
         if device not in self._constants:
             self._constants[device] = (
@@ -484,7 +481,5 @@ class RegionSource:
         else:
             store, rows = resident_store(self.regions.path, device), index
         placement = batch["placement"].to(device, non_blocking=True)
-        image, mask = place_regions(
-            store, rows, sizes[index], placement, canvas=canvas, background=background, dtype=dtype
-        )
+        image, mask = place_regions(store, rows, sizes[index], placement, **self._placing)
         return {"image": image, "mask": mask, "target": labels[index], "index": index}

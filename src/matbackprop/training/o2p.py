@@ -76,8 +76,14 @@ def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
     return train, validation
 
 
+def _source(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **options: Any) -> RegionSource:
+    return RegionSource(regions, positions, canvas=data.canvas, background=data.background, **options)
+
+
 class VectorSource:
     """Batches of descriptors that were computed before, kept on the device."""
+
+    resident = True
 
     def __init__(self, vectors: Tensor, labels: np.ndarray, positions: np.ndarray) -> None:
         self.vectors = vectors
@@ -140,7 +146,7 @@ class RegionData(Data):
             positions = self.positions[part]
             if known is None:
                 drawn: dict[str, Any] = random if part == "train" else {}
-                sources[part] = RegionSource(regions, positions, resident=resident, **drawn)
+                sources[part] = _source(regions, positions, self.config, resident=resident, dtype=self.dtype, **drawn)
             else:
                 vectors = known.train if regions is self.train_regions else known.validation
                 sources[part] = VectorSource(vectors, regions.labels, positions)
@@ -156,9 +162,8 @@ class RegionData(Data):
 
     def _loader(self, part: str, batch_size: int, **options: Any) -> EpochLoader:
         source = self.sources[part]
-        resident = isinstance(source, VectorSource) or source.resident
-        pin = torch.cuda.is_available() and not resident
-        threads = 0 if resident else self.config.threads
+        pin = torch.cuda.is_available() and not source.resident
+        threads = 0 if source.resident else self.config.threads
         return EpochLoader(source, batch_size, seed=self.seed, threads=threads, pin_memory=pin, **options)
 
     def train_loader(self) -> EpochLoader:
@@ -173,13 +178,7 @@ class RegionData(Data):
 
     def on_device(self, batch: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
         """Place, flip, mask and normalise the whole batch on the device."""
-        source = self.sources["train" if training else "validation"]
-        device = batch["index"].device
-        if isinstance(source, VectorSource):
-            return source.assemble(batch, device)
-        return source.assemble(
-            batch, device, canvas=self.config.canvas, background=self.config.background, dtype=self.dtype
-        )
+        return self.sources["train" if training else "validation"].assemble(batch, batch["index"].device)
 
     def first_batches(self, count: int, device: torch.device) -> list[dict[str, Tensor]]:
         """The first training batches of the seeded order, the same on every process, for calibration."""
@@ -275,9 +274,9 @@ def _in_order(
     regions: Regions, positions: np.ndarray, data: RegionDataConfig, device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
     """Batches of regions as they are validated."""
-    source = RegionSource(regions, positions)
+    source = _source(regions, positions, data)
     for indices in torch.arange(len(positions)).split(64):
-        yield source.assemble(source.fetch(indices, 0), device, canvas=data.canvas, background=data.background)
+        yield source.assemble(source.fetch(indices, 0), device)
 
 
 # ------------------------------------------------------------------------------------------------------------- network
