@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from matbackprop import functional, nn, spectral
+from matbackprop import functional, nn, spd, spectral
 
 PAGE = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
 LISTED = set(re.findall(r"`([a-z]\w*)`", PAGE)) | set(re.findall(r"\$(?:[a-z], )*([a-z])(?:, [a-z])*\$", PAGE))
 
 
 def callables():
-    for module in (functional, nn, spectral):
+    for module in (functional, nn, spd, spectral):
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue
