@@ -1,10 +1,12 @@
 """The table of backbones: its rows can be built, and one command fills it."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
+from matbackprop.errors import DataError
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.reproduce.backbones import Backbones
 from matbackprop.reproduce.config import BackbonesConfig
@@ -37,6 +39,21 @@ def test_one_command_fills_the_table(tmp_path):
         accelerator="cpu",
         override=("model.weights=none",),
     )
+    (tmp_path / "table2").mkdir()
+    scores = {name: {"each": [0.7, 0.8]} for name in ("paper_best", "paper_average")}
+    row = {
+        "network": "AlexNet ReLU-5",
+        "title": "DeepNCuts",
+        "objective": "J2",
+        "scores": scores,
+        "speed": {"testing": 99},
+    }
+    rows = {"deep": row, "humans": {"network": "none"}}
+    (tmp_path / "table2" / "table.json").write_text(json.dumps({"rows": rows}))
+    Backbones(dataclasses.replace(config, stage="tune")).main()
+    Backbones(config).summarize()
+    text = (config.out / "table.md").read_text()
+    assert "error on held-out training images" in text and "| AlexNet, frozen, second order, log | rate 0.01 |" in text
     Backbones(config).main()
     first, log = json.loads((config.out / "table.json").read_text())["rows"]
     assert (first["key"], log["key"]) == ("alexnet-frozen-first", "alexnet-frozen-log")
@@ -44,3 +61,10 @@ def test_one_command_fills_the_table(tmp_path):
     assert log["difference"]["to"] == "alexnet-frozen-first" and "difference" not in first
     text = (config.out / "table.md").read_text()
     assert "difference to first order" in text and "AlexNet, frozen, second order, log" in text
+    assert "| AlexNet ReLU-5 | DeepNCuts (J2) | **0.750 ± 0.071** |" in text and "| 99 |" in text
+
+
+def test_a_table_without_any_run_says_so(tmp_path):
+    data = RegionDataConfig(made=4, cache=tmp_path / "cache", background="keep")
+    with pytest.raises(DataError, match="no finished run was found"):
+        Backbones(BackbonesConfig(out=tmp_path, data=data, override=("model.weights=none",))).summarize()

@@ -1,13 +1,18 @@
 """Backbones × systems: how well regions are named on each network by first order, second order and both.
 
 Tuned, trained over several seeds, timed and compared as the rows of :mod:`matbackprop.reproduce.table1` are; every row
-is compared with first order on the same backbone.
+is compared with first order on the same backbone. How well the same backbones segment is taken from the folder
+``table2`` beside this table's, where ``reproduce table2`` has written one.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from matbackprop.errors import DataError
+from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.store import Job
 from matbackprop.reproduce.table1 import Row, Table1
 from matbackprop.training.o2p import build_model, describe, open_regions
@@ -42,14 +47,16 @@ def _row(backbone: str, system: str, frozen: bool) -> Row:
     if system != "first":
         model |= {"model.taps": [tap], "model.reduce": 64, "model.feature_scale": scale, "model.eps": 0.01}
         model |= {"model.vector_scale": 0.3, "model.vector_dropout": 0.5}
-    factor = {} if frozen else {"optimizer.backbone_factor": 0.3}
+    rates = [{"optimizer.rate": rate} for rate in (0.01, 0.003)]
+    if not frozen:
+        rates = [{"optimizer.rate": a, "optimizer.backbone_factor": b} for a, b in ((0.003, 3.0), (0.01, 1.0))]
     return Row(
         f"{name}, {kind if frozen else 'fine-tuned'}, {title}",
         f"{backbone}-{kind}-{system}",
         kind,
         None,
         model,
-        [{"optimizer.rate": rate, **factor} for rate in (0.01, 0.003)],
+        rates,
         reference=f"{backbone}-{kind}-first",
     )
 
@@ -79,3 +86,48 @@ class Backbones(Table1):
             if rows:
                 configs = [self.run_config(Job(row.key, "trial"), {}, self.device) for row in rows]
                 describe([build_model(one, train.classes) for one in configs], train, validation, self.config.data)
+
+    def summarize(self) -> dict[str, Any]:
+        """The table of all that has finished; where no seed has, of the trials alone."""
+        if any(self.finished(self.seeds(row))[1] for row in self.chosen.values()):
+            return super().summarize()
+        tried = [
+            {"name": row.name, "key": row.key, "model": row.model, "device": device, "trials": trials}
+            for row in self.chosen.values()
+            for device in ("cuda", "cpu")
+            if (trials := self.trials(row, device))
+        ]
+        if not tried:
+            raise DataError(f"no finished run was found in {self.store.folder}; train first.")
+        content = {"rows": [], "candidates": tried}
+        self.write_table(content, self._tuning(tried))
+        return content
+
+    def write_table(self, content: Mapping[str, Any], table: Table, *more: str) -> None:
+        """Write the table, with how the same backbones segment below it."""
+        segmentation = self._segmentation()
+        super().write_table(content, table, *more, *([] if segmentation is None else [segmentation.markdown()]))
+
+    def _segmentation(self) -> Table | None:
+        path = self.out.parent / "table2" / "table.json"
+        if not path.is_file():
+            return None
+        names = [name for name, _, _ in BACKBONES.values()]
+        rows = [r for r in json.loads(path.read_text())["rows"].values() if any(n in r["network"] for n in names)]
+        body = [
+            [
+                row["network"],
+                f"{row['title']} ({row['objective']})",
+                *(Measured.of(row["scores"][name]["each"]) for name in ("paper_best", "paper_average")),
+                row.get("speed", {}).get("testing"),
+            ]
+            for row in rows
+        ]
+        return Table(
+            ["backbone", "system", "best", "average", "images/s"],
+            body,
+            title="Covering of BSDS300's test images by backbone",
+            note="From table 2: best and average covering of eight segmentations, mean ± deviation over seeds.",
+            formats={"best": ".3f", "average": ".3f", "images/s": ".0f"},
+            best={"best": "max", "average": "max"},
+        )

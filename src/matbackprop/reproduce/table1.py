@@ -437,8 +437,13 @@ class Table1(Reproduction):
             best={"all regions": "min", "≥ 400 px": "min"},
         )
         commands = "\n".join(f"- {e['name']}: `{e['command']} --engine.seed 0`" for e in table["rows"])
+        tried = self._tuning([*table["rows"], *table["candidates"]])
+        return out, f"One seed of a row, with the setting that its tuning chose:\n\n{commands}", tried.markdown()
+
+    def _tuning(self, entries: list[dict[str, Any]]) -> Table:
+        """What rows tried."""
         error = "error on held-out training images"
-        tried = Table(
+        return Table(
             ["model", "setting", error, "≥ 400 px"],
             [
                 [
@@ -447,13 +452,12 @@ class Table1(Reproduction):
                     trial["error"],
                     trial["error_large"],
                 ]
-                for entry in [*table["rows"], *table["candidates"]]
+                for entry in entries
                 for trial in entry["trials"]
             ],
             title="Tuning",
             formats={error: ".2f", "≥ 400 px": ".2f"},
         )
-        return out, f"One seed of a row, with the setting that its tuning chose:\n\n{commands}", tried.markdown()
 
     def _draw(self, lines: list[_Line]) -> None:
         folder = self.out / "figures"
