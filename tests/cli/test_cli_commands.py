@@ -428,3 +428,20 @@ def test_verified_cache_says_so(tmp_path, capsys):
     write_cache(tmp_path / "one", {"x": np.arange(5)}, {})
     assert call("data", "cache", str(tmp_path), "--verify") == 0
     assert "all checksums agree" in capsys.readouterr().out
+
+
+def test_help_texts_have_no_line_breaks_of_their_own():
+    """tyro keeps a break before an indented line, so a help text of several lines is a string in brackets."""
+    import ast
+    from pathlib import Path
+
+    broken = []
+    for path in Path(cli.__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef) or not node.name.endswith(("Config", "Check", "Download")):
+                continue
+            for field, text in zip(node.body, node.body[1:], strict=False):
+                words = getattr(getattr(text, "value", None), "value", None)
+                if isinstance(field, ast.AnnAssign) and isinstance(words, str) and "\n" in words:
+                    broken.append(f"{path.name}:{text.lineno}")
+    assert not broken

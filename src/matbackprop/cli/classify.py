@@ -23,8 +23,10 @@ class Config:
     image: Annotated[Path, tyro.conf.Positional]
     """The picture."""
     model: str = "box"
-    """box: the small network for COCO's 80 classes that comes with the package. Or the folder of a trained model, a run
-    folder of 'matbackprop train o2p', or owner/name on the Hugging Face hub."""
+    (
+        "box: the small network for COCO's 80 classes that comes with the package. Or the folder of a trained "
+        "model, a run folder of 'matbackprop train o2p', or owner/name on the Hugging Face hub."
+    )
     boxes: tuple[str, ...] = ()
     """Boxes as x,y,width,height in pixels."""
     masks: tuple[Path, ...] = ()

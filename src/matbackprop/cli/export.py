@@ -17,8 +17,10 @@ class Config:
     superpixels and merging stay in Python."""
 
     model: Annotated[str, tyro.conf.Positional]
-    """Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or what comes with the package: box
-    for the segmenter, box/classifier for the classifier."""
+    (
+        "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or what comes with the "
+        "package: box for the segmenter, box/classifier for the classifier."
+    )
     out: Path = Path("network.onnx")
     """The file to write."""
     size: tuple[int, int] = (321, 481)

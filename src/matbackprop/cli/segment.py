@@ -28,28 +28,41 @@ class Config:
     """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Pictures, folders of pictures, or patterns such as 'holiday/*.jpg'. Pictures of more than 8 bits are rescaled by
-    their own range."""
+    (
+        "Pictures, folders of pictures, or patterns such as 'holiday/*.jpg'. Pictures of more than 8 bits are "
+        "rescaled by their own range."
+    )
     out: Path = Path("segments")
     """Folder for the results."""
     model: str = "box"
-    """box: the small network that comes with the package. none: merge superpixels by colour and contrast alone. Or the
-    folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging Face hub."""
+    (
+        "box: the small network that comes with the package. none: merge superpixels by colour and contrast alone. "
+        "Or the folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging "
+        "Face hub."
+    )
     ks: tuple[int, ...] | None = None
-    """Numbers of regions (merge) or of clusters (cluster) in the npz file; by default the eight that were best on
-    BSDS300's training images with the method."""
+    (
+        "Numbers of regions (merge) or of clusters (cluster) in the npz file; by default the eight that were best "
+        "on BSDS300's training images with the method."
+    )
     method: Literal["merge", "cluster"] = "merge"
     """merge: a nested hierarchy. cluster: K-means in the spectral space, then connected components, as in the paper."""
     k: int | None = None
-    """Number of regions (merge) or of clusters (cluster) that the PNG files show; by default about as many regions as
-    people would draw."""
+    (
+        "Number of regions (merge) or of clusters (cluster) that the PNG files show; by default about as many "
+        "regions as people would draw."
+    )
     format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz")
-    """What to write. png: label map, colours, borders. npz: all levels and the tree of merges. coco: JSON with exact
-    masks. svg: one path per region. labelme: polygons. ucm2: the hierarchy as a contour map for the Berkeley
-    benchmark's tools."""
+    (
+        "What to write. png: label map, colours, borders. npz: all levels and the tree of merges. coco: JSON with "
+        "exact masks. svg: one path per region. labelme: polygons. ucm2: the hierarchy as a contour map for the "
+        "Berkeley benchmark's tools."
+    )
     frames: int | None = None
-    """Segment the frames of GIFs, animated WebP and PNG files, TIFFs of several pages and videos one by one: 1 for all,
-    2 for each second one, and so on. Otherwise the first frame alone."""
+    (
+        "Segment the frames of GIFs, animated WebP and PNG files, TIFFs of several pages and videos one by one: 1 "
+        "for all, 2 for each second one, and so on. Otherwise the first frame alone."
+    )
     side: int = 480
     """Larger photographs are segmented at this length of their longer side."""
     seed: int = 0

@@ -13,11 +13,17 @@ class Config:
     """Open a page on this machine (127.0.0.1): segment photographs, edit and export regions, explore gradients."""
 
     model: str = "box"
-    """Segmenter. box: the small network that comes with the package. none: merge superpixels by colour and contrast
-    alone. Or the folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the hub."""
+    (
+        "Segmenter. box: the small network that comes with the package. none: merge superpixels by colour and "
+        "contrast alone. Or the folder of a trained model, a run folder of 'matbackprop train ncuts', or "
+        "owner/name on the hub."
+    )
     classifier: str = "box"
-    """Classifier. box: the small network for COCO's 80 classes that comes with the package. none: regions get no names.
-    Or the folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."""
+    (
+        "Classifier. box: the small network for COCO's 80 classes that comes with the package. none: names are "
+        "typed. Or the folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the "
+        "hub."
+    )
     host: str = "127.0.0.1"
     """Address to listen on. The default is this machine alone; 0.0.0.0 is every network that it is on."""
     port: int = 7860

@@ -63,16 +63,22 @@ class RegionModelConfig:
     """The network (matbackprop.models.deep_o2p.RegionClassifier)."""
 
     head: Head | Literal["sift"] = "o2p_fc"
-    """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P,
-    which is o2p on all scales of the backbone sift."""
+    (
+        "fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P, which is o2p "
+        "on all scales of the backbone sift."
+    )
     backbone: str = "alexnet"
-    """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit,
-    pidinet, sift, hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours."""
+    (
+        "Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, pidinet, "
+        "sift, hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours."
+    )
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     taps: tuple[str, ...] = ()
-    """Maps that are pooled, such as pool5 (6×6) or relu5 (13×13) in AlexNet; their descriptors are put side by side. By
-    default the backbone's last."""
+    (
+        "Maps that are pooled, such as pool5 (6×6) or relu5 (13×13) in AlexNet; their descriptors are put side by "
+        "side. By default the backbone's last."
+    )
     average: bool = field(default=False, metadata=ADDED)
     """In fc and both, take the average of the last map over the support instead of fully connected layers on it."""
     two_views: bool = field(default=False, metadata=ADDED)
@@ -108,8 +114,10 @@ class RegionModelConfig:
     center: bool = False
     """Subtract the mean feature before pooling."""
     standardize: Standardize = "entry"
-    """How the pooled vector is standardised by numbers measured at the start: one mean per entry and one deviation,
-    one mean and one deviation for all (scalar), or not at all."""
+    (
+        "How the pooled vector is standardised by numbers measured at the start: one mean per entry and one "
+        "deviation, one mean and one deviation for all (scalar), or not at all."
+    )
     unit_norm: bool = False
     """Divide the pooled vector by its own norm first."""
     vector_scale: float = 1.0
@@ -135,13 +143,17 @@ class NCutsModelConfig:
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     backbone: str | None = field(default=None, metadata=ADDED)
-    """Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit,
-    pidinet, hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours; by default the variant's."""
+    (
+        "Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, pidinet, "
+        "hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours; by default the variant's."
+    )
     taps: tuple[str, ...] = field(default=(), metadata=ADDED)
     """Feature maps that feed the head; by default the variant's."""
     head: Literal["paper", "hypercolumn", "none"] | None = field(default=None, metadata=ADDED)
-    """paper: Conv-ReLU, dropout, Conv-ReLU on one map. hypercolumn: several maps, colour and position. none: the map
-    itself. By default the variant's."""
+    (
+        "paper: Conv-ReLU, dropout, Conv-ReLU on one map. hypercolumn: several maps, colour and position. none: "
+        "the map itself. By default the variant's."
+    )
     hidden: int | None = None
     """Filters of the hidden layer; by default the variant's (256 for AlexNet and hypercolumns, 1024 for VGG-16)."""
     channels: int | None = None

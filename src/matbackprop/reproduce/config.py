@@ -19,8 +19,10 @@ class TableConfig:
     """Module and name of the table."""
 
     out: Path = Path("results")
-    """Folder of the results. What is finished with the same settings, data, weights, device and measure is not done
-    again; what was made otherwise stays there and is not used."""
+    (
+        "Folder of the results. What is finished with the same settings, data, weights, device and measure is not "
+        "done again; what was made otherwise stays there and is not used."
+    )
     rows: tuple[str, ...] = ()
     """Keys of the rows to do, all by default."""
     stage: str = "all"
@@ -106,8 +108,10 @@ class Table2Config(SegmentationConfig):
     stage: Literal["all", "train", "curves", "baselines", "timing", "summary"] = "all"
     """Which step to do; all does one after the other."""
     images: Literal["test", "tuning", "folds"] = "test"
-    """test: train on all training images, score the test images. tuning: hold out every fifth of them and score it.
-    folds: cross-validation, where each seed of 0 to 4 also names the fifth that is held out."""
+    (
+        "test: train on all training images, score the test images. tuning: hold out every fifth of them and score "
+        "it. folds: cross-validation, where each seed of 0 to 4 also names the fifth that is held out."
+    )
     shown: int = 8
     """Images in the qualitative figure."""
 

@@ -1,6 +1,6 @@
 // The photograph with its regions: borders or mean colours on a canvas above it, the region under the pointer outlined.
 // value: {photo, alt, width, height, runs: [label, length, ...], colours: [[r, g, b], ...], names: [...], view}
-let labels = null, area = [], under = -1, cursor = [0.5, 0.5];
+let labels = null, area = [], under = -1, seen = null, cursor = [0.5, 0.5];
 const part = (name) => element.querySelector(name);
 
 function decode(value) {
@@ -50,6 +50,7 @@ function place(event) {
 }
 
 function look(at) {
+  seen = at;
   const found = at ? labels[at[1] * props.value.width + at[0]] : -1;
   if (found !== under) { under = found; draw(); }
 }
@@ -73,15 +74,16 @@ element.addEventListener("focusout", () => labels && look(null));
 
 function show() {
   const value = props.value;
-  under = -1;
   labels = null;
   part(".stage").classList.toggle("empty", !value);
+  under = -1;
   if (!value) return;
   const photo = part("img");
   if (photo.getAttribute("src") !== value.photo) photo.src = value.photo;
   photo.alt = value.alt;
   part(".picture").style.setProperty("--aspect", value.width / value.height);
   decode(value);
+  if (seen && seen[0] < value.width && seen[1] < value.height) under = labels[seen[1] * value.width + seen[0]];
   draw();
 }
 watch("value", show);

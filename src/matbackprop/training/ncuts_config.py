@@ -73,8 +73,10 @@ class ObjectiveConfig:
     schedule: Literal["constant", "one-cycle"] = "constant"
     """Course of the learning rate."""
     graphs: bool = True
-    """Replay steps as CUDA graphs, where one GPU takes one image per step in full precision, rows are grid and the
-    objective is j2 or soft."""
+    (
+        "Replay steps as CUDA graphs, where one GPU takes one image per step in full precision, rows are grid and "
+        "the objective is j2 or soft."
+    )
     score_images: int = 0
     """Validation images that are also segmented and scored (covering, best and average) after each validation."""
 

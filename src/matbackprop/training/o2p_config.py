@@ -25,8 +25,10 @@ class RegionDataConfig:
     cache: Path | None = None
     """Folder for cached regions; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
     split: Literal["final", "tuning"] = "final"
-    """final: train on all training images, report on the validation images, keep the last weights. tuning: hold out
-    training images and keep the weights that are best on them."""
+    (
+        "final: train on all training images, report on the validation images, keep the last weights. tuning: hold "
+        "out training images and keep the weights that are best on them."
+    )
     hold_out: int = 5
     """One in how many training images the tuning split holds out."""
     minimum_area: float = 0.0
