@@ -67,7 +67,7 @@ def test_a_segmenter_gives_features_that_are_clustered_alike(tmp_path):
     model = DeepNCuts(
         variant="hypercolumns", backbone="alexnet", taps=("relu1", "relu3"), stride=8, hidden=16, channels=8
     ).eval()
-    image = torch.rand(2, 3, 64, 96)
+    image = torch.rand(3, 3, 64, 96)  # any number of images
     path = export_onnx(model, tmp_path / "deep" / "segmenter.onnx", size=(64, 96))
     (features, hidden), notes = run(path, image=image)
     with torch.no_grad():

@@ -174,8 +174,8 @@ class _HypercolumnHead(nn.Module):
 
     def forward(self, maps: list[Tensor], image: Tensor, grid: tuple[int, int]) -> Tensor:
         colour = nnf.interpolate(rgb_to_lab(image.float()), size=grid, mode="area") / 50
-        ys = torch.linspace(-1, 1, grid[0], device=image.device).view(1, 1, -1, 1).expand(len(image), 1, *grid)
-        xs = torch.linspace(-1, 1, grid[1], device=image.device).view(1, 1, 1, -1).expand(len(image), 1, *grid)
+        ys = torch.linspace(-1, 1, grid[0], device=image.device).view(1, 1, -1, 1).expand(image.shape[0], 1, *grid)
+        xs = torch.linspace(-1, 1, grid[1], device=image.device).view(1, 1, 1, -1).expand(image.shape[0], 1, *grid)
         total = self.place(torch.cat([colour, xs, ys], 1))
         for projection, one in zip(self.projections, maps, strict=True):
             # A projection is linear, so it may come before the resampling, where maps are small.
