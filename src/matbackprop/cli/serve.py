@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Load the models, start the page, and say where it is; then stay until Ctrl-C."""
+    folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
+    os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which makes a folder elsewhere otherwise
+
     from matbackprop.inference import load_classifier, load_segmenter
     from matbackprop.serve.analysis import Namer, Segmenter
     from matbackprop.serve.app import build, launch
@@ -43,7 +47,6 @@ def main(config: Config) -> dict[str, Any]:
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
     namer = None if config.classifier == "none" else Namer(load_classifier(config.classifier, config.device))
     segmenter = Segmenter(model)
-    folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
     page = build(segmenter, segmenter.methods, Path(folder.name), about=segmenter.about, classify=namer)
     address = launch(page, Path(folder.name), host=config.host, port=config.port, browser=config.browser)
 
