@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from matbackprop.errors import DataError
 from matbackprop.report.tables import Measured, Table
+from matbackprop.reproduce.config import BackbonesConfig
 from matbackprop.reproduce.store import Job
 from matbackprop.reproduce.table1 import Row, Table1
 from matbackprop.training.o2p import build_model, describe, open_regions
@@ -76,6 +77,10 @@ class Backbones(Table1):
     rows: ClassVar[dict[str, Row]] = {row.key: row for row in ROWS}
     title: ClassVar[str] = "Classification error of COCO's regions by backbone"
     compared: ClassVar[str] = "first order"
+
+    def __init__(self, config: BackbonesConfig) -> None:
+        super().__init__(config)
+        self.epochs["frozen"] = config.frozen_epochs
 
     def prepare(self) -> None:
         """Crop the regions, and describe them by the frozen networks, each once for all of its runs."""

@@ -166,7 +166,6 @@ class Table1(Reproduction):
             raise ConfigurationError("--data.split is the table's own: trials hold training images out, seeds use all.")
         self.config = config
         self.epochs = {"fine": config.fine_epochs, "scratch": config.scratch_epochs, "sift": config.sift_epochs}
-        self.epochs["frozen"] = getattr(config, "frozen_epochs", 0)
         self._provenances: dict[tuple[Job, Device, int], dict[str, Any]] = {}
 
     # ---------------------------------------------------------------------------------------------------------- runs
