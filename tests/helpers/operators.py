@@ -405,7 +405,6 @@ _WITH_COMPLEX = {
     "pool_primal_log": 1,
     "pool_thin_weighted_power": 1,
     "pool_regions_centered": 1,
-    "pool_by_svd": 1,
     "eigh": 1,
     "generalized_eigh": 2,
     "svd_wide": 1,

@@ -66,9 +66,11 @@ def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
         unit = torch.exp2(exponent.to(x.dtype))
         x = x / unit
     _, q = batched_eigh(x @ x.mH)
-    q = q.flip(-1)
+    on_cpu = is_plain(x) and x.is_cpu
+    if on_cpu:
+        q = q.flip(-1)
     y = (x.mH @ q).mH
-    if is_plain(x) and x.is_cpu:
+    if on_cpu:
         sigma = torch.linalg.vector_norm(y, dim=-1)
         if _all_right(sigma, SAFE_RATIO * _LIMIT[fine]):
             return q, sigma if unit is None else sigma * unit.squeeze(-1), y.div_(sigma.unsqueeze(-1))
