@@ -59,7 +59,10 @@ def test_modules_have_the_options_of_their_functions():
         "maps",
     }
     stems = {"EIG": "eigh", "SVD": "svd", "GaussianCRF": "gaussian_crf", "NormalizedCutLoss": "normalized_cut_soft"}
-    others = {"MatrixPower": {"exponent"}, "NormalizedCutLoss": {"rank_tol", "ignore_index"}}
+    others = {
+        "MatrixPower": {"exponent"},
+        "NormalizedCutLoss": {"rank_tol", "ignore_index", "class_weight", "balanced"},
+    }
     for name in MODULES - {
         "SecondOrderHead",
         "SecondOrderPool2d",
