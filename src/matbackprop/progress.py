@@ -80,7 +80,7 @@ class Progress:
         """Count a part that is done; ``note`` is added to the next line."""
         self.done += 1
         now = time.monotonic()
-        if self.quiet or now - self._said < (0.5 if self._terminal else EVERY):
+        if self.quiet or self.done >= self.total or now - self._said < (0.5 if self._terminal else EVERY):
             return
         self._said = now
         line = self.line(now) + (f", {note}" if note else "")
