@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.files import atomic_folder, atomic_write, read_json, remove_written, show
+from matbackprop.files import atomic_folder, atomic_write, read_bytes, read_json, remove_written, show
 
 FORMAT = 1
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
@@ -88,8 +88,8 @@ class Cache:
             for number, (is_now, was) in enumerate(zip(present, entry["checksums"], strict=True)):
                 if is_now != was:
                     raise DataError(
-                        f"the cache {self.path} is damaged: {name}.bin differs from its checksum in the bytes from "
-                        f"{number * _BLOCK} on. Remove the folder; it is made again when it is needed."
+                        f"the cache {self.path} is damaged: {name}.bin differs from its checksum in meta.json, in the "
+                        f"bytes from {number * _BLOCK} on. Remove the folder; it is made again when it is needed."
                     )
 
 
@@ -230,7 +230,7 @@ def _is_ours(folder: Path) -> bool:
     """Whether a cache wrote this folder: its tag says so or, before there were tags, a ``meta.json`` of our form."""
     try:
         if (folder / _TAG).is_file():
-            return (folder / _TAG).read_text() == _TAG_TEXT
+            return read_bytes(folder / _TAG, 1 << 12) == _TAG_TEXT.encode()
         _read_meta(folder)
     except (DataError, OSError, ValueError):
         return False

@@ -84,6 +84,8 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
 def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
     content = read_mat(path)
     if isinstance(content.get("groundTruth"), np.ndarray):
+        if content["groundTruth"].dtype != object:
+            raise DataError(f"{path}: groundTruth is no cell of structs with a field Segmentation")
         cells = [np.ravel(cell)[0] for cell in content["groundTruth"].ravel() if np.size(cell)]
         if not all(isinstance(cell, dict) and "Segmentation" in cell for cell in cells):
             raise DataError(f"{path}: groundTruth is no cell of structs with a field Segmentation")
@@ -98,7 +100,10 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
                 raise DataError(
                     f"{path} has {cuts} pixels at {thresholds} levels, at most {_CUTS} are cut; give fewer thresholds"
                 )
-            return ucm_to_segmentations(content[name], thresholds, doubled=name == "ucm2")
+            try:
+                return ucm_to_segmentations(content[name], thresholds, doubled=name == "ucm2")
+            except DataError as error:
+                raise DataError(f"{path}: {error}") from error
     return [
         _labels(value, path)
         for _, value in sorted(content.items())

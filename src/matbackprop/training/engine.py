@@ -459,6 +459,8 @@ class _Training:
         self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["global_step"]
         self.best_score, self.best_step = state["best_score"], state["best_step"]
+        if not all(type(count) is int and count >= 0 for count in (self.epoch, self.batch, self.step, self.best_step)):
+            raise TypeError("a count of steps is no whole number")
         then, now = len(state["processes"]), self.fabric.world_size
         if then == now:
             own = state["processes"][self.fabric.global_rank]
