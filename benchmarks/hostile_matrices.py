@@ -76,6 +76,17 @@ def summary(records: list[dict], seed: int, seconds: float) -> dict:
     }
 
 
+def table(result: dict) -> str:
+    """The counts by kind of matrix, and what made them, in Markdown."""
+    from helpers.hostile import KINDS, VERDICTS
+
+    lines = [f"| kind | {' | '.join(VERDICTS)} |", "| --- |" + " ---: |" * len(VERDICTS)]
+    rows = [*((kind, result["kinds"].get(kind, {})) for kind in KINDS), ("**all**", result["verdicts"])]
+    lines += [f"| {name} | {' | '.join(str(counts.get(v, 0)) for v in VERDICTS)} |" for name, counts in rows]
+    made = f"`{result['command']}` at {result['revision']}, torch {result['torch']}, {result['processor']}."
+    return "\n".join([*lines, "", made, ""])
+
+
 def main() -> int:
     """Judge the cases and write the summary; the exit code says whether every answer was right or refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,11 +94,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--only", type=int, nargs="+", help="judge these cases and print what came back")
+    parser.add_argument("--table", type=Path, help="write the counts as a Markdown table, from the summary as it is")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "hostile_matrices.json")
     options = parser.parse_args()
     if options.only:
         for number in options.only:
             print(json.dumps(judge((options.seed, number)), indent=2, ensure_ascii=False))
+        return 0
+    if options.table:
+        options.table.write_text(table(json.loads(options.output.read_text())))
         return 0
     progress = options.output.with_suffix(f".{options.seed}.jsonl")
     done = {r["number"]: r for r in map(json.loads, progress.read_text().splitlines())} if progress.exists() else {}

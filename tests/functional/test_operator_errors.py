@@ -118,11 +118,13 @@ def test_each_matrix_is_measured_by_its_own_size():
         ("matrix_inv_sqrt", (-1.0, 1.0), "positive"),
         ("matrix_sqrt", (-1.0, 1.0), "nonnegative"),
         ("matrix_power", (-1.0, 1.0), "positive"),
+        ("matrix_power_tensor", (-1.0, 1.0), "positive"),
     ],
 )
 def test_eigenvalues_outside_the_domain(name, spectrum, wanted):
     a = torch.diag(torch.tensor(spectrum, dtype=torch.float64))
-    more = (0.3,) if name == "matrix_power" else ()
+    more = {"matrix_power": (0.3,), "matrix_power_tensor": (torch.tensor(0.3),)}.get(name, ())
+    name = name.removesuffix("_tensor")
     with pytest.raises(DomainError, match=f"needs {wanted} eigenvalues; the smallest of a is .* Add a multiple"):
         getattr(mb, name)(a, *more)
 

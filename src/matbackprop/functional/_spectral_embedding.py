@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import reverse_mode_only
-from matbackprop.checks import check_finite, check_matrix, check_scale, check_weight, check_weight_values, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_result,
+    check_scale,
+    check_weight,
+    check_weight_values,
+    wants_check,
+)
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import product
@@ -111,4 +119,7 @@ def spectral_embedding(
         kept = values > gram_tolerance(f.dtype, dtype, d, rank_tol) * values[..., :1]
         down = torch.where(kept, values, 1).rsqrt() * kept
         embedding = product(scaled, vectors * (sign * down.unsqueeze(-2)))
-        return (values * kept).to(f.dtype), embedding.to(f.dtype), degree.to(f.dtype)
+        degree = degree.to(f.dtype)
+        if wanted:
+            check_result(degree, "a degree", "Scale the features.")
+        return (values * kept).to(f.dtype), embedding.to(f.dtype), degree
