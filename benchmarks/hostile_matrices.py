@@ -46,7 +46,7 @@ def processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def summary(records: list[dict], seed: int, seconds: float) -> dict:
+def summary(records: list[dict], seed: int, seconds: float | None) -> dict:
     """Counts by operator and by kind, and every case that should not be."""
     import torch
 
@@ -69,7 +69,7 @@ def summary(records: list[dict], seed: int, seconds: float) -> dict:
         "revision": revision.stdout.strip(),
         "processor": processor(),
         "torch": torch.__version__,
-        "seconds": round(seconds),
+        "seconds": None if seconds is None else round(seconds),  # of a run that was not interrupted
         "operators": by("operator"),
         "kinds": by("kind"),
         "to mend": [r for r in records if r["verdict"] in (*BAD, "crash")],
@@ -114,7 +114,8 @@ def main() -> int:
             log.write(json.dumps(record, ensure_ascii=False) + "\n")
             print(f"\r{len(done)} of {options.cases}", end="", file=sys.stderr)
     records = [done[n] for n in range(options.cases)]
-    result = summary(records, options.seed, time.perf_counter() - started)
+    seconds = time.perf_counter() - started if len(tasks) == options.cases else None
+    result = summary(records, options.seed, seconds)
     options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     progress.unlink()
     print(f"\n{result['verdicts']}: {options.output}")

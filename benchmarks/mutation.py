@@ -32,7 +32,7 @@ TESTS = {
     "functional/_eigh.py": "paper_eig operator_ties operator_gradcheck hostile_matrices | eig",
     "functional/_svd.py": "paper_svd operator_ties operator_gradcheck hostile_matrices | svd",
     "functional/_ties.py": "operator_ties deferred_complaints",
-    "functional/_generalized_eigh.py": "generalized_eigh",
+    "functional/_generalized_eigh.py": "generalized_eigh operator_gradcheck | generalized",
     "functional/_linear_solve.py": "linear_solve hostile_matrices | linear_solve or crf or conjugate",
     "functional/_low_rank.py": "operator_gradcheck operator_degenerate hostile_matrices | low_rank",
     "functional/_matrix_clamp.py": "matrix_clamp hostile_matrices | clamp",

@@ -193,3 +193,14 @@ def test_erratum_18_x_is_the_input_of_the_layer_and_y_its_output():
     _, dy = torch.func.jvp(second_order_pool, (X,), (DX,))
     assert dy.shape == g_y.shape
     assert abs(colon(g_x, DX) - colon(g_y, dy)) < 1e-12
+
+
+def test_the_gradient_of_a_square_matrix_that_is_not_symmetric():
+    """No side is longer than the other: the way back has a branch of its own."""
+    a = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+
+    def loss(a):
+        u, s, vh = svd(a)
+        return (u * s.exp().unsqueeze(-2)) @ vh, s
+
+    assert torch.autograd.gradcheck(loss, a, check_forward_ad=True)

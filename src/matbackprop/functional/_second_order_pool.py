@@ -321,7 +321,9 @@ def second_order_pool(
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
         if looked_at and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
             _check_values(f, weight, eps, fn)
-            check_large(f if w is None else _root_weighted(x, w), x.dtype, "f")
+            check_large(f, x.dtype, "f")
+            if w is not None:
+                check_large(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,")
             if isinstance(p, Tensor):
                 check_finite(p, "exponent")
             if bool((shift > 0).all()):  # at ε = 0 derivatives are infinite where F has no direction, and not used
