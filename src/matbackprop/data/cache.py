@@ -176,7 +176,7 @@ def open_cache(path: str | Path, verify: bool = False) -> Cache:
         if size != needed:
             raise DataError(
                 f"the cache {path} is damaged: {file.name} "
-                + ("is missing" if size < 0 else f"has {size} bytes instead of {needed}")
+                + ("is missing" if size < 0 else f"has {size} bytes, by meta.json {needed}")
                 + ". Remove the folder; it is made again when it is needed."
             )
         # An empty file cannot be mapped.

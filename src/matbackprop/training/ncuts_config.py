@@ -48,7 +48,7 @@ class ImageDataConfig:
 
     def __post_init__(self) -> None:
         check_ranges("data", self, superpixels="[1, inf)", batch_size="[1, inf)", limit="[1, inf)", fold="[0, 4]")
-        check_ranges("data", self, made="[0, inf)", workers="[0, inf)", threads="[0, inf)")
+        check_ranges("data", self, made="[0, 100000]", workers="[0, inf)", threads="[0, inf)")
         check_ranges("data", self, scale="(0, inf)", jitter="[0, 1]")
 
 

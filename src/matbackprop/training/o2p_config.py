@@ -61,8 +61,8 @@ class RegionDataConfig:
     def __post_init__(self) -> None:
         counts = ("batch_size", "validation_batch_size")
         check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
-        check_ranges("data", self, side="[1, 4096]", canvas="[1, 4096]")
-        check_ranges("data", self, **dict.fromkeys(("made", "minimum_area", "margin", "jitter", "threads"), "[0, inf)"))
+        check_ranges("data", self, made="[0, 100000]", side="[1, 4096]", canvas="[1, 4096]")
+        check_ranges("data", self, **dict.fromkeys(("minimum_area", "margin", "jitter", "threads"), "[0, inf)"))
 
 
 @dataclass
