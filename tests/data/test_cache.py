@@ -60,7 +60,7 @@ def test_a_changed_byte_is_found(path):
 def test_missing_and_short_files_are_found_at_once(path):
     file = path / "rows.bin"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DataError, match="has 59 bytes, by meta.json 60"):
+    with pytest.raises(DataError, match=r"has 59 bytes, by meta\.json 60"):
         open_cache(path)
     file.unlink()
     with pytest.raises(DataError, match=r"rows\.bin is missing"):
