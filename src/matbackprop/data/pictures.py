@@ -75,7 +75,7 @@ def read_picture(path: str | Path) -> Picture:
             otherwise damaged, or has more than :data:`MAX_PIXELS` pixels; those are never decoded.
     """
     with open_picture(path) as file:
-        deep = any(";16" in str(tile.args) for tile in file.tile)
+        deep = any(";16" in str(tile[3]) for tile in file.tile)
         picture = picture_of(file)
         if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
             raise DataError("has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits.")
