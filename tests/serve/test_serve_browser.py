@@ -221,7 +221,7 @@ def test_two_people_at_once_do_not_see_each_other(visit):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_cut_off_and_every_picture_has_words(visit, width):
     page = visit(width, 844)
-    for tab, ready in (("Segment photographs", ".stage canvas"), ("Explore gradients", ".explorer svg")):
+    for tab, ready in (("Photographs", ".stage canvas"), ("Gradients", ".explorer svg")):
         page.get_by_role("tab", name=tab).click()
         page.wait_for_selector(ready)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -246,7 +246,7 @@ def test_the_tab_key_walks_from_the_photographs_over_the_picture_to_the_controls
 
 def test_the_explorer_shows_what_ties_do_to_every_method(visit):
     page = visit()
-    page.get_by_role("tab", name="Explore gradients").click()
+    page.get_by_role("tab", name="Gradients").click()
     sentence, rows = page.locator("#sentence"), page.locator(".explorer tbody tr")
     api.expect(sentence).to_contain_text("10⁻⁸ apart")
     page.locator("#gap input[type=range]").focus()

@@ -148,11 +148,11 @@ def build(
     with gr.Blocks(title="matbackprop", analytics_enabled=False, delete_cache=(_EVERY, AGE)) as page:
         gr.Markdown(_TITLE, elem_id="title")
         with gr.Tabs():
-            with gr.Tab("Segment photographs"):
+            with gr.Tab("Photographs"):
                 _segmenting(page, start, analyse, methods, folder, classify)
                 if about:
                     gr.Markdown(about, elem_id="about")
-            with gr.Tab("Explore gradients") as tab:
+            with gr.Tab("Gradients") as tab:
                 _exploring(tab)
         page.load(None, js=_PASTE)
     return page
