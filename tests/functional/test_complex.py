@@ -8,7 +8,7 @@ import torch
 
 import matbackprop as mb
 from helpers.matrices import SPECTRA, generator, made_complex, symmetric, with_singular_values
-from matbackprop.errors import DomainError, GaugeWarning, SymmetryError, TieError
+from matbackprop.errors import DomainError, DtypeError, GaugeWarning, SymmetryError, TieError
 from matbackprop.solvers import batched_eigh, route
 
 C = torch.complex128
@@ -224,3 +224,126 @@ def test_hermitian_matrices_as_vectors_keep_inner_products_and_come_back():
     v, w = mb.vectorize_symmetric(a), mb.vectorize_symmetric(b)
     torch.testing.assert_close((v.conj() * w).real.sum(-1), (a.conj() * b).real.sum((-2, -1)))
     torch.testing.assert_close(mb.unvectorize_symmetric(v), a)
+
+
+def rows(m, d, seed=6):
+    return cnormal(m, d, seed=seed) @ cnormal(d, d, seed=seed + 1) + (2 - 3j)
+
+
+@pytest.mark.parametrize(("m", "d"), [(12, 3), (3, 5)])
+def test_whitened_complex_samples_are_white_and_those_of_the_doubled_problem(m, d):
+    """Each sample doubled is two real ones, of which the mean of the second is not taken: given statistics are."""
+    x, g = rows(m, d).requires_grad_(), cnormal(m, d, seed=1)
+    y = mb.whiten(x, eps=0.1)
+    centered = x.detach() - x.detach().mean(0)
+    mean, covariance = torch.zeros(2 * d, dtype=torch.float64), doubled(centered.mH @ centered / m)
+    expected = mb.whiten(doubled(centered), eps=0.1, mean=mean, covariance=covariance)
+    torch.testing.assert_close(doubled(y.detach()), expected, rtol=1e-10, atol=1e-10)
+    by_statistics = mb.whiten(x, eps=0.1, mean=x.detach().mean(0), covariance=centered.mH @ centered / m)
+    torch.testing.assert_close(by_statistics, y)
+    assert torch.autograd.gradcheck(lambda t: mb.whiten(t, eps=0.1, weight=torch.arange(1, m + 1.0)), x)
+    if m > d:
+        white = mb.whiten(x.detach(), eps=1e-13)
+        torch.testing.assert_close(white.mH @ white / m, torch.eye(d, dtype=C), rtol=0, atol=1e-10)
+    (y * g.conj()).real.sum().backward()
+    assert x.grad.abs().max() > 0
+
+
+def test_complex_principal_components_have_a_phase_of_their_own():
+    x = rows(12, 3).requires_grad_()
+    y = mb.whiten(x, method="pca", eps=1e-13)
+    torch.testing.assert_close(y.mH @ y / 12, torch.eye(3, dtype=C), rtol=0, atol=1e-10)
+    torch.testing.assert_close(mb.whiten(1j * x, method="pca", eps=1e-13), 1j * y)
+    axes = torch.linalg.lstsq(x - x.mean(0), y).solution
+    assert bool((1 / axes.abs().square().sum(-2)).diff().le(0).all())
+    largest = axes.gather(-2, axes.abs().argmax(-2, keepdim=True))
+    torch.testing.assert_close(largest, largest.abs().to(C))
+    assert torch.autograd.gradcheck(lambda t: mb.whiten(t, method="pca", eps=0.1), x, check_forward_ad=True)
+
+
+def test_a_layer_of_complex_channels_whitens_them_and_keeps_their_statistics():
+    torch.manual_seed(0)
+    layer = mb.nn.Whitening(4, groups=2, affine=False, momentum=None, dtype=torch.complex64)
+    mix = torch.block_diag(cnormal(2, 2), cnormal(2, 2, seed=1)).to(torch.complex64)
+    for _ in range(100):
+        y = layer(torch.randn(64, 4, dtype=torch.complex64) @ mix + 3j)
+    part = y[:, :2]
+    torch.testing.assert_close(part.mH @ part / 64, torch.eye(2, dtype=part.dtype), rtol=0, atol=1e-4)
+    expected = (mix.mH @ mix)[:2, :2]
+    torch.testing.assert_close(layer.running_covariance[0], expected, rtol=0.05, atol=0.05)
+    alone = layer.eval()(torch.zeros(1, 4, dtype=torch.complex64))
+    assert alone.dtype == torch.complex64 and alone.isfinite().all()
+    with pytest.raises(DtypeError, match="built for complex input"):
+        layer(torch.zeros(1, 4))
+    with pytest.raises(DtypeError, match=r"dtype=torch\.complex64"):
+        mb.nn.Whitening(4)(torch.zeros(2, 4, dtype=torch.complex64))
+    with pytest.raises(DtypeError, match="mean must be a real"):
+        mb.whiten(torch.ones(3, 2), mean=torch.ones(2) * 1j, covariance=torch.eye(2))
+
+
+def entries(a):
+    """The matrix as a sparse one; torch's own conversion has no gradient for complex entries."""
+    places = torch.cartesian_prod(*(torch.arange(n) for n in a.shape)).mT
+    return torch.sparse_coo_tensor(places, a.flatten(), a.shape, check_invariants=True)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_leading_pairs_of_hermitian_operators_by_every_way(largest):
+    """Dense, sparse, by products alone: one answer, one gradient."""
+    a = hermitian((-2.0, -1.0, 0.5, 1.0, 2.0, 3.0))
+    g = cnormal(6, 2, seed=3)
+    lam, u = torch.linalg.eigh(a)
+    lam, u = (lam.flip(-1), u.flip(-1)) if largest else (lam, u)
+    results = []
+    for way in (
+        lambda x: mb.topk_eigh(x, 2, largest=largest),
+        lambda x: mb.topk_eigh(entries(x), 2, largest=largest),
+        lambda x: mb.topk_eigh(lambda y, x: 0.5 * (x + x.mH) @ y, 2, (x,), n=6, largest=largest),
+    ):
+        leaf = a.clone().requires_grad_()
+        pairs = way(leaf)
+        torch.testing.assert_close(pairs.eigenvalues, lam[:2])
+        torch.testing.assert_close(pairs.eigenvectors @ pairs.eigenvectors.mH, u[:, :2] @ u[:, :2].mH)
+        loss = (pairs.eigenvectors * g.conj()).real.sum() + pairs.eigenvalues.square().sum()
+        results.append((pairs.eigenvectors, torch.autograd.grad(loss, leaf)[0]))
+    for vectors, gradient in results[1:]:
+        torch.testing.assert_close(vectors, results[0][0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(gradient, results[0][1], rtol=1e-8, atol=1e-8)
+    v = mb.topk_subspace(a, 2, largest=largest)
+    torch.testing.assert_close(v @ v.mH, u[:, :2] @ u[:, :2].mH)
+    a = a[:4, :4].contiguous().requires_grad_()
+
+    def projector(a):
+        v = mb.topk_subspace(0.5 * (a + a.mH), 2, largest=largest)
+        return v @ v.mH
+
+    assert torch.autograd.gradcheck(projector, a, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(projector, a, fast_mode=True)
+    a = a.detach()
+    with pytest.raises(SymmetryError, match="must be symmetric"):
+        mb.topk_eigh((a + 0.1j).to_sparse(), 2)
+    with pytest.raises(SymmetryError, match="xᵀAy"):
+        mb.topk_eigh(lambda y, s: s * y, 1, (torch.tensor(1j),), n=4)
+
+
+def test_conjugate_gradients_solve_hermitian_systems():
+    a, b = hermitian("ill_conditioned")[:3, :3].contiguous(), cnormal(3)
+    inputs = (b.requires_grad_(), a.requires_grad_())
+
+    def product(x, a):
+        return (a @ x.unsqueeze(-1)).squeeze(-1)
+
+    torch.testing.assert_close(
+        mb.conjugate_gradient_solve(product, b, (a,), tolerance=1e-13),
+        torch.linalg.solve(a, b),
+        rtol=1e-6,
+        atol=1e-9,
+    )
+
+    def solved(b, a):
+        h = 0.5 * (a + a.mH) + 1e6 * torch.eye(3)
+        return mb.conjugate_gradient_solve(
+            lambda x, h: (h @ x.unsqueeze(-1)).squeeze(-1), 1e6 * b, (h,), tolerance=1e-13
+        )
+
+    assert torch.autograd.gradcheck(solved, inputs, check_forward_ad=True)

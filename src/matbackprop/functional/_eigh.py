@@ -65,6 +65,19 @@ def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
     return used if g_values is None else used | (g_values != 0)
 
 
+def largest_positive(v: Tensor) -> Tensor:
+    """Vectors in columns, each times a sign or a phase that makes its largest entry positive.
+
+    A phase moves with the vector: losses of the result do not see which phase the solver chose.
+    """
+    if v.numel() == 0:
+        return v
+    entry = v.gather(-2, v.detach().abs().argmax(-2, keepdim=True))
+    if v.is_complex():
+        return v * (entry.conj() / entry.abs())
+    return v * torch.where(entry.detach() < 0, -1.0, 1.0)
+
+
 def phases(within: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor, Tensor]]:
     """What to report of the free phases of complex vectors: where UᵀG_U, ``within``, has an imaginary diagonal."""
     if not within.is_complex():

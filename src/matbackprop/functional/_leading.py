@@ -13,7 +13,8 @@ from matbackprop._torch import is_batched
 from matbackprop.checks import check_finite, check_floating, check_matrix, check_symmetric, wants_check
 from matbackprop.errors import DomainError, DtypeError, ShapeError, SolverError, SymmetryError, TieError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import gap_tolerance, half_of_the_digits, symmetrize
+from matbackprop.functional._linear_solve import in_precision
+from matbackprop.numerics import compute_dtype, gap_tolerance, half_of_the_digits, symmetrize
 from matbackprop.solvers.krylov import Leading, leading_pairs
 
 __all__ = ["SymmetricOperator", "check_count", "find_leading", "refuse_tie", "symmetric_operator"]
@@ -27,6 +28,7 @@ class SymmetricOperator(NamedTuple):
         params: θ, in the dtype of the computation where they are floating point.
         order: n.
         like: a tensor of the device and dtype of results.
+        dtype: of the computation.
         wanted: whether values are checked.
     """
 
@@ -34,6 +36,7 @@ class SymmetricOperator(NamedTuple):
     params: tuple[Tensor, ...]
     order: int
     like: Tensor
+    dtype: torch.dtype
     wanted: bool
 
 
@@ -58,7 +61,7 @@ class _SparseProduct(Operation):
         _, rows, columns = places
         g_values = None
         if needed[0]:
-            g_values = 0.5 * ((g[rows] * x[columns]).sum(-1) + (x[rows] * g[columns]).sum(-1))
+            g_values = 0.5 * ((g[rows] * x[columns].conj()).sum(-1) + (x[rows] * g[columns].conj()).sum(-1))
         return g_values, apply(_SparseProduct, values, g, places) if needed[1] else None
 
     @staticmethod
@@ -66,7 +69,7 @@ class _SparseProduct(Operation):
         values, x, places = saved
         out = torch.zeros_like(x)
         if dv is not None:
-            turned = torch.zeros_like(x).index_add(0, places.columns, dv.unsqueeze(-1) * x[places.rows])
+            turned = torch.zeros_like(x).index_add(0, places.columns, dv.conj().unsqueeze(-1) * x[places.rows])
             out = out + 0.5 * (_sparse_product(dv, x, places) + turned)
         return out if dx is None else out + _sparse_product(values, dx, places)
 
@@ -79,7 +82,7 @@ def _sparse_product(values: Tensor, x: Tensor, places: _Places) -> Tensor:
 
 def _sparse_operator(a: Tensor, wanted: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """A sparse matrix as products with its entries as the parameter."""
-    check_floating(a, "a")
+    check_floating(a, "a", or_complex=True)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise ShapeError(f"a sparse matrix must be one square matrix (n, n), got shape {tuple(a.shape)}.")
     with warnings.catch_warnings():
@@ -90,7 +93,8 @@ def _sparse_operator(a: Tensor, wanted: bool) -> tuple[Callable[..., Tensor], tu
     values = a.values()
     if wanted:
         check_finite(values, "a")
-        skew = (a.detach() - a.detach().mT).coalesce().values().abs()
+        turned = torch.sparse_coo_tensor(a.indices().flip(0), values.detach().conj(), a.shape, check_invariants=False)
+        skew = (a.detach() - turned).coalesce().values().abs()
         worst = float(skew.max()) if skew.numel() else 0.0
         if worst > half_of_the_digits(a.dtype) * float(values.detach().abs().max() if values.numel() else 0):
             raise SymmetryError(f"a must be symmetric, it differs from its transpose by up to {worst:.3g}.")
@@ -108,7 +112,7 @@ def symmetric_operator(
     n: int | None,
     largest: bool,
     check: bool | None,
-    dtype: torch.dtype,
+    precision: torch.dtype | None,
 ) -> SymmetricOperator:
     """Make one of a dense matrix, a sparse one or a function; of −A where the smallest eigenvalues lead."""
     matvec: Callable[..., Tensor]
@@ -121,14 +125,16 @@ def symmetric_operator(
         if any(not isinstance(p, Tensor) for p in params):
             raise DtypeError("params must be tensors; bind other arguments into the function.")
         matvec, leaves = a, tuple(params)
-        like = next((p for p in params if p.dtype.is_floating_point), torch.empty(0, dtype=dtype))
+        numbers = [p for p in params if p.dtype.is_floating_point or p.is_complex()]
+        numbers.sort(key=lambda p: not p.is_complex())
+        like = numbers[0] if numbers else torch.empty(0, dtype=compute_dtype(precision))
         wanted = wants_check(check, like)
     else:
         wanted = wants_check(check, a)
         if a.layout != torch.strided:
             matvec, leaves = _sparse_operator(a, wanted)
         else:
-            check_matrix(a, "a", square=True)
+            check_matrix(a, "a", square=True, or_complex=True)
             if a.ndim > 2:
                 raise ShapeError(
                     f"a must be one matrix (n, n), got shape {tuple(a.shape)}; call it for each of a batch."
@@ -136,7 +142,7 @@ def symmetric_operator(
             if wanted:
                 check_finite(a, "a")
                 check_symmetric(a, "a")
-            matvec, leaves = _dense_product, (symmetrize(a.to(dtype)),)
+            matvec, leaves = _dense_product, (symmetrize(a.to(compute_dtype(precision, a.dtype))),)
         n, like = a.shape[-1], a
     check_count(k, n)
     if torch.compiler.is_compiling() or any(is_batched(p) for p in leaves):
@@ -144,8 +150,9 @@ def symmetric_operator(
             "the iteration for leading eigenpairs decides while it runs, which torch.compile and vmap cannot follow; "
             "keep this call out of the compiled region, or use eigh with the matrix."
         )
-    cast = tuple(p.to(dtype) if p.dtype.is_floating_point else p for p in leaves)
-    return SymmetricOperator(matvec if largest else lambda x, *more: -matvec(x, *more), cast, n, like, wanted)
+    dtype = compute_dtype(precision, like.dtype)
+    cast = tuple(in_precision(p, dtype) for p in leaves)
+    return SymmetricOperator(matvec if largest else lambda x, *more: -matvec(x, *more), cast, n, like, dtype, wanted)
 
 
 def find_leading(
@@ -154,18 +161,17 @@ def find_leading(
     tolerance: float,
     max_products: int,
     generator: torch.Generator | None,
-    dtype: torch.dtype,
 ) -> Leading:
     """The k largest eigenpairs as constants; raise where no gap lies behind them."""
     source = torch.Generator().manual_seed(0) if generator is None else generator
-    like = torch.empty(operator.order, dtype=dtype, device=operator.like.device)
+    like = torch.empty(operator.order, dtype=operator.dtype, device=operator.like.device)
     with torch.no_grad():
         frozen = tuple(p.detach() for p in operator.params)
         _check_products(operator.matvec, like, frozen, operator.wanted)
         found = leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
     if operator.wanted and k < operator.order:
         gap = found.values[-1] - found.following
-        refuse_tie(gap, gap <= gap_tolerance(dtype, operator.order) * found.scale, k)
+        refuse_tie(gap, gap <= gap_tolerance(operator.dtype, operator.order) * found.scale, k)
     return found
 
 
@@ -177,8 +183,9 @@ def check_count(k: int, n: int) -> None:
 
 def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: tuple[Tensor, ...], wanted: bool) -> None:
     """Raise unless a product has the shape and dtype of what it is of, and is symmetric as far as two vectors tell."""
-    ramp = torch.linspace(-1, 1, len(like), dtype=like.dtype, device=like.device)
-    probe = torch.stack([(7 * ramp).cos(), (11 * ramp + 1).sin()], -1)
+    ramp = torch.linspace(-1, 1, len(like), dtype=torch.float64, device=like.device)
+    ramp = torch.complex(ramp, 0.3 * ramp.square()) if like.is_complex() else ramp
+    probe = torch.stack([(7 * ramp).cos(), (11 * ramp + 1).sin()], -1).to(like.dtype)
     out = matvec(probe, *params)
     if not isinstance(out, Tensor) or out.shape != probe.shape or out.dtype != probe.dtype:
         kind = f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -188,8 +195,8 @@ def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: tuple[T
         )
     if wanted and out.numel():
         check_finite(out, "the product of a")
-        inner = probe.mT @ out
-        skew = float((inner - inner.mT).abs().max())
+        inner = probe.mH @ out
+        skew = float((inner - inner.mH).abs().max())
         size = float(torch.linalg.vector_norm(probe) * torch.linalg.vector_norm(out))
         if skew > half_of_the_digits(out.dtype) * size:
             raise SymmetryError(f"a must be symmetric; for two vectors xᵀAy − yᵀAx is {skew:.3g}.")

@@ -26,7 +26,7 @@ from matbackprop.checks import (
 )
 from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, inner, real_dtype, symmetrize
 
 __all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve", "products_of"]
 
@@ -158,7 +158,7 @@ def linear_solve(
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1, keepdim=True)
+    return inner(x, y, (-1,)).unsqueeze(-1)
 
 
 def _conjugate_gradients(
@@ -275,6 +275,13 @@ class _ConjugateGradients(Operation):
         return apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, right, *params)
 
 
+def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter in the precision of a computation, real or complex as it is; other numbers stay as they are."""
+    if not (p.dtype.is_floating_point or p.is_complex()):
+        return p
+    return p.to(compute_dtype(real_dtype(dtype), p.dtype))
+
+
 def check_iterations(tolerance: float | None, max_iterations: int | None) -> None:
     """Raise unless these end the conjugate gradients."""
     if tolerance is not None and not 0 < tolerance < 1:
@@ -299,7 +306,7 @@ def conjugate_gradient_solve(
     Args:
         matvec: ``matvec(x, *params)`` returns A(θ)x for x ``(*b, n)``. It must be linear in x, symmetric, made of
             differentiable torch operations, and take everything that is to get a gradient through ``params``.
-        b: right-hand sides ``(*b, n)``, each solved by itself.
+        b: right-hand sides ``(*b, n)``, real or complex (A is Hermitian then), each solved by itself.
         params: the tensors θ.
         preconditioner: an approximate inverse of the diagonal of A ``(*b, n)`` (Jacobi), a constant.
         tolerance: relative residual to stop at. Testing for it reads the device once an iteration. ``None`` runs
@@ -335,7 +342,7 @@ def conjugate_gradient_solve(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §2:
         "our methodology can be expressed in terms of invariants on the converged solution of linear systems".
     """
-    check_floating(b, "b")
+    check_floating(b, "b", or_complex=True)
     if b.ndim < 1:
         raise ShapeError("b must have at least one dimension (*batch, n), got a scalar.")
     check_iterations(tolerance, max_iterations)
@@ -352,10 +359,10 @@ def conjugate_gradient_solve(
         )
     if b.device.type == "meta":  # shapes only: one step without a test
         tolerance, steps = None, min(steps, 1)
-    dtype = compute_dtype(precision)
+    dtype = compute_dtype(precision, b.dtype)
     with autocast_off(b.device.type):
-        cast = [p.to(dtype) if p.dtype.is_floating_point else p for p in params]
-        inverse = None if preconditioner is None else preconditioner.detach().to(dtype)
+        cast = [in_precision(p, dtype) for p in params]
+        inverse = None if preconditioner is None else preconditioner.detach().to(real_dtype(dtype))
         return apply(_ConjugateGradients, matvec, tolerance, steps, inverse, b.to(dtype), *cast).to(b.dtype)
 
 

@@ -20,6 +20,7 @@ from matbackprop.functional._eigh import (
     _Eigh,
     gaps_of,
     largest_entry,
+    largest_positive,
     receives_gradient,
     tied_pairs,
 )
@@ -27,7 +28,7 @@ from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._leading import check_count, find_leading, refuse_tie, symmetric_operator
 from matbackprop.functional._linear_solve import conjugate_gradient_solve, products_of
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, real_dtype, symmetrize
 
 __all__ = ["topk_eigh"]
 
@@ -44,7 +45,7 @@ def _outside(matvec: Callable[..., Tensor], x: Tensor, lam: Tensor, v: Tensor, *
     """(λⱼ − A)xⱼ for rows xⱼ ``(k, n)``, made the largest |λ| on the span of V, where it would be indefinite."""
     size = lam.detach().abs().amax()
     size = torch.where(size == 0, 1, size)
-    inside = x @ v
+    inside = x @ v.conj()
     lift = size - (lam.unsqueeze(-1) - lam.unsqueeze(-2))
     return lam.unsqueeze(-1) * x - matvec(x.mT, *params).mT + (inside * lift) @ v.mT
 
@@ -75,8 +76,8 @@ class _TopK(Operation):
             inner = inner + torch.diag_embed(g_lam)
         weights = v @ inner
         if g_v is not None:
-            seen = v.mT @ g_v
-            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mT, largest_entry(g_v))
+            seen = v.mH @ g_v
+            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(g_v))
             policy.report((tied_pairs(lam, policy), visible))
             turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
             weights = weights + v @ symmetrize(turn) + _solve(matvec, settings, lam, v, params, g_v)
@@ -96,11 +97,11 @@ class _TopK(Operation):
         value, pull = products_of(matvec, v, params, moving)
         push: Any = torch.func.vjp(pull, torch.zeros_like(value))[1]
         moved = push(tuple(d_params[i] for i in moving))[0]  # dA V
-        inside = v.mT @ moved
+        inside = v.mH @ moved
         policy.report((tied_pairs(lam, policy), inside.abs() > policy.tolerance * largest_entry(moved)))
         turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * inside
         d_v = v @ turn + _solve(matvec, settings, lam, v, params, moved)
-        return inside.diagonal().clone(), d_v
+        return inside.diagonal().real.clone(), d_v
 
 
 def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
@@ -108,17 +109,17 @@ def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Seq
     n, k = v.shape
     if k == n:
         return torch.zeros_like(v)
-    right = (b - v @ (v.mT @ b)).mT
+    right = (b - v @ (v.mH @ b)).mT
     z = conjugate_gradient_solve(
         lambda x, *more: _outside(matvec, x, *more),
         right,
         (lam, v, *params),
         tolerance=settings.tolerance,
         max_iterations=settings.max_products,
-        precision=v.dtype,
+        precision=real_dtype(v.dtype),
         check=False,
     )
-    return (z - (z @ v) @ v.mT).mT
+    return (z - (z @ v.conj()) @ v.mT).mT
 
 
 def topk_eigh(
@@ -144,12 +145,13 @@ def topk_eigh(
 
     A is a dense matrix, a sparse one, or known by its products only: ``lambda x, f: f @ (f.mT @ x)`` with
     ``params=(f,)`` is the affinity :math:`FF^\top` of n points without its n² entries. The projector on the leading
-    eigenspace is :math:`VV^\top`; for losses of it see `topk_subspace`.
+    eigenspace is :math:`VV^\top`; for losses of it see `topk_subspace`. For complex matrices ᵀ is the conjugate
+    transpose here, and "symmetric" means Hermitian.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``, one sparse matrix ``(n, n)`` (COO or CSR), or a function that maps
             columns ``(n, r)`` and the parameters to A(θ) times the columns. The function must be linear in the columns,
-            symmetric, and made of differentiable torch operations.
+            symmetric, and made of differentiable torch operations; its columns are complex where a parameter is.
         k: how many pairs.
         params: the tensors θ that a function takes, which receive gradients.
         n: the order, for a function.
@@ -164,8 +166,8 @@ def topk_eigh(
         precision: dtype of the computation, to which floating-point parameters are cast; float64 by default.
 
     Returns:
-        λ ``(*batch, k)`` and V ``(*batch, n, k)``, the largest entry of each column positive, named fields, in the
-        dtype of ``a`` or of the first floating-point parameter.
+        λ ``(*batch, k)``, real, and V ``(*batch, n, k)``, the largest entry of each column positive, named fields, in
+        the dtype of ``a`` or of the first complex, else floating-point, parameter.
 
     Raises:
         ShapeError, DtypeError: an argument or a product does not fit.
@@ -193,21 +195,22 @@ def topk_eigh(
         Xie, Liu, Wang, Automatic differentiation of dominant eigensolver and its applications in quantum physics,
         Phys. Rev. B 101 (2020); Wu and Simon, Thick-restart Lanczos method, SIAM J. Matrix Anal. Appl. 22 (2000).
     """
-    dtype = compute_dtype(precision)
     if isinstance(a, Tensor) and a.layout == torch.strided:
-        check_matrix(a, "a", square=True)
+        check_matrix(a, "a", square=True, or_complex=True)
         check_count(k, a.shape[-1])
         if a.ndim > 2 or a.shape[-1] <= max(_WHOLE, 8 * k) or not values_checkable(a):
+            dtype = compute_dtype(precision, a.dtype)
             policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, a, dtype)
             return _dense(a, k, largest, policy, dtype)
-    operator = symmetric_operator(a, k, params, n, largest, check, dtype)
-    like = operator.like
+    operator = symmetric_operator(a, k, params, n, largest, check, precision)
+    like, dtype = operator.like, operator.dtype
     policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, like.new_empty(operator.order, 0), dtype)
     with autocast_off(like.device.type):
-        found = find_leading(operator, k, tolerance, max_products, generator, dtype)
+        found = find_leading(operator, k, tolerance, max_products, generator)
         settings = _Settings(policy, tolerance, max_products)
         lam, v = apply(_TopK, operator.matvec, settings, found.values, found.vectors, *operator.params)
-        return Eigenpairs((lam if largest else -lam).to(like.dtype), v.to(like.dtype))
+        v = largest_positive(v) if v.is_complex() else v
+        return Eigenpairs((lam if largest else -lam).to(real_dtype(like.dtype)), v.to(like.dtype))
 
 
 def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dtype) -> Eigenpairs:
@@ -224,8 +227,5 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
         if wanted and k < n and values.numel():
             gap = (values[..., k - 1] - values[..., k]).detach().abs()
             refuse_tie(gap, gap <= gap_tolerance(dtype, n) * values.detach().abs().amax(-1), k)
-        values, vectors = values[..., :k], vectors[..., :k]
-        if vectors.numel():
-            sign = vectors.detach().gather(-2, vectors.detach().abs().argmax(-2, keepdim=True))
-            vectors = vectors * torch.where(sign < 0, -1.0, 1.0)
-        return Eigenpairs(values.to(a.dtype), vectors.to(a.dtype))
+        values, vectors = values[..., :k], largest_positive(vectors[..., :k])
+        return Eigenpairs(values.to(real_dtype(a.dtype)), vectors.to(a.dtype))

@@ -20,7 +20,7 @@ from matbackprop.functional._eigh import largest_entry
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._leading import find_leading, symmetric_operator
 from matbackprop.functional._linear_solve import conjugate_gradient_solve, products_of
-from matbackprop.numerics import autocast_off, compute_dtype, half_of_the_digits, symmetrize
+from matbackprop.numerics import autocast_off, half_of_the_digits, real_dtype, symmetrize
 
 __all__ = ["topk_subspace"]
 
@@ -34,7 +34,7 @@ class _Settings(NamedTuple):
 def _outside(matvec: Any, x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
     """XH − AX for X as one vector, made a multiple of the identity on the span of V, where it would be indefinite."""
     whole = x.reshape(v.shape)
-    inside = v.mT @ whole
+    inside = v.mH @ whole
     size = h.detach().abs().amax()
     lift = torch.where(size == 0, 1, size) * inside - inside @ h + h @ inside
     return (whole @ h - matvec(whole, *params) + v @ lift).flatten()
@@ -82,22 +82,22 @@ def _solve(matvec: Any, settings: _Settings, v: Tensor, params: Sequence[Tensor]
         return torch.zeros_like(v)
     z = conjugate_gradient_solve(
         lambda x, *more: _outside(matvec, x, *more),
-        (b - v @ (v.mT @ b)).flatten(),
-        (v, symmetrize(v.mT @ matvec(v, *params)), *params),
+        (b - v @ (v.mH @ b)).flatten(),
+        (v, symmetrize(v.mH @ matvec(v, *params)), *params),
         tolerance=settings.tolerance,
         max_iterations=settings.max_products,
-        precision=v.dtype,
+        precision=real_dtype(v.dtype),
         check=False,
     ).reshape(v.shape)
-    return z - v @ (v.mT @ z)
+    return z - v @ (v.mH @ z)
 
 
 def _warn_of_gauge(v: Tensor, g: Tensor) -> None:
-    seen = v.detach().mT @ g.detach()
-    if bool(((seen - seen.mT).abs() > half_of_the_digits(torch.float32) * largest_entry(g.detach())).any()):
+    seen = v.detach().mH @ g.detach()
+    if bool(((seen - seen.mH).abs() > half_of_the_digits(torch.float32) * largest_entry(g.detach())).any()):
         warnings.warn(
             "the loss of topk_subspace depends on the choice of the basis, which is not determined; the gradient is "
-            "that of the subspace alone. Write the loss in terms of V @ V.mT, or use topk_eigh for single vectors.",
+            "that of the subspace alone. Write the loss in terms of V @ V.mH, or use topk_eigh for single vectors.",
             GaugeWarning,
             stacklevel=3,
         )
@@ -121,15 +121,15 @@ def topk_subspace(
     .. math:: \Pi = VV^\top,\qquad AV = VH,\quad V^\top V = I
 
     It is what `topk_eigh` finds, with a gradient that does not ask which vector is which: any loss of
-    :math:`VV^\top`, or of ``v @ (v.mT @ x)`` where n² entries are too many, is differentiated exactly where eigenvalues
-    inside the k coincide.
+    :math:`VV^\top`, or of ``v @ (v.mH @ x)`` where n² entries are too many, is differentiated exactly where eigenvalues
+    inside the k coincide. For complex matrices ᵀ is the conjugate transpose here.
 
     Args:
         a, k, params, n, largest: the operator and which end of its spectrum, as in `topk_eigh`; one matrix at a time.
         tolerance, max_products, generator, check, precision: as in `topk_eigh`.
 
     Returns:
-        V ``(n, k)`` in the dtype of ``a`` or of the first floating-point parameter.
+        V ``(n, k)`` in the dtype of `topk_eigh`.
 
     Raises:
         TieError: λ_k = λ_{k+1}, so that the eigenspace is not determined; the other errors are those of `topk_eigh`.
@@ -147,9 +147,8 @@ def topk_subspace(
     Reference:
         As for `topk_eigh`.
     """
-    dtype = compute_dtype(precision)
-    operator = symmetric_operator(a, k, params, n, largest, check, dtype)
+    operator = symmetric_operator(a, k, params, n, largest, check, precision)
     with autocast_off(operator.like.device.type):
-        found = find_leading(operator, k, tolerance, max_products, generator, dtype)
+        found = find_leading(operator, k, tolerance, max_products, generator)
         settings = _Settings(tolerance, max_products, operator.wanted)
         return apply(_Subspace, operator.matvec, settings, found.vectors, *operator.params).to(operator.like.dtype)

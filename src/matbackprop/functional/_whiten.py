@@ -10,6 +10,7 @@ from torch import Tensor
 
 from matbackprop.checks import (
     check_finite,
+    check_floating,
     check_large,
     check_matrix,
     check_option,
@@ -18,12 +19,12 @@ from matbackprop.checks import (
     wants_check,
 )
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.functional._eigh import eigh
+from matbackprop.functional._eigh import eigh, largest_positive
 from matbackprop.functional._function import product
 from matbackprop.functional._inverse_root import inverse_root
 from matbackprop.functional._second_order_pool import second_order_pool
 from matbackprop.functional._ties import Ties
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 
 __all__ = ["Method", "check_method", "covariance_of", "shares_of", "whiten"]
 
@@ -40,25 +41,21 @@ def check_method(method: Method, eps: float) -> None:
 def shares_of(x: Tensor, weight: Tensor | None) -> Tensor:
     """What part of the statistics each row makes up ``(*batch, m)``; all of them sum to 1."""
     if weight is None:
-        return torch.full_like(x[..., 0], 1 / max(x.shape[-2], 1))
-    weight = weight.to(x.dtype)
+        return torch.full_like(x[..., 0].real, 1 / max(x.shape[-2], 1))
+    weight = weight.to(real_dtype(x.dtype))
     return weight / weight.sum(-1, keepdim=True)
 
 
 def covariance_of(x: Tensor, share: Tensor, mean: Tensor) -> Tensor:
     """Σ ``(*batch, d, d)`` of rows with the given shares, about a mean ``(*batch, d)``."""
     centered = x - mean.unsqueeze(-2)
-    return symmetrize(product((share.unsqueeze(-1) * centered).mT, centered))
+    return symmetrize(product((share.unsqueeze(-1) * centered).mH, centered))
 
 
 def _principal_axes(covariance: Tensor, eps: float, ties: Ties, check: bool | None) -> Tensor:
     """Eigenvectors of the largest eigenvalues first, each with a positive largest entry, over √(λ + ε)."""
-    values, vectors = eigh(covariance, ties=ties, check=check, precision=covariance.dtype)
-    values, vectors = values.flip(-1), vectors.flip(-1)
-    if vectors.numel():
-        largest = vectors.detach().abs().argmax(-2, keepdim=True)
-        vectors = vectors * torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
-    return vectors * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2)
+    values, vectors = eigh(covariance, ties=ties, check=check, precision=real_dtype(covariance.dtype))
+    return largest_positive(vectors.flip(-1)) * (values.flip(-1).clamp_min(0) + eps).rsqrt().unsqueeze(-2)
 
 
 def whiten(
@@ -79,12 +76,13 @@ def whiten(
 
     with :math:`T = (\Sigma + \varepsilon I)^{-1/2}` for ``"zca"``, which of all whitened samples is nearest to X, and
     :math:`T = U \operatorname{diag}(\lambda + \varepsilon)^{-1/2}` for ``"pca"``, whose columns are the principal
-    components.
+    components. For complex samples ᵀ is the conjugate transpose here, so that :math:`\Sigma` is that of their
+    conjugates.
 
     Args:
-        x: samples ``(*batch, m, d)``, one row per sample; each batch has statistics of its own.
+        x: samples ``(*batch, m, d)``, one row per sample, real or complex; each batch has statistics of its own.
         method: ``"zca"`` or ``"pca"``. Components of the latter are sorted by variance, the largest first; the largest
-            entry of each axis is positive.
+            entry of each axis is positive, of complex ones too.
         eps: ε > 0, added to the variances; with m ≤ d or constant channels some are zero.
         weight: mask or soft weights ≥ 0 ``(*batch, m)`` that tell how much each sample counts in μ and Σ.
         mean: μ ``(*batch, d)``, or any shape that broadcasts to it, to use instead of that of the samples.
@@ -118,32 +116,32 @@ def whiten(
         Kessy, Lewin, Strimmer, Optimal whitening and decorrelation, The American Statistician 72 (2018); Huang, Yang,
         Lang, Deng, Decorrelated batch normalization, CVPR 2018.
     """
-    check_matrix(x, "x")
+    check_matrix(x, "x", or_complex=True)
     check_method(method, eps)
     if weight is not None:
         check_weight(weight, x)
     _check_statistics(x, weight, mean, covariance)
-    wanted = wants_check(check, x)
+    wanted, dtype = wants_check(check, x), compute_dtype(precision, x.dtype)
     if wanted:
         _check_values({"x": x, "mean": mean, "covariance": covariance}, weight)
-        check_large(x, compute_dtype(precision), "x")
+        check_large(x, dtype, "x")
     with autocast_off(x.device.type):
-        rows, d = x.to(compute_dtype(precision)), x.shape[-1]
+        rows, d, inside = x.to(dtype), x.shape[-1], real_dtype(dtype)
         if mean is None or covariance is None:
             share = shares_of(rows, weight)
-            center = product(share.unsqueeze(-2), rows)
+            center = product(share.unsqueeze(-2).to(dtype), rows)
             if method == "pca":
                 turn = _principal_axes(covariance_of(rows, share, center.squeeze(-2)), eps, ties, check)
             else:  # on the smaller side of the samples
                 turn = second_order_pool(
-                    rows, eps=eps, function="inv_sqrt", weight=share, center=True, check=False, precision=rows.dtype
+                    rows, eps=eps, function="inv_sqrt", weight=share, center=True, check=False, precision=inside
                 )
         else:
-            center, spread = mean.to(rows.dtype).unsqueeze(-2), covariance.to(rows.dtype)
+            center, spread = mean.to(dtype).unsqueeze(-2), covariance.to(dtype)
             if method == "pca":
                 turn = _principal_axes(spread, eps, ties, check)
             else:
-                turn = inverse_root(spread, 2, eps=eps, check=check, precision=rows.dtype)
+                turn = inverse_root(spread, 2, eps=eps, check=check, precision=inside)
             turn = turn.expand(*x.shape[:-2], d, d)
         if wanted and covariance is None:
             _check_eps(rows - center, eps)
@@ -167,7 +165,8 @@ def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, cov
         return
     if weight is not None:
         raise ShapeError("weight tells how samples count in their statistics; leave it out where those are given.")
-    check_matrix(covariance, "covariance", square=True)
+    check_floating(mean, "mean", or_complex=x.is_complex())
+    check_matrix(covariance, "covariance", square=True, or_complex=x.is_complex())
     wanted = (*x.shape[:-2], x.shape[-1]), (*x.shape[:-2], x.shape[-1], x.shape[-1])
     try:
         fits = all(torch.broadcast_shapes(t.shape, w) == w for t, w in zip((mean, covariance), wanted, strict=True))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.checks import check_floating
-from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.errors import ConfigurationError, DtypeError, ShapeError
 from matbackprop.functional._ties import Ties, check_ties
 from matbackprop.functional._whiten import Method, check_method, covariance_of, shares_of, whiten
 from matbackprop.numerics import compute_dtype
@@ -32,6 +32,7 @@ class Whitening(nn.Module):
         ties: what the gradient of ``"pca"`` does where variances coincide, as in :func:`~matbackprop.eigh`.
         check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
         precision: dtype of the computation; float64 by default.
+        dtype: of the parameters and statistics; a complex one for complex input.
 
     Shape:
         ``(N, C, *)`` to the same.
@@ -61,6 +62,7 @@ class Whitening(nn.Module):
         ties: Ties = "raise",
         check: bool | None = None,
         precision: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_method(method, eps)
@@ -73,15 +75,18 @@ class Whitening(nn.Module):
         self.num_features, self.groups, self.method, self.eps = num_features, groups, method, eps
         self.momentum, self.affine, self.track_running_stats = momentum, affine, track_running_stats
         self.ties, self.check, self.precision = ties, check, precision
-        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        ones = torch.ones(num_features, dtype=dtype)
+        check_floating(ones, "a tensor of this dtype", or_complex=True)
+        self.complex = ones.is_complex()
+        self.weight = nn.Parameter(ones.clone()) if affine else None
+        self.bias = nn.Parameter(0 * ones) if affine else None
         self.running_mean: Tensor | None
         self.running_covariance: Tensor | None
         self.num_batches_tracked: Tensor | None
         size = num_features // groups
         kept = track_running_stats
-        self.register_buffer("running_mean", torch.zeros(groups, size) if kept else None)
-        self.register_buffer("running_covariance", torch.eye(size).repeat(groups, 1, 1) if kept else None)
+        self.register_buffer("running_mean", torch.zeros(groups, size, dtype=dtype) if kept else None)
+        self.register_buffer("running_covariance", torch.eye(size, dtype=dtype).repeat(groups, 1, 1) if kept else None)
         self.register_buffer("num_batches_tracked", torch.tensor(0) if kept else None)
 
     @torch.no_grad()
@@ -90,17 +95,22 @@ class Whitening(nn.Module):
         assert self.running_mean is not None and self.running_covariance is not None
         assert self.num_batches_tracked is not None
         m = rows.shape[-2]
-        x = rows.to(compute_dtype(self.precision))
+        x = rows.to(compute_dtype(self.precision, rows.dtype))
         mean = x.mean(-2)
         covariance = covariance_of(x, shares_of(x, None), mean) * (m / (m - 1))
         self.num_batches_tracked += 1
-        share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(x.dtype)
+        share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(torch.float64)
         for running, new in ((self.running_mean, mean), (self.running_covariance, covariance)):
             running += share * (new.to(running.dtype) - running)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whitened channels."""
-        check_floating(x, "x")
+        check_floating(x, "x", or_complex=True)
+        if x.is_complex() != self.complex:
+            raise DtypeError(
+                f"x is {x.dtype}, and the layer was built for {'complex' if self.complex else 'real'} input; pass "
+                f"dtype={'torch.complex64' if x.is_complex() else 'torch.float32'} when building it."
+            )
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ShapeError(f"x must be (N, {self.num_features}, *), got shape {tuple(x.shape)}.")
         channels = x.movedim(1, -1)

@@ -1,4 +1,4 @@
-"""Leading eigenpairs of a symmetric operator that is known by its products only."""
+"""Leading eigenpairs of a symmetric, or Hermitian, operator that is known by its products only."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _clear(x: Tensor, *bases: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.zeros_like(bases[-1][:, 0])
     for _ in range(2):  # once loses the digits that cancel
         for basis in bases:
-            coefficients = basis @ x
+            coefficients = basis.conj() @ x
             x = x - coefficients @ basis
         total = total + coefficients
     return x, total
@@ -83,7 +83,7 @@ def _lanczos(
     while True:
         for j in range(size, most):
             w, h = _clear(budget.product(q[j]), locked, q[: j + 1])
-            t[: j + 1, j] = t[j, : j + 1] = h
+            t[: j + 1, j], t[j, : j + 1] = h, h.conj()
             beta = torch.linalg.vector_norm(w)
             if not bool(beta > 16 * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(h)):
                 w, _ = _clear(budget.random(), locked, q[: j + 1])  # the span is invariant: go on in another one
@@ -139,4 +139,4 @@ def leading_pairs(
         values, v = values[:k], torch.cat([v, new])[order[:k]]
         budget.refuse(k, values, scale)
     largest = v.gather(-1, v.abs().argmax(-1, keepdim=True))
-    return Leading(values, (v * torch.where(largest < 0, -1.0, 1.0)).mT, following, scale)
+    return Leading(values, (v * torch.sgn(largest).conj()).mT, following, scale)
