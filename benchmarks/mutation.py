@@ -69,7 +69,7 @@ TESTS = {
     "spectral/embedding.py": "spectral_points spectral_segment",
     "spectral/segment.py": "spectral_segment",
     "spectral/superpixels.py": "spectral_slic spectral_segment",
-    "training/checkpoint.py": "engine_checkpoint | not costs_only",
+    "training/run_folder.py": "engine_checkpoint engine_run_folder | not costs_only",
 }
 
 

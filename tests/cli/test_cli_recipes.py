@@ -10,8 +10,8 @@ import pytest
 from matbackprop.cli import main
 from matbackprop.data.cache import write_cache
 from matbackprop.training.config import RECIPES, Recipe
+from matbackprop.training.engine import Data
 from matbackprop.training.run_folder import RunFolder
-from matbackprop.training.system import Data
 
 SHORT = {"o2p": ["--data.made", "12", "--data.batch-size", "8"], "ncuts": ["--data.made", "8", "--data.workers", "1"]}
 """What makes a smoke run even shorter."""

@@ -18,8 +18,7 @@ import matbackprop
 from helpers.tiny_run import TinyData, tiny_config
 from matbackprop.inference import load_segmenter, segment_photograph
 from matbackprop.nn import SecondOrderPool
-from matbackprop.training.engine import fit, seed_all
-from matbackprop.training.system import System
+from matbackprop.training.engine import System, fit, seed_all
 
 SAMPLES = 20  # looks at the process in a long run
 

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from matbackprop.training.config import EngineConfig
-from matbackprop.training.engine import RunInterrupted, fit
+from matbackprop.training.engine import Data, RunInterrupted, System, fit
 from matbackprop.training.loading import EpochLoader, ItemSource, generator_for
-from matbackprop.training.system import Data, System
 
 
 @dataclass

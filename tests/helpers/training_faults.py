@@ -28,10 +28,9 @@ from matbackprop.data.bsds import BSDS
 from matbackprop.data.prepared import prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
-from matbackprop.training import checkpoint as checkpoint_module
-from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
+from matbackprop.training import run_folder as checkpoint_module
 from matbackprop.training.engine import RunInterrupted
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.run_folder import RunFolder, latest_checkpoint, load_checkpoint
 
 OPTIONS = {"checkpoint_every_steps": 2, "max_epochs": 2, "log_every": 3}
 STEPS = 12

@@ -10,8 +10,8 @@ import torch
 
 from helpers.tiny_run import tiny_config, train
 from matbackprop.errors import CheckpointError
-from matbackprop.training import checkpoint
-from matbackprop.training.checkpoint import (
+from matbackprop.training import run_folder
+from matbackprop.training.run_folder import (
     latest_checkpoint,
     load_checkpoint,
     random_state,
@@ -94,10 +94,10 @@ class _MakesAFolder:
 def test_a_right_checksum_does_not_make_a_pickle_run(tmp_path):
     path, made = tmp_path / "evil.ckpt", tmp_path / "made"
     with path.open("wb") as file:
-        hashing = checkpoint._HashingFile(file)
+        hashing = run_folder._HashingFile(file)
         torch.save({"step": _MakesAFolder(made)}, hashing)
         hashing.finish()
-    checkpoint.verify_checkpoint(path)
+    run_folder.verify_checkpoint(path)
     with pytest.raises(CheckpointError, match="more than tensors and plain values"):
         load_checkpoint(path)
     assert not made.exists()

@@ -9,11 +9,10 @@ import torch
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train_groups
 from matbackprop.errors import NonFiniteError
-from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.config import get_recipe, merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
 from matbackprop.training.ncuts import build
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.run_folder import RunFolder, load_checkpoint
 
 pytestmark = pytest.mark.cuda
 

@@ -9,8 +9,7 @@ import torch
 
 from helpers.tiny_run import TinyModule, tiny_config, train
 from helpers.two_processes import run_two
-from matbackprop.training.checkpoint import load_checkpoint
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.run_folder import RunFolder, load_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 

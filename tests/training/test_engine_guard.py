@@ -8,10 +8,9 @@ from safetensors.torch import load_file
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import DomainError, NonFiniteError, SolverError
-from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.guard import Guard, flatten_tensors
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.run_folder import RunFolder, load_checkpoint
 
 
 def _check_report(run, step, batch_holds):

@@ -10,7 +10,7 @@ from helpers.tiny_run import TinyData, TinyModule, tiny_config
 from matbackprop import matrix_log
 from matbackprop.nn import SecondOrderPool
 from matbackprop.training.engine import fit, seed_all
-from matbackprop.training.profiling import PARTS, structured_layers
+from matbackprop.training.guard import PARTS, structured_layers
 
 
 class Pooling(TinyModule):

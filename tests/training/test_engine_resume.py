@@ -7,8 +7,8 @@ import torch
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import ConfigurationError
-from matbackprop.training.checkpoint import load_checkpoint, save_checkpoint
 from matbackprop.training.engine import RunInterrupted, fit, seed_all
+from matbackprop.training.run_folder import load_checkpoint, save_checkpoint
 
 
 class _Stop(Exception):

@@ -17,10 +17,9 @@ import torch
 from helpers.tiny_run import tiny_config, train
 from matbackprop import files
 from matbackprop.errors import ConfigurationError, NonFiniteError
-from matbackprop.training import checkpoint as checkpoint_module
-from matbackprop.training.checkpoint import latest_checkpoint, load_checkpoint
+from matbackprop.training import run_folder as checkpoint_module
 from matbackprop.training.engine import RunInterrupted
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.run_folder import RunFolder, latest_checkpoint, load_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
@@ -211,7 +210,7 @@ def test_a_signal_at_the_very_end_is_not_forgotten(tmp_path):
 
 
 def test_a_second_signal_ends_at_once_but_not_the_same_one_sent_twice(tmp_path):
-    from matbackprop.signals import stop_on_signal
+    from matbackprop.processes import stop_on_signal
 
     stop = stop_on_signal()
     stop.handle(signal.SIGTERM, None)

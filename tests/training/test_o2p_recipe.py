@@ -11,12 +11,11 @@ from safetensors.torch import save_file
 from matbackprop.data import coco_regions
 from matbackprop.errors import DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.training.checkpoint import load_checkpoint
 from matbackprop.training.config import merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
 from matbackprop.training.o2p import RegionModule, build, build_model, data_folder, describe, open_regions
 from matbackprop.training.o2p_config import RECIPE, O2PConfig, RegionDataConfig
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.run_folder import RunFolder, load_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
-from matbackprop.signals import SignalHandlers
+from matbackprop.processes import SignalHandlers
 
 __all__ = ["COMMANDS", "Command", "main"]
 

@@ -23,8 +23,8 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.files import read_bytes, read_json, shorten
 
 if TYPE_CHECKING:
+    from matbackprop.training.engine import Data, System
     from matbackprop.training.run_folder import RunFolder
-    from matbackprop.training.system import Data, System
 
 T = TypeVar("T")
 

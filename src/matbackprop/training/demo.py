@@ -31,10 +31,9 @@ from matbackprop.report.html import Page
 from matbackprop.report.tables import Table
 from matbackprop.spectral import NCutSpace, SoftSpace, segment_features
 from matbackprop.training.config import EngineConfig
-from matbackprop.training.engine import evaluate, fit, seed_all
+from matbackprop.training.engine import Data, System, evaluate, fit, seed_all
 from matbackprop.training.loading import EpochLoader, ItemSource
 from matbackprop.training.run_folder import RunFolder
-from matbackprop.training.system import Data, System
 
 _PHOTOGRAPHS = ("astronaut", "coffee", "chelsea")
 _KS = (2, 3, 4, 5, 6, 8)

@@ -31,11 +31,11 @@ from matbackprop.models.config import NCutsModelConfig
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.solvers import batched_eigh
+from matbackprop.training.engine import Data, System
 from matbackprop.training.graphs import GraphedLoss
 from matbackprop.training.loading import EpochLoader, generator_for
 from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig
 from matbackprop.training.run_folder import RunFolder
-from matbackprop.training.system import Data, System
 
 SCALES = 6
 """Number of sizes that random scaling chooses from."""

@@ -35,12 +35,12 @@ from matbackprop.errors import DataError
 from matbackprop.inference.loading import choose_device
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.models.weights import load_backbone_weights
+from matbackprop.processes import gather_rows
 from matbackprop.solvers import batched_eigh
-from matbackprop.training.engine import evaluate
+from matbackprop.training.engine import Data, System, evaluate
 from matbackprop.training.loading import EpochLoader
 from matbackprop.training.o2p_config import O2PConfig, RegionDataConfig
 from matbackprop.training.run_folder import RunFolder
-from matbackprop.training.system import Data, System, gather_rows
 
 LARGE = 400
 """Regions of at least this many pixels are also scored on their own."""
