@@ -6,7 +6,7 @@ from PIL import Image
 from scipy.io import loadmat, savemat
 
 from helpers.seg_files import write_seg
-from matbackprop.data import label_files, mat_files, pictures
+from matbackprop.data import label_files, pictures
 from matbackprop.data.label_files import (
     index_label_files,
     read_label_maps,
@@ -180,8 +180,7 @@ def test_damaged_and_wrong_files(tmp_path):
 
 
 def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch):
-    for module in (label_files, mat_files):
-        monkeypatch.setattr(module, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(label_files, "MAX_BYTES", 100_000)
     for module in (label_files, pictures):
         monkeypatch.setattr(module, "MAX_PIXELS", 100_000)
     many, fine = np.zeros((1000, 200), np.uint16), np.zeros((100, 200), np.uint16)
@@ -275,7 +274,7 @@ def test_a_mat_file_is_read_as_scipy_reads_it(tmp_path, compressed):
         "text": "hello",
     }
     savemat(tmp_path / "a.mat", content, do_compression=compressed)
-    ours, theirs = mat_files.read_mat(tmp_path / "a.mat"), loadmat(tmp_path / "a.mat")
+    ours, theirs = label_files.read_mat(tmp_path / "a.mat"), loadmat(tmp_path / "a.mat")
     for name in ("bytes", "doubles", "flags"):
         np.testing.assert_array_equal(ours[name], theirs[name])
         assert ours[name].dtype == theirs[name].dtype

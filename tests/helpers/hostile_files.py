@@ -42,7 +42,7 @@ from matbackprop.cli import main
 from matbackprop.data.cache import write_cache
 from matbackprop.data.shapes import write_shapes_bsds, write_shapes_coco
 from matbackprop.errors import DataError
-from matbackprop.reproduce.store import Job, Store
+from matbackprop.reproduce.table import Job, Store
 from matbackprop.training.run_folder import _COMMENT, _PREFIX, load_checkpoint, save_checkpoint
 
 for module in (

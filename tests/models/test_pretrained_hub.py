@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from helpers.hub import running_hub
-from matbackprop.models.pretrained import model_card
+from matbackprop.models.weights import model_card
 
 pytest.importorskip("huggingface_hub")
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
 from matbackprop.models.backbones import BACKBONES, BackboneEntry, build_backbone
-from matbackprop.models.pretrained import PretrainedMixin
 from matbackprop.models.weights import (
+    PretrainedMixin,
     download_weights,
     find_weights,
     in_eight_bits,

@@ -6,7 +6,7 @@ from PIL import Image
 
 from matbackprop.errors import ShapeError
 from matbackprop.report import figures
-from matbackprop.report.style import svg
+from matbackprop.report.figures import svg
 
 
 def _rows(n=12):

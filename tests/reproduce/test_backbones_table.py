@@ -10,7 +10,7 @@ from matbackprop.errors import DataError
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.reproduce.backbones import Backbones
 from matbackprop.reproduce.config import BackbonesConfig
-from matbackprop.reproduce.store import Job
+from matbackprop.reproduce.table import Job
 from matbackprop.training.o2p_config import RegionDataConfig
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from matbackprop.reproduce import table
-from matbackprop.reproduce.store import Job
-from matbackprop.reproduce.table import Clock, run_jobs
+from matbackprop.reproduce.table import Clock, Job, run_jobs
 
 
 @dataclass
@@ -92,7 +91,7 @@ def test_an_interrupted_command_ends_its_runs_at_once(tmp_path):
 
 NESTED = """
 from matbackprop.reproduce.table import run_jobs, shared_workers
-from matbackprop.reproduce.store import Job
+from matbackprop.reproduce.table import Job
 
 class Nested:
     done = 0

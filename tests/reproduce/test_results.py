@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from matbackprop.reproduce.config import Table1Config, Table2Config
-from matbackprop.reproduce.store import fingerprint
+from matbackprop.reproduce.table import fingerprint
 from matbackprop.reproduce.table1 import Table1
 from matbackprop.reproduce.table2 import Table2
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from matbackprop.errors import DataError
-from matbackprop.reproduce.store import Job, Store, data_digest, fingerprint, settings, weights_digest
+from matbackprop.reproduce.table import Job, Store, data_digest, fingerprint, settings, weights_digest
 from matbackprop.training.ncuts_config import PRESETS as NCUTS
 from matbackprop.training.o2p_config import PRESETS as O2P
 

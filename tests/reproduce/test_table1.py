@@ -12,7 +12,7 @@ from matbackprop.cli.train import parse
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.reproduce import table1
 from matbackprop.reproduce.config import Table1Config
-from matbackprop.reproduce.store import Job
+from matbackprop.reproduce.table import Job
 from matbackprop.reproduce.table1 import ROWS, Table1
 from matbackprop.training.o2p_config import PRESETS, RegionDataConfig
 

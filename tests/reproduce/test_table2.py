@@ -11,7 +11,7 @@ import pytest
 from matbackprop.errors import ConfigurationError
 from matbackprop.reproduce import table2
 from matbackprop.reproduce.config import Table2Config
-from matbackprop.reproduce.store import Job
+from matbackprop.reproduce.table import Job
 from matbackprop.reproduce.table2 import GROUP_OF, GROUPS, ROWS, Table2
 from matbackprop.spectral import MERGE_KS
 from matbackprop.training.ncuts_config import PRESETS, ImageDataConfig

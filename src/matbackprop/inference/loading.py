@@ -12,7 +12,7 @@ from matbackprop.errors import ConfigurationError, WeightsError
 from matbackprop.files import shorten
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.models.pretrained import CONFIG, fetch_pretrained, pretrained_config
+from matbackprop.models.weights import CONFIG, fetch_pretrained, pretrained_config
 
 M = TypeVar("M", DeepNCuts, RegionClassifier)
 

@@ -20,7 +20,7 @@ from matbackprop.errors import ShapeError
 from matbackprop.models.backbones import build_backbone
 from matbackprop.models.backbones.base import Backbone, TapInfo, normalize
 from matbackprop.models.config import NCutsModelConfig, changed
-from matbackprop.models.pretrained import PretrainedMixin
+from matbackprop.models.weights import PretrainedMixin
 from matbackprop.spectral import (
     CLUSTER_KS,
     MERGE_KS,

@@ -28,7 +28,7 @@ from torch.nn import functional as nnf
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbones import build_backbone
 from matbackprop.models.config import Background, RegionModelConfig, changed
-from matbackprop.models.pretrained import PretrainedMixin
+from matbackprop.models.weights import PretrainedMixin
 from matbackprop.nn import SecondOrderPool
 from matbackprop.solvers import batched_eigh
 

@@ -1,4 +1,5 @@
-"""Pretrained weights of the backbones: from a local file, from the data folder, from the cache, or downloaded.
+"""Weights: those of the backbones, from a file, the data folder, the cache or a download; and models saved and loaded
+as ``config.json`` and ``model.safetensors``, as the Hugging Face hub does.
 
 Only safetensors files are read, except for torchvision's official ``.pth`` files right after a download whose checksum
 fits; those are read with ``weights_only=True`` and kept as safetensors. Nothing read here can execute code.
@@ -6,19 +7,28 @@ fits; those are read with ``weights_only=True`` and kept as safetensors. Nothing
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import tempfile
+import types
+import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import DataError, MissingExtraError, WeightsError
-from matbackprop.files import atomic_write, shorten
-from matbackprop.models.backbones import BACKBONES, BackboneEntry
+from matbackprop.files import atomic_write, read_json, shorten, show
+from matbackprop.models.backbones import BACKBONES, BackboneEntry, check_published
 from matbackprop.models.backbones.base import Backbone
+from matbackprop.models.config import LARGEST
 
 __all__ = [
+    "PretrainedMixin",
     "check_weights",
     "find_weights",
     "in_eight_bits",
@@ -26,7 +36,6 @@ __all__ = [
     "load_weights_into",
     "read_weights",
 ]
-
 
 _SCALE = ".scale"
 """Ends the names of the scales of weights in 8 bits."""
@@ -239,3 +248,204 @@ def download_weights(name: str, target: Path, entry: BackboneEntry | None = None
     atomic_write(target, save({k: v.contiguous() for k, v in state.items()}))
     downloaded.unlink()
     return target
+
+
+M = TypeVar("M", bound="PretrainedMixin")
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+class PretrainedMixin:
+    """Gives an ``nn.Module`` :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub`.
+
+    The hub's own mixin would load weights that do not fit (``strict=False``), ignore unknown arguments and fall back to
+    pickled files; here every one of these is an error.
+
+    The class keeps its constructor's arguments, as JSON can hold them, in ``self.hparams_dict``.
+
+    Example:
+        >>> import tempfile
+        >>> class Model(PretrainedMixin, nn.Module):
+        ...     def __init__(self, width=2):
+        ...         super().__init__()
+        ...         self.hparams_dict = {"width": width}
+        ...         self.layer = nn.Linear(width, 1)
+        >>> model, folder = Model(width=3), tempfile.mkdtemp()
+        >>> _ = model.save_pretrained(folder)
+        >>> bool((Model.from_pretrained(folder).layer.weight == model.layer.weight).all())
+        True
+    """
+
+    hparams_dict: dict[str, Any]
+
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None, **notes: Any) -> Path:
+        """Write the model to a folder.
+
+        Args:
+            folder: made if need be.
+            dtype: dtype of floating-point weights in the file, for example ``torch.float16``; None keeps theirs.
+                ``torch.int8`` writes large weights in 8 bits with one scale per output channel, the rest as float16.
+            notes: further entries of ``config.json``, for example class names.
+
+        Returns:
+            The folder.
+        """
+        from safetensors.torch import save
+
+        assert isinstance(self, nn.Module)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"library": "matbackprop", "class": type(self).__name__, "arguments": self.hparams_dict, **notes}
+        state = {k: v.detach().cpu() for k, v in self.state_dict().items()}
+        if dtype == torch.int8:
+            state = in_eight_bits(state)
+        elif dtype is not None:
+            state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+        atomic_write(folder / WEIGHTS, save({k: v.contiguous().clone() for k, v in state.items()}, {"format": "pt"}))
+        atomic_write(folder / CARD, model_card(config))
+        atomic_write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+        return folder
+
+    def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None, **options: Any) -> str:
+        """Write the model to a repository of the Hugging Face hub, with a card that says what it is.
+
+        Args:
+            name: ``"owner/name"``; the repository is made if need be.
+            private: whether others see it, where it is made.
+            token: of the hub; None for the one that ``hf auth login`` left.
+            options: as in :meth:`save_pretrained`: ``dtype`` and notes, such as ``license="cc-by-4.0"``, the data, the
+                scores and the command that trained it.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            WeightsError: the hub refuses or cannot be reached.
+        """
+        hub = _hub(f"to share {name}")
+        api = hub.HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, **options)
+            try:
+                api.create_repo(name, private=private, exist_ok=True)
+                return str(api.upload_folder(repo_id=name, folder_path=folder).commit_url)
+            except Exception as error:  # its own errors, and those of two libraries for the network
+                raise WeightsError(
+                    f"the Hugging Face hub does not take {name}: {type(error).__name__}: {error}"
+                ) from error
+
+    @classmethod
+    def from_pretrained(cls: type[M], source: str | Path) -> M:
+        """Build the model from a folder, or from a repository of the Hugging Face hub.
+
+        Args:
+            source: a folder that :meth:`save_pretrained` wrote, or ``"owner/name"`` (needs ``huggingface_hub``).
+
+        Raises:
+            WeightsError: there is no such folder, or it holds another class or architecture.
+        """
+        folder = fetch_pretrained(source)
+        config = pretrained_config(folder)
+        if config.get("class") != cls.__name__:
+            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
+        try:
+            _check_arguments(cls, config["arguments"])
+            check_published(config["arguments"].get("backbone", "alexnet"))
+            with torch.device("meta"):  # without memory, of which a few digits in a file can ask for any amount
+                sketch = cls(**config["arguments"])
+            assert isinstance(sketch, nn.Module)
+            state = read_weights(folder / WEIGHTS)
+            check_weights(sketch, state, str(folder / WEIGHTS))
+            model = cls(**config["arguments"])
+        except WeightsError as error:
+            raise WeightsError(f"{error} Its {CONFIG} says what the model is.") from error
+        except Exception as error:  # whatever a constructor makes of values of any kind
+            reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {reason[:500]}") from error
+        assert isinstance(model, nn.Module)
+        load_weights_into(model, state, str(folder / WEIGHTS))
+        return model.eval()
+
+
+def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:
+    """Refuse arguments of other kinds than the constructor, and the configuration that it takes, are annotated with."""
+    hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+    for hint in list(hints.values()):
+        for kind in typing.get_args(hint) or (hint,):
+            hints |= typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    for name, value in arguments.items():
+        unset = name == "merge_ridge" and value is None  # in models saved before it had a value of its own
+        if not unset and not _is_of(value, hints.get(name, Any)):
+            raise ValueError(f"{shorten(name)} is {show(value)}.")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is of an annotated kind; numbers are finite and whole ones no larger than any layer."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_of(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if hint is Any:
+        return True
+    if hint in (int, float):
+        number = isinstance(value, (int, hint)) and not isinstance(value, bool)
+        return number and abs(value) <= (LARGEST if hint is int else 1e300)
+    if origin is not None:  # lists and tuples
+        return isinstance(value, (list, tuple)) and all(_is_of(one, inner[0]) for one in value)
+    return isinstance(value, hint)
+
+
+def pretrained_config(folder: str | Path) -> dict[str, Any]:
+    """Return the ``config.json`` of a saved model.
+
+    Raises:
+        WeightsError: there is none, or it is damaged.
+    """
+    path = Path(folder) / CONFIG
+    if not path.exists():
+        raise WeightsError(f"{folder} holds no saved model: it has no {CONFIG}.")
+    config = read_json(path, error=WeightsError)
+    if not isinstance(config.get("class"), str) or not isinstance(config.get("arguments"), dict):
+        raise WeightsError(f"{path} does not describe a saved model: an object with 'class' and 'arguments' is needed.")
+    return config
+
+
+def _hub(purpose: str) -> ModuleType:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MissingExtraError(f"{purpose} with the Hugging Face hub: pip install huggingface_hub.") from None
+    return huggingface_hub
+
+
+def model_card(config: dict[str, Any]) -> str:
+    """The card (README.md) of a saved model: how to use it, and what ``config.json`` says about it."""
+    notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
+    kind, use = config["class"], "segment" if config["class"] == "DeepNCuts" else "classify"
+    lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
+    lines += [f"license: {config['license']}"] if "license" in config else []
+    lines += ["---", "", f"# {kind}", "", "Use this folder, or its name on the hub, with matbackprop:", ""]
+    lines += ["```python", "import matbackprop", "", f'matbackprop.{use}("photo.jpg", "owner/name")', "```", ""]
+    for title, content in (("Notes", notes), ("Arguments", config["arguments"])):
+        if content:
+            lines += [f"## {title}", "", "| name | value |", "| --- | --- |"]
+            lines += [f"| {k} | `{json.dumps(v, ensure_ascii=False)}` |" for k, v in content.items()] + [""]
+    return "\n".join(lines)
+
+
+def fetch_pretrained(source: str | Path) -> Path:
+    """Return the folder of a saved model, fetched from the hub where ``source`` is no folder."""
+    if Path(source).is_dir():
+        return Path(source)
+    if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        raise WeightsError(
+            f"there is no folder {source}; give one that save_pretrained wrote, or owner/name on the hub."
+        )
+    hub = _hub(f"there is no folder {source}; to fetch it")
+    try:
+        return Path(hub.snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
+    except Exception as error:
+        raise WeightsError(
+            f"there is no folder {source}, and the Hugging Face hub does not give it: {type(error).__name__}: {error}"
+        ) from error

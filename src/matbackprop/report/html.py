@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from matbackprop.data.pictures import open_picture
 from matbackprop.errors import DataError
 from matbackprop.files import read_bytes
-from matbackprop.report.figures import curve_panels, curves
-from matbackprop.report.style import svg
+from matbackprop.report.figures import curve_panels, curves, svg
 from matbackprop.report.tables import Table, format_number
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """The paper's two tables, one of backbones and BSDS500's, each from one command that may be stopped and given again.
 
-``store``           results that know what made them
-``table``           what all tables share: runs, stages, timing, the files of a table
+``table``           what all tables share: results that know what made them, runs, stages, timing, files
 ``table1``          region classification: its rows, and how one is trained, timed and summarised
 ``backbones``       region classification by first and second order on several backbones
 ``table2``          full-image segmentation, likewise

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from matbackprop.errors import DataError
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import BackbonesConfig
-from matbackprop.reproduce.store import Job
+from matbackprop.reproduce.table import Job
 from matbackprop.reproduce.table1 import Row, Table1
 from matbackprop.training.o2p import build_model, describe, open_regions
 

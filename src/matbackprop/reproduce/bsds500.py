@@ -29,8 +29,7 @@ from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.deep_ncuts import DeepNCuts, Merging
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Bsds500Config
-from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
-from matbackprop.reproduce.table import Device, Reproduction
+from matbackprop.reproduce.table import Device, Job, Reproduction, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table2 import COLOUR_SETTINGS, check_data, measure_digest, train, training_recipe, workers_of
 from matbackprop.spectral import contour_map
 from matbackprop.training.ncuts import data_folder, open_images

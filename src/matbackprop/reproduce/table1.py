@@ -30,8 +30,17 @@ from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.report import figures
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Table1Config
-from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
-from matbackprop.reproduce.table import NUMBERS_ONLY, Device, Reproduction, interval_text
+from matbackprop.reproduce.table import (
+    NUMBERS_ONLY,
+    Device,
+    Job,
+    Reproduction,
+    data_digest,
+    fingerprint,
+    interval_text,
+    settings,
+    weights_digest,
+)
 from matbackprop.training.config import merge, to_json
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.o2p import (

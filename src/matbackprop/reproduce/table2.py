@@ -37,8 +37,18 @@ from matbackprop.report.figures import curves, segmentation_grid
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.baselines import HUMANS, run_baseline
 from matbackprop.reproduce.config import SegmentationConfig, Table2Config
-from matbackprop.reproduce.store import Job, data_digest, fingerprint, settings, weights_digest
-from matbackprop.reproduce.table import NUMBERS_ONLY, Device, Reproduction, interval_text, shared_workers
+from matbackprop.reproduce.table import (
+    NUMBERS_ONLY,
+    Device,
+    Job,
+    Reproduction,
+    data_digest,
+    fingerprint,
+    interval_text,
+    settings,
+    shared_workers,
+    weights_digest,
+)
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.ncuts import (
     build,

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from matbackprop.report.style import GRID, INK, MUTED, PALETTE, figure, styled, svg
+from matbackprop.report.figures import GRID, INK, MUTED, PALETTE, figure, styled, svg
 from matbackprop.serve.gradients import GAPS, STEPS, TIE, Training, eigenvalues, errors, gap_of, train
 
 __all__ = ["explored", "gap_text"]
