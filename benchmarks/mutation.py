@@ -63,11 +63,9 @@ TESTS = {
     "metrics/objects_parts.py": "metrics_objects_parts",
     "metrics/regions.py": "metrics_regions",
     "spectral/components.py": "spectral_components",
-    "spectral/contour_map.py": "spectral_contour_map",
-    "spectral/hierarchy.py": "spectral_hierarchy",
+    "spectral/hierarchy.py": "spectral_hierarchy spectral_contour_map",
     "spectral/clustering.py": "spectral_kmeans spectral_rounding",
-    "spectral/embedding.py": "spectral_points spectral_segment",
-    "spectral/segment.py": "spectral_segment",
+    "spectral/segment.py": "spectral_points spectral_segment",
     "spectral/superpixels.py": "spectral_slic spectral_segment",
     "training/run_folder.py": "engine_checkpoint engine_run_folder | not costs_only",
 }

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from matbackprop.bench import SUITES, Results, load_results, run_suites, save_results
-from matbackprop.bench import run as running
-from matbackprop.bench.measure import measure
+from matbackprop.bench import measure as running
+from matbackprop.bench.measure import Record, describe_machine, machine_name, measure
 from matbackprop.bench.page import TITLES, format_record, write_page
 from matbackprop.bench.peers import MissingPeer, need
-from matbackprop.bench.results import Record, describe_machine, machine_name
 from matbackprop.bench.suites.entry import Entry
 from matbackprop.errors import ConfigurationError, DataError
 

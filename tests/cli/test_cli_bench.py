@@ -2,7 +2,7 @@
 
 import pytest
 
-from matbackprop.bench.results import load_results
+from matbackprop.bench.measure import load_results
 from matbackprop.cli import run
 from matbackprop.errors import ConfigurationError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from matbackprop.inference.colour_merging import merge_by_colour
+from matbackprop.inference.segmenting import merge_by_colour
 from matbackprop.spectral import MERGE_KS
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from matbackprop.serve.gradient_views import explored, gap_text, said
 from matbackprop.serve.gradients import (
     FUNCTIONS,
     GAPS,
@@ -12,8 +11,11 @@ from matbackprop.serve.gradients import (
     TIE,
     _direction,
     errors,
+    explored,
+    gap_text,
     gradient,
     matrix,
+    said,
     train,
     truth,
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
-from matbackprop.inference.colour_merging import merge_by_colour
+from matbackprop.inference.segmenting import merge_by_colour
 from matbackprop.spectral import components, connected_components, slic_superpixels
 
 

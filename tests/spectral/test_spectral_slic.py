@@ -9,7 +9,7 @@ from skimage.filters import gaussian
 from skimage.segmentation import slic
 
 from helpers import cuda_on_cpu
-from matbackprop.spectral import rgb_to_lab, slic_cuda, slic_superpixels
+from matbackprop.spectral import rgb_to_lab, slic_superpixels, superpixels
 
 LAUNCHER = """
 extern "C" void launch_slic_assign(int blocks, int threads, const double* colours, const double* centres,
@@ -27,7 +27,7 @@ extern "C" void launch_slic_assign(int blocks, int threads, const double* colour
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     return cuda_on_cpu.Kernels(
-        cuda_on_cpu.build(tmp_path_factory.mktemp("slic"), slic_cuda.SOURCE, LAUNCHER, shared=True)
+        cuda_on_cpu.build(tmp_path_factory.mktemp("slic"), superpixels.SOURCE, LAUNCHER, shared=True)
     )
 
 
@@ -59,25 +59,25 @@ def test_lab_against_scikit_image():
 @pytest.mark.parametrize("name", pictures())
 def test_the_kernel_finds_the_superpixels_of_scikit_image(kernels, name, count):
     picture = pictures()[name]
-    assigned = slic_cuda.assign_superpixels(tensor(picture), count, kernels=kernels)[0].numpy()
+    assigned = superpixels.assign_superpixels(tensor(picture), count, kernels=kernels)[0].numpy()
     options = {"n_segments": count, "compactness": 8.0, "sigma": 0.7, "start_label": 0, "channel_axis": -1}
     np.testing.assert_array_equal(assigned, slic(picture, enforce_connectivity=False, **options))
-    found = slic_cuda.connect_superpixels(assigned, picture, count)
+    found = superpixels.connect_superpixels(assigned, picture, count)
     np.testing.assert_array_equal(found, slic_superpixels(picture, count))
 
 
 def test_a_batch_is_its_images_one_by_one(kernels):
     crops = [astronaut()[:90, :120], astronaut()[100:190, 200:320], coffee()[:90, :120]]
     batch = torch.cat([tensor(crop) for crop in crops])
-    together = slic_cuda.assign_superpixels(batch, 60, kernels=kernels)
+    together = superpixels.assign_superpixels(batch, 60, kernels=kernels)
     for crop, found in zip(crops, together, strict=True):
-        assert torch.equal(found, slic_cuda.assign_superpixels(tensor(crop), 60, kernels=kernels)[0])
+        assert torch.equal(found, superpixels.assign_superpixels(tensor(crop), 60, kernels=kernels)[0])
 
 
 def test_what_the_device_is_not_used_for():
-    assert not slic_cuda.works_on(torch.zeros(3, 200, 200), 100)  # the CPU has scikit-image
+    assert not superpixels.works_on(torch.zeros(3, 200, 200), 100)  # the CPU has scikit-image
     picture = astronaut()[:60, :80]
-    np.testing.assert_array_equal(slic_cuda.slic_of(tensor(picture)[0], 30), slic_superpixels(picture, 30))
+    np.testing.assert_array_equal(superpixels.slic_of(tensor(picture)[0], 30), slic_superpixels(picture, 30))
 
 
 @pytest.mark.cuda
@@ -86,15 +86,15 @@ def test_what_the_device_is_not_used_for():
 def test_the_device_finds_the_superpixels_of_scikit_image(name, count):
     picture = pictures()[name]
     image = tensor(picture)[0].cuda()
-    assert slic_cuda.works_on(image, count)
-    found = slic_cuda.slic_of(image, count)
+    assert superpixels.works_on(image, count)
+    found = superpixels.slic_of(image, count)
     expected = slic_superpixels(picture, count)
     assert np.mean(found != expected) < 1e-3  # pixels as near to two centres as rounding can tell
-    np.testing.assert_array_equal(found, slic_cuda.slic_of(image, count))
+    np.testing.assert_array_equal(found, superpixels.slic_of(image, count))
 
 
 @pytest.mark.cuda
 def test_tiny_images_on_the_device():
     image = torch.zeros(3, 3, 50, dtype=torch.uint8, device="cuda")
-    assert not slic_cuda.works_on(image, 20)
-    np.testing.assert_array_equal(slic_cuda.slic_of(image, 20), slic_superpixels(np.zeros((3, 50, 3), np.uint8), 20))
+    assert not superpixels.works_on(image, 20)
+    np.testing.assert_array_equal(superpixels.slic_of(image, 20), slic_superpixels(np.zeros((3, 50, 3), np.uint8), 20))

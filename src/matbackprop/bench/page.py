@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matbackprop.bench.results import Record, Results, load_results
+from matbackprop.bench.measure import Record, Results, load_results
 from matbackprop.errors import DataError
 from matbackprop.files import read_json
 from matbackprop.report.figures import lines

@@ -17,8 +17,7 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import Workers
 from matbackprop.spectral import MergeCost, merge_regions, region_graph, slic_superpixels
-from matbackprop.spectral.slic_cuda import assign_superpixels, connect_superpixels, works_on
-from matbackprop.spectral.superpixels import RegionGraph
+from matbackprop.spectral.superpixels import RegionGraph, assign_superpixels, connect_superpixels, works_on
 
 __all__ = ["Segmented", "Workers", "segment_images"]
 

@@ -36,7 +36,7 @@ from matbackprop.spectral import (
     segment_features,
     soft_embedding,
 )
-from matbackprop.spectral.slic_cuda import slic_of
+from matbackprop.spectral.superpixels import slic_of
 
 
 class FeatureMaps(NamedTuple):

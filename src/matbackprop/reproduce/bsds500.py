@@ -24,7 +24,7 @@ from matbackprop.data.label_files import index_label_files, read_label_maps
 from matbackprop.data.pictures import find_pictures, read_picture
 from matbackprop.errors import DataError
 from matbackprop.files import atomic_folder
-from matbackprop.inference.colour_merging import merge_by_colour
+from matbackprop.inference.segmenting import merge_by_colour
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.deep_ncuts import DeepNCuts, Merging
 from matbackprop.report.tables import Measured, Table

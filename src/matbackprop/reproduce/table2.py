@@ -26,8 +26,8 @@ from matbackprop.data.bsds import BSDS, FOLDS, tuning_split
 from matbackprop.data.cache import cache_key
 from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.inference.colour_merging import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.inference.image_sets import Segmented, segment_images, warm
+from matbackprop.inference.segmenting import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.config import VARIANTS

@@ -22,8 +22,7 @@ from PIL import Image
 from matbackprop.data.pictures import read_picture
 from matbackprop.errors import ConfigurationError, MissingExtraError
 from matbackprop.inference.export import FORMATS
-from matbackprop.serve.gradient_views import explored, gap_text, said
-from matbackprop.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE
+from matbackprop.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explored, gap_text, said
 from matbackprop.serve.guard import AGE, Guard
 from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture, counted, fit_photograph, sample_photographs
 

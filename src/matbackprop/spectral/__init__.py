@@ -9,21 +9,28 @@ from matbackprop.spectral.clustering import (
     weighted_kmeans,
     yu_shi_rotation,
 )
-from matbackprop.spectral.colour import rgb_to_lab
 from matbackprop.spectral.components import connected_components
-from matbackprop.spectral.contour_map import contour_map, number_strengths
-from matbackprop.spectral.embedding import (
+from matbackprop.spectral.hierarchy import MERGE_KS, Hierarchy, MergeCost, contour_map, merge_regions, number_strengths
+from matbackprop.spectral.segment import (
+    CLUSTER_KS,
     Embedding,
     KChoice,
     NCutSpace,
+    Segmentation,
     SoftSpace,
     choose_k,
     ncut_embedding,
+    segment_features,
     soft_embedding,
 )
-from matbackprop.spectral.hierarchy import MERGE_KS, Hierarchy, MergeCost, merge_regions
-from matbackprop.spectral.segment import CLUSTER_KS, Segmentation, segment_features
-from matbackprop.spectral.superpixels import RegionGraph, border_mean, region_graph, region_means, slic_superpixels
+from matbackprop.spectral.superpixels import (
+    RegionGraph,
+    border_mean,
+    region_graph,
+    region_means,
+    rgb_to_lab,
+    slic_superpixels,
+)
 
 __all__ = [
     "CLUSTER_KS",
