@@ -15,7 +15,7 @@ from torch import Tensor
 
 from matbackprop._torch import is_wrapped
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, NonFiniteError, ShapeError, SymmetryError
-from matbackprop.numerics import half_of_the_digits
+from matbackprop.numerics import half_of_the_digits, real_dtype
 
 _FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _COMPLEX = (torch.complex128, torch.complex64)
@@ -51,6 +51,11 @@ def values_checkable(a: Tensor) -> bool:
         or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
         or is_wrapped(a)
     )
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether tensors have memory to point to: neither compiled, transformed, fake nor of a class of their own."""
+    return all(values_checkable(t) and type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
 def wants_check(check: bool | None, a: Tensor) -> bool:
@@ -209,3 +214,22 @@ def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
             f"{float(gap):.3g}. Pass (A + A.mH)/2, or check=False to take the {kind} part without this test."
         )
     return False
+
+
+def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, like: Tensor) -> Tensor | None:
+    """Make a number or a tensor one value per matrix, (*batch,), without waiting for the device."""
+    if p is None:
+        return None
+    if not isinstance(p, Tensor):
+        value = torch.scalar_tensor(p, dtype=real_dtype(like.dtype), device=like.device)
+        return value.expand(batch) if batch else value
+    p = p.to(dtype=real_dtype(like.dtype), device=like.device)
+    extra = p.ndim - len(batch)
+    try:
+        # One value may come with more dimensions than the batch has, as a parameter of shape (1,) does.
+        return (p.reshape(p.shape[extra:]) if extra > 0 and p.shape[:extra].numel() == 1 else p).expand(batch)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"{name} must broadcast to the batch shape {tuple(batch)}, one value per matrix; got shape "
+            f"{tuple(p.shape)}."
+        ) from error

@@ -2,7 +2,7 @@
 
 import pytest
 
-from matbackprop.data.shapes import dataset_folder
+from matbackprop.data.cache import dataset_folder
 from matbackprop.errors import DataError
 
 

@@ -8,7 +8,8 @@ import torch
 
 from matbackprop.cuda import compiler, cusolver, refined
 from matbackprop.errors import DtypeError, ShapeError, SolverError
-from matbackprop.solvers import _threads, batched_eigh, leading_eigh, route
+from matbackprop.solvers import batched_eigh, leading_eigh, route
+from matbackprop.solvers.eigh import _solve_in_threads
 
 
 def symmetric(*shape, dtype=torch.float64, device="cpu", seed=0):
@@ -112,7 +113,7 @@ def test_threads_from_several_callers():
     found = []
     try:
         torch.set_num_threads(2)
-        callers = [threading.Thread(target=lambda: found.append(_threads.solve(a))) for _ in range(4)]
+        callers = [threading.Thread(target=lambda: found.append(_solve_in_threads(a))) for _ in range(4)]
         for caller in callers:
             caller.start()
         for caller in callers:

@@ -12,11 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from matbackprop.checks import is_plain
 from matbackprop.cuda import jacobi, separate
 from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 from matbackprop.cuda.rows import ROWS, tile
-from matbackprop.cuda.twin import Pair, call_pair, is_plain, kernels_may_take
+from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
 _FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}

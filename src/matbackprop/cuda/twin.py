@@ -16,15 +16,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from matbackprop._torch import forward_mode_active
-from matbackprop.checks import values_checkable
+from matbackprop.checks import is_plain
 from matbackprop.cuda import compiler
 
-__all__ = ["Pair", "call_pair", "device_takes", "is_plain", "kernels_may_take"]
-
-
-def is_plain(*tensors: Tensor) -> bool:
-    """Whether tensors have memory to point to: neither compiled, transformed, fake nor of a class of their own."""
-    return all(values_checkable(t) and type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+__all__ = ["Pair", "call_pair", "device_takes", "kernels_may_take"]
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -252,3 +252,40 @@ def cache_folders(folder: str | Path) -> list[Path]:
     parents = (meta.parent for meta in sorted(folder.rglob("meta.json")))
     visible = (p for p in parents if not any(part.startswith(".") for part in p.relative_to(folder).parts))
     return [p for p in visible if _is_ours(p)]
+
+
+def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: int, cache: Path | None) -> Path:
+    """The folder of a recipe's data set: made on the fly, named by the user, or under ``MATBACKPROP_DATA``.
+
+    Args:
+        name: of the folder under ``MATBACKPROP_DATA``, and of the layout.
+        root: the folder that the user named, or None.
+        made: training images to make on the fly instead, with fewer validation images beside them; 0 for none.
+        cache: where made images are kept; None for the default cache.
+
+    Raises:
+        DataError: no data set is named.
+
+    Example:
+        >>> dataset_folder("coco", Path("somewhere"), made=0, cache=None).name
+        'somewhere'
+    """
+    if made:
+        from matbackprop.data.shapes import write_shapes_bsds, write_shapes_coco
+
+        folder = (cache or default_cache_folder()) / f"shapes-{name.lower()}-{made}"
+        if not folder.exists():
+            with atomic_folder(folder) as scratch:
+                if name == "coco":
+                    write_shapes_coco(scratch, train=made, val=max(made // 4, 1))
+                else:
+                    write_shapes_bsds(scratch, train=made, val=max(made // 2, 1))
+        return folder
+    if root is not None:
+        return root
+    if "MATBACKPROP_DATA" not in os.environ:
+        raise DataError(
+            f"no data set is named: give --data.root FOLDER (in the layout of {name}), set MATBACKPROP_DATA to the "
+            f"folder that holds {name}/, or make images on the fly with --data.made 64."
+        )
+    return Path(os.environ["MATBACKPROP_DATA"]) / name

@@ -2,26 +2,22 @@
 
 :class:`ShapesRegions` gives objects with boxes, masks and classes, like COCO; :class:`ShapesSegmentation` gives label
 maps by several annotators who agree on some borders and not on others, like BSDS. :func:`write_shapes_coco` and
-:func:`write_shapes_bsds` write them in those data sets' own layouts, so that the real loaders run on them;
-:func:`dataset_folder` says where a recipe's data set lies, and makes it where that is asked for.
+:func:`write_shapes_bsds` write them in those data sets' own layouts, so that the real loaders run on them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.data.cache import default_cache_folder
-from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
-from matbackprop.files import atomic_folder
+from matbackprop.errors import ConfigurationError, MissingExtraError
 
 Sample = TypeVar("Sample")
 
@@ -310,38 +306,3 @@ def _write_image(path: Path, image: Tensor) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the place
-
-
-def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: int, cache: Path | None) -> Path:
-    """The folder of a recipe's data set: made on the fly, named by the user, or under ``MATBACKPROP_DATA``.
-
-    Args:
-        name: of the folder under ``MATBACKPROP_DATA``, and of the layout.
-        root: the folder that the user named, or None.
-        made: training images to make on the fly instead, with fewer validation images beside them; 0 for none.
-        cache: where made images are kept; None for the default cache.
-
-    Raises:
-        DataError: no data set is named.
-
-    Example:
-        >>> dataset_folder("coco", Path("somewhere"), made=0, cache=None).name
-        'somewhere'
-    """
-    if made:
-        folder = (cache or default_cache_folder()) / f"shapes-{name.lower()}-{made}"
-        if not folder.exists():
-            with atomic_folder(folder) as scratch:
-                if name == "coco":
-                    write_shapes_coco(scratch, train=made, val=max(made // 4, 1))
-                else:
-                    write_shapes_bsds(scratch, train=made, val=max(made // 2, 1))
-        return folder
-    if root is not None:
-        return root
-    if "MATBACKPROP_DATA" not in os.environ:
-        raise DataError(
-            f"no data set is named: give --data.root FOLDER (in the layout of {name}), set MATBACKPROP_DATA to the "
-            f"folder that holds {name}/, or make images on the fly with --data.made 64."
-        )
-    return Path(os.environ["MATBACKPROP_DATA"]) / name

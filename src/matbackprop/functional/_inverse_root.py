@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, parameter_tensor, wants_check
 from matbackprop.divided_differences import announcing_overflow, named_function, resolve_function
 from matbackprop.errors import ConfigurationError, DomainError, ShapeError
 from matbackprop.functional._eigh import eigh
-from matbackprop.functional._matrix_function import parameter_tensor, round_to_domain
+from matbackprop.functional._matrix_function import round_to_domain
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import reverse_mode_only
-from matbackprop.checks import check_finite, check_matrix, check_result, check_symmetric, values_checkable, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_result,
+    check_symmetric,
+    parameter_tensor,
+    values_checkable,
+    wants_check,
+)
 from matbackprop.divided_differences import (
     BoundFunction,
     SpectralFunction,
@@ -19,9 +27,9 @@ from matbackprop.divided_differences import (
     infinite_derivative,
     resolve_function,
 )
-from matbackprop.errors import DomainError, ShapeError
+from matbackprop.errors import DomainError
 from matbackprop.functional._spectrum import Spectrum, attach_captured, of_symmetric_part
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, rounding_of_zero, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, rounding_of_zero, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = [
@@ -63,25 +71,6 @@ def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype)
         return lam
     share = rounding_of_zero(dtype, lam.dtype, lam.shape[-1])
     return torch.where((lam < 0) & (lam >= -share * lam.abs().amax(-1, keepdim=True)), 0, lam)
-
-
-def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, like: Tensor) -> Tensor | None:
-    """Make a number or a tensor one value per matrix, (*batch,), without waiting for the device."""
-    if p is None:
-        return None
-    if not isinstance(p, Tensor):
-        value = torch.scalar_tensor(p, dtype=real_dtype(like.dtype), device=like.device)
-        return value.expand(batch) if batch else value
-    p = p.to(dtype=real_dtype(like.dtype), device=like.device)
-    extra = p.ndim - len(batch)
-    try:
-        # One value may come with more dimensions than the batch has, as a parameter of shape (1,) does.
-        return (p.reshape(p.shape[extra:]) if extra > 0 and p.shape[:extra].numel() == 1 else p).expand(batch)
-    except RuntimeError as error:
-        raise ShapeError(
-            f"{name} must broadcast to the batch shape {tuple(batch)}, one value per matrix; got shape "
-            f"{tuple(p.shape)}."
-        ) from error
 
 
 def matrix_function(

@@ -21,16 +21,17 @@ from matbackprop.checks import (
     check_result,
     check_weight,
     check_weight_values,
+    is_plain,
+    parameter_tensor,
     values_checkable,
     wants_check,
 )
 from matbackprop.cuda import pool as pool_kernels
-from matbackprop.cuda.twin import is_plain
 from matbackprop.divided_differences import BoundFunction, SpectralFunction, announcing_overflow, resolve_function
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product
-from matbackprop.functional._matrix_function import FunctionLike, check_domain, parameter_tensor
+from matbackprop.functional._matrix_function import FunctionLike, check_domain
 from matbackprop.functional._moments import Moments, Primal, Thin, factor
 from matbackprop.functional._spectrum import Spectrum, attach_captured, frechet, second_frechet, spectral
 from matbackprop.functional._svd import svd

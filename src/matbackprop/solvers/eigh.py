@@ -2,26 +2,70 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from matbackprop.checks import is_plain
 from matbackprop.cuda import compiler, cusolver, jacobi, refined
-from matbackprop.cuda.twin import is_plain
 from matbackprop.errors import DtypeError, ShapeError, SolverError
 from matbackprop.numerics import real_dtype
-from matbackprop.solvers import _threads
 
 _REAL = (torch.float32, torch.float64)
 _DTYPES = (*_REAL, torch.complex64, torch.complex128)
 _LARGE_BATCH = 400  # fills an H200 several times over
 
 
+# LAPACK on the CPU with the batch spread over threads: torch.linalg.eigh solves the matrices of a batch one after the
+# other and lets LAPACK use the threads inside each, which for matrices of these sizes costs more than it gives.
+
+_CHUNKS_PER_THREAD = 2  # a little slack when one thread is interrupted
+_MIN_WORK = 5e5  # batch·n³ under which handing out the work costs more than it saves, measured on 2 and 16 cores
+_MAX_ORDER = 200  # above some 250 LAPACK starts threads of its own in each of ours, and both get slower
+
+
+def _spreading_pays(n: int, batch: int) -> bool:
+    """Whether a batch is large enough to be spread over the threads torch may use."""
+    return torch.get_num_threads() > 1 and batch > 1 and n <= _MAX_ORDER and batch * float(n) ** 3 >= _MIN_WORK
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    # The process is part of the key because threads do not survive a fork.
+    return ThreadPoolExecutor(
+        threads, thread_name_prefix="matbackprop-eigh", initializer=torch.set_num_threads, initargs=(1,)
+    )
+
+
+def _solve_in_threads(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigendecomposition of (batch, n, n) CPU matrices."""
+    threads = torch.get_num_threads()
+    values = torch.empty(a.shape[:-1], dtype=real_dtype(a.dtype))
+    vectors = torch.empty_like(a, memory_format=torch.contiguous_format).mT  # LAPACK's own layout
+
+    inference = torch.is_inference_mode_enabled()  # a mode of the calling thread only; the workers have to enter it
+
+    def work(start: int, stop: int) -> None:
+        with torch.no_grad(), torch.inference_mode(inference):
+            torch.linalg.eigh(a[start:stop], out=(values[start:stop], vectors[start:stop]))
+
+    batch = a.shape[0]
+    step = -(-batch // (threads * _CHUNKS_PER_THREAD))
+    pool = _pool(threads, os.getpid())
+    futures = [pool.submit(work, start, min(start + step, batch)) for start in range(0, batch, step)]
+    for future in futures:
+        future.result()
+    return values, vectors
+
+
 def _many_on_the_cpu(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
-    return device.type == "cpu" and _threads.worth_it(n, batch)
+    return device.type == "cpu" and _spreading_pays(n, batch)
 
 
 def _few_and_small(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
@@ -63,7 +107,7 @@ def _torch_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
 # The first route that takes the matrices solves them; torch takes all.
 _ROUTES = {
-    "lapack-threads": _Route(_many_on_the_cpu, _threads.solve),
+    "lapack-threads": _Route(_many_on_the_cpu, _solve_in_threads),
     "lapack": _Route(lambda device, *_: device.type == "cpu", _torch_eigh),
     "jacobi": _Route(_few_and_small, lambda a: jacobi.solve(a.contiguous())),
     "refined": _Route(_refinable, lambda a: refined.solve(a.contiguous())),
@@ -110,7 +154,7 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
 def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
     batch, n = a.shape[:-2], a.shape[-1]
     try:
-        if a.is_cpu and not _threads.worth_it(n, batch.numel()):  # the commonest route, without a walk along the table
+        if a.is_cpu and not _spreading_pays(n, batch.numel()):  # the commonest route, without a walk along the table
             return _torch_eigh(a)
         name = route(a.device, a.dtype, n, batch.numel())
         if name in ("lapack", "torch"):  # take any leading dimensions

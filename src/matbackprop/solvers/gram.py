@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop.checks import is_plain
 from matbackprop.cuda.separate import OVERLAP_LIMIT, SAFE_RATIO, separate_by_kernel
-from matbackprop.cuda.twin import is_plain, kernels_may_take
+from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.numerics import inner, is_double
 from matbackprop.solvers.eigh import batched_eigh
 

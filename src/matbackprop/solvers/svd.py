@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop.checks import is_plain
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.separate import SAFE_RATIO, complete_by_kernel
-from matbackprop.cuda.twin import is_plain, kernels_may_take
+from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import separate_rows, squared_norms
 

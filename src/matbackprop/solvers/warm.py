@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.twin import is_plain
+from matbackprop.checks import is_plain
 from matbackprop.numerics import symmetrize
 from matbackprop.solvers.eigh import batched_eigh
 

@@ -102,10 +102,10 @@ def connected_components(labels: Tensor, *, connectivity: int = 4) -> Tensor:
     if labels.numel() == 0:
         return labels.long()
     flat = labels.reshape(-1, *labels.shape[-2:])
-    if labels.numel() < 2**31 and kernels_may_take(flat):
-        find = _components_cuda
-    elif labels.device.type == "cpu" and find_spec("skimage") is not None:
+    if labels.is_cpu and find_spec("skimage") is not None:
         find = _components_skimage
+    elif labels.numel() < 2**31 and kernels_may_take(flat):
+        find = _components_cuda
     else:
         find = _components_torch
     return find(flat, connectivity).view(labels.shape)

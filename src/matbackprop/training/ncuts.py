@@ -19,9 +19,8 @@ from torch.nn import functional as nnf
 
 from matbackprop.cuda import cuts
 from matbackprop.data.bsds import BSDS, tuning_split
-from matbackprop.data.cache import default_cache_folder
+from matbackprop.data.cache import dataset_folder, default_cache_folder
 from matbackprop.data.prepared import STRIDES, PreparedImage, PreparedImages, pad_stack, prepare_images
-from matbackprop.data.shapes import dataset_folder
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.inference.image_sets import segment_images

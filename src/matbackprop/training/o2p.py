@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.data.cache import cache_key, default_cache_folder, open_cache, write_cache
+from matbackprop.data.cache import cache_key, dataset_folder, default_cache_folder, open_cache, write_cache
 from matbackprop.data.coco import coco_files
 from matbackprop.data.coco_regions import (
     Regions,
@@ -30,7 +30,6 @@ from matbackprop.data.coco_regions import (
     check_same_categories,
     tuning_split,
 )
-from matbackprop.data.shapes import dataset_folder
 from matbackprop.errors import DataError
 from matbackprop.inference.loading import choose_device
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
