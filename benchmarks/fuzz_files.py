@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ def main() -> int:
     numbers = range(options.first, options.first + options.files)
     jobs = [(turns[number % len(turns)], number) for number in numbers]
     prepare()
-    pool = multiprocessing.get_context("fork").Pool(options.processes)
-    for done, (name, number, result) in enumerate(pool.imap_unordered(_attack, jobs), 1):
+    # Not multiprocessing.Pool, whose processes may start none themselves.
+    pool = ProcessPoolExecutor(options.processes, multiprocessing.get_context("fork"))
+    for done, future in enumerate(as_completed([pool.submit(_attack, job) for job in jobs]), 1):
+        name, number, result = future.result()
         verdicts[name][result.verdict] += 1
         largest[name] = max(largest[name], result.bytes)
         slowest[name] = max(slowest[name], result.seconds)
@@ -60,11 +63,11 @@ def main() -> int:
             findings.append({"reader": name, "number": number} | vars(result))
             print(f"\n{name} {number}: {result.verdict} ({result.file}, {result.how})\n{result.said}", flush=True)
         print(f"\r{done} of {options.files}", end="", file=sys.stderr)
-    pool.close()
+    pool.shutdown()
     total = sum(verdicts.values(), Counter())
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
-        "command": f"python benchmarks/fuzz_files.py --files {options.files}",
+        "command": f"python benchmarks/fuzz_files.py --first {options.first} --files {options.files}",
         "files": options.files,
         "promise": f"read, or refused in one line that names the file, within {SECONDS:g} s and {MEMORY >> 20} MB",
         "verdicts": dict(total),

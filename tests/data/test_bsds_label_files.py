@@ -183,6 +183,7 @@ def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch)
     monkeypatch.setattr(label_files, "MAX_BYTES", 100_000)
     for module in (label_files, pictures):
         monkeypatch.setattr(module, "MAX_PIXELS", 100_000)
+    monkeypatch.setattr(label_files, "MAX_LABELS", 40_000)
     many, fine = np.zeros((1000, 200), np.uint16), np.zeros((100, 200), np.uint16)
     savemat(tmp_path / "many.mat", {"labels": many}, do_compression=True)
     savemat(tmp_path / "fine.mat", {"labels": fine}, do_compression=True)
@@ -191,11 +192,30 @@ def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch)
     Image.fromarray(many).save(tmp_path / "many.png")
     (tmp_path / "many.seg").write_text(SEG.replace("width 4", "width 4000000"))
     assert (tmp_path / "many.mat").stat().st_size < 2000
-    for kind in ("mat", "npz", "png", "seg"):
-        with pytest.raises(DataError, match=rf"many\.{kind} .*(unfolds to more than|has .*pixels)"):
+    np.save(tmp_path / "many.npy", many)
+    np.save(tmp_path / "fine.npy", fine)
+    for kind in ("mat", "npz", "npy", "png", "seg"):
+        with pytest.raises(DataError, match=rf"many\.{kind} .*(unfolds to more than|has .*pixels|has more than)"):
             read_label_maps(tmp_path / f"many.{kind}")
-    for kind in ("mat", "npz"):
+    for kind in ("mat", "npz", "npy"):
         assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
+
+
+def test_maps_that_are_too_many_together_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(label_files, "MAX_LABELS", 50)
+    stack, cell = np.zeros((3, 4, 5), np.uint8), np.empty((1, 3), object)
+    cell[:] = [[{"Segmentation": labels} for labels in stack]]
+    np.save(tmp_path / "stack.npy", stack)
+    np.savez(tmp_path / "stack.npz", *stack)
+    savemat(tmp_path / "stack.mat", {"groundTruth": cell})
+    savemat(tmp_path / "loose.mat", dict(zip("abc", stack, strict=True)))
+    savemat(tmp_path / "contours.mat", {"ucm2": np.zeros((9, 11))})
+    for name in ("stack.npy", "stack.npz", "stack.mat", "loose.mat"):
+        with pytest.raises(DataError, match=rf"{name} holds 3 maps of 60 labels together; at most 50"):
+            read_label_maps(tmp_path / name)
+    with pytest.raises(DataError, match=r"contours\.mat is cut into .* give fewer thresholds"):
+        read_label_maps(tmp_path / "contours.mat", thresholds=3)
+    assert len(read_label_maps(tmp_path / "contours.mat", thresholds=2)) == 2
 
 
 def test_matlab_73_is_named(tmp_path):

@@ -350,6 +350,13 @@ def _pictures(folder: Path) -> None:
     picture.save(folder / "packed.tif", compression="tiff_lzw")
 
 
+def _animated(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    frames = [Image.fromarray(draw.integers(0, 255, (24, 32, 3), np.uint8)) for _ in range(3)]
+    for suffix in ("gif", "png", "webp", "tif"):
+        frames[0].save(folder / f"{suffix}.{suffix}", save_all=True, append_images=frames[1:])
+
+
 def _turned() -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -455,6 +462,7 @@ READERS: dict[str, Reader] = {
     ),
     "segmentations": Reader(_label_files, ("segs/*", "truth/*"), (command(EVALUATE),)),
     "pictures": Reader(_pictures, ("*.*",), (lambda folder: _segment_one(folder),)),
+    "frames": Reader(_animated, ("*.*",), (lambda folder: _segment_one(folder, "--frames 1"),), turns=3),
     "segmenter": Reader(_model("ncuts"), ("model/config.json", "model/model.safetensors"), (command(SEGMENT),)),
     "classifier": Reader(_model("o2p"), ("model/config.json", "model/model.safetensors"), (command(CLASSIFY),)),
     "regions to classify": Reader(
@@ -502,10 +510,10 @@ READERS: dict[str, Reader] = {
 }
 
 
-def _segment_one(folder: Path) -> None:
+def _segment_one(folder: Path, options: str = "") -> None:
     """Segment the one picture that was harmed, whose name a file beside them holds."""
     name = (folder / "harmed").read_text()
-    command(f"segment @/{name} --model none --side 24 --out @/out")(folder)
+    command(f"segment @/{name} --model none --side 24 --out @/out {options}")(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------ the trial
@@ -563,6 +571,7 @@ def run_in_child(
             os.dup2(file, 1), os.dup2(file, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             os.environ["MATBACKPROP_CACHE"], os.environ["TMPDIR"] = str(folder / "cache"), str(folder / "tmp")
+            os.environ.pop("MATBACKPROP_DATA", None)  # what is harmed is all there is
             tempfile.tempdir = None
             call(folder)
             code = 0

@@ -58,6 +58,15 @@ def test_a_damaged_line_in_the_middle_is_an_error(run):
         run.read_metrics()
 
 
+@pytest.mark.parametrize("name", ["seconds", "best", "best_step", "val/error"])
+def test_a_final_number_that_is_none_is_an_error(run, name):
+    run.write_summary({"val/error": None, "accuracy": {"fc": 1.0}})
+    assert run.read_summary()["val/error"] is None
+    run.summary_path.write_text(json.dumps({name: {"a": 1}}))
+    with pytest.raises(ConfigurationError, match=rf'summary\.json is damaged: "{name}" is'):
+        run.read_summary()
+
+
 def test_places_are_made(run):
     assert run.figure_path("curves") == run.path / "figures" / "curves.png"
     assert run.figure_path("a/b.svg").parent.is_dir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matbackprop.bench.measure import Record, Results, load_results
 from matbackprop.errors import DataError
-from matbackprop.files import read_json
+from matbackprop.files import read_json, shorten
 from matbackprop.report.figures import lines
 
 TITLES = {
@@ -199,9 +199,11 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
 def write_page(folder: Path, page: Path) -> Path:
     """Write the Markdown page of all machines, whose JSON files a folder holds; plots go to ``_static/benchmarks``."""
     # Summaries of other kinds may lie beside the machines' files.
-    files = [path for path in sorted(folder.glob("*.json")) if "records" in read_json(path, limit=1 << 28)]
+    found = sorted(folder.glob("*.json"))
+    files = [path for path in found if "records" in read_json(path, limit=1 << 28)]
     if not files:
-        raise DataError(f"there are no results in {folder}; measure first.")
+        others = f": {shorten(', '.join(path.name for path in found))} has no records" if found else ""
+        raise DataError(f"there are no results in {folder}{others}; measure first.")
     link = "_static/benchmarks"
     figures = page.parent / link
     figures.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import inspect
 import json
 import math
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -101,6 +102,8 @@ COMMANDS: dict[str, Command] = {
 }
 """All commands: one or two words → where they live."""
 
+_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  # torch's own errors, of all devices
+
 GROUPS = {
     "train": "Train one of the two systems.",
     "evaluate": "Score segmentations, or validate a run.",
@@ -138,6 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the words after ``matbackprop``; by default those of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # names of files may hold what no encoding has
     debug = os.environ.get("MATBACKPROP_DEBUG", "") not in ("", "0")
     flags = {flag: f"--{flag}" in words for flag in ("debug", "quiet", "json")}
     words = [word for word in words if word not in ("--debug", "--quiet", "--json")]
@@ -210,7 +216,7 @@ def _missing_extra(error: BaseException, name: str | None) -> str | None:
 
 def _system_error(error: BaseException) -> str | None:
     """Return a message where the system refused memory, or a file or folder that an option names."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
         return "there is not enough memory for this. Give smaller files, or a machine with more memory."
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}. Check the path and its permissions, or name another one."

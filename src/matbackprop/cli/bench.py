@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,6 +52,11 @@ def main(config: Config) -> dict[str, Any]:
 
     if config.page is not None and config.output is None:
         raise ConfigurationError("--page draws the results in a folder; name it with --output.")
+    if config.threads < 0 or not 0 < config.seconds < math.inf:
+        raise ConfigurationError(
+            f"--threads {config.threads} --seconds {config.seconds}: no negative number of threads and a positive time "
+            "are needed."
+        )
     if config.threads:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device).type

@@ -43,6 +43,8 @@ def main(config: Config) -> dict[str, Any]:
     """Classify and print."""
     from matbackprop.inference import classify_regions, load_classifier
 
+    if config.top < 1:
+        raise ConfigurationError(f"--top {config.top}: at least one class is printed.")
     image = read_picture(config.image).pixels
     boxes, masks, truth = _regions(config)
     model = load_classifier(config.model, config.device)

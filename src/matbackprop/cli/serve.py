@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from matbackprop.errors import ConfigurationError
 
 
 @dataclass
@@ -37,6 +40,12 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Load the models, start the page, and say where it is; then stay until Ctrl-C."""
+    if not 0 <= config.port <= 65535:
+        raise ConfigurationError(f"--port {config.port}: ports have numbers from 0 to 65535.")
+    try:
+        socket.getaddrinfo(config.host, config.port)
+    except (OSError, UnicodeError):
+        raise ConfigurationError(f"--host {config.host}: there is no such address; name one of this machine.") from None
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
     os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which makes a folder elsewhere otherwise
 

@@ -249,6 +249,8 @@ def remove_cache(folder: str | Path) -> None:
 def cache_folders(folder: str | Path) -> list[Path]:
     """Return the folders of all caches below a folder; folders that matbackprop did not write are not among them."""
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is no folder; name the folder of the caches.")
     parents = (meta.parent for meta in sorted(folder.rglob("meta.json")))
     visible = (p for p in parents if not any(part.startswith(".") for part in p.relative_to(folder).parts))
     return [p for p in visible if _is_ours(p)]

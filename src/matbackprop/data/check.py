@@ -11,6 +11,7 @@ from typing import Any
 
 from matbackprop.data.problems import Problem
 from matbackprop.errors import DataError
+from matbackprop.files import shorten
 from matbackprop.progress import track
 
 ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
@@ -128,7 +129,7 @@ def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
             if left_out[kind]:
                 result.notes.append(f"{file.name}: {left_out[kind]} {plural}, which training leaves out")
         if index.unused:
-            names = ", ".join(index.unused[:8])
+            names = ", ".join(shorten(name) for name in index.unused[:8])
             result.notes.append(f"{file.name}: {len(index.unused)} categories without a region: {names}")
     if not categories:
         result.problems.append(Problem(root / "annotations", "there is no readable instances_*.json"))

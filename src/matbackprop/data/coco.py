@@ -344,8 +344,8 @@ def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slic
     elif not all(map(math.isfinite, box)):
         raise DataError(f"the box {box} is not made of finite numbers.")
     else:
-        left, top = max(math.floor(box[0]), 0), max(math.floor(box[1]), 0)
-        right, bottom = min(math.ceil(box[0] + box[2]), width), min(math.ceil(box[1] + box[3]), height)
+        left, top = math.floor(max(box[0], 0)), math.floor(max(box[1], 0))
+        right, bottom = math.ceil(min(box[0] + box[2], width)), math.ceil(min(box[1] + box[3], height))
     if right <= left or bottom <= top:
         return None
     window = slice(top, bottom), slice(left, right)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,8 @@ LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
 
 #: Pixels of the largest map; scoring takes sixty bytes for each.
 MAX_PIXELS = 1 << 24
-_CUTS = 1 << 27  # labels that a contour map is cut into, at all levels
+#: Labels of all maps in a file; scoring takes eight bytes for each.
+MAX_LABELS = 1 << 26
 
 #: Whether ``name_1.png``, ``name_2.png`` … are several maps of the image ``name``.
 Numbered = Literal["yes", "no"]
@@ -91,26 +92,31 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
         cells = [np.ravel(cell)[0] for cell in content["groundTruth"].ravel() if np.size(cell)]
         if not all(isinstance(cell, dict) and "Segmentation" in cell for cell in cells):
             raise DataError(f"{path}: groundTruth is no cell of structs with a field Segmentation")
-        return [_labels(cell["Segmentation"], path) for cell in cells]
+        return _all_labels([cell["Segmentation"] for cell in cells], path)
     if "segs" in content:
         segs = content["segs"]
-        return [_labels(cell, path) for cell in (segs.ravel() if segs.dtype == object else [segs])]
+        return _all_labels(list(segs.ravel()) if segs.dtype == object else [segs], path)
     for name in ("ucm2", "ucm"):
         if name in content:
             cuts = np.size(content[name]) // (4 if name == "ucm2" else 1) * thresholds
-            if cuts > _CUTS:
+            if cuts > MAX_LABELS:
                 raise DataError(
-                    f"{path} has {cuts} pixels at {thresholds} levels, at most {_CUTS} are cut; give fewer thresholds"
+                    f"{path} is cut into {cuts} labels at {thresholds} levels, at most {MAX_LABELS} can be; give fewer "
+                    "thresholds"
                 )
             try:
                 return ucm_to_segmentations(content[name], thresholds, doubled=name == "ucm2")
             except DataError as error:
                 raise DataError(f"{path}: {error}") from error
-    return [
-        _labels(value, path)
-        for _, value in sorted(content.items())
-        if isinstance(value, np.ndarray) and value.ndim == 2 and value.size > 1 and value.dtype.kind in "iub"
-    ]
+    arrays = [value for _, value in sorted(content.items()) if isinstance(value, np.ndarray) and value.size > 1]
+    return _all_labels([array for array in arrays if array.ndim == 2 and array.dtype.kind in "iub"], path)
+
+
+def _all_labels(arrays: Sequence[Any], path: Path) -> list[NDArray[np.integer]]:
+    total = sum(map(np.size, arrays))
+    if total > MAX_LABELS:
+        raise DataError(f"{path} holds {len(arrays)} maps of {total} labels together; at most {MAX_LABELS} are read")
+    return [_labels(array, path) for array in arrays]
 
 
 def _labels(array: Any, path: Path) -> NDArray[np.integer]:
@@ -206,18 +212,20 @@ def _read_npz(path: Path) -> list[NDArray[np.integer]]:
     with np.load(path, allow_pickle=False) as content:
         # What `matbackprop segment` writes holds more than its label maps.
         names = ["labels"] if {"labels", "ks"} <= set(content.files) else sorted(content.files, key=_natural)
-        return [labels for name in names for labels in _stack(content[name], path)]
+        return _all_labels([labels for name in names for labels in _stack(content[name])], path)
 
 
 def _read_npy(path: Path) -> list[NDArray[np.integer]]:
     with path.open("rb") as file:
         if file.read(6) != b"\x93NUMPY":
             raise DataError(f"{path} cannot be read: it is no NumPy array, or damaged")
-    return _stack(np.load(path, allow_pickle=False), path)
+    if path.stat().st_size > MAX_BYTES:
+        raise DataError(f"{path} has more than {MAX_BYTES >> 20} MB, far more than label maps take")
+    return _all_labels(_stack(np.load(path, allow_pickle=False)), path)
 
 
-def _stack(array: NDArray[Any], path: Path) -> list[NDArray[np.integer]]:
-    return [_labels(labels, path) for labels in (array if array.ndim == 3 else [array])]
+def _stack(array: NDArray[Any]) -> list[NDArray[Any]]:
+    return list(array) if array.ndim == 3 else [array]
 
 
 def _natural(name: str) -> list[tuple[bool, int | str]]:

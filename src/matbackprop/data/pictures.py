@@ -237,6 +237,18 @@ def _rescale(image: Image) -> Picture:
     return Picture(pixels, (low, high))
 
 
+def _matches(pattern: Path) -> list[Path]:
+    """Files that a pattern matches, without hidden ones; ``**`` does not follow links, which may lead in circles."""
+    top = Path(pattern.anchor)
+    wanted = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
+    try:
+        found = sorted(top.glob(str(wanted)))
+    except ValueError as error:
+        raise DataError(f"{pattern} is no pattern that can be searched for: {error}.") from None
+    hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in found)
+    return [path for path, skip in zip(found, hidden, strict=True) if not skip and not path.is_dir()]
+
+
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
     """Spell out which pictures are meant by files, folders and patterns.
 
@@ -258,10 +270,10 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
                 raise DataError(f"the folder {source} holds no picture ({', '.join(PICTURE_SUFFIXES)}).")
             paths += inside
         elif glob.has_magic(str(source)) and not source.exists():
-            matches = sorted(Path(p) for p in glob.glob(str(source), recursive=True))
+            matches = _matches(source)
             if not matches:
                 raise DataError(f"nothing matches {source}.")
-            paths += [p for p in matches if not p.is_dir()]
+            paths += matches
         else:
             paths.append(source)
     if not paths:

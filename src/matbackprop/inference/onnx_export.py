@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from matbackprop.data.pictures import MAX_PIXELS
 from matbackprop.errors import ConfigurationError, MissingExtraError
 from matbackprop.files import atomic_write
 from matbackprop.functional import vectorize_symmetric
@@ -54,18 +55,21 @@ def export_onnx(
         normalised pixels.
 
     Raises:
-        ConfigurationError: the file does not end in ``.onnx``, or the size is not positive.
+        ConfigurationError: the file does not end in ``.onnx``, or the size is not positive or enormous.
         MissingExtraError: onnx and onnxscript are not installed.
     """
     path = Path(path)
     if path.suffix != ".onnx":
         raise ConfigurationError(f"the file of an exported network ends in .onnx, got {path}.")
-    if min(size) < 1:
-        raise ConfigurationError(f"images need at least one pixel, got size {size[0]}×{size[1]}.")
+    if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
+        raise ConfigurationError(f"images have from 1 to {MAX_PIXELS} pixels, got size {size[0]}×{size[1]}.")
     try:
         import onnxscript  # noqa: F401
     except ImportError:
         raise MissingExtraError("writing ONNX files needs onnxscript: pip install 'matbackprop[onnx]'.") from None
+    path.parent.mkdir(parents=True, exist_ok=True)  # before the work, which would be lost
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a folder; name a file.")
     network: nn.Module
     if isinstance(model, RegionClassifier):
         network, inputs, outputs = _Classifier(model), ["image"], ["scores"]
@@ -94,7 +98,6 @@ def export_onnx(
     notes = {"class": type(model).__name__, "arguments": model.hparams_dict, "names": getattr(model, "names", None)}
     notes |= {"mean": IMAGENET_MEAN, "deviation": IMAGENET_STD}
     program.model.metadata_props.update({name: json.dumps(value) for name, value in notes.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, program.model_proto.SerializeToString())
     return path
 

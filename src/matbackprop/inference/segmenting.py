@@ -42,6 +42,8 @@ __all__ = [
     "suggest_number",
 ]
 
+_MAX_CLUSTERS = 1000  # of K-means, which compares every pixel with every cluster
+
 
 @dataclass(frozen=True, eq=False)
 class Segments:
@@ -300,6 +302,8 @@ def segment_photograph(
     ks = tuple(default_ks(method) if ks is None else ks)
     if not ks or min(ks) < 1:
         raise ConfigurationError(f"ks must name at least one positive number of regions, got {list(ks)}.")
+    if method == "cluster" and max(ks) > _MAX_CLUSTERS:
+        raise ConfigurationError(f"at most {_MAX_CLUSTERS} clusters can be made, got {max(ks)}; choose merge for more.")
     picture, name = read_input(x)
     small = _shrink(torch.from_numpy(np.ascontiguousarray(picture.pixels.transpose(2, 0, 1))), side)
     merging = merge_by_colour(small.permute(1, 2, 0).numpy(), ks)

@@ -5,6 +5,7 @@ region and a region of the segmentation share are taken in one pass for all anno
 variation of information are sums over the non-zero counts only.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -220,17 +221,16 @@ def _stack_ground_truth(
     """Human maps ``(g, n)`` numbered through, the first region of each, all areas, and the size."""
     if not ground_truth:
         raise ShapeError("no human map was given; at least one is needed")
-    maps, first, total = [], [], 0
-    shape: tuple[int, ...] = ()
+    first, total = [], 0
+    shape = np.shape(ground_truth[0])
+    truth = np.empty((len(ground_truth), math.prod(shape)), np.int64)
     for g, labels in enumerate(ground_truth):
         compact, count = compact_labels(labels, f"human map {g + 1}")
-        if g and compact.shape != shape:
+        if compact.shape != shape:
             raise ShapeError(size_message(f"human map {g + 1}", compact.shape, "the first one", shape))
-        shape = compact.shape
-        maps.append(compact.ravel() + total)
+        np.add(compact.ravel(), total, out=truth[g])
         first.append(total)
         total += count
-    truth = np.stack(maps)
     return truth, np.asarray(first), np.bincount(truth.ravel(), minlength=total), (shape, truth.shape[1])
 
 

@@ -58,6 +58,13 @@ def _whole(config: Any, *names: str) -> None:
             raise ConfigurationError(f"{name} must be a whole number from 1 to {LARGEST}, got {value!r}.")
 
 
+def _real(config: Any, *names: str, most: float = 1e30) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value <= most:
+            raise ConfigurationError(f"{name} must be a number from 0 to {most:g}, got {value!r}.")
+
+
 @dataclass
 class RegionModelConfig:
     """The network (matbackprop.models.deep_o2p.RegionClassifier)."""
@@ -129,6 +136,8 @@ class RegionModelConfig:
         _choose(self, head=Literal["fc", "o2p", "o2p_fc", "both", "sift"], function=Function, support=Support)
         _choose(self, standardize=Standardize, precision=Literal["float64", "float32"])
         _whole(self, "hidden", "reduce", "reduce_rest")
+        _real(self, "dropout", "input_dropout", "vector_dropout", most=1)
+        _real(self, "feature_scale", "vector_scale")
         if self.learn_power and self.function != "power":
             raise ConfigurationError(f"learn_power needs function='power', got {self.function!r}.")
         self.taps = tuple(self.taps)
@@ -182,6 +191,7 @@ class NCutsModelConfig:
             raise ConfigurationError(f"unknown model {self.variant!r}; choose one of {', '.join(VARIANTS)}.")
         _choose(self, head=Literal["paper", "hypercolumn", "none"], affinity=Affinity, space=Space)
         _whole(self, "hidden", "channels", "stride", "kernel")
+        _real(self, "dropout", most=1)
         for name in ("ridge", "merge_ridge"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be positive and finite, got {getattr(self, name)}.")

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import importlib
 import math
+import re
 import tomllib
 import types
 import typing
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 RECIPES = {"o2p": "matbackprop.training.o2p_config", "ncuts": "matbackprop.training.ncuts_config"}
 """The recipes that ``matbackprop train`` knows: name → module with ``RECIPE``. Imported only when asked for."""
+
+_MOST_DEVICES = 64  # per node; on a CPU each is a process
 
 
 @dataclass
@@ -97,6 +100,14 @@ class EngineConfig:
         whole = dict.fromkeys(("max_epochs", "checkpoint_every_steps", "checkpoint_min_seconds"), "[0, inf)")
         counts = ("nodes", "accumulate", "log_every", "validate_every", "checkpoint_every_epochs", "guard_every")
         check_ranges("engine", self, **whole, **dict.fromkeys(counts, "[1, inf)"), gradient_clip="(0, inf)")
+        check_ranges("engine", self, seed=f"[0, {2**53}]", profile_steps="[1, inf)")
+        number = int(self.devices) if self.devices.isdecimal() else None
+        if number is None and self.devices != "auto" and not re.fullmatch(r"(\d+,)+\d*", self.devices):
+            raise ConfigurationError(
+                f"engine.devices is {self.devices!r}; it must be auto, a number, or a list such as 0,2."
+            )
+        if number is not None and not 1 <= number <= _MOST_DEVICES:
+            raise ConfigurationError(f"engine.devices is {number}; a node has from 1 to {_MOST_DEVICES}.")
         if self.resume and self.overwrite:
             raise ConfigurationError("engine.resume and engine.overwrite contradict each other; give one of them.")
 

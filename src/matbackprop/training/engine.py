@@ -286,12 +286,18 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
         log.info("Resuming from %s.", checkpoint)
     elif engine.resume:
         log.info("There is no checkpoint in %s yet: starting at the beginning.", run.checkpoints)
-    fabric = Fabric(
-        accelerator=engine.accelerator,
-        devices=_devices(engine),
-        num_nodes=engine.nodes,
-        strategy=DDPStrategy(gradient_as_bucket_view=True) if engine.strategy == "ddp" else "auto",
-    )
+    devices = _devices(engine)
+    try:
+        fabric = Fabric(
+            accelerator=engine.accelerator,
+            devices=devices,
+            num_nodes=engine.nodes,
+            strategy=DDPStrategy(gradient_as_bucket_view=True) if engine.strategy == "ddp" else "auto",
+        )
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"--devices {engine.devices} with --accelerator {engine.accelerator} cannot be had: {error}"
+        ) from error
     fabric.launch()
     with _torch_settings(engine, fabric.device):
         try:
@@ -662,10 +668,7 @@ def _devices(engine: EngineConfig) -> Any:
     text = engine.devices
     if text == "auto":
         return "auto" if torch.cuda.is_available() and engine.accelerator != "cpu" else 1
-    try:
-        return [int(part) for part in text.split(",") if part] if "," in text else int(text)
-    except ValueError:
-        raise ConfigurationError(f"--devices is {text!r}; it must be auto, a number, or a list such as 0,2.") from None
+    return [int(part) for part in text.split(",") if part] if "," in text else int(text)
 
 
 def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextManager[Any]:
@@ -708,6 +711,7 @@ def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None
 def _open_run(config: Any, name: str) -> Iterator[RunFolder]:
     """Enter the run folder, which no other process may enter meanwhile, and let what is said also go to its log."""
     engine: EngineConfig = getattr(config, "engine", config)
+    choose_device(engine.accelerator)  # an error before there is a folder
     run = RunFolder(engine.run or Path("runs") / f"{name}-seed{engine.seed}")
     with warnings.catch_warnings():
         for message in (".*isinstance\\(treespec, LeafSpec\\).*", ".*srun.*", ".*Grad strides do not match.*"):

@@ -81,7 +81,7 @@ class ObjectiveConfig:
     """Validation images that are also segmented and scored (covering, best and average) after each validation."""
 
     def __post_init__(self) -> None:
-        check_ranges("train", self, rate="(0, inf)", backbone_rate="[0, inf)", decay="[0, inf)")
+        check_ranges("train", self, rate="(0, 1e6]", backbone_rate="[0, 1e6]", decay="[0, 1e6]")
         check_ranges("train", self, boundary_weight="[0, inf)", score_images="[0, inf)")
 
 

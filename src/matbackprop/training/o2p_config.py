@@ -62,7 +62,8 @@ class RegionDataConfig:
         counts = ("batch_size", "validation_batch_size")
         check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
         check_ranges("data", self, made="[0, 100000]", side="[1, 4096]", canvas="[1, 4096]")
-        check_ranges("data", self, **dict.fromkeys(("minimum_area", "margin", "jitter", "threads"), "[0, inf)"))
+        check_ranges("data", self, **dict.fromkeys(("minimum_area", "margin", "threads"), "[0, inf)"))
+        check_ranges("data", self, jitter="[0, 4096]")
 
 
 @dataclass
@@ -83,7 +84,7 @@ class OptimizerConfig:
     """Share of the target spread over all classes."""
 
     def __post_init__(self) -> None:
-        check_ranges("optimizer", self, rate="(0, inf)", backbone_factor="[0, inf)", decay="[0, inf)")
+        check_ranges("optimizer", self, rate="(0, 1e6]", backbone_factor="[0, 1e6]", decay="[0, 1e6]")
         check_ranges("optimizer", self, momentum="[0, 1)", warmup="[0, inf)", label_smoothing="[0, 1]")
 
 

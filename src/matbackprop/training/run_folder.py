@@ -277,9 +277,10 @@ class RunFolder:
         if not self.summary_path.exists():
             return {}
         summary = read_json(self.summary_path, error=ConfigurationError)
-        for name in ("seconds", "best", "best_step"):
-            if not is_number(summary.get(name, 0)):
-                raise ConfigurationError(f"{self.summary_path} is damaged: {name} is {show(summary[name])}.")
+        for name, value in summary.items():
+            measure = "/" in name and value is not None
+            if (measure or name in ("seconds", "best", "best_step")) and not is_number(value):
+                raise ConfigurationError(f"{self.summary_path} is damaged: {show(name)} is {show(value)}.")
         return summary
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -1,0 +1,122 @@
+"""Options, names and places that nobody should give: one message, exit code 2, and nothing is written."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from matbackprop.cli import main
+from matbackprop.data.pictures import find_pictures
+from matbackprop.errors import DataError
+
+HUGE = str(10**30)
+SEGMENT = "segment @/photo.png --out @/out --model none"
+CLUSTER = "segment @/photo.png --out @/out --method cluster"
+CLASSIFY = "classify @/photo.png"
+SCORE = "evaluate segmentations @/maps --ground-truth @/maps"
+TRAIN = "train o2p --preset smoke --data.made 4 --run @/out"
+
+CASES = [
+    (f"{SEGMENT} --side 0", "side must be positive"),
+    (f"{SEGMENT} --ks 0", "at least one positive number"),
+    (f"{SEGMENT} --k -5", "a number of regions is at least 1"),
+    (f"{SEGMENT} --frames 0", "every must be at least 1"),
+    (f"{SEGMENT} --out @/photo.png", "File exists"),
+    (f"{SEGMENT} --out @/photo.png/x", "Not a directory"),
+    (f"{SEGMENT} --out @/{'n' * 300}", "File name too long"),
+    (f"{SEGMENT} --model @/photo.png", "there is no folder"),
+    (f"{CLUSTER} --seed {HUGE}", "seed must lie in"),
+    (f"{CLUSTER} --ks 1000000", "at most 1000 clusters"),
+    ("segment @/pipe.png --out @/out --model none", "no regular file"),
+    ("segment @/loop.png --out @/out --model none", "does not exist"),
+    ("segment /dev/zero --out @/out --model none", "no regular file"),
+    ("segment @/a**b.png --out @/out --model none", "matches|no pattern"),
+    (f"{CLASSIFY} --boxes 1e308,1e308,1e308,1e308", "outside the image"),
+    (f"{CLASSIFY} --boxes nan,0,1,1", "finite"),
+    (f"{CLASSIFY} --top 0", "at least one class"),
+    (f"{SCORE} --tolerance nan", "tolerance"),
+    (f"{SCORE} --thresholds 0", "threshold"),
+    (f"{SCORE} --csv @/photo.png/x.csv", "Not a directory|File exists"),
+    (f"{TRAIN} --seed -1", "engine.seed is -1"),
+    (f"{TRAIN} --seed {HUGE}", "engine.seed is"),
+    (f"{TRAIN} --devices 0", "from 1 to 64"),
+    (f"{TRAIN} --devices 1000", "from 1 to 64"),
+    (f"{TRAIN} --devices x", "auto, a number, or a list"),
+    (f"{TRAIN} --profile-steps 0", "engine.profile_steps is 0"),
+    (f"{TRAIN} --optimizer.rate 1e308", "optimizer.rate is"),
+    (f"{TRAIN} --model.dropout nan", "dropout must be a number from 0 to 1"),
+    (f"{TRAIN} --model.feature-scale inf", "feature_scale must be a number"),
+    (f"{TRAIN} --data.jitter 100000000", "data.jitter is"),
+    (f"{TRAIN} --config @/photo.png", "photo.png"),
+    ("data cache @/photo.png", "is no folder"),
+    ("data check @/maps --threads 0", "threads|layout"),
+    ("bench pooling --quick --threads -1", "no negative number of threads"),
+    ("bench pooling --quick --seconds nan", "a positive time"),
+    ("export box --out @/a.txt", "ends in .onnx"),
+    ("export box --out @/a.onnx --size 1000000 1000000", "from 1 to 50000000 pixels"),
+    ("export box --out @/folder.onnx", "is a folder"),
+    ("export box --out @/photo.png/a.onnx", "Not a directory|File exists"),
+    ("serve --port 99999", "from 0 to 65535"),
+    ("serve --host nobody.invalid", "there is no such address"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pixels = np.zeros((24, 32, 3), np.uint8)
+    pixels[:, 16:] = 200
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    (tmp_path / "maps").mkdir()
+    np.save(tmp_path / "maps" / "a.npy", pixels[..., 0])
+    (tmp_path / "folder.onnx").mkdir()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    return tmp_path
+
+
+def call(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return ended.value.code
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes and links")
+@pytest.mark.parametrize(("words", "said"), CASES, ids=[words[:60] for words, _ in CASES])
+def test_what_cannot_be_done_is_one_message(folder, capsys, words, said):
+    before = sorted(folder.rglob("*"))
+    assert call(*(word.replace("@", str(folder)) for word in words.split())) == 2
+    text = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert re.search(said, text), text
+    assert "Traceback" not in text
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_no_encoding_has_is_printed_all_the_same(folder, tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    (folder / "photo.png").rename(folder / name)
+    command = [sys.executable, "-m", "matbackprop", "segment", str(folder / name), "--model", "none"]
+    command += ["--out", str(folder / "out"), "--format", "coco", "svg"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env={**os.environ, "PYTHONUTF8": "1"})
+    assert done.returncode == 0, done.stderr
+    assert b"caf\\udce9.png: 2 regions shown" in done.stdout
+    assert (folder / "out" / os.fsdecode(b"caf\xe9-coco.json")).is_file()
+
+
+def test_patterns_do_not_follow_links_in_circles(tmp_path):
+    inner = tmp_path / "a" / ".hidden"
+    inner.mkdir(parents=True)
+    for place in (tmp_path, tmp_path / "a", inner):
+        (place / "x.png").touch()
+    for name in "bcdefgh":  # each way round doubles the paths
+        (tmp_path / name).symlink_to(".")
+    assert find_pictures([tmp_path / "**" / "*.png"]) == [tmp_path / "a" / "x.png", tmp_path / "x.png"]
+    assert find_pictures([tmp_path / "a" / "**"]) == [tmp_path / "a" / "x.png"]
+    assert find_pictures([tmp_path / "a" / ".hidden" / "*.png"]) == [inner / "x.png"]
+    with pytest.raises(DataError, match="nothing matches"):
+        find_pictures([tmp_path / "*.tif"])
