@@ -38,7 +38,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -507,6 +506,8 @@ def _link(source: Path, target: Path) -> None:
 
 def _plain(value: Any, where: str) -> Any:
     """Return ``value`` with only what ``torch.load(weights_only=True)`` accepts."""
+    import numpy as np
+
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, Tensor):
@@ -535,6 +536,8 @@ def _plain(value: Any, where: str) -> Any:
 
 def random_state() -> dict[str, Any]:
     """Return the states of all random generators of this process, in plain values and tensors."""
+    import numpy as np
+
     version, words, gauss = random.getstate()
     name, key, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
@@ -547,6 +550,8 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Set what :func:`random_state` gave."""
+    import numpy as np
+
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, key, position, has_gauss, cached = state["numpy"]
