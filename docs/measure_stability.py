@@ -4,14 +4,16 @@
 
 writes docs/_generated/stability_*.md and docs/_static/stability_gap.png. Everything runs on the CPU in a few minutes.
 
-The reference is computed in 80-bit floating point (numpy's longdouble) by one-sided Jacobi rotations on F itself, which
-give small singular values to high relative accuracy, and by the closed forms of the divided differences. It shares no
-code with the package.
+The reference of pooling is computed in 80-bit floating point (numpy's longdouble) by one-sided Jacobi rotations on F
+itself, which give small singular values to high relative accuracy, and by the closed forms of the divided differences.
+The table of all operators has definitions with 75 digits (tests/helpers/accuracy.py). Neither shares code with the
+package.
 """
 
 from __future__ import annotations
 
 import platform
+import sys
 import warnings
 from collections.abc import Callable
 from importlib import metadata
@@ -297,6 +299,23 @@ def ncut_table() -> Table:
     return Table(["float32 / float64", "dense projector from `svd` + autograd", "**`normalized_cut_j2`**"], rows)
 
 
+def operator_table() -> Table:
+    """The gradient of every operator at matrices of order 4, beside definitions with many digits."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from helpers.accuracy import CASES as KINDS
+    from helpers.accuracy import ROWS, gradient_error
+
+    rows = []
+    for row in ROWS:
+        cells = []
+        for kind in KINDS:
+            pair = [gradient_error(row, kind, dtype) for dtype in (torch.float32, torch.float64)]
+            cells.append(" / ".join("none" if value is None else short(value) for value in pair))
+        rows.append([row.name, *("no gradient" if "none" in cell else cell for cell in cells)])
+        print(rows[-1], flush=True)
+    return Table(["float32 / float64", *KINDS], rows)
+
+
 def gap_figure(path: Path) -> None:
     """The gradient of log at a spectrum whose neighbours are a relative gap δ apart, float64."""
     from geoopt import linalg
@@ -352,6 +371,7 @@ def main() -> None:
     table = ncut_table()
     (out / "stability_ncuts.md").write_text(table.markdown().rstrip() + "\n")
     print(table.markdown())
+    (out / "stability_operators.md").write_text(operator_table().markdown().rstrip() + "\n")
     gap_figure(HERE / "_static" / "stability_gap.png")
     packages = ", ".join(f"{p} {metadata.version(p)}" for p in ("torch", "numpy", "spd_learn", "geoopt"))
     said = f"Measured with Python {platform.python_version()}, {packages}, on {platform.machine()}, one thread.\n"

@@ -33,7 +33,7 @@ def test_forward_mode_equals_reverse_mode(case, spectrum, device):
     torch.testing.assert_close(forward, reverse)
 
 
-@pytest.mark.parametrize("case", TRACED, ids=case_id)
+@pytest.mark.parametrize("case", [case for case in TRACED if case.orders > 1], ids=case_id)
 def test_autograd_through_a_pullback(case):
     """torch.func.vjp inside, ordinary autograd outside: the second derivative of autograd alone."""
     inputs = tuple(t[:1].requires_grad_() for t in case.inputs("separated"))

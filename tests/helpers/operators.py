@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 import matbackprop as mb
 from helpers.matrices import generator, made_complex, relu_features, symmetric, with_singular_values
+from matbackprop import spd
+from matbackprop.spd._metrics import Metric
 
 Make = Callable[[str], tuple[Tensor, ...]]
 
@@ -37,6 +40,8 @@ class Case:
         options: whether the operator has ``check`` and ``precision``.
         traced: whether torch.compile and vmap can follow it.
         single: the first input alone is enough to call it, as tests of bad input and of shapes do.
+        orders: how many derivatives it has; two or more unless it is a derivative itself.
+        composed: of torch's own operations, with their derivatives.
     """
 
     name: str
@@ -48,6 +53,8 @@ class Case:
     options: bool = True
     traced: bool = True
     single: bool = True
+    orders: int = 2
+    composed: bool = False
 
     def inputs(
         self, spectrum: str = "separated", device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
@@ -190,6 +197,61 @@ _weights, _regions, _eps, _power = (
     _double(0.7),
 )
 _power = _power.expand(2)
+
+
+def _sym(a: Tensor) -> Tensor:
+    return 0.5 * (a + a.mH)
+
+
+def _geometry_cases() -> list[Case]:
+    """The functions of two matrices, and the mean, in every metric."""
+    pair = _with(_matrices, symmetric((0.7, 1.0, 1.6), 2, seed=18))
+
+    def of_pair(name: str, make: Make = pair, **more: object) -> list[Case]:
+        def called(metric: Metric) -> Callable[..., Tensor]:
+            def call(a: Tensor, b: Tensor, *t: Tensor, **o: object) -> Tensor:
+                return getattr(spd, name)(a, 0.25 * _sym(b), *t, metric=metric, **o)
+
+            return call
+
+        return [
+            Case(
+                f"spd_{name}_{metric}",
+                called(metric),
+                make,
+                takes_symmetric=True,
+                single=False,
+                composed=True,
+                orders=1 if name.endswith("map") and metric == "log_euclidean" else 2,
+                **more,
+            )
+            for metric in get_args(Metric)
+        ]
+
+    def several(spectrum: str) -> tuple[Tensor, ...]:
+        values = (0.5, 1.5) if spectrum == "separated" else (1.0, 1.0)
+        return torch.stack([symmetric(values, 2, seed=27), symmetric((0.7, 1.6), 2, seed=28)], -3), _rand(2, 2, seed=29)
+
+    means = [
+        Case(
+            f"spd_mean_{metric}",
+            lambda a, w=None, metric=metric, **o: spd.mean(a, w, metric=metric, **o),
+            several,
+            takes_symmetric=True,
+            traced=metric == "log_euclidean",
+            composed=True,
+            single=False,
+        )
+        for metric in get_args(Metric)
+    ]
+    return [
+        *of_pair("distance", invariants=_per_image),
+        *of_pair("geodesic", _with(pair, _double(0.3, 0.8))),
+        *of_pair("exp_map"),
+        *of_pair("log_map"),
+        *means,
+    ]
+
 
 CASES = [
     Case("matrix_log", mb.matrix_log, **_of_matrix),
@@ -389,6 +451,20 @@ CASES = [
         lambda spectrum: (_rand(2, 4, seed=13), _rand(2, 4, seed=14) + 0.5, *_affinities(spectrum)),
         single=False,
     ),
+    *_geometry_cases(),
+    Case("spd_bimap", spd.bimap, _with(_matrices, _rand(3, 2, seed=23).expand(2, 3, 2)), options=False, single=False),
+    Case("spd_re_eig", lambda a, **o: spd.re_eig(a, 1.3, **o), **_of_matrix),
+    Case("spd_log_eig", spd.log_eig, **_of_matrix),
+    Case(
+        "spd_batch_norm",
+        lambda a, m, b, v, s, **o: spd.batch_norm(a, _sym(m), variance=v, bias=_sym(b), scale=s, **o),
+        _with(
+            _matrices, *(symmetric((0.7, 1.0, 1.6), 2, seed=i) for i in (24, 25)), _rand(2, seed=26), _double(1.1, 2)
+        ),
+        composed=True,
+        takes_symmetric=True,
+        single=False,
+    ),
     Case("vectorize_symmetric", mb.vectorize_symmetric, _matrices, options=False),
     Case(
         "unvectorize_symmetric", mb.unvectorize_symmetric, lambda _: (relu_features(2, 6),), options=False, single=False
@@ -423,6 +499,10 @@ _WITH_COMPLEX = {
     "whiten_by_statistics": 3,
     "conjugate_gradient_solve": 1,
     "linear_solve_by_lu": 2,
+    **{case.name: 1 if "mean" in case.name else 2 for case in CASES if case.name.endswith(get_args(Metric))},
+    "spd_bimap": 2,
+    "spd_log_eig": 1,
+    "spd_batch_norm": 3,
     "vectorize_symmetric": 1,
     "unvectorize_symmetric": 1,
 }

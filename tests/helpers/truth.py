@@ -394,3 +394,121 @@ def top(a):
     """The largest eigenvalue, and the projector on its eigenvector."""
     values, u = eig(-a)
     return [vector([-values[0]]), leading(values, u)]
+
+
+def low_rank(a, rank):
+    values, u, v = singular(a)
+    return compose(u, [x if i < rank else mpf(0) for i, x in enumerate(values)], v)
+
+
+def leading_space(a, k):
+    """The projector on the eigenvectors of the k largest eigenvalues."""
+    values, u = eig(a)
+    top = columns(u, len(values) - k, len(values))
+    return top * top.T
+
+
+def _roots(a):
+    """A^(½) and A^(−½)."""
+    values, u = eig(a)
+    roots = [mpmath.sqrt(x) for x in positive(values)]
+    return compose(u, roots), compose(u, [1 / x for x in roots])
+
+
+def _slope(f, a, e):
+    """The derivative of f at A in the direction E, by a difference quotient that leaves two thirds of the digits."""
+    step = mpf(10) ** (-mp.dps // 3)
+    return (f(a + step * e) - f(a - step * e)) / (2 * step)
+
+
+def _transport(a, b):
+    """T with TAT = B."""
+    up, down = _roots(a)
+    return down * _roots(up * sym(b) * up)[0] * down
+
+
+def spd_distance(a, b, metric):
+    if metric == "affine_invariant":
+        gap = log(_roots(a)[1] * sym(b) * _roots(a)[1])
+    elif metric == "log_euclidean":
+        gap = log(a) - log(b)
+    else:
+        up = _roots(a)[0]
+        whole = sym(a) + sym(b) - 2 * _roots(up * sym(b) * up)[0]
+        return mpmath.matrix([mpmath.sqrt(sum(whole[i, i] for i in range(a.rows)))])
+    return mpmath.matrix([mpmath.sqrt(sum(x * x for x in gap))])
+
+
+def spd_geodesic(a, b, t, metric):
+    if metric == "affine_invariant":
+        up, down = _roots(a)
+        return up * function(down * sym(b) * down, lambda x: x**t) * up
+    if metric == "log_euclidean":
+        return exp((1 - t) * log(a) + t * log(b))
+    way = (1 - t) * mpmath.eye(a.rows) + t * _transport(a, b)
+    return way * sym(a) * way
+
+
+def spd_exp_map(p, v, metric):
+    p, v = sym(p), sym(v)
+    if metric == "affine_invariant":
+        up, down = _roots(p)
+        return up * exp(down * v * down) * up
+    if metric == "log_euclidean":
+        return exp(log(p) + _slope(log, p, v))
+    values, u = eig(p)
+    inside = u.T * v * u
+    for i in range(p.rows):
+        for j in range(p.rows):
+            inside[i, j] /= values[i] + values[j]
+    way = mpmath.eye(p.rows) + u * inside * u.T
+    return way * p * way
+
+
+def spd_log_map(p, q, metric):
+    if metric == "affine_invariant":
+        up, down = _roots(p)
+        return up * log(down * sym(q) * down) * up
+    if metric == "log_euclidean":
+        return _slope(exp, log(p), log(q) - log(p))
+    moved = _transport(p, q) * sym(p)
+    return moved + moved.T - 2 * sym(p)
+
+
+def spd_mean(points, weights, metric):
+    """The matrix at which the weighted velocities to all points cancel, by Newton steps with a difference quotient."""
+    total = sum(weights)
+    share = [w / total for w in weights]
+    m = sum((w * log(a) for w, a in zip(share, points, strict=True)), mpmath.matrix(points[0].rows))
+    m = exp(m)
+    if metric == "log_euclidean":
+        return m
+    n = m.rows
+    places = [(i, j) for i in range(n) for j in range(i + 1)]
+
+    def velocity(m):
+        way = sum((w * spd_log_map(m, a, metric) for w, a in zip(share, points, strict=True)), mpmath.matrix(n))
+        return mpmath.matrix([way[i, j] for i, j in places])
+
+    def nudged(m, by):
+        out = m.copy()
+        for (i, j), x in zip(places, by, strict=True):
+            out[i, j] += x
+            if i != j:
+                out[j, i] += x
+        return out
+
+    step = mpf(10) ** (-mp.dps // 3)
+    for _ in range(60):
+        left = velocity(m)
+        slopes = mpmath.matrix(len(places), len(places))
+        for k in range(len(places)):
+            unit = [step * (i == k) for i in range(len(places))]
+            slope = (velocity(nudged(m, unit)) - velocity(nudged(m, [-x for x in unit]))) / (2 * step)
+            for i in range(len(places)):
+                slopes[i, k] = slope[i]
+        by = mpmath.lu_solve(slopes, -left)
+        m = nudged(m, list(by))
+        if norm(by) < mpf(10) ** (-mp.dps * 9 // 10) * norm(m):
+            return m
+    raise ArithmeticError("Newton's steps did not converge")

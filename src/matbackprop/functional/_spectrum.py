@@ -21,7 +21,7 @@ from matbackprop.errors import OrderError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import inner, symmetrize
 
-__all__ = ["Spectrum", "attach_captured", "frechet", "of_symmetric_part", "second_frechet", "spectral"]
+__all__ = ["Spectrum", "attach_captured", "derivative", "frechet", "of_symmetric_part", "second_frechet", "spectral"]
 
 _CONTRACTION_ENTRIES = 2**22  # entries of the table g[λᵢ, λₖ, λⱼ] held at one time
 
@@ -322,6 +322,11 @@ def frechet(
     if not differentiated_again():
         return _variation(e, q, spectrum, BoundFunction(function, p))
     return apply(_First, a, e, p, q, *spectrum, function)
+
+
+def derivative(a: Tensor, e: Tensor, spectrum: Spectrum, function: SpectralFunction) -> Tensor:
+    """`frechet` as a value and not inside of a derivative: compiled graphs differentiate it, too."""
+    return apply(_First, a, e, None, None, *spectrum, function)
 
 
 def second_frechet(

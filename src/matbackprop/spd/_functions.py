@@ -333,8 +333,11 @@ def log_eig(
     Reference:
         As for `bimap`.
     """
-    log = matrix_log(x, check=check, precision=precision)
-    return vectorize_symmetric(log) if vectorize else log
+    if not vectorize:
+        return matrix_log(x, check=check, precision=precision)
+    check_matrix(x, "x", square=True, or_complex=True)
+    inside = x.to(compute_dtype(precision, x.dtype))  # rounded once, behind √2
+    return vectorize_symmetric(matrix_log(inside, check=check, precision=precision)).to(x.dtype)
 
 
 def batch_norm(

@@ -18,7 +18,7 @@ from matbackprop.errors import NumericalError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._matrix_function import matrix_exp, matrix_function, matrix_log, matrix_power
 from matbackprop.functional._polar import orthogonal_factor
-from matbackprop.functional._spectrum import Spectrum, frechet
+from matbackprop.functional._spectrum import Spectrum, derivative
 from matbackprop.numerics import inner, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -57,7 +57,7 @@ def of_matrix(a: Tensor, function: str, wanted: bool) -> Tensor:
 
 def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
     """The derivative of a named function at A in the direction E."""
-    return frechet(a, e, Spectrum(*batched_eigh(a.detach())), named_function(function))
+    return derivative(a, e, Spectrum(*batched_eigh(a.detach())), named_function(function))
 
 
 def _squared(a: Tensor) -> Tensor:
