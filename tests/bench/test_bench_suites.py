@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from matbackprop import inverse_root, matrix_log, second_order_pool
+from matbackprop import inverse_root, matrix_function, matrix_log, second_order_pool
 from matbackprop.bench import SUITES, peers, run_suites
 from matbackprop.bench.reference import log_pool_gradient, symmetric_log_gradient
 from matbackprop.bench.suites.segmentation import scene
@@ -42,6 +42,29 @@ def test_newton_schulz_tends_to_the_root():
     a = x @ x.mT
     root = peers.isqrt(a, steps=20)
     torch.testing.assert_close(root @ root, a, rtol=1e-8, atol=1e-8)
+
+
+def test_the_gradient_of_newton_schulz_steps_as_mpn_cov_writes_it_is_that_of_the_steps():
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = (x @ x.mT).requires_grad_()
+    g = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    one, other = peers.mpn_cov_root(a), peers.isqrt(a)
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*(torch.autograd.grad(root, a, g)[0] for root in (one, other)))
+
+
+@pytest.mark.parametrize(("root", "digits"), [(peers.pade_root, 1e-6), (peers.taylor_root, 3e-3)])
+def test_series_of_the_square_root_approximate_it_and_its_gradient(root, digits):
+    """Of a well-conditioned matrix, for which their authors' terms are enough."""
+    x = torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = (x @ x.mT).requires_grad_()
+    g = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    g = g + g.mT
+    values = root(a), matrix_function(a, "sqrt")
+    torch.testing.assert_close(*values, rtol=digits, atol=digits)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(value, a, g)[0] for value in values), rtol=10 * digits, atol=10 * digits
+    )
 
 
 def test_coupled_newton_tends_to_the_inverse_root():

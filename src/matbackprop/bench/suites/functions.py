@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -42,9 +41,7 @@ def _cupy_eigh(a: Tensor) -> Callable[[], Any]:
 
 
 def _jax_eigh(a: Tensor) -> Callable[[], Any]:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three quarters of the device's memory otherwise
-    jax = peers.need("jax")
-    jax.config.update("jax_enable_x64", True)
+    jax = peers.need_jax()
     kind = "gpu" if a.device.type == "cuda" else "cpu"
     x = jax.device_put(a.cpu().numpy(), jax.devices(kind)[0])
     compiled = jax.jit(jax.numpy.linalg.eigh)

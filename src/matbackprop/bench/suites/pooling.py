@@ -19,6 +19,9 @@ EPS = 1e-3
 _SIZES = ((36, 256), (169, 256), (36, 64), (169, 64))
 _WIDE = 256
 _NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
+_CAPTURED = (("log", 36, 256), ("sqrt", 36, 256))
+_CAPTURED_PEERS = ("cuSOLVER's batched routine + autograd's formula", "torch.linalg.eigh + autograd")
+_TF32 = "iSQRT, 5 steps in TF32 (approximate)"
 
 
 def features(batch: int, m: int, d: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -45,8 +48,9 @@ def pool_methods(name: str) -> dict[str, Maker]:
     for method, maker in peers.MATRIX_FUNCTIONS.items():
         methods[method] = partial(_pool_with, maker, name)
     if name == "sqrt":
-        methods["iSQRT, 5 steps (approximate)"] = lambda: peers.pool_with(peers.isqrt, EPS)
-        methods["iSQRT, 5 steps in TF32 (approximate)"] = lambda: peers.in_tf32(peers.pool_with(peers.isqrt, EPS))
+        for method, root in peers.APPROXIMATE_ROOTS.items():
+            methods[method] = partial(peers.pool_with, root, EPS)
+        methods[_TF32] = lambda: peers.in_tf32(peers.pool_with(peers.isqrt, EPS))
     return methods
 
 
@@ -58,6 +62,21 @@ def _build(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Ca
     return forward_backward(maker(), features(batch, m, d, device))
 
 
+def _build_captured(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
+    """The same call, recorded once and replayed without a launch of its own for each kernel."""
+    call = _build(maker, batch, m, d, device)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
     """Log and square-root pooling, forward + backward, float32 in and out."""
     batch = 2 if scale == "quick" else 100 if device.type == "cuda" else 8
@@ -67,9 +86,17 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
                 build = partial(_build, maker, batch, m, d)
                 parameters: dict[str, float | str] = {"batch": batch, "m": m, "d": d, "function": name}
                 yield Entry(f"{name}, {batch}×{m}×{d}", method, build, parameters=parameters)
-    for m, d in _NEWER if device.type == "cuda" and scale == "full" else ():
-        for method in ("matbackprop", "iSQRT, 5 steps (approximate)", "iSQRT, 5 steps in TF32 (approximate)"):
+    if device.type != "cuda" or scale != "full":
+        return
+    for m, d in _NEWER:
+        for method in ("matbackprop", *peers.APPROXIMATE_ROOTS, _TF32):
             build = partial(_build, pool_methods("sqrt")[method], 64, m, d)
             yield Entry(
                 f"sqrt, 64×{m}×{d}", method, build, parameters={"batch": 64, "m": m, "d": d, "function": "sqrt"}
             )
+    # Last, because a routine that cannot be captured may leave the device in a bad state.
+    for name, m, d in _CAPTURED:
+        for method in ("matbackprop", *(("iSQRT, 5 steps (approximate)",) if name == "sqrt" else ()), *_CAPTURED_PEERS):
+            build = partial(_build_captured, pool_methods(name)[method], batch, m, d)
+            case = f"{name}, {batch}×{m}×{d}, replayed from a CUDA graph"
+            yield Entry(case, method, build, parameters={"batch": batch, "m": m, "d": d, "function": name})
