@@ -199,3 +199,27 @@ def test_differences_of_pixels_do_not_see_brightness(kind):
 def test_depthwise_convolutions_keep_the_plain_layout():
     assert build_backbone("vgg16").memory_format == torch.channels_last
     assert build_backbone("efficientnet-lite2").memory_format == torch.contiguous_format
+
+
+@pytest.mark.parametrize(("name", "tap", "later"), [
+    ("alexnet", "relu2", ["relu4", "pool5"]), ("efficientnet-lite2", "stage5", ["stage6", "head"]),
+    ("xception", "block11", ["conv3", "conv4"]), ("tiny-vit", "layer2", ["neck"]),
+])  # fmt: skip
+def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, later):
+    backbone = built(name)
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        maps = backbone(image, [tap, *later])
+        found = backbone.behind(tap, maps[tap], later)
+    assert all(torch.equal(found[one], maps[one]) for one in later)
+    backbone.freeze(tap)
+    backbone(image, later)[later[-1]].sum().backward()
+    learns = {name: p.grad is not None for name, p in backbone.named_parameters()}
+    assert learns == {name: p.requires_grad for name, p in backbone.named_parameters()}
+    early = build_backbone(name, [tap]).state_dict().keys()
+    assert {name for name, moves in learns.items() if not moves} <= set(early) and any(learns.values())
+
+
+def test_maps_that_are_computed_together_follow_from_none():
+    with pytest.raises(ConfigurationError, match="none follows from 'block2'"):
+        build_backbone("pidinet").behind("block2", torch.zeros(1, 60, 8, 8), ["block3"])

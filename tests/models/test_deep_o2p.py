@@ -331,3 +331,23 @@ def test_descriptors_that_were_computed_before_are_classified_alike():
     assert standard.mean(0).abs().max() < 1e-4
     assert standard.square().mean().item() == pytest.approx(1, abs=1e-3)
     torch.testing.assert_close(model(image, mask), model.classify(model.describe(image, mask)))
+
+
+@pytest.mark.parametrize(("head", "start", "kept"), [
+    ("o2p", "relu4", ["relu4"]), ("fc", "pool5", ["pool5"]), ("both", "relu4", ["relu4"]), ("both", "relu2", ["relu2"]),
+])  # fmt: skip
+def test_scores_follow_from_the_maps_that_are_kept_and_what_is_behind_them_learns(head, start, kept):
+    torch.manual_seed(0)
+    taps = () if head == "fc" else ("relu4",)
+    more = {"average": True} if head in ("fc", "both") else {}
+    model = small(head, background="keep", two_views=True, support="mask+all", taps=taps, train_from=start, **more)
+    image, mask = torch.randn(3, 3, 67, 67), torch.rand(3, 67, 67)
+    model.calibrate([(image, mask)])
+    assert model.kept == kept
+    maps = model.maps(image, mask, kept)
+    torch.testing.assert_close(
+        model.classify_maps(model.maps_behind(maps), mask), model(image, mask), atol=1e-5, rtol=1e-5
+    )
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert any(name.startswith("backbone") for name in trained) == (start == "relu2" or head == "both")
+    assert ("pooled.0.reduce.weight" in trained) == (head != "fc")

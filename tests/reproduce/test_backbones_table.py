@@ -17,25 +17,31 @@ from matbackprop.training.o2p_config import RegionDataConfig
 @pytest.mark.parametrize("key", Backbones.rows)
 def test_every_row_describes_a_network_and_is_compared_with_first_order_on_it(key):
     table, row = Backbones(BackbonesConfig()), Backbones.rows[key]
-    config = table.run_config(Job(key, "trial"), row.trials[0], "cpu")
-    with torch.device("meta"):
-        model = RegionClassifier(80, config.model, canvas=config.data.canvas, background=config.data.background)
+    for setting in row.trials:
+        config = table.run_config(Job(key, "trial"), setting, "cpu")
+        with torch.device("meta"):
+            model = RegionClassifier(80, config.model, canvas=config.data.canvas, background=config.data.background)
     reference = Backbones.rows[row.reference]
     assert reference.model["model.head"] == "fc" and reference.kind == row.kind
     assert reference.model["model.backbone"] == row.model["model.backbone"] == model.config.backbone
     trained = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
     assert ("backbone" in trained) == (row.kind == "fine")
     assert len(row.trials) == len(reference.trials)  # the same budget
+    assert row.follows == ("" if row.kind == "frozen" else key.replace("-fine-", "-frozen-"))
+    assert not {name for setting in row.trials for name in setting} & set(row.model)
 
 
 def test_one_command_fills_the_table(tmp_path):
     config = BackbonesConfig(
         out=tmp_path / "backbones",
-        rows=("alexnet-frozen-first", "alexnet-frozen-log"),
-        data=RegionDataConfig(cache=tmp_path / "cache", made=12, side=56, canvas=67, background="keep", threads=0),
+        rows=("alexnet-frozen-first", "alexnet-frozen-log", "alexnet-fine-first"),
+        data=RegionDataConfig(
+            cache=tmp_path / "cache", made=12, side=56, canvas=67, background="keep", threads=0, batch_size=4
+        ),
         trials=1,
         frozen_epochs=1,
-        fine_seeds=2,
+        frozen_seeds=2,
+        fine_epochs=1,
         accelerator="cpu",
         override=("model.weights=none",),
     )
@@ -53,11 +59,16 @@ def test_one_command_fills_the_table(tmp_path):
     Backbones(dataclasses.replace(config, stage="tune")).main()
     Backbones(config).summarize()
     text = (config.out / "table.md").read_text()
-    assert "error on held-out training images" in text and "| AlexNet, frozen, second order, log | rate 0.01 |" in text
+    assert (
+        "error on held-out training images" in text
+        and "| AlexNet, frozen, second order, log | rate 0.02, reduce 128, taps" in text
+    )
     Backbones(config).main()
-    first, log = json.loads((config.out / "table.json").read_text())["rows"]
+    first, log, fine = json.loads((config.out / "table.json").read_text())["rows"]
     assert (first["key"], log["key"]) == ("alexnet-frozen-first", "alexnet-frozen-log")
-    assert len(first["seeds"]) == len(log["seeds"]) == 2
+    assert len(first["seeds"]) == len(log["seeds"]) == 2 and len(fine["seeds"]) == 1
+    assert fine["chosen"] == first["chosen"] and not fine["trials"] and fine["timing"] == first["timing"]
+    assert 0 < log["timing"]["profile"]["share"]["layer forward"] < 1 and log["timing"]["regions_per_second"] > 0
     assert log["difference"]["to"] == "alexnet-frozen-first" and "difference" not in first
     text = (config.out / "table.md").read_text()
     assert "difference to first order" in text and "AlexNet, frozen, second order, log" in text

@@ -13,7 +13,7 @@ from matbackprop.errors import DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.training.config import merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
-from matbackprop.training.o2p import RegionModule, build, build_model, data_folder, describe, open_regions
+from matbackprop.training.o2p import RegionModule, build, build_model, data_folder, describe, keep_maps, open_regions
 from matbackprop.training.o2p_config import RECIPE, O2PConfig, RegionDataConfig
 from matbackprop.training.run_folder import RunFolder, load_checkpoint
 
@@ -263,3 +263,44 @@ def test_networks_that_are_described_together_are_described_as_each_alone(config
         assert torch.equal(found.train, together[i].train) and torch.equal(found.validation, together[i].validation)
         assert same(network, networks[i])  # the projections too
     assert len(together[0].train) == len(train_regions) and len(together[0].validation) == len(validation)
+
+
+@pytest.mark.parametrize("start", ["relu4", "relu2"])
+def test_a_network_whose_first_layers_stay_learns_from_maps_that_are_computed_once(config, monkeypatch, start):
+    changes = {"model.head": "both", "model.average": True, "model.taps": ["relu4"], "model.two_views": True}
+    changes |= {"model.support": "mask+all", "model.train_from": start, "model.reduce": 5, "data.background": "keep"}
+    config = merge(config, changes)
+    seen = []
+    forward = RegionClassifier.maps
+    monkeypatch.setattr(RegionClassifier, "maps", lambda self, *a: seen.append(len(a[0])) or forward(self, *a))
+    module, run = train(config)
+    regions = open_regions(config.data)
+    assert sum(seen) == len(regions[0]) + len(regions[1])  # every region once, whatever the number of epochs
+    first = {name: p for name, p in module.model.backbone.named_parameters() if not p.requires_grad}
+    seed_all(config.engine.seed)
+    fresh, data = build(config)
+    assert all(torch.equal(p, fresh.model.backbone.get_parameter(name)) for name, p in first.items()) and first
+    learned = [n for n, p in module.model.backbone.named_parameters() if p.requires_grad]
+    assert learned and not any(torch.equal(module.model.get_parameter(f"backbone.{n}"),
+                                           fresh.model.get_parameter(f"backbone.{n}")) for n in learned)  # fmt: skip
+    (batch,) = data.first_batches(1, torch.device("cpu"))
+    pictures = merge(config, {"model.train_from": None, "data.jitter": 0, "data.flip": False})
+    images = next(iter(build(pictures)[1].first_batches(1, torch.device("cpu"))))
+    assert torch.equal(batch["index"], images["index"])
+    module.eval()
+    torch.testing.assert_close(
+        module.scores(batch), module.model(images["image"], images["mask"]), atol=0.01, rtol=0.01
+    )
+    assert run.read_summary()["val/error"] <= 100
+
+
+def test_maps_are_kept_for_one_backbone_and_computed_for_new_weights(config):
+    changes = {"model.head": "o2p", "model.taps": ["relu4"], "model.train_from": "relu4", "model.reduce": 5}
+    train_regions, validation = open_regions(config.data)
+    cpu, stores = torch.device("cpu"), []
+    for seed in (0, 0, 1):
+        seed_all(seed)
+        network = build_model(merge(config, changes), validation.classes)
+        stores.append(keep_maps([network], train_regions, validation, config.data, cpu))
+    assert stores[0][0]["relu4"] is stores[1][0]["relu4"]
+    assert not torch.equal(stores[1][0]["relu4"], stores[2][0]["relu4"])

@@ -92,6 +92,11 @@ class RegionModelConfig:
     """See each region twice, as it is and with the mean colour around it; the maps' channels stand side by side."""
     frozen: bool = field(default=False, metadata=ADDED)
     """Leave the backbone and the projections as they start: descriptors are computed once, only the head learns."""
+    train_from: str | None = field(default=None, metadata=ADDED)
+    (
+        "Leave the backbone as it starts up to this map, without jitter and mirroring: maps are computed once, what is "
+        "behind them learns."
+    )
     hidden: int = 4096
     """Width of the fully connected layers."""
     dropout: float = 0.5

@@ -314,6 +314,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             raise ConfigurationError("head 'fc' does not pool and takes no taps.")
         self.wanted = [part for tap in self.taps for part in tap.split("+")]
         self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
+        if config.train_from is not None:
+            self.backbone.freeze(config.train_from)
         self.backbone.cut(self.wanted)
         self.pooled = nn.ModuleList()
         self.first: nn.Module | None = None
@@ -375,14 +377,44 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         """The descriptors, each with the map that it sees."""
         return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
-    def maps(self, image: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """The maps (b, c, h, w) of the backbone that are used, with two views one behind the other in c."""
+    def maps(self, image: Tensor, mask: Tensor | None = None, taps: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The maps (b, c, h, w) of the backbone that are used, or others, with two views one behind the other in c."""
+        taps = self.wanted if taps is None else taps
         if not self.config.two_views:
-            return self.backbone(image, self.wanted)
+            return self.backbone(image, taps)
         if mask is None:
             raise ShapeError("two_views needs the regions' masks, which were not given.")
-        maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), self.wanted)
-        return {tap: both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) for tap, both in maps.items()}
+        maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), taps)
+        return {tap: self._side_by_side(both) for tap, both in maps.items()}
+
+    @property
+    def kept(self) -> list[str]:
+        """The maps that need to be computed only once, where ``train_from`` says so."""
+        start, order = self.config.train_from, list(self.backbone.taps)
+        if start is None or start not in order:  # behind all that are used
+            return [] if start is None else self.wanted
+        before = [tap for tap in self.wanted if order.index(tap) <= order.index(start)]
+        return before if start in before or len(before) == len(self.wanted) else [*before, start]
+
+    def maps_behind(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The maps of the backbone that are used, from those that are :attr:`kept`."""
+        behind = [tap for tap in self.wanted if tap not in kept]
+        if not behind:
+            return dict(kept)
+        assert self.config.train_from is not None
+        start = kept[self.config.train_from]
+        if self.config.two_views:
+            start = start.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
+        found = self.backbone.behind(self.config.train_from, start, behind)
+        return {
+            **kept,
+            **{tap: self._side_by_side(found[tap]) if self.config.two_views else found[tap] for tap in behind},
+        }
+
+    @staticmethod
+    def _side_by_side(both: Tensor) -> Tensor:
+        """Two views one behind the other in the batch → one behind the other in the channels."""
+        return both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2)
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
         """What is pooled under a name: a map and the pixel mask (b, canvas, canvas) carried to its grid.
@@ -437,7 +469,10 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         Returns:
             (b, classes), before the softmax.
         """
-        maps = self.maps(image, mask)
+        return self.classify_maps(self.maps(image, mask), mask)
+
+    def classify_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
+        """Scores (b, classes) of the maps that :meth:`maps` gave."""
         descriptors = []
         for tap, one in self._looks():
             cells, inside = self.cells(maps, mask, tap)
@@ -451,13 +486,15 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
         These are the descriptors' means and deviations, and the projections of maps that are reduced.
         """
-        waiting = [(tap, one) for tap, one in self._looks() if not bool(one.calibrated)]
-        if not waiting:
-            return
-        seen = [(self.maps(image, mask), mask) for image, mask in batches]
-        for tap, one in waiting:
-            cells = [self.cells(maps, mask, tap) for maps, mask in seen]
-            one.calibrate([c for c, _ in cells], [m for _, m in cells])
+        self.calibrate_maps([(self.maps(image, mask), mask) for image, mask in batches])
+
+    @torch.no_grad()
+    def calibrate_maps(self, seen: Sequence[tuple[Mapping[str, Tensor], Tensor | None]]) -> None:
+        """The same on batches of maps that :meth:`maps` gave, with the masks."""
+        for tap, one in self._looks():
+            if not bool(one.calibrated):
+                cells = [self.cells(maps, mask, tap) for maps, mask in seen]
+                one.calibrate([c for c, _ in cells], [m for _, m in cells])
 
     @torch.no_grad()
     def project(self, seen: Sequence[Mapping[str, Tensor]]) -> None:

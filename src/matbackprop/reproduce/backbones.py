@@ -1,64 +1,113 @@
 """Backbones × systems: how well regions are named on each network by first order, second order and both.
 
-Tuned, trained over several seeds, timed and compared as the rows of :mod:`matbackprop.reproduce.table1` are; every row
-is compared with first order on the same backbone. How well the same backbones segment is taken from the folder
-``table2`` beside this table's, where ``reproduce table2`` has written one.
+Tuned, trained over several seeds and compared as the rows of :mod:`matbackprop.reproduce.table1` are; every row is
+compared with first order on the same backbone. In the frozen rows the head learns, and with it second order's
+projection; the backbone's maps are computed once for all runs of a process. In the fine-tuned rows the last layers of
+the backbone learn too, with the setting that the frozen row's trials chose. How well the same backbones segment is
+taken from the folder ``table2`` beside this table's, where ``reproduce table2`` has written one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch.nn import functional as nnf
 
 from matbackprop.errors import DataError
+from matbackprop.inference.loading import choose_device
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import BackbonesConfig
-from matbackprop.reproduce.table import Job
+from matbackprop.reproduce.table import Device, Job
 from matbackprop.reproduce.table1 import Row, Table1
-from matbackprop.training.o2p import build_model, describe, open_regions
+from matbackprop.training.guard import StepProfile
+from matbackprop.training.o2p import build_model, open_regions
+from matbackprop.training.o2p_config import O2PConfig
 
 __all__ = ["BACKBONES", "ROWS", "Backbones"]
 
-# Backbone → its name, the map whose cells are pooled, and the factor that makes its features equally large.
+
+class Place(NamedTuple):
+    """A backbone's name in the table, and where its maps are taken.
+
+    Attributes:
+        name: as the table prints it.
+        last: its last map, whose cells first order averages.
+        pooled: the map that second order pools, and another that one of its trials pools instead.
+        scale: factor on the features, which makes those of all backbones about equally large.
+        start: the layers behind this map are fine-tuned.
+        rate: the rate of those layers.
+    """
+
+    name: str
+    last: str
+    pooled: tuple[str, str]
+    scale: float
+    start: str
+    rate: float
+
+
 BACKBONES = {
-    "alexnet": ("AlexNet", "relu5", 0.03),
-    "vgg16": ("VGG-16", "relu5_3", 0.03),
-    "efficientnet-lite2": ("EfficientNet-Lite2", "stage7", 0.03),
-    "xception": ("Xception", "conv4", 0.05),
+    "alexnet": Place("AlexNet", "pool5", ("pool5", "relu5"), 0.03, "relu2", 0.003),
+    "vgg16": Place("VGG-16", "pool5", ("pool5", "relu5_3"), 0.03, "pool4", 0.003),
+    "efficientnet-lite2": Place("EfficientNet-Lite2", "head", ("stage7", "head"), 0.03, "stage5", 0.02),
+    "xception": Place("Xception", "conv4", ("conv4", "conv3"), 0.05, "block11", 0.02),
 }
 _SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "first": ("first order", {"model.head": "fc", "model.average": True}),
-    "log": ("second order, log", {"model.head": "o2p", "model.function": "log"}),
-    "sqrt": ("second order, square root", {"model.head": "o2p", "model.function": "sqrt"}),
+    "sqrt": ("second order, square root", {"model.head": "o2p", "model.function": "sqrt", "model.eps": 0.01}),
+    "log": ("second order, log", {"model.head": "o2p", "model.function": "log", "model.eps": 1.0}),
+    "both": (
+        "first and second order, square root",
+        {"model.head": "both", "model.function": "sqrt", "model.eps": 0.01, "model.average": True},
+    ),
     "power": (
         "second order, learned power",
-        {"model.head": "o2p", "model.function": "power", "model.learn_power": True},
+        {"model.head": "o2p", "model.function": "power", "model.learn_power": True, "model.eps": 0.01},
     ),
-    "both": ("first and second order, log", {"model.head": "both", "model.function": "log", "model.average": True}),
 }
 
 
+def _trials(place: Place, system: str) -> list[dict[str, Any]]:
+    """Four settings for each row: rate and dropout of first order; rate, width and map of second order."""
+    first = [(0.003, 0.0), (0.01, 0.0), (0.01, 0.5), (0.03, 0.5)]
+    slow, fast = (0.01, 0.02) if system == "both" else (0.02, 0.05)
+    second = [(slow, 128, 0), (fast, 128, 0), (fast, 64, 0), (slow, 128, 1)]
+    out: list[dict[str, Any]] = []
+    if system == "first":
+        out = [{"optimizer.rate": rate, "model.input_dropout": share} for rate, share in first]
+    else:
+        for rate, width, which in second:
+            tap = place.pooled[which]
+            out.append({"optimizer.rate": rate, "model.reduce": width, "model.taps": [tap]})
+    for setting in out:
+        setting["optimizer.backbone_factor"] = round(place.rate / setting["optimizer.rate"], 3)
+    return out
+
+
 def _row(backbone: str, system: str, frozen: bool) -> Row:
-    name, tap, scale = BACKBONES[backbone]
+    place = BACKBONES[backbone]
     title, model = _SYSTEMS[system]
     kind: Literal["frozen", "fine"] = "frozen" if frozen else "fine"
-    model = {**model, "model.backbone": backbone, "model.support": "mask+all"}
-    model |= {"model.two_views": True, "model.frozen": frozen}
+    model = {**model, "model.backbone": backbone, "model.support": "mask+all", "model.two_views": True}
+    model |= {"model.train_from": place.last if frozen else place.start, "optimizer.label_smoothing": 0.1}
     if system != "first":
-        model |= {"model.taps": [tap], "model.reduce": 64, "model.feature_scale": scale, "model.eps": 0.01}
-        model |= {"model.vector_scale": 0.3, "model.vector_dropout": 0.5}
-    rates = [{"optimizer.rate": rate} for rate in (0.01, 0.003)]
-    if not frozen:
-        rates = [{"optimizer.rate": a, "optimizer.backbone_factor": b} for a, b in ((0.003, 3.0), (0.01, 1.0))]
+        model |= {"model.feature_scale": place.scale, "model.vector_scale": 0.3, "model.vector_dropout": 0.5}
+        model |= {"model.input_dropout": 0.5} if system == "both" else {}
     return Row(
-        f"{name}, {kind if frozen else 'fine-tuned'}, {title}",
+        f"{place.name}, {kind if frozen else 'fine-tuned'}, {title}",
         f"{backbone}-{kind}-{system}",
         kind,
         None,
         model,
-        rates,
+        _trials(place, system),
         reference=f"{backbone}-{kind}-first",
+        follows="" if frozen else f"{backbone}-frozen-{system}",
     )
 
 
@@ -67,7 +116,7 @@ ROWS = [
     for backbone in BACKBONES
     for frozen in (True, False)
     for system in _SYSTEMS
-    if not (frozen and system == "power")  # descriptors of a frozen network are computed once
+    if frozen or system in ("first", "sqrt", "both")
 ]
 
 
@@ -77,20 +126,48 @@ class Backbones(Table1):
     rows: ClassVar[dict[str, Row]] = {row.key: row for row in ROWS}
     title: ClassVar[str] = "Classification error of COCO's regions by backbone"
     compared: ClassVar[str] = "first order"
+    config: BackbonesConfig
 
     def __init__(self, config: BackbonesConfig) -> None:
         super().__init__(config)
         self.epochs["frozen"] = config.frozen_epochs
 
     def prepare(self) -> None:
-        """Crop the regions, and describe them by the frozen networks, each once for all of its runs."""
-        super().prepare()
-        train, validation = open_regions(self.config.data)
-        for backbone in BACKBONES:
-            rows = [r for r in self.chosen.values() if r.kind == "frozen" and r.model["model.backbone"] == backbone]
-            if rows:
-                configs = [self.run_config(Job(row.key, "trial"), {}, self.device) for row in rows]
-                describe([build_model(one, train.classes) for one in configs], train, validation, self.config.data)
+        """Crop the regions; their maps are computed by the first run that needs them, once in each process."""
+        open_regions(self.config.data)
+
+    def jobs(self, part: str) -> Iterable[Job]:
+        """Runs backbone by backbone, so that the maps of one are computed once; each row timed once."""
+        jobs = super().jobs(part)
+        if part == "timing":
+            jobs = [job for job in jobs if self.rows[job.key].kind == "frozen"]
+        return sorted(jobs, key=lambda job: list(BACKBONES).index(job.key.rpartition("-")[0].rpartition("-")[0]))
+
+    def seeds(self, row: Row) -> list[Job]:
+        """The final runs of a row."""
+        count = self.config.fine_seeds if row.kind == "fine" else self.config.frozen_seeds
+        return [Job(row.key, "seed", i) for i in range(count)]
+
+    def run_config(self, job: Job, setting: dict[str, Any], device: Device) -> O2PConfig:
+        """The complete configuration of a run: heads on frozen maps in single precision."""
+        config = super().run_config(job, setting, device)
+        if self.rows[job.key].kind == "frozen" and job.part != "timing":
+            config.engine.precision = "32"
+        return config
+
+    def time(self, job: Job) -> dict[str, dict[str, Any]]:
+        """Regions per second in use and in training on pictures, and the layer's share of a step."""
+        trial = self.trial(job)
+        assert trial is not None, job
+        config = self.run_config(job, self.rows[job.key].trials[trial], self.device)
+        config.model.train_from = None
+        classes, steps = open_regions(self.config.data)[0].classes, 20 if self.device == "cuda" else 2
+        return {job.key: measure_speed(config, classes, choose_device(self.device), steps)}
+
+    def speed(self, row: str, job: Job) -> dict[str, Any]:
+        """What was measured of a row, frozen or not."""
+        key = row.replace("-fine-", "-frozen-")
+        return super().speed(key, Job(key, job.part))
 
     def summarize(self) -> dict[str, Any]:
         """The table of all that has finished; where no seed has, of the trials alone."""
@@ -117,7 +194,7 @@ class Backbones(Table1):
         path = self.out.parent / "table2" / "table.json"
         if not path.is_file():
             return None
-        names = [name for name, _, _ in BACKBONES.values()]
+        names = [place.name for place in BACKBONES.values()]
         rows = [r for r in json.loads(path.read_text())["rows"].values() if any(n in r["network"] for n in names)]
         body = [
             [
@@ -136,3 +213,58 @@ class Backbones(Table1):
             formats={"best": ".3f", "average": ".3f", "images/s": ".0f"},
             best={"best": "max", "average": "max"},
         )
+
+
+def measure_speed(config: O2PConfig, classes: list[str], device: torch.device, steps: int) -> dict[str, Any]:
+    """Regions per second of a classifier in use and in training from pictures, and how a training step divides.
+
+    The pictures are noise of the size of the canvas, in batches of the training's size.
+    """
+    torch.manual_seed(0)
+    count, side = config.data.batch_size, config.data.canvas
+    model = build_model(config, classes).to(device)
+    model.backbone.to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
+    image, mask = torch.randn(count, 3, side, side, device=device), torch.ones(count, side, side, device=device)
+    target = torch.arange(count, device=device) % len(classes)
+    half = torch.autocast(device.type, torch.bfloat16, enabled=config.engine.precision == "bf16-mixed")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def train(profile: StepProfile) -> None:
+        profile.begin()
+        with half:
+            loss = nnf.cross_entropy(model(image, mask).float(), target)
+        profile.mark("network forward")
+        optimizer.zero_grad()
+        loss.backward()
+        profile.mark("network backward")
+        optimizer.step()
+        profile.mark("optimiser")
+        profile.end()
+
+    @torch.no_grad()
+    def use() -> None:
+        with half:
+            model(image, mask)
+
+    def rate(step: Callable[[], None]) -> int:
+        for _ in range(3):
+            step()
+        start = now()
+        for _ in range(steps):
+            step()
+        return round(steps * count / (now() - start))
+
+    with half:
+        model.calibrate([(image, mask)])
+    with TemporaryDirectory() as folder:
+        profile = StepProfile(model, Path(folder) / "profile.json", steps + 5, steps)
+        for _ in range(steps + 5):
+            train(profile)
+        training = rate(lambda: train(profile))  # the profile has ended: nothing waits
+    model.eval()
+    return {"regions_per_second": rate(use), "training_regions_per_second": training, "profile": profile.result}

@@ -70,15 +70,19 @@ class BackbonesConfig(Table1Config):
     table = "backbones:Backbones"
     out: Path = Path("results/backbones")
     data: RegionDataConfig = field(
-        default_factory=lambda: RegionDataConfig(side=224, canvas=224, margin=0.2, background="keep", jitter=20)
+        default_factory=lambda: RegionDataConfig(
+            side=224, canvas=224, margin=0.2, background="keep", jitter=0, flip=False, batch_size=256
+        )
     )
     """The regions, and how they are presented to every row alike."""
-    trials: int = 2
-    """Settings that each row tries."""
-    fine_epochs: int = 8
+    fine_epochs: int = 5
     """Epochs of the fine-tuned rows."""
-    frozen_epochs: int = 20
+    fine_seeds: int = 1
+    """Seeds of the fine-tuned rows."""
+    frozen_epochs: int = 12
     """Epochs of the frozen rows' heads."""
+    frozen_seeds: int = 5
+    """Seeds of the frozen rows."""
 
 
 @dataclass

@@ -77,6 +77,7 @@ class Row:
         trials: settings to choose from, most promising first.
         group: rows of one group compete: only the one with the smallest error in tuning is trained to the end.
         reference: key of the row that it is compared with; by default the one that its kind names.
+        follows: key of the row whose choice it takes over, without trials of its own.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Row:
     trials: list[dict[str, Any]]
     group: str | None = None
     reference: str = ""
+    follows: str = ""
 
 
 def _rates(*pairs: tuple[float, float], **more: Any) -> list[dict[str, Any]]:
@@ -192,6 +194,7 @@ class Table1(Reproduction):
         """Trials of all rows, or seeds (or the timing) of those whose tuning is finished and won; long ones first."""
         rows = sorted(self.chosen.values(), key=lambda row: -self._cost(row))
         if part == "trial":
+            rows = [row for row in rows if not row.follows]
             return [Job(row.key, part, i) for row in rows for i in range(len(row.trials[: self.config.trials]))]
         winners = [row for row in rows if self.wins(row)]
         return [job for row in winners for job in (self.seeds(row) if part == "seed" else [Job(row.key, part)])]
@@ -209,7 +212,7 @@ class Table1(Reproduction):
     def choose(self, row: Row, device: Device | None = None) -> int | None:
         """The trial with the smallest error on the held-out training images; None while trials are missing."""
         trials = range(len(row.trials[: self.config.trials]))
-        results = [self.result(Job(row.key, "trial", i), device) for i in trials]
+        results = [self.result(Job(row.follows or row.key, "trial", i), device) for i in trials]
         errors = [result["error"] for result in results if result is not None]
         return int(np.argmin(errors)) if len(errors) == len(results) else None
 
@@ -219,7 +222,7 @@ class Table1(Reproduction):
         best: dict[str, float] = {}
         for rival in rivals:
             choice = self.choose(rival)
-            result = None if choice is None else self.result(Job(rival.key, "trial", choice))
+            result = None if choice is None else self.result(Job(rival.follows or rival.key, "trial", choice))
             if result is None:
                 return False
             best[rival.key] = result["error"]
@@ -398,6 +401,8 @@ class Table1(Reproduction):
 
     def trials(self, row: Row, device: Device) -> list[dict[str, Any]]:
         """Settings that a row tried, with what they gave."""
+        if row.follows:
+            return []
         tried = ((s, self.result(Job(row.key, "trial", i), device)) for i, s in enumerate(row.trials))
         return [{"setting": s, **_brief(r)} for s, r in list(tried)[: self.config.trials] if r is not None]
 

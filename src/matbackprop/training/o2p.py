@@ -104,6 +104,30 @@ class VectorSource:
         return {"vector": self.vectors[index], "target": self.targets[index], "index": index}
 
 
+class MapSource:
+    """Batches of maps that were computed before, kept on the device."""
+
+    resident = True
+
+    def __init__(self, taps: Sequence[str], maps: dict[str, Tensor], labels: np.ndarray, positions: np.ndarray) -> None:
+        self.taps, self.maps = taps, maps
+        self.targets = torch.from_numpy(labels).to(maps["mask"].device)
+        self.positions = torch.from_numpy(np.asarray(positions))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+        """The maps' numbers; nothing about them changes with the epoch."""
+        return {"index": self.positions[indices]}
+
+    def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Gather the maps, ``mask`` and ``target`` where they are, which is ``device``."""
+        index = batch["index"].to(self.targets.device)
+        maps = {f"map {tap}": self.maps[tap][index].float() for tap in self.taps}
+        return {**maps, "mask": self.maps["mask"][index].float() / 255, "target": self.targets[index], "index": index}
+
+
 class RegionData(Data):
     """Regions of the chosen split, in batches that are assembled on the device."""
 
@@ -111,7 +135,9 @@ class RegionData(Data):
         self.config = config.data
         self.fixed: RegionClassifier | None = None
         """The network, where its features do not learn: regions are described by it once."""
-        self.seed = config.engine.seed
+        self.network: RegionClassifier | None = None
+        """The network, where its first layers do not learn: their maps are computed once."""
+        self.seed, self.device = config.engine.seed, choose_device(config.engine.accelerator)
         self.dtype = {"bf16-mixed": torch.bfloat16, "64": torch.float64}.get(config.engine.precision, torch.float32)
         self.train_regions, validation = open_regions(self.config)
         self.final_regions = validation
@@ -140,6 +166,12 @@ class RegionData(Data):
         if self.fixed is not None:
             (known,) = describe([self.fixed], self.train_regions, self.final_regions, self.config)
         resident = self._resident()
+        if self.network is not None:
+            kept = keep_maps([self.network], self.train_regions, self.final_regions, self.config, self.device)
+            for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
+                maps = kept[0] if regions is self.train_regions else kept[1]
+                sources[part] = MapSource(self.network.kept, maps, regions.labels, self.positions[part])
+            return sources
         random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
             positions = self.positions[part]
@@ -187,6 +219,51 @@ class RegionData(Data):
             batch = self.sources["train"].fetch(indices, 0)
             out.append(self.on_device({k: v.to(device) for k, v in batch.items()}, training=True))
         return out
+
+
+_kept: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+
+
+@torch.no_grad()
+def keep_maps(
+    networks: Sequence[RegionClassifier],
+    train: Regions,
+    validation: Regions,
+    data: RegionDataConfig,
+    device: torch.device,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The maps of all regions that networks on one backbone need only once, and the masks, in the device's memory.
+
+    They are computed on the first call and stay until those of another backbone are asked for.
+
+    Returns:
+        For training and validation: tap → maps (n, c, h, w) in float16, and ``"mask"`` (n, canvas, canvas) in 255ths.
+    """
+    network = max(networks, key=lambda one: len(one.backbone.taps))
+    start = hashlib.sha256(next(network.backbone.parameters()).detach().cpu().numpy().tobytes()).hexdigest()
+    key = cache_key(
+        {
+            "backbone": network.config.backbone,
+            "weights": [network.config.weights, start],
+            "regions": [str(train.path), str(validation.path), data.canvas, data.background],
+            "two_views": network.config.two_views,
+            "device": str(device),
+        }
+    )
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = {}, {}
+    missing = sorted({tap for one in networks for tap in one.kept} - set(_kept[key][0]))
+    if not missing:
+        return _kept[key]
+    network = copy.deepcopy(network).to(device).eval()
+    for store, regions in zip(_kept[key], (train, validation), strict=True):
+        for batch in _in_order(regions, np.arange(len(regions)), data, device):
+            found = network.maps(batch["image"], batch["mask"], missing)
+            found = {"mask": (255 * batch["mask"]).round().byte(), **{tap: m.half() for tap, m in found.items()}}
+            for name, values in found.items():
+                store.setdefault(name, values.new_empty(len(regions), *values.shape[1:]))[batch["index"]] = values
+    return _kept[key]
 
 
 class Described(NamedTuple):
@@ -304,7 +381,10 @@ class RegionModule(System):
         super().__init__()
         self.config = config
         self.model = build_model(config, data.classes)
-        data.fixed = None if self.model.learns_features else self.model
+        if config.model.train_from is not None:
+            data.network = self.model
+        elif not self.model.learns_features:
+            data.fixed = self.model
         areas = torch.from_numpy(data.validation_regions.areas)
         self.register_buffer("areas", areas, persistent=False)
         self.areas: Tensor
@@ -317,7 +397,15 @@ class RegionModule(System):
         """Scores (b, classes) of an assembled batch."""
         if "vector" in batch:
             return self.model.classify(batch["vector"])
+        if "image" not in batch:
+            return self.model.classify_maps(self._maps(batch), batch["mask"])
         return self.model(batch["image"], batch["mask"])
+
+    def _maps(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The maps that the descriptors see, from pictures or from those that were kept."""
+        if "image" in batch:
+            return self.model.maps(batch["image"], batch["mask"])
+        return self.model.maps_behind({tap: batch[f"map {tap}"] for tap in self.model.kept})
 
     def start(self, data: RegionData) -> None:
         """Prepare the device and, in a new run, measure the descriptor's mean and deviation."""
@@ -330,12 +418,12 @@ class RegionModule(System):
         """Measure what the descriptors are standardised and projected by on the first training batches, once."""
         if all(bool(one.calibrated) for one in self.model.descriptors()):
             return
-        if not self.model.learns_features:
+        if data.fixed is not None:
             batches = data.first_batches(50, self.device)
             self.model.calibrate_described(torch.cat([b["vector"] for b in batches]))
             return
         batches = data.first_batches(self._calibration_batches, self.device)
-        self.model.calibrate([(b["image"], b["mask"]) for b in batches])
+        self.model.calibrate_maps([(self._maps(b), b["mask"]) for b in batches])
 
     def training_step(self, batch: dict[str, Tensor]) -> Tensor:
         """Mean cross-entropy of a batch."""
@@ -374,10 +462,10 @@ class RegionModule(System):
     @torch.no_grad()
     def diagnose(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         """Spectrum and size of what the structured layer sees in a batch."""
-        if not self.model.taps or "image" not in batch:
+        if not self.model.taps or "vector" in batch:
             return {"head": self.config.model.head, "structured_layer": None}
         tap, pooling = next(iter(self.model.poolings().items()))
-        features, _ = self.model.cells(self.model.maps(batch["image"], batch["mask"]), None, tap)
+        features, _ = self.model.cells(self._maps(batch), None, tap)
         finite = torch.isfinite(features.flatten(1)).all(-1)
         spectrum = _spectrum(pooling, features[finite][:32]) if bool(finite.any()) else features.new_zeros(0, 1)
         return {

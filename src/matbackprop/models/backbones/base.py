@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
@@ -120,6 +121,23 @@ class Backbone(nn.Module, ABC):
     def remove_behind(self, tap: str) -> None:
         """Remove the layers that compute later maps than ``tap``; a network without such layers has nothing to do."""
 
+    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The maps ``taps`` that follow from ``x``, the map ``tap``.
+
+        Raises:
+            ConfigurationError: the maps of this network do not follow from one another.
+        """
+        raise ConfigurationError(f"{type(self).__name__} computes its maps together: none follows from {tap!r} alone.")
+
+    def freeze(self, tap: str) -> None:
+        """Let the layers up to a map stay as they are; those behind it learn."""
+        self.check([tap])
+        kept = copy.deepcopy(self)
+        kept.remove_behind(tap)
+        names = set(kept.state_dict())
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in names)
+
     def check(self, taps: Sequence[str]) -> None:
         """Raise ConfigurationError for a map that this backbone does not have."""
         for tap in taps:
@@ -154,10 +172,17 @@ class StagedBackbone(Backbone):
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """The maps up to the last of ``taps``."""
+        return self._stages(0, image, taps)
+
+    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The maps behind ``tap`` up to the last of ``taps``."""
+        return self._stages(self.taps.index(tap) + 1, x, taps)
+
+    def _stages(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         last = max(self.taps.index(tap) for tap in taps)
         maps: dict[str, Tensor] = {}
-        for tap in self.taps[: last + 1]:
-            image = maps[tap] = self.stage(tap, image)
+        for tap in self.taps[first : last + 1]:
+            x = maps[tap] = self.stage(tap, x)
         return maps
 
 
@@ -198,10 +223,17 @@ class LayerStack(Backbone):
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """The outputs of the layers that ``taps`` mean."""
+        return self._layers(0, image, taps)
+
+    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of later layers than ``tap``'s that ``taps`` mean."""
+        return self._layers(self.index[tap] + 1, x, taps)
+
+    def _layers(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         wanted = {self.index[tap]: tap for tap in taps}
         maps: dict[str, Tensor] = {}
-        for index in range(max(wanted) + 1):
-            image = self.features[index](image)
+        for index in range(first, max(wanted) + 1):
+            x = self.features[index](x)
             if index in wanted:
-                maps[wanted[index]] = image
+                maps[wanted[index]] = x
         return maps
