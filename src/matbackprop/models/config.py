@@ -176,6 +176,8 @@ class NCutsModelConfig:
     """Of the hypercolumns' grid; by default the variant's, then the finest map's."""
     boundary: bool | None = field(default=None, metadata=ADDED)
     """Also learn how likely humans separate two neighbouring superpixels, for merging; by default the variant's."""
+    zoom: float = field(default=1.0, metadata=ADDED)
+    """The backbone sees the image enlarged by this factor, 1 to 4; for hypercolumns."""
     kernel: int = 3
     """Size of the first new convolution of the paper's head."""
     dropout: float = 0.25
@@ -200,13 +202,16 @@ class NCutsModelConfig:
         for name in ("ridge", "merge_ridge"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be positive and finite, got {getattr(self, name)}.")
+        if not 1 <= self.zoom <= 4:
+            raise ConfigurationError(f"zoom must be between 1 and 4, got {self.zoom}.")
         self.taps, self.cost = tuple(self.taps), tuple(self.cost)  # type: ignore[assignment]
         full = self.resolved()
-        if full["head"] != "hypercolumn" and (len(full["taps"]) != 1 or full["boundary"] or full["stride"]):
+        more = len(full["taps"]) != 1 or full["boundary"] or full["stride"] or self.zoom != 1
+        if full["head"] != "hypercolumn" and more:
             raise ConfigurationError(
-                f"head {full['head']!r} takes exactly one feature map, no stride and no boundary channel; got "
-                f"taps={list(full['taps'])}, stride={full['stride']}, boundary={full['boundary']}. Choose "
-                "head='hypercolumn' for more."
+                f"head {full['head']!r} takes exactly one feature map, no stride, no boundary channel and no zoom; got "
+                f"taps={list(full['taps'])}, stride={full['stride']}, boundary={full['boundary']}, zoom={self.zoom}. "
+                "Choose head='hypercolumn' for more."
             )
 
     def resolved(self) -> dict[str, Any]:

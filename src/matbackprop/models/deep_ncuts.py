@@ -388,23 +388,25 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             raise ShapeError(f"images must be (b, 3, h, w) with at least one pixel, got {tuple(image.shape)}.")
         if image.dtype == torch.uint8:
             image = image.float() / 255
-        height, width = image.shape[-2:]
+        seen = normalize(image)
+        if self.config.zoom != 1:
+            seen = nnf.interpolate(seen, scale_factor=self.config.zoom, mode="bilinear", align_corners=False)
+        height, width = seen.shape[-2:]
         # Pixels in front, so that cells lie over their blocks, and behind, so that no block is without a cell.
         before = max(0, *(int(np.ceil(g.shift)) for g in self.geometry))
         below = max(g.after(height, before) for g in self.geometry)
         right = max(g.after(width, before) for g in self.geometry)
-        padded = normalize(image)
         if before or below or right:
-            padded = nnf.pad(padded, (before, right, before, below), mode="replicate")
-        if padded.is_cuda:
-            padded = padded.contiguous(memory_format=self.backbone.memory_format)
+            seen = nnf.pad(seen, (before, right, before, below), mode="replicate")
+        if seen.is_cuda:
+            seen = seen.contiguous(memory_format=self.backbone.memory_format)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            maps = self.backbone(padded, self.taps)
+            maps = self.backbone(seen, self.taps)
         places = zip(self.geometry, self.taps, strict=True)
         cropped = [g.over_blocks(maps[tap], (height, width), before) for g, tap in places]
         if self.head is None:
             return cropped[0]
-        return self.head(cropped, image, self.grid((height, width)))
+        return self.head(cropped, image, self.grid((image.shape[-2], image.shape[-1])))
 
     def forward(self, image: Tensor) -> FeatureMaps:
         """Compute F on its grid.
