@@ -7,7 +7,7 @@ from torch import nn
 
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbones.base import LayerStack
-from matbackprop.models.config import VARIANTS
+from matbackprop.models.config import VARIANTS, NCutsModelConfig
 from matbackprop.models.deep_ncuts import (
     DeepNCuts,
     merge_superpixels,
@@ -37,6 +37,29 @@ def test_grid_and_channels(name, stride, channels):
         assert maps.hidden.shape == (1, 8, 12, 16)
     else:
         assert maps.hidden is None and (maps.features >= 0).all()
+
+
+@pytest.mark.parametrize("zoom", [1.0, 1.5, 2.0])
+def test_an_enlarged_image_is_seen_on_the_same_grid_in_the_same_place(zoom):
+    """What a bright square changes most lies under the square, whatever the backbone's own size."""
+    model = small("hypercolumns", zoom=zoom, backbone="vgg16", taps=("relu1_2",), stride=4)
+    with torch.no_grad():
+        model.head.place.weight.zero_()  # only what the backbone saw
+        x = torch.full((1, 3, 64, 80), 0.4)
+        y = x.clone()
+        y[..., 20:28, 40:48] = 1.0
+        change = (model(y).hidden - model(x).hidden).abs().sum(1)[0]
+    rows, columns = (torch.arange(n) * 4 + 1.5 for n in change.shape)
+    assert change.shape == (16, 20)
+    assert abs((change.sum(1) * rows).sum() / change.sum() - 23.5) < 0.5
+    assert abs((change.sum(0) * columns).sum() / change.sum() - 43.5) < 0.5
+
+
+def test_zoom_is_refused_where_it_means_nothing():
+    with pytest.raises(ConfigurationError, match=r"zoom must be between 1 and 4, got 0\.5"):
+        NCutsModelConfig(variant="hypercolumns", zoom=0.5)
+    with pytest.raises(ConfigurationError, match=r"no zoom; got .*zoom=2\.0"):
+        NCutsModelConfig(variant="vgg16-relu5", zoom=2.0)
 
 
 def test_the_papers_widths():

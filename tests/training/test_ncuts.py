@@ -397,8 +397,15 @@ def test_a_learned_lambda_is_refused_where_nothing_depends_on_it(objective):
     NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective="j1"))
 
 
-def test_another_backbone_trains_and_is_saved_and_loaded(tmp_path):
-    config = tiny("hypercolumns-lite2")
+@pytest.mark.parametrize(
+    ("preset", "taps", "zoom"),
+    [
+        ("hypercolumns-lite2", ["stage1", "stage2", "stage3", "stage4", "stage5"], 1.0),
+        ("hypercolumns-tiny-vit", ["layer0", "layer1", "layer2", "layer3", "neck"], 1.5),
+    ],
+)
+def test_another_backbone_trains_and_is_saved_and_loaded(preset, taps, zoom, tmp_path):
+    config = tiny(preset)
     module = NCutsModule(config)
     batch = augment(ImageSource(prepared(1), None).fetch(torch.tensor([0]), 0))
     module.losses(batch)[0].backward()
@@ -406,5 +413,5 @@ def test_another_backbone_trains_and_is_saved_and_loaded(tmp_path):
     model = module.model.eval()
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
-    assert again.taps == ["stage1", "stage2", "stage3", "stage4", "stage5"]
+    assert again.taps == taps and again.config.zoom == zoom
     torch.testing.assert_close(again(batch["image"]).features, model(batch["image"]).features)

@@ -97,6 +97,7 @@ class Bsds500(Reproduction):
         COLOUR: "Merging by Lab colour and contrast (no network)",
         "hypercolumns": "Hypercolumns, merging (VGG-16, frozen)",
         "hypercolumns-tuned": "Hypercolumns, merging (VGG-16, tuned)",
+        "hypercolumns-tiny-vit": "Hypercolumns, merging (MobileSAM's TinyViT, tuned)",
     }
     parts: ClassVar[dict[str, tuple[str, ...]]] = {"all": ("seed",), "train": ("seed",)}
 

@@ -155,6 +155,7 @@ def _groups() -> dict[str, Group]:
         ("", "VGG-16, frozen"),
         ("-tuned", "VGG-16, tuned"),
         ("-lite2", "EfficientNet-Lite2, tuned"),
+        ("-tiny-vit", "MobileSAM's TinyViT, tuned"),
     ):
         groups.append(
             Group(
