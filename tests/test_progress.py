@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from matbackprop import progress
-from matbackprop.progress import Progress, track
+from matbackprop import processes as progress
+from matbackprop.processes import Progress, track
 
 
 class _Terminal(io.StringIO):

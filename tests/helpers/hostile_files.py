@@ -48,7 +48,7 @@ from matbackprop.training.run_folder import _COMMENT, _PREFIX, load_checkpoint, 
 for module in (
     *(f"cli.{name}" for name in ("segment", "classify", "report", "data", "evaluate", "evaluate_run", "train")),
     *(f"training.{name}" for name in ("engine", "o2p", "ncuts")),
-    *("data.check", "models.backbones.alexnet"),
+    *("data.check", "models.backbones.base"),
 ):
     importlib.import_module(f"matbackprop.{module}")  # once, not in every process that is forked
 

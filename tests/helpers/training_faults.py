@@ -24,8 +24,7 @@ import torch
 from helpers.slow_images import TracedImages
 from helpers.tiny_run import TinyModule, tiny_config, train
 from helpers.two_processes import run_two
-from matbackprop.data.bsds import BSDS
-from matbackprop.data.prepared import prepare_images
+from matbackprop.data.bsds import BSDS, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
 from matbackprop.training import run_folder as checkpoint_module

@@ -5,8 +5,7 @@ import pytest
 import torch
 from skimage.segmentation import slic
 
-from matbackprop.data.bsds import BSDSSample
-from matbackprop.data.prepared import collect, prepare_image
+from matbackprop.data.bsds import BSDSSample, collect, prepare_image
 from matbackprop.errors import ConfigurationError
 from matbackprop.inference import image_sets
 from matbackprop.inference.image_sets import segment_images

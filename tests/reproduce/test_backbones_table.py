@@ -11,7 +11,7 @@ from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.reproduce.backbones import Backbones
 from matbackprop.reproduce.config import BackbonesConfig
 from matbackprop.reproduce.table import Job
-from matbackprop.training.o2p_config import RegionDataConfig
+from matbackprop.training.config import RegionDataConfig
 
 
 @pytest.mark.parametrize("key", Backbones.rows)

@@ -15,7 +15,7 @@ from matbackprop.metrics import evaluate_segmentations
 from matbackprop.reproduce.bsds500 import PUBLISHED, Bsds500, join_splits
 from matbackprop.reproduce.config import Bsds500Config
 from matbackprop.reproduce.table import Job
-from matbackprop.training.ncuts_config import ImageDataConfig
+from matbackprop.training.config import ImageDataConfig
 
 JOB = Job("hypercolumns", "seed", 0)
 

@@ -7,8 +7,8 @@ import pytest
 
 from matbackprop.errors import DataError
 from matbackprop.reproduce.table import Job, Store, data_digest, fingerprint, settings, weights_digest
-from matbackprop.training.ncuts_config import PRESETS as NCUTS
-from matbackprop.training.o2p_config import PRESETS as O2P
+from matbackprop.training.config import NCUTS_PRESETS as NCUTS
+from matbackprop.training.config import O2P_PRESETS as O2P
 
 JOB = Job("alexnet", "seed", 3)
 

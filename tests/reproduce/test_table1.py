@@ -14,7 +14,7 @@ from matbackprop.reproduce import table1
 from matbackprop.reproduce.config import Table1Config
 from matbackprop.reproduce.table import Job
 from matbackprop.reproduce.table1 import ROWS, Table1
-from matbackprop.training.o2p_config import PRESETS, RegionDataConfig
+from matbackprop.training.config import O2P_PRESETS, RegionDataConfig
 
 ALEXNET = Table1.rows["alexnet"]
 
@@ -225,8 +225,8 @@ def test_the_papers_rows_are_all_there():
 def test_the_preset_of_four_maps_is_the_row_with_its_winning_setting():
     row = Table1.rows["both-maps"]
     made = Table1(Table1Config()).run_config(Job(row.key, "seed", 0), row.trials[0], "cuda")
-    assert (made.model, made.optimizer) == (PRESETS["maps"].model, PRESETS["maps"].optimizer)
-    assert made.engine.max_epochs == PRESETS["maps"].engine.max_epochs
+    assert (made.model, made.optimizer) == (O2P_PRESETS["maps"].model, O2P_PRESETS["maps"].optimizer)
+    assert made.engine.max_epochs == O2P_PRESETS["maps"].engine.max_epochs
 
 
 @pytest.mark.parametrize(("row", "device", "precision"), [

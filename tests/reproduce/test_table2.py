@@ -14,7 +14,7 @@ from matbackprop.reproduce.config import Table2Config
 from matbackprop.reproduce.table import Job
 from matbackprop.reproduce.table2 import GROUP_OF, GROUPS, ROWS, Table2
 from matbackprop.spectral import MERGE_KS
-from matbackprop.training.ncuts_config import PRESETS, ImageDataConfig
+from matbackprop.training.config import NCUTS_PRESETS, ImageDataConfig
 
 PLAIN, DEEP, SPAN = "ncuts-alexnet-relu5", "deepncuts-alexnet-relu5", "span-alexnet-relu5"
 
@@ -61,8 +61,8 @@ def test_every_row_of_the_paper_is_there():
         assert {f"ncuts-{name}", f"deepncuts-{name}", f"span-{name}", f"soft-{name}"} <= set(ROWS)
         assert ROWS[f"deepncuts-{name}"].against == ROWS[f"span-{name}"].against == f"ncuts-{name}"
         assert (ROWS[f"deepncuts-{name}"].space, ROWS[f"span-{name}"].space) == (None, "soft")
-        assert PRESETS[GROUPS[f"deepncuts-{name}"].preset].train.objective == "j2"
-    assert all(g.preset in PRESETS for g in GROUPS.values() if g.preset)
+        assert NCUTS_PRESETS[GROUPS[f"deepncuts-{name}"].preset].train.objective == "j2"
+    assert all(g.preset in NCUTS_PRESETS for g in GROUPS.values() if g.preset)
     assert all(r.against in ROWS for r in ROWS.values() if r.against)
 
 

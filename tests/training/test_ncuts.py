@@ -13,13 +13,22 @@ import torch
 
 from helpers.slow_images import TracedImages
 from matbackprop import normalized_cut_j2, normalized_cut_soft
-from matbackprop.data.bsds import BSDS, BSDSSample
-from matbackprop.data.prepared import collect, majority_labels, pad_stack, prepare_image, prepare_images
+from matbackprop.data.bsds import BSDS, BSDSSample, collect, majority_labels, pad_stack, prepare_image, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.inference.image_sets import segment_images
 from matbackprop.models.backbones import build_backbone
-from matbackprop.training.config import from_json, merge, to_json
+from matbackprop.training.config import (
+    NCUTS_PRESETS,
+    RECIPES,
+    ImageDataConfig,
+    NCutsConfig,
+    NCutsModelConfig,
+    ObjectiveConfig,
+    from_json,
+    merge,
+    to_json,
+)
 from matbackprop.training.engine import run_recipe
 from matbackprop.training.ncuts import (
     ImageSource,
@@ -30,14 +39,6 @@ from matbackprop.training.ncuts import (
     boundary_loss,
     build_model,
     data_folder,
-)
-from matbackprop.training.ncuts_config import (
-    PRESETS,
-    RECIPE,
-    ImageDataConfig,
-    NCutsConfig,
-    NCutsModelConfig,
-    ObjectiveConfig,
 )
 
 
@@ -54,7 +55,7 @@ def prepared(count=3, **changes):
 
 
 def tiny(preset="smoke", **train):
-    config = RECIPE.preset(preset)
+    config = RECIPES["ncuts"].preset(preset)
     config.model = dataclasses.replace(config.model, weights="none", hidden=8, channels=6)
     config.engine = dataclasses.replace(config.engine, precision="32", accelerator="cpu", tensorboard=False)
     config.train = dataclasses.replace(config.train, **train)
@@ -324,9 +325,11 @@ def test_features_of_zeros_are_finite():
 
 
 def test_the_first_command_learns(tmp_path):
-    config = merge(RECIPE.preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "engine.progress": False})
+    config = merge(
+        RECIPES["ncuts"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "engine.progress": False}
+    )
     config = merge(config, {"engine.tensorboard": False, "engine.report": False, "data.cache": str(tmp_path / "cache")})
-    lines = run_recipe(RECIPE, config).read_metrics()
+    lines = run_recipe(RECIPES["ncuts"], config).read_metrics()
     validation = [line["val/loss"] for line in lines if "val/loss" in line]
     training = [line["train/loss"] for line in lines if "train/loss" in line]
     assert validation[-1] < validation[0] and sum(training[-8:]) < sum(training[:8])
@@ -337,7 +340,7 @@ def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):
     config.engine = dataclasses.replace(config.engine, run=tmp_path / "run", max_epochs=6)
     config.data = dataclasses.replace(config.data, cache=tmp_path / "cache", made=6, batch_size=2, superpixels=40)
     config.data.workers = 1
-    run = run_recipe(RECIPE, config)
+    run = run_recipe(RECIPES["ncuts"], config)
     metrics = run.read_metrics()
     values = [m["val/objective"] for m in metrics if "val/objective" in m]
     assert len(values) == 6 and values[-1] < values[0]
@@ -378,13 +381,13 @@ def test_contradictions_are_refused(tmp_path):
         NCutsData(config)
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("name", list(NCUTS_PRESETS))
 def test_presets_survive_json(name):
-    assert from_json(NCutsConfig, to_json(PRESETS[name])) == PRESETS[name]
+    assert from_json(NCutsConfig, to_json(NCUTS_PRESETS[name])) == NCUTS_PRESETS[name]
 
 
 def test_the_papers_recipe():
-    config = PRESETS["paper"]
+    config = NCUTS_PRESETS["paper"]
     assert (config.train.objective, config.data.batch_size, config.model.dropout) == ("j2", 1, 0.25)
     assert (config.train.optimizer, config.train.schedule, config.engine.max_epochs) == ("adamw", "one-cycle", 4)
     assert (config.train.backbone_rate, config.train.rate) == (1e-4, 1e-3)

@@ -11,10 +11,9 @@ from safetensors.torch import save_file
 from matbackprop.data import coco_regions
 from matbackprop.errors import DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.training.config import merge
+from matbackprop.training.config import RECIPES, O2PConfig, RegionDataConfig, merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
 from matbackprop.training.o2p import RegionModule, build, build_model, data_folder, describe, keep_maps, open_regions
-from matbackprop.training.o2p_config import RECIPE, O2PConfig, RegionDataConfig
 from matbackprop.training.run_folder import RunFolder, load_checkpoint
 
 
@@ -27,7 +26,7 @@ def cache(tmp_path_factory):
 def config(cache, tmp_path):
     """A run of a few seconds."""
     return merge(
-        RECIPE.preset("smoke"),
+        RECIPES["o2p"].preset("smoke"),
         {
             "engine.run": (tmp_path / "run").as_posix(),
             "engine.max_epochs": 2,
@@ -58,7 +57,7 @@ def same(one: torch.nn.Module, two: torch.nn.Module) -> bool:
 
 def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
     config = merge(config, {"engine.report": True})
-    run = run_recipe(RECIPE, config, preset="smoke")
+    run = run_recipe(RECIPES["o2p"], config, preset="smoke")
     summary = run.read_summary()
     assert summary["epochs"] == 2 and 0 <= summary["val/error"] <= 100
     with np.load(run.path / "predictions" / "validation.npz") as stored:
@@ -76,7 +75,9 @@ def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
 
 
 def test_the_first_command_of_the_tutorial_learns(cache, tmp_path):
-    config = merge(RECIPE.preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "data.cache": str(cache)})
+    config = merge(
+        RECIPES["o2p"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "data.cache": str(cache)}
+    )
     config = merge(config, {"engine.tensorboard": False, "engine.progress": False, "engine.max_epochs": 4})
     _, run = train(config)
     errors = [m["val/error"] for m in run.read_metrics() if "val/error" in m]
@@ -92,7 +93,7 @@ def test_weights_are_chosen_on_held_out_training_images_or_not_at_all(config, sp
     errors = iter([10.0, 20.0, 30.0])  # as if training made it worse, then once more after the run
     monkeypatch.setattr(RegionModule, "validation_end", lambda self, data: {"val/error": next(errors)})
     monkeypatch.setattr("matbackprop.training.o2p.save_predictions", lambda run, module: "")
-    run = run_recipe(RECIPE, merge(config, {"data.split": split}), preset="smoke")
+    run = run_recipe(RECIPES["o2p"], merge(config, {"data.split": split}), preset="smoke")
     summary, exported = run.read_summary(), RegionClassifier.from_pretrained(run.path / "model").state_dict()
     chosen = {"final": "last.ckpt", "tuning": "best.ckpt"}[split]
     state = load_checkpoint(run.checkpoints / chosen)
@@ -106,7 +107,7 @@ def test_weights_are_chosen_on_held_out_training_images_or_not_at_all(config, sp
 def test_a_run_without_a_report_can_be_used_too(config):
     from matbackprop.inference import load_classifier
 
-    run = run_recipe(RECIPE, config, preset="smoke")
+    run = run_recipe(RECIPES["o2p"], config, preset="smoke")
     assert not run.report_path.exists() and (run.path / "predictions" / "validation.npz").is_file()
     assert load_classifier(run.path).names
 
@@ -231,7 +232,7 @@ def test_weights_of_another_network_are_refused(config, tmp_path):
 @pytest.mark.parametrize("preset", ["small", "paper"])
 def test_presets_build_on_any_data(config, preset):
     """The large presets, on made regions and without their 150 million weights being trained."""
-    big = RECIPE.preset(preset)
+    big = RECIPES["o2p"].preset(preset)
     data = dataclasses.replace(config.data, canvas=227)
     open_regions(data)  # made here, where numbers are real
     with torch.device("meta"):

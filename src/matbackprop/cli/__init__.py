@@ -250,7 +250,7 @@ def _name(words: Sequence[str]) -> str | None:
 
 def run(name: str, arguments: list[str], *, quiet: bool = False, as_json: bool = False) -> int:
     """Parse the options of one command, run it, print its summary or its document, and return its exit code."""
-    from matbackprop.progress import silence
+    from matbackprop.processes import silence
 
     command = COMMANDS[name]
     module = importlib.import_module(command.module)

@@ -16,7 +16,7 @@ import tyro
 from matbackprop.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.metrics import ImageScores, score_images, summarize
-from matbackprop.progress import track
+from matbackprop.processes import track
 from matbackprop.report.tables import Cell, Table
 
 __all__ = ["Config", "main"]

@@ -12,7 +12,7 @@ import tyro
 
 from matbackprop.data.pictures import find_pictures
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.progress import track
+from matbackprop.processes import track
 
 if TYPE_CHECKING:
     from matbackprop.inference import Segments

@@ -31,7 +31,8 @@ def takes(d: int, device: torch.device) -> bool:
 def applies(f: Tensor, labels: Tensor, weight: Tensor | None) -> bool:
     """Whether the kernels take a batch: d ≤ 63, and weights that need no gradient."""
     return (
-        f.shape[-2] <= TILE * _GRID_LIMIT
+        f.is_cuda
+        and f.shape[-2] <= TILE * _GRID_LIMIT
         and f.dtype in TYPES
         and (weight is None or not weight.requires_grad)
         and kernels_may_take(f, labels, *(() if weight is None else (weight,)))

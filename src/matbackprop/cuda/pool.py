@@ -42,7 +42,8 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
     float64 features are left to the general operator, which refines small eigenvectors to the digits these carry.
     """
     return (
-        f.dtype != torch.float64
+        f.is_cuda
+        and f.dtype != torch.float64
         and function.name in _FUNCTIONS
         and 0 < f.shape[-2] <= jacobi.MAX_ORDER
         and f.shape[-2] < f.shape[-1]

@@ -12,7 +12,7 @@ from typing import Any
 from matbackprop.data.problems import Problem
 from matbackprop.errors import DataError
 from matbackprop.files import shorten
-from matbackprop.progress import track
+from matbackprop.processes import track
 
 ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 """Applies a reader to every item, as ``map`` does."""

@@ -31,8 +31,7 @@ from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.files import show
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.models.config import Background
-from matbackprop.processes import parallel_map
-from matbackprop.progress import track
+from matbackprop.processes import parallel_map, track
 
 _log = logging.getLogger(__name__)
 

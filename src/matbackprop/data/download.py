@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matbackprop.errors import DataError
-from matbackprop.progress import Progress
+from matbackprop.processes import Progress
 
 _CHUNK = 1 << 20
 ATTEMPTS = 3

@@ -27,7 +27,13 @@ from matbackprop.checks import (
     wants_check,
 )
 from matbackprop.cuda import pool as pool_kernels
-from matbackprop.divided_differences import BoundFunction, SpectralFunction, announcing_overflow, resolve_function
+from matbackprop.divided_differences import (
+    BoundFunction,
+    SpectralFunction,
+    announcing_overflow,
+    is_named,
+    resolve_function,
+)
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product
@@ -340,13 +346,15 @@ def second_order_pool(
             a, spectrum = _decompose(x, w, shift, fine)
             return spectral(a, spectrum, fn, power).to(f.dtype)
         c, *factors = apply(_Pool, x, w, shift, power, fn, fine)
+        out = c.to(f.dtype)
+        if not is_named(given):  # tensors that the function captures get their gradient
 
-        def again() -> Tensor:
-            """C from the factors as constants."""
-            s, basis, y = (t.detach() for t in factors)
-            return _moments_of(x, s, basis, y, shift.detach()).value(BoundFunction(given))
+            def again() -> Tensor:
+                """C from the factors as constants."""
+                s, basis, y = (t.detach() for t in factors)
+                return _moments_of(x, s, basis, y, shift.detach()).value(BoundFunction(given))
 
-        out = attach_captured(c.to(f.dtype), given, factors[0].detach() + shift.detach().unsqueeze(-1), again)
+            out = attach_captured(out, given, factors[0].detach() + shift.detach().unsqueeze(-1), again)
         if looked_at:
             check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
         return out

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matbackprop.data.prepared import PreparedImages, in_16_bits, pad_stack
+from matbackprop.data.bsds import PreparedImages, in_16_bits, pad_stack
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.processes import Workers

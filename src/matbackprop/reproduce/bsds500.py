@@ -32,8 +32,8 @@ from matbackprop.reproduce.config import Bsds500Config
 from matbackprop.reproduce.table import Device, Job, Reproduction, data_digest, fingerprint, settings, weights_digest
 from matbackprop.reproduce.table2 import COLOUR_SETTINGS, check_data, measure_digest, train, training_recipe, workers_of
 from matbackprop.spectral import contour_map
+from matbackprop.training.config import NCutsConfig
 from matbackprop.training.ncuts import data_folder, open_images
-from matbackprop.training.ncuts_config import NCutsConfig
 from matbackprop.training.run_folder import versions
 
 __all__ = ["PUBLISHED", "Bsds500"]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from matbackprop.training.ncuts_config import ImageDataConfig
-from matbackprop.training.o2p_config import RegionDataConfig
+from matbackprop.training.config import ImageDataConfig, RegionDataConfig
 
 
 @dataclass

@@ -28,8 +28,7 @@ import torch
 from matbackprop.data.cache import cache_key
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.files import atomic_write, read_json
-from matbackprop.processes import Workers
-from matbackprop.progress import log_on_screen
+from matbackprop.processes import Workers, log_on_screen
 from matbackprop.report.tables import Table
 from matbackprop.reproduce.config import TableConfig
 from matbackprop.training.config import differences, to_json

@@ -41,7 +41,7 @@ from matbackprop.reproduce.table import (
     settings,
     weights_digest,
 )
-from matbackprop.training.config import merge, to_json
+from matbackprop.training.config import O2P_PRESETS, O2PConfig, merge, to_json
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.o2p import (
     LARGE,
@@ -53,7 +53,6 @@ from matbackprop.training.o2p import (
     open_regions,
     save_predictions,
 )
-from matbackprop.training.o2p_config import PRESETS, O2PConfig
 from matbackprop.training.run_folder import RunFolder
 
 __all__ = ["REFERENCES", "ROWS", "Row", "Table1"]
@@ -237,7 +236,7 @@ class Table1(Reproduction):
         row, config = self.rows[job.key], self.config
         timing = job.part == "timing"
         epochs = 2 if timing else self.epochs[row.kind]
-        base = dataclasses.replace(PRESETS["paper"], data=config.data)
+        base = dataclasses.replace(O2P_PRESETS["paper"], data=config.data)
         return merge(
             base,
             {

@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from matbackprop.data.bsds import BSDS, FOLDS, tuning_split
+from matbackprop.data.bsds import BSDS, FOLDS, PreparedImages, tuning_split
 from matbackprop.data.cache import cache_key
-from matbackprop.data.prepared import PreparedImages
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.inference.image_sets import Segmented, segment_images, warm
 from matbackprop.inference.segmenting import COST, TEXTURE, WIDTH, merge_by_colour
@@ -49,6 +48,7 @@ from matbackprop.reproduce.table import (
     shared_workers,
     weights_digest,
 )
+from matbackprop.training.config import RECIPES, NCutsConfig
 from matbackprop.training.engine import fit, seed_all
 from matbackprop.training.ncuts import (
     build,
@@ -57,7 +57,6 @@ from matbackprop.training.ncuts import (
     split_images,
     untrained_model,
 )
-from matbackprop.training.ncuts_config import RECIPE, NCutsConfig
 from matbackprop.training.run_folder import RunFolder, versions
 
 log = logging.getLogger("matbackprop")
@@ -573,7 +572,7 @@ def check_data(config: SegmentationConfig) -> None:
 
 def training_recipe(config: SegmentationConfig, preset: str, device: Device, *, seed: int, **data: Any) -> NCutsConfig:
     """A preset's training as a table's command wants it, with ``data`` that the command does not name."""
-    recipe = RECIPE.preset(preset)
+    recipe: NCutsConfig = RECIPES["ncuts"].preset(preset)
     recipe.engine = dataclasses.replace(
         recipe.engine,
         seed=seed,

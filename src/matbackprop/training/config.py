@@ -1,8 +1,9 @@
-"""Configuration of runs: dataclasses, presets, and the way from and to JSON, TOML and the command line.
+"""Configuration of runs: the engine's, that of both recipes with its presets, and the way from and to JSON and TOML.
 
 A recipe's configuration is a dataclass with a field ``engine`` (:class:`EngineConfig`) and nested dataclasses of its
 own. Presets are instances of it. :func:`resolve` lays a file over a preset, the command line lays its options over
 both, and the result is written to the run folder by :func:`to_json`, from which :func:`from_json` builds it again.
+Nothing heavy is imported here, so that the command line can explain itself at once.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.files import read_bytes, read_json, shorten
+from matbackprop.models.config import ADDED, Background, NCutsModelConfig, RegionModelConfig
 
 if TYPE_CHECKING:
     from matbackprop.training.engine import Data, System
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RECIPES = {"o2p": "matbackprop.training.o2p_config", "ncuts": "matbackprop.training.ncuts_config"}
-"""The recipes that ``matbackprop train`` knows: name → module with ``RECIPE``. Imported only when asked for."""
 
 _MOST_DEVICES = 64  # per node; on a CPU each is a process
 
@@ -175,13 +175,6 @@ def lazily(module: str, name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), name)(*arguments)
 
     return call
-
-
-def get_recipe(name: str) -> Recipe[Any]:
-    """Import and return a recipe by name."""
-    if name not in RECIPES:
-        raise ConfigurationError(f"there is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
-    return importlib.import_module(RECIPES[name]).RECIPE
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON
@@ -353,3 +346,357 @@ def _build_plain(kind: Any, data: Any, where: str) -> Any:
 
 def _wrong(where: str, data: Any, needed: str) -> ConfigurationError:
     return ConfigurationError(f"{where} is {shorten(repr(data))}; it must be {needed}.")
+
+
+# ----------------------------------------------------------------------------------------------- region classification
+
+
+@dataclass
+class RegionDataConfig:
+    """Where regions come from and how they are presented."""
+
+    root: Path | None = None
+    """Folder in COCO's layout; by default coco under $MATBACKPROP_DATA."""
+    made: int = 0
+    """Number of training images to make on the fly, coloured and textured shapes, instead of reading ``root``."""
+    cache: Path | None = None
+    """Folder for cached regions; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    split: Literal["final", "tuning"] = "final"
+    (
+        "final: train on all training images, report on the validation images, keep the last weights. tuning: hold "
+        "out training images and keep the weights that are best on them."
+    )
+    hold_out: int = 5
+    """One in how many training images the tuning split holds out."""
+    minimum_area: float = 0.0
+    """Smallest area of a region in the original image, in pixels."""
+    missing_images: Literal["raise", "skip"] = "raise"
+    """What happens when image files are missing or damaged."""
+    side: int = 200
+    """Longest side of a region."""
+    margin: float = field(default=0.0, metadata=ADDED)
+    """What belongs to a region around its box, as a share of the box's longest side."""
+    canvas: int = 227
+    """Side of the network's input."""
+    jitter: int = 13
+    """Largest shift of a region from the centre in training, in pixels."""
+    flip: bool = True
+    """Mirror half the regions in training."""
+    background: Background = "mask"
+    """Keep the pixels around the object, put the mean colour there, or leave them half of their contrast (dim)."""
+    sampling: Literal["natural", "balanced"] = "natural"
+    """Take each region once per epoch, or draw all classes equally often."""
+    batch_size: int = 100
+    """Regions in a training batch, on each device."""
+    validation_batch_size: int = 500
+    """Regions in a validation batch."""
+    resident: Literal["auto", "yes", "no"] = "auto"
+    """Keep all regions in the GPU's memory; auto does so when they take at most a quarter of it."""
+    threads: int = 4
+    """Threads that read batches when they are not resident."""
+
+    def __post_init__(self) -> None:
+        counts = ("batch_size", "validation_batch_size")
+        check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
+        check_ranges("data", self, made="[0, 100000]", side="[1, 4096]", canvas="[1, 4096]")
+        check_ranges("data", self, **dict.fromkeys(("minimum_area", "margin", "threads"), "[0, inf)"))
+        check_ranges("data", self, jitter="[0, 4096]")
+
+
+@dataclass
+class OptimizerConfig:
+    """SGD with momentum and a cosine schedule."""
+
+    rate: float = 0.01
+    """Learning rate of the head."""
+    backbone_factor: float = 0.1
+    """Learning rate of the backbone as a share of the head's."""
+    momentum: float = 0.9
+    """Momentum."""
+    decay: float = 5e-4
+    """Weight decay."""
+    warmup: float = 0.5
+    """Epochs of linear warm-up."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes."""
+
+    def __post_init__(self) -> None:
+        check_ranges("optimizer", self, rate="(0, 1e6]", backbone_factor="[0, 1e6]", decay="[0, 1e6]")
+        check_ranges("optimizer", self, momentum="[0, 1)", warmup="[0, inf)", label_smoothing="[0, 1]")
+
+
+@dataclass
+class O2PConfig:
+    """Configuration of the recipe ``o2p``."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    data: RegionDataConfig = field(default_factory=RegionDataConfig)
+    model: RegionModelConfig = field(default_factory=RegionModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+_O2P_ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error", gradient_clip=100.0)
+
+
+def _o2p_on(backbone: str, tap: str) -> O2PConfig:
+    model = RegionModelConfig(
+        head="o2p", backbone=backbone, taps=(tap,), reduce=128, feature_scale=0.1, vector_dropout=0.5
+    )
+    return O2PConfig(engine=_O2P_ENGINE, model=model, optimizer=OptimizerConfig(rate=0.01))
+
+
+O2P_PRESETS = {
+    # Made on the fly, a small network: seconds on a CPU.
+    "smoke": O2PConfig(
+        engine=EngineConfig(
+            max_epochs=8, monitor="val/error", log_every=4, gradient_clip=10.0, accelerator="cpu", devices="1"
+        ),
+        data=RegionDataConfig(made=96, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
+        model=RegionModelConfig(
+            head="o2p_fc", weights="none", taps=("relu5",), reduce=32, hidden=64, dropout=0.2, feature_scale=1.0
+        ),
+        optimizer=OptimizerConfig(rate=0.005, backbone_factor=1.0),
+    ),
+    # A few epochs on COCO's regions: minutes on one GPU.
+    "small": O2PConfig(
+        engine=dataclasses.replace(_O2P_ENGINE, max_epochs=4),
+        model=RegionModelConfig(head="o2p"),
+        optimizer=OptimizerConfig(rate=0.001, backbone_factor=0.3),
+    ),
+    # DeepO2P-FC from ImageNet, the best row of the paper's table.
+    "paper": O2PConfig(
+        engine=_O2P_ENGINE,
+        model=RegionModelConfig(head="o2p_fc"),
+        optimizer=OptimizerConfig(rate=0.01),
+    ),
+    # First and second order on EfficientNet-Lite2, with the surroundings of the region: the classifier in the package.
+    "lite2": O2PConfig(
+        engine=dataclasses.replace(_O2P_ENGINE, max_epochs=6),
+        data=RegionDataConfig(side=224, canvas=224, jitter=20, margin=0.2, background="keep"),
+        model=RegionModelConfig(
+            head="both",
+            average=True,
+            two_views=True,
+            backbone="efficientnet-lite2",
+            taps=("stage7",),
+            reduce=64,
+            support="mask+all",
+            feature_scale=0.03,
+            eps=0.01,
+            vector_scale=0.3,
+            vector_dropout=0.5,
+            input_dropout=0.2,
+        ),
+        optimizer=OptimizerConfig(rate=0.003, backbone_factor=3.0, label_smoothing=0.1),
+    ),
+    # DeepO2P on other backbones, from the hub.
+    "resnet50": _o2p_on("hf:microsoft/resnet-50", "stage4"),
+    "dinov2": _o2p_on("hf:facebook/dinov2-small", "stage12"),
+    # First and second order on four maps, the best of all that were tried beyond the paper.
+    "maps": O2PConfig(
+        engine=_O2P_ENGINE,
+        model=RegionModelConfig(
+            head="both",
+            reduce=96,
+            taps=("pool5", "relu2", "relu3", "relu4"),
+            vector_scale=0.3,
+            vector_dropout=0.8,
+        ),
+        optimizer=OptimizerConfig(rate=0.01),
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------------ deep normalized cuts
+
+
+@dataclass
+class ImageDataConfig:
+    """Where images come from and how they are presented."""
+
+    root: Path | None = None
+    """Folder in BSDS500's layout; by default BSDS500 under $MATBACKPROP_DATA."""
+    made: int = 0
+    """Number of training images to make on the fly, coloured and textured shapes, instead of reading ``root``."""
+    cache: Path | None = None
+    """Folder for prepared images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    split: Literal["tuning", "final"] = "tuning"
+    """tuning: hold out every fifth training image for validation. final: train on all of them, validate on none."""
+    fold: int = 0
+    """Which fifth of the training images is held out, 0 to 4."""
+    limit: int | None = None
+    """Use at most so many images of each part."""
+    superpixels: int = 600
+    """About how many superpixels an image is divided into."""
+    batch_size: int = 1
+    """Images in a training batch, on each device."""
+    flip: bool = True
+    """Mirror half the images in training."""
+    scale: tuple[float, float] = (1.0, 1.0)
+    """Range of the random size of a training batch."""
+    jitter: float = 0.0
+    """Largest relative change of brightness, contrast and saturation in training."""
+    workers: int = 0
+    """Processes that prepare images; 0 for one per core, at most 16."""
+    threads: int = 2
+    """Threads that read batches."""
+
+    def __post_init__(self) -> None:
+        check_ranges("data", self, superpixels="[1, inf)", batch_size="[1, inf)", limit="[1, inf)", fold="[0, 4]")
+        check_ranges("data", self, made="[0, 100000]", workers="[0, inf)", threads="[0, inf)")
+        check_ranges("data", self, scale="(0, inf)", jitter="[0, 1]")
+
+
+@dataclass
+class ObjectiveConfig:
+    """What is minimised and how."""
+
+    objective: Literal["j1", "j2", "soft"] = "j2"
+    """The paper's J1 or J2, or the soft projector."""
+    rows: Literal["grid", "superpixels"] = "grid"
+    """Rows of F: the cells of the feature map, or its means on superpixels, weighted by area."""
+    boundary_weight: float = 1.0
+    """Weight of the edges' cross-entropy, where the model looks at edges."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum .9, or AdamW."""
+    rate: float = 1e-3
+    """Learning rate of the new layers."""
+    backbone_rate: float = 1e-4
+    """Learning rate of the backbone; 0 freezes it."""
+    decay: float = 5e-4
+    """Weight decay."""
+    schedule: Literal["constant", "one-cycle"] = "constant"
+    """Course of the learning rate."""
+    graphs: bool = True
+    (
+        "Replay steps as CUDA graphs, where one GPU takes one image per step in full precision, rows are grid and "
+        "the objective is j2 or soft."
+    )
+    score_images: int = 0
+    """Validation images that are also segmented and scored (covering, best and average) after each validation."""
+
+    def __post_init__(self) -> None:
+        check_ranges("train", self, rate="(0, 1e6]", backbone_rate="[0, 1e6]", decay="[0, 1e6]")
+        check_ranges("train", self, boundary_weight="[0, inf)", score_images="[0, inf)")
+
+
+@dataclass
+class NCutsConfig:
+    """Configuration of the recipe ``ncuts``."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    data: ImageDataConfig = field(default_factory=ImageDataConfig)
+    model: NCutsModelConfig = field(default_factory=NCutsModelConfig)
+    train: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.affinity == "lambda" and self.train.objective != "j1":
+            raise ConfigurationError(
+                f"affinity 'lambda' learns with objective 'j1' only, got {self.train.objective!r}: J2 and the soft "
+                f"objective do not depend on Λ. Choose affinity 'identity', or objective 'j1'."
+            )
+
+
+def paper_config(variant: str, *, epochs: int = 4) -> NCutsConfig:
+    """The paper's recipe: J2, 20 channels, one image per batch, 1e-4 and ten times that for new layers.
+
+    The paper does not name its optimiser, schedule and epochs: these were best in cross-validation on training images.
+    """
+    return NCutsConfig(
+        engine=EngineConfig(max_epochs=epochs, log_every=20),
+        model=NCutsModelConfig(variant=variant),  # type: ignore[arg-type]
+        train=ObjectiveConfig(optimizer="adamw", schedule="one-cycle"),
+    )
+
+
+def soft_config(
+    variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5, boundary_weight: float = 1.0
+) -> NCutsConfig:
+    """The extended recipe: the soft objective on superpixels, AdamW, one cycle, batches of eight, augmentation."""
+    return NCutsConfig(
+        engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
+        data=ImageDataConfig(batch_size=8, scale=(0.7, 1.2), jitter=0.2),
+        model=NCutsModelConfig(variant=variant, space="soft"),  # type: ignore[arg-type]
+        train=ObjectiveConfig(
+            objective="soft",
+            rows="superpixels",
+            optimizer="adamw",
+            rate=1e-3,
+            backbone_rate=backbone_rate,
+            boundary_weight=boundary_weight,
+            decay=1e-2,
+            schedule="one-cycle",
+        ),
+    )
+
+
+def _ncuts_smoke() -> NCutsConfig:
+    config = soft_config("alexnet-relu5", epochs=6)
+    config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
+    config.data = dataclasses.replace(config.data, made=24, batch_size=4, superpixels=80)
+    config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
+    return config
+
+
+def _hypercolumns_on(backbone: str, *taps: str, zoom: float = 1.0, **changes: float) -> NCutsConfig:
+    config = soft_config("hypercolumns", epochs=15, **changes)  # type: ignore[arg-type]
+    config.model = dataclasses.replace(config.model, backbone=backbone, taps=taps, zoom=zoom)
+    return config
+
+
+NCUTS_PRESETS = {
+    "smoke": _ncuts_smoke(),
+    "small": soft_config("alexnet-relu5", epochs=4),
+    "paper": paper_config("vgg16-relu5"),
+    **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
+    # Rates and weights that differ from the others' were better on the tuning images.
+    "soft-alexnet-relu5": soft_config("alexnet-relu5"),
+    "soft-vgg16-relu4": soft_config("vgg16-relu4"),
+    "soft-vgg16-relu5": soft_config("vgg16-relu5", backbone_rate=5e-5),
+    "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
+    "hypercolumns-tuned": soft_config("hypercolumns", epochs=15, boundary_weight=4.0),
+    # The segmenter that comes with the package, on the first five of EfficientNet-Lite2's seven stages. In
+    # cross-validation rates of 2e-4, 5e-4 and 1e-3 were alike, and so were all stages.
+    "hypercolumns-lite2": _hypercolumns_on(
+        "efficientnet-lite2", *(f"stage{i}" for i in range(1, 6)), backbone_rate=5e-4, boundary_weight=4.0
+    ),
+    # MobileSAM's encoder, made for larger images. In cross-validation 1.5 was better than 1, and 2 no better than 1.5.
+    "hypercolumns-tiny-vit": _hypercolumns_on(
+        "tiny-vit", "layer0", "layer1", "layer2", "layer3", "neck", backbone_rate=1e-4, boundary_weight=4.0, zoom=1.5
+    ),
+    # From the hub.
+    "hypercolumns-resnet50": _hypercolumns_on("hf:microsoft/resnet-50", "stage1", "stage2", "stage3", "stage4"),
+    "hypercolumns-dinov2": _hypercolumns_on("hf:facebook/dinov2-small", "stage3", "stage6", "stage9", "stage12"),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- recipes
+
+RECIPES: dict[str, Recipe[Any]] = {
+    "o2p": Recipe(
+        name="o2p",
+        config_class=O2PConfig,
+        presets=O2P_PRESETS,
+        build=lazily("matbackprop.training.o2p", "build"),
+        export=lazily("matbackprop.training.o2p", "export"),
+        figures=lazily("matbackprop.training.o2p", "write_figures"),
+        summary="classify COCO's regions with second-order pooling (DeepO2P)",
+    ),
+    "ncuts": Recipe(
+        name="ncuts",
+        config_class=NCutsConfig,
+        presets=NCUTS_PRESETS,
+        build=lazily("matbackprop.training.ncuts", "build"),
+        export=lazily("matbackprop.training.ncuts", "export"),
+        figures=lazily("matbackprop.training.ncuts", "figures"),
+        summary="Train DeepNCuts: features whose normalized cuts are the human segmentations.",
+    ),
+}
+"""The recipes that ``matbackprop train`` knows."""
+
+
+def get_recipe(name: str) -> Recipe[Any]:
+    """Return a recipe by name."""
+    if name not in RECIPES:
+        raise ConfigurationError(f"there is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
+    return RECIPES[name]

@@ -29,8 +29,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, NumericalError, SolverError
 from matbackprop.inference.loading import choose_device
-from matbackprop.processes import RunInterrupted, any_process, gather_objects, is_first_process, stop_on_signal
-from matbackprop.progress import Progress, log_on_screen, track
+from matbackprop.processes import (
+    Progress,
+    RunInterrupted,
+    any_process,
+    gather_objects,
+    is_first_process,
+    log_on_screen,
+    stop_on_signal,
+    track,
+)
 from matbackprop.training.config import EngineConfig, Recipe
 from matbackprop.training.guard import Guard, StepProfile
 from matbackprop.training.loading import EpochLoader, generator_for, map_tensors

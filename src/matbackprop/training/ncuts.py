@@ -2,7 +2,7 @@
 
 Read from top to bottom it follows the data: images, augmentation, network, objective, training step, validation. Images
 and labels come from a cache that is made once; augmentation runs on the device. The configuration and its presets are
-in :mod:`matbackprop.training.ncuts_config`.
+in :mod:`matbackprop.training.config`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.cuda import cuts
-from matbackprop.data.bsds import BSDS, tuning_split
+from matbackprop.data.bsds import BSDS, STRIDES, PreparedImage, PreparedImages, pad_stack, prepare_images, tuning_split
 from matbackprop.data.cache import dataset_folder, default_cache_folder
-from matbackprop.data.prepared import STRIDES, PreparedImage, PreparedImages, pad_stack, prepare_images
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.inference.image_sets import segment_images
@@ -30,10 +29,10 @@ from matbackprop.models.config import NCutsModelConfig
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.solvers import batched_eigh
+from matbackprop.training.config import ImageDataConfig, NCutsConfig
 from matbackprop.training.engine import Data, System
 from matbackprop.training.graphs import GraphedLoss
 from matbackprop.training.loading import EpochLoader, generator_for
-from matbackprop.training.ncuts_config import ImageDataConfig, NCutsConfig
 from matbackprop.training.run_folder import RunFolder
 
 SCALES = 6

@@ -1,7 +1,7 @@
 """Region classification: the recipe from COCO's files to a trained classifier.
 
 Read from top to bottom it follows the data: regions, network, training step, validation, results. The configuration and
-its presets are in :mod:`matbackprop.training.o2p_config`.
+its presets are in :mod:`matbackprop.training.config`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.models.weights import load_backbone_weights
 from matbackprop.processes import gather_rows
 from matbackprop.solvers import batched_eigh
+from matbackprop.training.config import O2PConfig, RegionDataConfig
 from matbackprop.training.engine import Data, System, evaluate
 from matbackprop.training.loading import EpochLoader
-from matbackprop.training.o2p_config import O2PConfig, RegionDataConfig
 from matbackprop.training.run_folder import RunFolder
 
 LARGE = 400

@@ -42,15 +42,13 @@ class BackboneEntry(NamedTuple):
 
 BACKBONES = {
     "alexnet": BackboneEntry(
-        "alexnet:AlexNet", "alexnet_features_fp16.safetensors", f"{_TORCH}/alexnet-owt-7be5be79.pth", "7be5be79"
+        "base:AlexNet", "alexnet_features_fp16.safetensors", f"{_TORCH}/alexnet-owt-7be5be79.pth", "7be5be79"
     ),
     "efficientnet-lite2": BackboneEntry("efficientnet_lite2:EfficientNetLite2", "efficientnet_lite2_fp16.safetensors"),
     "pidinet": BackboneEntry("pidinet:PiDiNet", "pidinet_multicue_fp16.safetensors"),
     "sift": BackboneEntry("sift:DenseSIFT"),
     "tiny-vit": BackboneEntry("tiny_vit:TinyViT", "mobile_sam_tinyvit_encoder_fp16.safetensors"),
-    "vgg16": BackboneEntry(
-        "vgg16:VGG16", "vgg16_features_fp16.safetensors", f"{_TORCH}/vgg16-397923af.pth", "397923af"
-    ),
+    "vgg16": BackboneEntry("base:VGG16", "vgg16_features_fp16.safetensors", f"{_TORCH}/vgg16-397923af.pth", "397923af"),
     "xception": BackboneEntry("xception:Xception", "xception_imagenet_fp16.safetensors"),
 }
 
