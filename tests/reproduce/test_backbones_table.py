@@ -77,5 +77,5 @@ def test_one_command_fills_the_table(tmp_path):
 
 def test_a_table_without_any_run_says_so(tmp_path):
     data = RegionDataConfig(made=4, cache=tmp_path / "cache", background="keep")
-    with pytest.raises(DataError, match="no finished run was found"):
+    with pytest.raises(DataError, match="there is no finished run"):
         Backbones(BackbonesConfig(out=tmp_path, data=data, override=("model.weights=none",))).summarize()

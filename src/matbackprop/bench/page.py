@@ -199,10 +199,10 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
 def write_page(folder: Path, page: Path) -> Path:
     """Write the Markdown page of all machines, whose JSON files a folder holds; plots go to ``_static/benchmarks``."""
     # Summaries of other kinds may lie beside the machines' files.
-    found = sorted(folder.glob("*.json"))
-    files = [path for path in found if "records" in read_json(path, limit=1 << 28)]
+    paths = sorted(folder.glob("*.json"))
+    files = [path for path in paths if "records" in read_json(path, limit=1 << 28)]
     if not files:
-        others = f": {shorten(', '.join(path.name for path in found))} has no records" if found else ""
+        others = f": {shorten(', '.join(path.name for path in paths))} has no records" if paths else ""
         raise DataError(f"there are no results in {folder}{others}; measure first.")
     link = "_static/benchmarks"
     figures = page.parent / link

@@ -42,7 +42,7 @@ class Command:
         module: imported when the command is called.
         summary: one line for the overview.
         config: name of the options' dataclass in the module.
-        main: name of the function.
+        main: name of the function, or ``module:function`` of one that is elsewhere.
         parse: name of a function ``parse(arguments, prog) → config`` for commands that need more than tyro's parser.
         arguments: further positional arguments of ``parse``.
         stopped: what is left after SIGINT or SIGTERM, where the command knows better than what it was doing.
@@ -59,6 +59,7 @@ class Command:
     extra: str = "train"
 
 
+_REPRODUCE = "matbackprop.reproduce.table:reproduce"
 _RESUME = "stopped; finished runs are kept; give the same command again to resume."
 
 COMMANDS: dict[str, Command] = {
@@ -79,7 +80,7 @@ COMMANDS: dict[str, Command] = {
     "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     **{
-        f"reproduce {name}": Command("matbackprop.reproduce.config", summary, config, "reproduce", stopped=_RESUME)
+        f"reproduce {name}": Command("matbackprop.reproduce.config", summary, config, _REPRODUCE, stopped=_RESUME)
         for name, config, summary in (
             ("table1", "Table1Config", "The paper's first table: region classification."),
             ("table2", "Table2Config", "The paper's second table: full-image segmentation."),
@@ -264,7 +265,8 @@ def run(name: str, arguments: list[str], *, quiet: bool = False, as_json: bool =
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         if quiet:
             stack.enter_context(silence())
-        done = getattr(module, command.main)(config) or {}
+        place, _, function = command.main.rpartition(":")
+        done = getattr(importlib.import_module(place) if place else module, function)(config) or {}
     then = done.pop("then", None)
     if as_json:
         from matbackprop import __version__

@@ -242,11 +242,11 @@ def _matches(pattern: Path) -> list[Path]:
     top = Path(pattern.anchor)
     wanted = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
     try:
-        found = sorted(top.glob(str(wanted)))
+        paths = sorted(top.glob(str(wanted)))
     except ValueError as error:
         raise DataError(f"{pattern} is no pattern that can be searched for: {error}.") from None
-    hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in found)
-    return [path for path, skip in zip(found, hidden, strict=True) if not skip and not path.is_dir()]
+    hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in paths)
+    return [path for path, skip in zip(paths, hidden, strict=True) if not skip and not path.is_dir()]
 
 
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:

@@ -15,7 +15,7 @@ operations, or other Functions where a closed form exists at ties.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -70,6 +70,8 @@ class Operation(Function):
     """Name to refuse forward mode inside forward mode by, where ``tangent`` is made of plain operations."""
     widen: ClassVar[bool] = True
     """Whether derivatives that may be differentiated again run in float64; a user's function may not take it."""
+    adjoint: ClassVar[Callable[..., Any]]
+    """``adjoint(saved, needed, *gradients)``: gradients of the first inputs, one or a tuple, where ``needed``."""
     _with_tangent: ClassVar[type[Function]]
 
     @staticmethod
@@ -77,16 +79,12 @@ class Operation(Function):
         """What the derivatives need, tensors, None or constants: the inputs unless a subclass says otherwise."""
         return inputs
 
-    @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        """Gradients of the first inputs, one or a tuple, where ``needed``."""
-        raise NotImplementedError
-
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "jvp" in vars(cls):  # the class made below
             return
         keep_signature(cls.forward)
+        adjoint = cls.adjoint  # every operation has one
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             saved = cls.save(inputs, output)
@@ -101,7 +99,7 @@ class Operation(Function):
             needed = ctx.needs_input_grad
             if all(g is None for g in gradients):
                 return (None,) * len(needed)
-            out = _derivative(cls.adjoint, cls.widen, restore(ctx), gradients, needed)
+            out = _derivative(adjoint, cls.widen, restore(ctx), gradients, needed)
             return (*out, *(None,) * (len(needed) - len(out)))
 
         cls.setup_context = staticmethod(setup_context)  # type: ignore[method-assign,assignment]

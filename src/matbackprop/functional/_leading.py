@@ -168,11 +168,11 @@ def find_leading(
     with torch.no_grad():
         frozen = tuple(p.detach() for p in operator.params)
         _check_products(operator.matvec, like, frozen, operator.wanted)
-        found = leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
+        pairs = leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
     if operator.wanted and k < operator.order:
-        gap = found.values[-1] - found.following
-        refuse_tie(gap, gap <= gap_tolerance(operator.dtype, operator.order) * found.scale, k)
-    return found
+        gap = pairs.values[-1] - pairs.following
+        refuse_tie(gap, gap <= gap_tolerance(operator.dtype, operator.order) * pairs.scale, k)
+    return pairs
 
 
 def check_count(k: int, n: int) -> None:

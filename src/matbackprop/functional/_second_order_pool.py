@@ -310,9 +310,9 @@ def second_order_pool(
     if not isinstance(eps, Tensor) and (not 0 <= eps < math.inf or (eps == 0 and fn.domain in ("positive", "nonzero"))):
         sign = ">=" if fn.domain in ("nonnegative", "real") else ">"
         raise DomainError(f"{fn.name} needs eps {sign} 0 and finite, got {eps}.")
-    looked_at = wants_check(check, f)
+    wanted = wants_check(check, f)
     exact = method == "fused" and precision in (None, torch.float64)
-    if exact and not looked_at and _fixed(weight) and pool_kernels.applies(f, eps, fn):
+    if exact and not wanted and _fixed(weight) and pool_kernels.applies(f, eps, fn):
         rows = f if weight is None and not center else _plain_rows(f, weight, center)
         if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
             like = torch.empty((), dtype=torch.float64, device=f.device)
@@ -326,7 +326,7 @@ def second_order_pool(
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
         assert shift is not None
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
-        if looked_at and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
+        if wanted and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
             _check_values(f, weight, eps, fn)
             check_large(f, x.dtype, "f")
             if w is not None:
@@ -338,7 +338,7 @@ def second_order_pool(
         if center:
             x = _center(x, w)
         if method != "fused":
-            return _reference_pool(x, w, shift, power, fn, method, looked_at).to(f.dtype)
+            return _reference_pool(x, w, shift, power, fn, method, wanted).to(f.dtype)
         fine = is_double(f.dtype) and is_double(x.dtype)
         differentiable = (t for t in (x, w, shift, power) if t is not None)
         if forward_mode_active() and (jvp_nesting() > 1 or any(map(receives_gradient, differentiable))):
@@ -355,7 +355,7 @@ def second_order_pool(
                 return _moments_of(x, s, basis, y, shift.detach()).value(BoundFunction(given))
 
             out = attach_captured(out, given, factors[0].detach() + shift.detach().unsqueeze(-1), again)
-        if looked_at:
+        if wanted:
             check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
         return out
 
@@ -402,7 +402,7 @@ def _reference_pool(
     p: Tensor | None,
     function: SpectralFunction,
     method: Method,
-    looked_at: bool,
+    wanted: bool,
 ) -> Tensor:
     """The paper's two routes, differentiated through the factors of a decomposition layer that drops tied pairs.
 
@@ -422,6 +422,6 @@ def _reference_pool(
         _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=real_dtype(f.dtype))
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mH
-    if looked_at:  # a Gram matrix knows its eigenvalues to rounding of the largest, which may be more than eps
+    if wanted:  # a Gram matrix knows its eigenvalues to rounding of the largest, which may be more than eps
         check_domain(q.detach(), function, "the moments", "Raise eps, or use the fused method.")
     return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH)

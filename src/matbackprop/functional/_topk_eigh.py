@@ -206,9 +206,9 @@ def topk_eigh(
     like, dtype = operator.like, operator.dtype
     policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, like.new_empty(operator.order, 0), dtype)
     with autocast_off(like.device.type):
-        found = find_leading(operator, k, tolerance, max_products, generator)
+        pairs = find_leading(operator, k, tolerance, max_products, generator)
         settings = _Settings(policy, tolerance, max_products)
-        lam, v = apply(_TopK, operator.matvec, settings, found.values, found.vectors, *operator.params)
+        lam, v = apply(_TopK, operator.matvec, settings, pairs.values, pairs.vectors, *operator.params)
         v = largest_positive(v) if v.is_complex() else v
         return Eigenpairs((lam if largest else -lam).to(real_dtype(like.dtype)), v.to(like.dtype))
 

@@ -149,6 +149,6 @@ def topk_subspace(
     """
     operator = symmetric_operator(a, k, params, n, largest, check, precision)
     with autocast_off(operator.like.device.type):
-        found = find_leading(operator, k, tolerance, max_products, generator)
+        pairs = find_leading(operator, k, tolerance, max_products, generator)
         settings = _Settings(tolerance, max_products, operator.wanted)
-        return apply(_Subspace, operator.matvec, settings, found.vectors, *operator.params).to(operator.like.dtype)
+        return apply(_Subspace, operator.matvec, settings, pairs.vectors, *operator.params).to(operator.like.dtype)

@@ -110,8 +110,8 @@ class _Segmenter(nn.Module):
         self.model = copy.deepcopy(model).float().cpu().eval()
 
     def forward(self, image: Tensor) -> Any:
-        found = self.model(image)
-        return found.features if found.hidden is None else (found.features, found.hidden)
+        output = self.model(image)
+        return output.features if output.hidden is None else (output.features, output.hidden)
 
 
 class _Classifier(nn.Module):

@@ -278,8 +278,8 @@ def segment_frames(
     if isinstance(model, (str, Path)):
         model = load_segmenter(model, device)
     for number, picture in read_frames(path, every=every):
-        found = segment_photograph(picture.pixels, model, ks, **options)
-        yield replace(found, name=f"{Path(path).stem}-{number:05d}.png", note=picture.note)
+        segments = segment_photograph(picture.pixels, model, ks, **options)
+        yield replace(segments, name=f"{Path(path).stem}-{number:05d}.png", note=picture.note)
 
 
 def segment_photograph(

@@ -180,7 +180,7 @@ class Backbones(Table1):
             if (trials := self.trials(row, device))
         ]
         if not tried:
-            raise DataError(f"no finished run was found in {self.store.folder}; train first.")
+            raise DataError(f"there is no finished run in {self.store.folder}; train first.")
         content = {"rows": [], "candidates": tried}
         self.write_table(content, self._tuning(tried))
         return content

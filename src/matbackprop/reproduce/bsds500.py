@@ -216,7 +216,7 @@ class Bsds500(Reproduction):
             cells = [Measured.of([s[n] for s in each]) if each and n in each[0] else None for n in COLUMNS.values()]
             body.append([title, *cells, "this program"])
         if not table["rows"]:
-            raise DataError(f"no finished run was found in {self.store.folder}; train first.")
+            raise DataError(f"there is no finished run in {self.store.folder}; train first.")
         counts = ", ".join(f"{number} of {total}" for number, total in sorted(scored))
         note = (
             "99 thresholds of a contour map per image, mean ± deviation over seeds. Trained on "

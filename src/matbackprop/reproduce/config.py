@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from matbackprop.training.config import ImageDataConfig, RegionDataConfig
 
@@ -131,13 +130,3 @@ class Bsds500Config(SegmentationConfig):
     """test: train on train and val, segment whatever images the folder test holds. val: train on train, segment val."""
     boundary: bool = True
     """Also the boundary F-measure, which takes most of the time of scoring."""
-
-
-def reproduce(config: TableConfig) -> dict[str, Any]:
-    """Fill the table whose options are given, and say where it is."""
-    module, name = config.table.split(":")
-    table = getattr(importlib.import_module(f"matbackprop.reproduce.{module}"), name)(config)
-    table.main()
-    files = [path for path in (table.out / "table.md", table.out / "table.json") if path.exists()]
-    where = ", ".join(map(str, files)) or f"runs in {table.out}"
-    return {"summary": f"table: {where}", "out": table.out, "files": files}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -502,3 +503,13 @@ def interval_text(interval: Mapping[str, float], digits: int) -> str:
     """
     difference, low, high = (f"{interval[name]:+.{digits}f}" for name in ("difference", "low", "high"))
     return f"{difference} [{low}, {high}]"
+
+
+def reproduce(config: TableConfig) -> dict[str, Any]:
+    """Fill the table whose options are given, and say where it is."""
+    module, name = config.table.split(":")
+    table = getattr(importlib.import_module(f"matbackprop.reproduce.{module}"), name)(config)
+    table.main()
+    files = [path for path in (table.out / "table.md", table.out / "table.json") if path.exists()]
+    where = ", ".join(map(str, files)) or f"runs in {table.out}"
+    return {"summary": f"table: {where}", "out": table.out, "files": files}

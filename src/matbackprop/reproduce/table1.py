@@ -351,7 +351,7 @@ class Table1(Reproduction):
         """Collect everything that has finished into table.json, table.md and the figures."""
         lines = [line for row in self.chosen.values() if (line := _Line.read(self, row)) is not None]
         if not lines:
-            raise DataError(f"no finished run was found in {self.store.folder}; train first.")
+            raise DataError(f"there is no finished run in {self.store.folder}; train first.")
         if any(line.incomplete for line in lines):
             return self._summarize_published(lines)
         predicting = [line for line in lines if line.predictions]

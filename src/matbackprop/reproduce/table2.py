@@ -420,7 +420,7 @@ class Table2(Reproduction):
                 entry = table["rows"][key] = self._entry(row, line)
                 body.append(self._cells(row, entry))
         if not body:
-            raise DataError(f"no finished run was found in {self.store.folder}; train first.")
+            raise DataError(f"there is no finished run in {self.store.folder}; train first.")
         self.write_table(table, self._table(body, table["rows"]))
         self._draw_curves()
         self._draw_pictures()

@@ -164,8 +164,8 @@ def gradient(method: str, a: Tensor, function: str) -> Tensor:
     """The symmetric gradient of ⟨G, g(A)⟩ by one method; NaN where it gives up."""
     leaf = a.clone().requires_grad_()
     with _quiet():
-        (found,) = torch.autograd.grad(METHODS[method](leaf, function), leaf, _direction().to(a.dtype))
-    return (found + found.mT) / 2
+        (gradient,) = torch.autograd.grad(METHODS[method](leaf, function), leaf, _direction().to(a.dtype))
+    return (gradient + gradient.mT) / 2
 
 
 def truth(a: Tensor, function: str) -> NDArray[np.float64]:
@@ -191,9 +191,9 @@ def errors(spectrum: str, function: str, dtype: str) -> dict[str, list[float]]:
     for exponent in GAPS:
         a = matrix(spectrum, exponent, DTYPES[dtype])
         exact = truth(a, function)
-        for name, found in out.items():
+        for name, values in out.items():
             error = gradient(name, a, function).double().numpy() - exact
-            found.append(float(np.linalg.norm(error) / np.linalg.norm(exact)))
+            values.append(float(np.linalg.norm(error) / np.linalg.norm(exact)))
     return out
 
 
@@ -258,13 +258,14 @@ def gap_text(exponent: float) -> str:
 
 def explored(spectrum: str, exponent: int, function: str, dtype: str) -> str:
     """Everything the page shows for one choice, as HTML."""
-    found, trained = errors(spectrum, function, dtype), train(spectrum, exponent, function, dtype)
-    here = {name: values[GAPS.index(exponent)] for name, values in found.items()}
+    measured, trained = errors(spectrum, function, dtype), train(spectrum, exponent, function, dtype)
+    here = {name: values[GAPS.index(exponent)] for name, values in measured.items()}
     pictures = [
         _picture(_spectrum(spectrum, exponent), "The eight eigenvalues on a logarithmic axis; two of them move."),
         _table(here, trained),
         _picture(
-            _errors(found, exponent), "The error of each method's gradient against the gap; the table has the numbers."
+            _errors(measured, exponent),
+            "The error of each method's gradient against the gap; the table has the numbers.",
         ),
         _picture(_losses(trained), "The loss of a short training with each method; the table has the numbers."),
     ]
@@ -299,18 +300,18 @@ def _spectrum(spectrum: str, exponent: int) -> Figure:
 
 
 @styled
-def _errors(found: dict[str, list[float]], exponent: int) -> Figure:
+def _errors(measured: dict[str, list[float]], exponent: int) -> Figure:
     fig, (ax,) = figure(width=_WIDTH, height=_HEIGHT + 0.5)
-    colours = _colours(list(found))
+    colours = _colours(list(measured))
     ax.axvline(exponent, color=INK, linewidth=1, alpha=0.5)
-    for name, values in found.items():
+    for name, values in measured.items():
         y = np.array(values)
         lost = ~np.isfinite(y)
         ax.plot(GAPS, y, color=colours[name], label=name, marker="o", markersize=3)
         ax.plot(np.array(GAPS)[lost], np.full(lost.sum(), 10.0), "x", color=colours[name], markersize=5)
         if not lost[GAPS.index(exponent)]:
             ax.plot(exponent, y[GAPS.index(exponent)], "o", color=colours[name], markersize=8)
-    if any(not math.isfinite(v) for values in found.values() for v in values):
+    if any(not math.isfinite(v) for values in measured.values() for v in values):
         ax.text(GAPS[-1], 30, "× NaN", ha="right", va="bottom", color=MUTED, fontsize=8.5)
     ticks = [TIE, -12, -8, -4, 0]
     ax.set(yscale="log", xlim=(TIE - 0.6, 0.6), title="Relative error of the gradient", xlabel="gap of the pair")

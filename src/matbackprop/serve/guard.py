@@ -184,11 +184,11 @@ def _visitor(scope: Scope) -> str | None:
     for name, value in scope["headers"]:
         if name == b"cookie":
             try:
-                found = SimpleCookie(value.decode("latin-1")).get(_COOKIE)
+                cookie = SimpleCookie(value.decode("latin-1")).get(_COOKIE)
             except CookieError:
                 continue
-            if found is not None and re.fullmatch(r"[\w-]{32}", found.value):
-                return found.value
+            if cookie is not None and re.fullmatch(r"[\w-]{32}", cookie.value):
+                return cookie.value
     return None
 
 

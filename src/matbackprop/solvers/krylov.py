@@ -86,7 +86,7 @@ def _lanczos(
             t[: j + 1, j], t[j, : j + 1] = h, h.conj()
             beta = torch.linalg.vector_norm(w)
             if not bool(beta > 16 * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(h)):
-                w, _ = _clear(budget.random(), locked, q[: j + 1])  # the span is invariant: go on in another one
+                w, _ = _clear(budget.random(), locked, q[: j + 1])  # the span is invariant: continue in another one
                 beta = 0 * beta
                 w = w / torch.linalg.vector_norm(w) if j + 1 < n - len(locked) else 0 * w
                 q[j + 1] = w

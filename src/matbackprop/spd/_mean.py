@@ -59,8 +59,8 @@ class _Minimiser(Operation):
     widen = False
 
     @staticmethod
-    def forward(gradient: Any, tolerance: float, found: Tensor, *params: Tensor) -> Tensor:
-        return found.clone()
+    def forward(gradient: Any, tolerance: float, minimum: Tensor, *params: Tensor) -> Tensor:
+        return minimum.clone()
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
@@ -217,12 +217,12 @@ def mean(
         with torch.no_grad():
             fixed, share = x.detach(), w.detach()
             make = _affine_step if metric == "affine_invariant" else _bures_step
-            found = _iterate(make(fixed, share), start.detach(), tolerance, max_iterations)
+            minimum = _iterate(make(fixed, share), start.detach(), tolerance, max_iterations)
         if metric == "bures_wasserstein":
-            return apply(_Minimiser, _bures_gradient, tolerance, found, x, w).to(a.dtype)
+            return apply(_Minimiser, _bures_gradient, tolerance, minimum, x, w).to(a.dtype)
         # The metric does not see congruences: around the identity its Hessian has eigenvalues from 1 on.
-        lower = factor(found, False)
+        lower = factor(minimum, False)
         around = congruent(lower.unsqueeze(-3), x)
-        eye = torch.eye(a.shape[-1], dtype=x.dtype, device=x.device).expand_as(found)
+        eye = torch.eye(a.shape[-1], dtype=x.dtype, device=x.device).expand_as(minimum)
         middle = apply(_Minimiser, _affine_gradient, tolerance, eye, around, w)
         return symmetrize(lower @ middle @ lower.mH).to(a.dtype)

@@ -298,11 +298,11 @@ def describe(
         vectors: list[dict[str, list[np.ndarray]]] = [{"train": [], "validation": []} for _ in copies]
         for part, regions in (("train", train), ("validation", validation)):
             for batch in _in_order(regions, np.arange(len(regions)), data, device):
-                for network, maps, found in zip(copies, _shared_maps(copies, batch), vectors, strict=True):
-                    found[part].append(network.describe_maps(maps, batch["mask"]).half().cpu().numpy())
-        for network, (_, path), found in zip(copies, missing, vectors, strict=True):
+                for network, maps, own in zip(copies, _shared_maps(copies, batch), vectors, strict=True):
+                    own[part].append(network.describe_maps(maps, batch["mask"]).half().cpu().numpy())
+        for network, (_, path), own in zip(copies, missing, vectors, strict=True):
             started = [p.flatten().cpu().numpy() for p in _projections(network)] or [np.zeros(1, np.float32)]
-            write_cache(path, {**found, "projections": [np.concatenate(started)]}, {"regions": train.path.name})
+            write_cache(path, {**own, "projections": [np.concatenate(started)]}, {"regions": train.path.name})
     out = []
     for network, path in zip(networks, paths, strict=True):
         arrays = open_cache(path).arrays

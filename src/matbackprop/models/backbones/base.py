@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from matbackprop.errors import ConfigurationError
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Backbone", "LayerStack", "TapInfo", "normalize", "start_randomly"]
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "VGG16",
+    "AlexNet",
+    "Backbone",
+    "LayerStack",
+    "TapInfo",
+    "normalize",
+    "start_randomly",
+]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
