@@ -25,9 +25,9 @@ from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import BackbonesConfig
 from matbackprop.reproduce.table import Device, Job
 from matbackprop.reproduce.table1 import Row, Table1
+from matbackprop.training.config import O2PConfig
 from matbackprop.training.guard import StepProfile
 from matbackprop.training.o2p import build_model, open_regions
-from matbackprop.training.o2p_config import O2PConfig
 
 __all__ = ["BACKBONES", "ROWS", "Backbones"]
 
