@@ -83,6 +83,20 @@ def test_a_large_dense_matrix_takes_the_iteration():
     torch.testing.assert_close(grad, torch.autograd.grad(loss(whole), a)[0], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("largest", [True, False])
+def test_pairs_without_a_gradient_are_those_with_one(largest):
+    """A large matrix of which no derivative is asked is given to LAPACK's driver for some pairs."""
+    spectrum = torch.linspace(-3, 2, 150, dtype=torch.float64)
+    q = orthogonal(150)
+    a = (q * spectrum) @ q.mT
+    alone, whole = topk_eigh(a, 3, largest=largest), topk_eigh(a.clone().requires_grad_(), 3, largest=largest)
+    for one, other in zip(alone, whole, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=0, atol=1e-11)
+    spectrum[[3, -4]] = spectrum[[2, -3]]  # a tie behind the third
+    with pytest.raises(TieError, match="both sides of k = 3"):
+        topk_eigh((q * spectrum) @ q.mT, 3, largest=largest)
+
+
 @pytest.mark.parametrize("implicit", [True, False])
 def test_ties_inside_the_leading_pairs(implicit):
     """Losses of the projector are exact there; those of single vectors are refused."""

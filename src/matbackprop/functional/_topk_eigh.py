@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, values_checkable, wants_check
+from matbackprop._torch import is_differentiated
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_range,
+    check_symmetric,
+    is_plain,
+    values_checkable,
+    wants_check,
+)
 from matbackprop.functional._eigh import (
     Eigenpairs,
     _Eigh,
@@ -29,6 +38,7 @@ from matbackprop.functional._leading import check_count, find_leading, refuse_ti
 from matbackprop.functional._linear_solve import conjugate_gradient_solve, products_of
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, real_dtype, symmetrize
+from matbackprop.solvers import leading_eigh
 
 __all__ = ["topk_eigh"]
 
@@ -221,11 +231,18 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
         check_range(a, dtype, "a")
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        values, vectors = apply(_Eigh, symmetrize(a.to(dtype)), policy)
-        if largest:
-            values, vectors = values.flip(-1), vectors.flip(-1)
+        x = symmetrize(a.to(dtype))
+        if is_plain(a) and not is_differentiated(a):  # no derivative needs the others, but for the gap
+            values, vectors = leading_eigh(x if largest else -x, min(k + 1, n))
+            values, vectors = (values if largest else -values).flip(-1), vectors.flip(-1)
+            size = torch.linalg.matrix_norm(x)
+        else:
+            values, vectors = apply(_Eigh, x, policy)
+            if largest:
+                values, vectors = values.flip(-1), vectors.flip(-1)
+            size = values.detach().abs().amax(-1)
         if wanted and k < n and values.numel():
             gap = (values[..., k - 1] - values[..., k]).detach().abs()
-            refuse_tie(gap, gap <= gap_tolerance(dtype, n) * values.detach().abs().amax(-1), k)
+            refuse_tie(gap, gap <= gap_tolerance(dtype, n) * size, k)
         values, vectors = values[..., :k], largest_positive(vectors[..., :k])
         return Eigenpairs(values.to(real_dtype(a.dtype)), vectors.to(a.dtype))

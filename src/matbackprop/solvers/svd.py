@@ -19,6 +19,7 @@ from matbackprop.solvers.gram import separate_rows, squared_norms
 __all__ = ["batched_svd"]
 
 _LIMIT = {True: 2e-14, False: 1e-9}  # |vᵢ·vⱼ| that is left, for float64 and for float32 digits
+_NARROW = 1e6  # σ²_max/σ²_min up to which the eigenvalues of a Gram matrix have float32 digits, with two to spare
 _KERNEL_LIMIT = {True: 4e-15, False: 1e-9}
 
 
@@ -53,28 +54,35 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
 
 def _thin_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
     """By the Gram matrix of the shorter side."""
-    if x.shape[-2] <= x.shape[-1]:
-        return _gram_svd(x, fine)
-    v, s, uh = _gram_svd(x.mH, fine)
-    return uh.mH.contiguous(), s, v.mH.contiguous()  # forward mode takes no views as outputs
+    tall = x.shape[-2] > x.shape[-1]
+    if fine or not (x.is_cpu and is_plain(x)):
+        u, s, vh = _gram_svd(x.mH if tall else x, fine)
+    else:
+        values, q = batched_eigh(x.mH @ x if tall else x @ x.mH)
+        q = q.flip(-1)
+        if bool((values[..., 0] * _NARROW > values[..., -1]).all()):
+            sigma = values.flip(-1).sqrt_()
+            scaled = q / sigma.unsqueeze(-2)
+            return (x @ scaled, sigma, q.mH.contiguous()) if tall else (q, sigma, scaled.mH @ x)
+        u, s, vh = _gram_svd(x.mH if tall else x, fine, q)
+    return (vh.mH.contiguous(), s, u.mH.contiguous()) if tall else (u, s, vh)  # forward mode takes no views as outputs
 
 
-def _gram_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Of X with k rows and l ≥ k columns."""
+def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of X with k rows and l ≥ k columns, for which Q may be known: eigenvectors of XXᵀ, largest eigenvalue first."""
     unit = None
     if fine:  # a power of two, so that no square overflows or vanishes; those of float32 numbers do not
         exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
         unit = torch.exp2(exponent.to(x.dtype))
         x = x / unit
-    _, q = batched_eigh(x @ x.mH)
-    on_cpu = is_plain(x) and x.is_cpu
-    if on_cpu:
-        q = q.flip(-1)
+    known = q is not None
+    if q is None:
+        _, q = batched_eigh(x @ x.mH)
     y = (x.mH @ q).mH
-    if on_cpu:
+    if known:
         sigma = torch.linalg.vector_norm(y, dim=-1)
         if _all_right(sigma, SAFE_RATIO * _LIMIT[fine]):
-            return q, sigma if unit is None else sigma * unit.squeeze(-1), y.div_(sigma.unsqueeze(-1))
+            return q, sigma, y.div_(sigma.unsqueeze(-1))
     s = squared_norms(y)
     floor = (max(x.shape[-2:]) * torch.finfo(x.dtype).eps) ** 2
     y = y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)  # directions that X does not have
