@@ -21,6 +21,7 @@ def _load(name):
 def test_there_is_a_test_for_every_example():
     tested = {
         "degenerate_gradients",
+        "fine_tune_with_second_order",
         "learn_a_partition",
         "mean_of_ellipses",
         "segment_photographs",
@@ -33,6 +34,16 @@ def test_degenerate_gradients(tmp_path):
     by_eigh, ours = _load("degenerate_gradients").main(tmp_path / "figure.png")
     assert by_eigh > 1e-2 and ours < 1e-13
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_fine_tune_with_second_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path))
+    errors = _load("fine_tune_with_second_order").main(tmp_path / "figure.png", made=64)
+    assert list(errors) == ["ResNet", "ViT"]
+    assert all(list(systems) == ["first order", "second order", "both"] for systems in errors.values())
+    assert max(errors["ResNet"]["first order"]) < 60  # chance is above 80, and what stays in place stays learned
+    assert max(errors["ResNet"]["both"]) < 60 and max(errors["ViT"]["both"]) < 75
+    assert (tmp_path / "figure.png").stat().st_size > 5_000
 
 
 def test_learn_a_partition(tmp_path):

@@ -13,7 +13,16 @@ from matbackprop.errors import DataError, WeightsError
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.training.config import RECIPES, O2PConfig, RegionDataConfig, merge
 from matbackprop.training.engine import fit, run_recipe, seed_all
-from matbackprop.training.o2p import RegionModule, build, build_model, data_folder, describe, keep_maps, open_regions
+from matbackprop.training.o2p import (
+    RegionModule,
+    build,
+    build_model,
+    data_folder,
+    describe,
+    keep_descriptors,
+    keep_maps,
+    open_regions,
+)
 from matbackprop.training.run_folder import RunFolder, load_checkpoint
 
 
@@ -305,3 +314,28 @@ def test_maps_are_kept_for_one_backbone_and_computed_for_new_weights(config):
         stores.append(keep_maps([network], train_regions, validation, config.data, cpu))
     assert stores[0][0]["relu4"] is stores[1][0]["relu4"]
     assert not torch.equal(stores[1][0]["relu4"], stores[2][0]["relu4"])
+
+
+def test_descriptors_of_kept_maps_are_those_of_the_pictures(config, tmp_path):
+    changes = {"model.head": "both", "model.average": True, "model.taps": ["relu4"], "model.two_views": True}
+    changes |= {"model.support": "mask+all", "model.frozen": True, "model.reduce": 5, "data.background": "keep"}
+    changes |= {"data.cache": tmp_path}
+    config = merge(config, changes)
+    regions = open_regions(config.data)
+    seed_all(0)
+    network = build_model(config, regions[0].classes)
+    (known,) = describe([network], *regions, config.data)
+    seed_all(0)
+    other = build_model(merge(config, {"model.train_from": "pool5"}), regions[0].classes)
+    kept = keep_descriptors(other, *regions, config.data, torch.device("cpu"))
+    scale = known.train.float().abs().max()
+    # A projection's sign is anyone's: the diagonal of what is pooled and the average do not see it.
+    triangle = torch.triu_indices(5, 5)
+    same_sign = torch.cat([torch.from_numpy(np.flatnonzero(triangle[0] == triangle[1])) + 15 * i for i in (0, 1)])
+    columns = torch.cat([same_sign, torch.arange(30, known.train.shape[1])])
+    for ours, theirs in zip(kept, known, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours.float() - theirs.float())[:, columns].abs().max() < 0.01 * scale
+    assert keep_descriptors(other, *regions, config.data, torch.device("cpu")).train is kept.train
+    module, _ = train(merge(config, {"model.train_from": "pool5"}))
+    assert not module.model.learns_features and module.predictions["predicted"].shape == (len(regions[1]),)

@@ -1,10 +1,11 @@
 """Backbones × systems: how well regions are named on each network by first order, second order and both.
 
 Tuned, trained over several seeds and compared as the rows of :mod:`matbackprop.reproduce.table1` are; every row is
-compared with first order on the same backbone. In the frozen rows the head learns, and with it second order's
-projection; the backbone's maps are computed once for all runs of a process. In the fine-tuned rows the last layers of
-the backbone learn too, with the setting that the frozen row's trials chose. How well the same backbones segment is
-taken from the folder ``table2`` beside this table's, where ``reproduce table2`` has written one.
+compared with first order on the same backbone. In the frozen rows the classifier learns, and the exponent of a power;
+the backbone's maps and what is pooled from them are computed once for all runs of a process. In the fine-tuned rows
+second order's projection and the last layers of the backbone learn too, with the setting that the frozen row's trials
+chose. How well the same backbones segment is taken from the folder ``table2`` beside this table's, where ``reproduce
+table2`` has written one.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _trials(place: Place, system: str) -> list[dict[str, Any]]:
     """Four settings for each row: rate and dropout of first order; rate, width and map of second order."""
     first = [(0.003, 0.0), (0.01, 0.0), (0.01, 0.5), (0.03, 0.5)]
     slow, fast = (0.01, 0.02) if system == "both" else (0.02, 0.05)
-    second = [(slow, 128, 0), (fast, 128, 0), (fast, 64, 0), (slow, 128, 1)]
+    second = [(slow, 128, 0), (fast, 128, 0), (slow, 192, 0), (slow, 128, 1)]
     out: list[dict[str, Any]] = []
     if system == "first":
         out = [{"optimizer.rate": rate, "model.input_dropout": share} for rate, share in first]
@@ -95,7 +96,8 @@ def _row(backbone: str, system: str, frozen: bool) -> Row:
     title, model = _SYSTEMS[system]
     kind: Literal["frozen", "fine"] = "frozen" if frozen else "fine"
     model = {**model, "model.backbone": backbone, "model.support": "mask+all", "model.two_views": True}
-    model |= {"model.train_from": place.last if frozen else place.start, "optimizer.label_smoothing": 0.1}
+    model |= {"model.train_from": place.last if frozen else place.start, "model.frozen": frozen}
+    model |= {"optimizer.label_smoothing": 0.1}
     if system != "first":
         model |= {"model.feature_scale": place.scale, "model.vector_scale": 0.3, "model.vector_dropout": 0.5}
         model |= {"model.input_dropout": 0.5} if system == "both" else {}
@@ -137,11 +139,15 @@ class Backbones(Table1):
         open_regions(self.config.data)
 
     def jobs(self, part: str) -> Iterable[Job]:
-        """Runs backbone by backbone, so that the maps of one are computed once; each row timed once."""
-        jobs = super().jobs(part)
-        if part == "timing":
-            jobs = [job for job in jobs if self.rows[job.key].kind == "frozen"]
-        return sorted(jobs, key=lambda job: list(BACKBONES).index(job.key.rpartition("-")[0].rpartition("-")[0]))
+        """Runs backbone by backbone, so that maps are computed once, and seed by seed; each row timed once."""
+        backbones, rows = list(BACKBONES), list(self.rows)
+
+        def order(job: Job) -> tuple[int, ...]:
+            backbone = backbones.index(self.rows[job.key].model["model.backbone"])
+            return backbone, job.number if job.part == "seed" else 0, rows.index(job.key)
+
+        once = (job for job in super().jobs(part) if part != "timing" or self.rows[job.key].kind == "frozen")
+        return sorted(once, key=order)
 
     def seeds(self, row: Row) -> list[Job]:
         """The final runs of a row."""
@@ -160,8 +166,8 @@ class Backbones(Table1):
         trial = self.trial(job)
         assert trial is not None, job
         config = self.run_config(job, self.rows[job.key].trials[trial], self.device)
-        config.model.train_from = None
-        classes, steps = open_regions(self.config.data)[0].classes, 20 if self.device == "cuda" else 2
+        config.model.train_from, config.data.batch_size = None, min(config.data.batch_size, 64)
+        classes, steps = open_regions(self.config.data)[0].classes, 10 if self.device == "cuda" else 2
         return {job.key: measure_speed(config, classes, choose_device(self.device), steps)}
 
     def speed(self, row: str, job: Job) -> dict[str, Any]:

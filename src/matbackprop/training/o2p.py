@@ -163,10 +163,12 @@ class RegionData(Data):
         """Where the batches of both parts come from; descriptors that do not learn are computed on the first use."""
         sources: dict[str, Any] = {}
         known = None
-        if self.fixed is not None:
+        if self.fixed is not None and self.network is not None:
+            known = keep_descriptors(self.fixed, self.train_regions, self.final_regions, self.config, self.device)
+        elif self.fixed is not None:
             (known,) = describe([self.fixed], self.train_regions, self.final_regions, self.config)
         resident = self._resident()
-        if self.network is not None:
+        if self.network is not None and known is None:
             kept = keep_maps([self.network], self.train_regions, self.final_regions, self.config, self.device)
             for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
                 maps = kept[0] if regions is self.train_regions else kept[1]
@@ -306,12 +308,42 @@ def describe(
     out = []
     for network, path in zip(networks, paths, strict=True):
         arrays = open_cache(path).arrays
-        if mine := _projections(network):
-            weights = torch.from_numpy(np.array(arrays["projections"]))
-            for parameter, part in zip(mine, weights.split([p.numel() for p in mine]), strict=True):
-                parameter.copy_(part.view_as(parameter))
+        _set_projections(network, torch.from_numpy(np.array(arrays["projections"])))
         out.append(Described(*(torch.from_numpy(np.array(arrays[part])) for part in Described._fields)))
     return out
+
+
+@torch.no_grad()
+def keep_descriptors(
+    network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig, device: torch.device
+) -> Described:
+    """The same as :func:`describe`, of maps that :func:`keep_maps` keeps, and kept beside them."""
+    stores = keep_maps([network], train, validation, data, device)
+    fields = {name: value for name, value in vars(network.config).items() if not name.endswith("dropout")}
+    name = f"described {cache_key(fields)}"
+    if name not in stores[0]:
+        one = copy.deepcopy(network).to(device).eval()
+
+        def look(store: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+            return one.maps_behind({tap: store[tap][index].float() for tap in one.kept})
+
+        fit, _ = tuning_split(train.image_ids, every=data.hold_out)
+        chosen = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
+        one.project([look(stores[0], torch.from_numpy(chosen).to(device))])
+        stores[0][f"{name} projections"] = torch.cat([p.flatten() for p in _projections(one)] or [torch.zeros(1)])
+        for store in stores:
+            parts = torch.arange(len(store["mask"]), device=device).split(256)
+            store[name] = torch.cat(
+                [one.describe_maps(look(store, i), store["mask"][i].float() / 255).half() for i in parts]
+            )
+    _set_projections(network, stores[0][f"{name} projections"])
+    return Described(stores[0][name], stores[1][name])
+
+
+def _set_projections(network: RegionClassifier, weights: Tensor) -> None:
+    if mine := _projections(network):
+        for parameter, part in zip(mine, weights.split([p.numel() for p in mine]), strict=True):
+            parameter.copy_(part.view_as(parameter))
 
 
 def _projections(network: RegionClassifier) -> list[Tensor]:
@@ -381,10 +413,8 @@ class RegionModule(System):
         super().__init__()
         self.config = config
         self.model = build_model(config, data.classes)
-        if config.model.train_from is not None:
-            data.network = self.model
-        elif not self.model.learns_features:
-            data.fixed = self.model
+        data.network = None if config.model.train_from is None else self.model
+        data.fixed = None if self.model.learns_features else self.model
         areas = torch.from_numpy(data.validation_regions.areas)
         self.register_buffer("areas", areas, persistent=False)
         self.areas: Tensor
