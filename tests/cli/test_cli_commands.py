@@ -48,7 +48,7 @@ def test_overview_lists_everything(capsys):
 def test_every_command_has_its_parts():
     for name, command in COMMANDS.items():
         module = importlib.import_module(command.module)
-        assert callable(getattr(module, command.main)), name
+        assert callable(command.function()), name
         assert hasattr(module, command.parse or command.config), name
 
 

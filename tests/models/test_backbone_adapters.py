@@ -9,11 +9,10 @@ from torch import nn
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, WeightsError
 from matbackprop.models.backbones import build_backbone
-from matbackprop.models.backbones.base import TapInfo
+from matbackprop.models.backbones.base import TapInfo, load_backbone_weights
 from matbackprop.models.backbones.modules import ModuleBackbone
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
-from matbackprop.models.weights import load_backbone_weights
 
 
 class Residual(nn.Module):

@@ -6,10 +6,17 @@ from torch import nn
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.models.backbones import BACKBONES, build_backbone
-from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, LayerStack, TapInfo, normalize
+from matbackprop.models.backbones.base import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Backbone,
+    LayerStack,
+    TapInfo,
+    load_backbone_weights,
+    normalize,
+)
 from matbackprop.models.backbones.efficientnet_lite2 import _Convolution
 from matbackprop.models.backbones.pidinet import _as_convolution
-from matbackprop.models.weights import load_backbone_weights
 
 NEEDS = {"sift": "kornia"}
 SIDE = 224

@@ -11,14 +11,8 @@ from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
 from matbackprop.models.backbones import BACKBONES, BackboneEntry, build_backbone
-from matbackprop.models.weights import (
-    PretrainedMixin,
-    download_weights,
-    find_weights,
-    in_eight_bits,
-    load_backbone_weights,
-    read_weights,
-)
+from matbackprop.models.backbones.base import download_weights, find_weights, load_backbone_weights
+from matbackprop.models.weights import PretrainedMixin, in_eight_bits, read_weights
 
 
 @pytest.fixture

@@ -58,6 +58,11 @@ class Command:
     stopped: str | None = None
     extra: str = "train"
 
+    def function(self) -> Callable[[Any], dict[str, Any] | None]:
+        """Import what carries the command out."""
+        place, _, name = self.main.rpartition(":")
+        return getattr(importlib.import_module(place or self.module), name)
+
 
 _REPRODUCE = "matbackprop.reproduce.table:reproduce"
 _RESUME = "stopped; finished runs are kept; give the same command again to resume."
@@ -265,8 +270,7 @@ def run(name: str, arguments: list[str], *, quiet: bool = False, as_json: bool =
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         if quiet:
             stack.enter_context(silence())
-        place, _, function = command.main.rpartition(":")
-        done = getattr(importlib.import_module(place) if place else module, function)(config) or {}
+        done = command.function()(config) or {}
     then = done.pop("then", None)
     if as_json:
         from matbackprop import __version__

@@ -73,7 +73,7 @@ def download(config: Download) -> dict[str, Any]:
     from matbackprop.data.cache import default_cache_folder
     from matbackprop.data.download import download_dataset
     from matbackprop.models.backbones import BACKBONES
-    from matbackprop.models.weights import download_weights
+    from matbackprop.models.backbones.base import download_weights
 
     if config.what in BACKBONES:
         folder = config.folder or default_cache_folder() / "weights"

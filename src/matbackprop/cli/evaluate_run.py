@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.models.backbones import check_published
 from matbackprop.training.config import RECIPES, Recipe, from_json, get_recipe, merge, read_config_file
 from matbackprop.training.run_folder import RunFolder
 
@@ -47,6 +46,7 @@ def recipe_of(run: RunFolder) -> Recipe[Any]:
 
 def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tuple[Any, Any, Any]:
     """Return (configuration, module, data) of a run, with the fields of a file over its own, and its weights."""
+    from matbackprop.models.backbones import check_published
     from matbackprop.training.engine import load_weights, seed_all
 
     recipe = recipe_of(run)

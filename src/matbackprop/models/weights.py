@@ -1,15 +1,11 @@
-"""Weights: those of the backbones, from a file, the data folder, the cache or a download; and models saved and loaded
-as ``config.json`` and ``model.safetensors``, as the Hugging Face hub does.
-
-Only safetensors files are read, except for torchvision's official ``.pth`` files right after a download whose checksum
-fits; those are read with ``weights_only=True`` and kept as safetensors. Nothing read here can execute code.
+"""Weights in safetensors files, and models saved and loaded as ``config.json`` and ``model.safetensors``, as the
+Hugging Face hub does. Nothing read here can execute code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tempfile
 import types
 import typing
@@ -21,18 +17,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from matbackprop.errors import DataError, MissingExtraError, WeightsError
+from matbackprop.errors import MissingExtraError, WeightsError
 from matbackprop.files import atomic_write, read_json, shorten, show
-from matbackprop.models.backbones import BACKBONES, BackboneEntry, check_published
-from matbackprop.models.backbones.base import Backbone
 from matbackprop.models.config import LARGEST
 
 __all__ = [
     "PretrainedMixin",
     "check_weights",
-    "find_weights",
     "in_eight_bits",
-    "load_backbone_weights",
     "load_weights_into",
     "read_weights",
 ]
@@ -109,9 +101,7 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
         WeightsError: keys are missing, too many, or of other shapes; the message names them.
     """
     own = module.state_dict()
-    spare = {
-        f"{at}.{k}" if at else k for at, m in module.named_modules() if isinstance(m, Backbone) for k in m.left_out
-    }
+    spare = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
     state = {k: v for k, v in state.items() if k not in spare}
     missing = [k for k in own if k not in state]
     surplus = [k for k in state if k not in own]
@@ -155,99 +145,6 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
     if bad:
         raise WeightsError(f"the weights of {origin} are not finite: {', '.join(bad[:4])}.")
     module.load_state_dict(state)
-
-
-def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = "imagenet") -> Path | None:
-    """Load starting weights into a backbone.
-
-    Args:
-        backbone: from :func:`~matbackprop.models.backbones.build_backbone`; it may have been cut behind its last map.
-        name: its name.
-        weights: ``"none"`` changes nothing; ``"imagenet"`` takes the file that :func:`find_weights` gives, or what
-            its library publishes; otherwise a safetensors file with the keys of the backbone, where those of a
-            classifier are passed over.
-
-    Returns:
-        The file that was read; None for none, and for a backbone that has no weights.
-
-    Raises:
-        WeightsError: no file, a damaged one, or one of another architecture.
-    """
-    if str(weights) == "none" or not any(True for _ in backbone.parameters()):
-        return None
-    publish = getattr(backbone, "load_published", None)
-    if str(weights) == "imagenet" and publish is not None:
-        publish()
-        return None
-    path = find_weights(name) if str(weights) == "imagenet" else Path(weights)
-    own = backbone.state_dict()
-    state = {k.removeprefix(getattr(backbone, "prefix", "")): v for k, v in read_weights(path).items()}
-    state = {k: v for k, v in state.items() if k in own or not k.startswith("classifier.")}
-    # How many batches the means of batch normalisation were taken over is published by some and used by none.
-    state |= {k: v for k, v in own.items() if k.endswith("num_batches_tracked") and k not in state}
-    load_weights_into(backbone, state, str(path))
-    return path
-
-
-def find_weights(name: str) -> Path:
-    """The file of a backbone's published weights.
-
-    It is looked for in ``weights`` of ``$MATBACKPROP_DATA``, then in the cache, then downloaded from its official
-    address.
-
-    Raises:
-        WeightsError: it is not there and cannot be downloaded.
-    """
-    from matbackprop.data.cache import default_cache_folder
-
-    if name not in BACKBONES or not BACKBONES[name].file:
-        known = [n for n, entry in BACKBONES.items() if entry.file]
-        raise WeightsError(f"there are no published weights of {name!r}; there are of {', '.join(known)}.")
-    entry = BACKBONES[name]
-    cached = default_cache_folder() / "weights" / f"{name}.safetensors"
-    root = os.environ.get("MATBACKPROP_DATA")
-    for path in [*([Path(root) / "weights" / entry.file] if root else []), cached]:
-        if path.is_file():
-            return path
-    if not entry.url:
-        raise WeightsError(
-            f"the weights of {name} are not here: put {entry.file} into the folder weights of $MATBACKPROP_DATA, or "
-            f"name a safetensors file, or start from random weights (none)."
-        )
-    return download_weights(name, cached)
-
-
-def download_weights(name: str, target: Path, entry: BackboneEntry | None = None) -> Path:
-    """Download torchvision's weights, check them, and keep them as safetensors.
-
-    Args:
-        name: ``"alexnet"`` or ``"vgg16"``.
-        target: the safetensors file to write.
-        entry: another address, for a mirror.
-
-    Raises:
-        WeightsError: there is no network, or the file is damaged; the message says how to do it by hand.
-    """
-    from safetensors.torch import save
-
-    from matbackprop.data.download import download
-
-    entry = entry or BACKBONES[name]
-    downloaded = target.with_name(entry.url.rsplit("/", 1)[-1])
-    try:
-        download(entry.url, downloaded, sha256=entry.sha256)
-    except DataError as error:
-        raise WeightsError(
-            f"the weights of {name} are not here and cannot be downloaded: {error} By hand: fetch {entry.url} on "
-            f"another machine, put it at {downloaded}, and try again; or give a .safetensors file with its keys."
-        ) from error
-    try:
-        state = torch.load(downloaded, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and runtime errors alike: the file holds more than tensors, or is damaged
-        raise WeightsError(f"{downloaded} cannot be read as weights: {error}") from error
-    atomic_write(target, save({k: v.contiguous() for k, v in state.items()}))
-    downloaded.unlink()
-    return target
 
 
 M = TypeVar("M", bound="PretrainedMixin")
@@ -344,6 +241,8 @@ class PretrainedMixin:
         Raises:
             WeightsError: there is no such folder, or it holds another class or architecture.
         """
+        from matbackprop.models.backbones import check_published
+
         folder = fetch_pretrained(source)
         config = pretrained_config(folder)
         if config.get("class") != cls.__name__:

@@ -138,7 +138,7 @@ def weights_digest(backbone: str, weights: str) -> str:
         backbone: its name.
         weights: ``"imagenet"``, ``"none"`` or a file, as configurations name them.
     """
-    from matbackprop.models.weights import find_weights
+    from matbackprop.models.backbones.base import find_weights
 
     if weights == "none":
         return "none"

@@ -25,9 +25,9 @@ from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized
 from matbackprop.inference.image_sets import segment_images
 from matbackprop.metrics.evaluation import evaluate_segmentations
 from matbackprop.models.backbones import build_backbone
+from matbackprop.models.backbones.base import load_backbone_weights
 from matbackprop.models.config import NCutsModelConfig
 from matbackprop.models.deep_ncuts import DeepNCuts
-from matbackprop.models.weights import load_backbone_weights
 from matbackprop.solvers import batched_eigh
 from matbackprop.training.config import ImageDataConfig, NCutsConfig
 from matbackprop.training.engine import Data, System

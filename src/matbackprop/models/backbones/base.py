@@ -1,28 +1,26 @@
-"""What every backbone answers, and stacks of layers that answer it by their own kernels, strides and paddings."""
+"""What every backbone answers; stacks of layers that answer it by their own kernels, strides and paddings; all
+backbones by name; and their starting weights, from a file, the data folder, the cache or a download.
+
+Only safetensors files are read, except for torchvision's official ``.pth`` files right after a download whose checksum
+fits; those are read with ``weights_only=True`` and kept as safetensors.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from matbackprop.errors import ConfigurationError
-
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "VGG16",
-    "AlexNet",
-    "Backbone",
-    "LayerStack",
-    "TapInfo",
-    "normalize",
-    "start_randomly",
-]
+from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.files import atomic_write, shorten
+from matbackprop.models.weights import load_weights_into, read_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -286,3 +284,199 @@ class VGG16(LayerStack):
             layers.append(nn.MaxPool2d(2, 2))
             taps[f"pool{block}"] = len(layers) - 1
         super().__init__(nn.Sequential(*layers), taps)
+
+
+# ----------------------------------------------------------------------------------------------- all backbones by name
+
+_TORCH = "https://download.pytorch.org/models"
+
+
+class BackboneEntry(NamedTuple):
+    """Where a backbone's code and weights are.
+
+    Attributes:
+        code: ``"module:Class"`` in this package.
+        file: name of its weights below ``weights`` in ``$MATBACKPROP_DATA``; empty for one without weights.
+        url: official address of its weights; empty where there is none of a kind that can be read.
+        sha256: first digits of the checksum of what is there.
+    """
+
+    code: str
+    file: str = ""
+    url: str = ""
+    sha256: str = ""
+
+
+BACKBONES = {
+    "alexnet": BackboneEntry(
+        "base:AlexNet", "alexnet_features_fp16.safetensors", f"{_TORCH}/alexnet-owt-7be5be79.pth", "7be5be79"
+    ),
+    "efficientnet-lite2": BackboneEntry("efficientnet_lite2:EfficientNetLite2", "efficientnet_lite2_fp16.safetensors"),
+    "pidinet": BackboneEntry("pidinet:PiDiNet", "pidinet_multicue_fp16.safetensors"),
+    "sift": BackboneEntry("sift:DenseSIFT"),
+    "tiny-vit": BackboneEntry("tiny_vit:TinyViT", "mobile_sam_tinyvit_encoder_fp16.safetensors"),
+    "vgg16": BackboneEntry("base:VGG16", "vgg16_features_fp16.safetensors", f"{_TORCH}/vgg16-397923af.pth", "397923af"),
+    "xception": BackboneEntry("xception:Xception", "xception_imagenet_fp16.safetensors"),
+}
+
+
+ADAPTERS = {
+    "hf": "hugging_face:HuggingFace",
+    "timm": "timm_features:TimmFeatures",
+    "torchvision": "torchvision_models:TorchvisionModel",
+}
+"""Libraries of backbones: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``."""
+
+
+def check_published(name: object) -> None:
+    """Refuse a backbone that is code of its own: a file that names one must not decide what is run.
+
+    Raises:
+        ConfigurationError: ``name`` is not one of :data:`BACKBONES` or of :data:`ADAPTERS`.
+    """
+    if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
+        raise ConfigurationError(
+            f"the backbone {shorten(repr(name))} is none that files may name; build the model yourself, with network=, "
+            "and load its weights with matbackprop.models.weights.load_weights_into."
+        )
+
+
+def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
+    """Build a backbone by name, with random weights.
+
+    Args:
+        name: one of :data:`BACKBONES`; ``"hf:"``, ``"timm:"`` or ``"torchvision:"`` with the name of a model there; or
+            ``"package.module:Class"``, a class or function of yours that gives a
+            :class:`Backbone` or any ``nn.Module``, whose submodules' outputs are
+            then its maps.
+        taps: the maps that will be asked for: layers behind the last one are left out. None keeps all.
+
+    Raises:
+        ConfigurationError: there is no such backbone, or it has no such map; the message names those that are there.
+    """
+    kind, _, rest = name.partition(":")
+    if name in BACKBONES:
+        backbone: Backbone = _load(f"{__package__}.{BACKBONES[name].code}")()
+    elif kind in ADAPTERS and rest:
+        backbone = _load(f"{__package__}.{ADAPTERS[kind]}")(rest)
+    elif rest:
+        backbone = _own(name)
+    else:
+        schemes = ", ".join(f"{scheme}:…" for scheme in ADAPTERS)
+        raise ConfigurationError(
+            f"unknown backbone {name!r}; choose one of {', '.join(BACKBONES)}, or {schemes} or module:Class."
+        )
+    if taps is not None:
+        backbone.cut(taps)
+    return backbone
+
+
+def _load(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _own(place: str) -> Backbone:
+    from matbackprop.models.backbones.modules import ModuleBackbone
+
+    try:
+        module = _load(place)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"the backbone {place!r} cannot be built: {error}.") from error
+    return module if isinstance(module, Backbone) else ModuleBackbone(module)
+
+
+# ---------------------------------------------------------------------------------------------------- starting weights
+
+
+def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = "imagenet") -> Path | None:
+    """Load starting weights into a backbone.
+
+    Args:
+        backbone: from :func:`build_backbone`; it may have been cut behind its last map.
+        name: its name.
+        weights: ``"none"`` changes nothing; ``"imagenet"`` takes the file that :func:`find_weights` gives, or what
+            its library publishes; otherwise a safetensors file with the keys of the backbone, where those of a
+            classifier are passed over.
+
+    Returns:
+        The file that was read; None for none, and for a backbone that has no weights.
+
+    Raises:
+        WeightsError: no file, a damaged one, or one of another architecture.
+    """
+    if str(weights) == "none" or not any(True for _ in backbone.parameters()):
+        return None
+    publish = getattr(backbone, "load_published", None)
+    if str(weights) == "imagenet" and publish is not None:
+        publish()
+        return None
+    path = find_weights(name) if str(weights) == "imagenet" else Path(weights)
+    own = backbone.state_dict()
+    state = {k.removeprefix(getattr(backbone, "prefix", "")): v for k, v in read_weights(path).items()}
+    state = {k: v for k, v in state.items() if k in own or not k.startswith("classifier.")}
+    # How many batches the means of batch normalisation were taken over is published by some and used by none.
+    state |= {k: v for k, v in own.items() if k.endswith("num_batches_tracked") and k not in state}
+    load_weights_into(backbone, state, str(path))
+    return path
+
+
+def find_weights(name: str) -> Path:
+    """The file of a backbone's published weights.
+
+    It is looked for in ``weights`` of ``$MATBACKPROP_DATA``, then in the cache, then downloaded from its official
+    address.
+
+    Raises:
+        WeightsError: it is not there and cannot be downloaded.
+    """
+    from matbackprop.data.cache import default_cache_folder
+
+    if name not in BACKBONES or not BACKBONES[name].file:
+        known = [n for n, entry in BACKBONES.items() if entry.file]
+        raise WeightsError(f"there are no published weights of {name!r}; there are of {', '.join(known)}.")
+    entry = BACKBONES[name]
+    cached = default_cache_folder() / "weights" / f"{name}.safetensors"
+    root = os.environ.get("MATBACKPROP_DATA")
+    for path in [*([Path(root) / "weights" / entry.file] if root else []), cached]:
+        if path.is_file():
+            return path
+    if not entry.url:
+        raise WeightsError(
+            f"the weights of {name} are not here: put {entry.file} into the folder weights of $MATBACKPROP_DATA, or "
+            f"name a safetensors file, or start from random weights (none)."
+        )
+    return download_weights(name, cached)
+
+
+def download_weights(name: str, target: Path, entry: BackboneEntry | None = None) -> Path:
+    """Download torchvision's weights, check them, and keep them as safetensors.
+
+    Args:
+        name: ``"alexnet"`` or ``"vgg16"``.
+        target: the safetensors file to write.
+        entry: another address, for a mirror.
+
+    Raises:
+        WeightsError: there is no network, or the file is damaged; the message says how to do it by hand.
+    """
+    from safetensors.torch import save
+
+    from matbackprop.data.download import download
+
+    entry = entry or BACKBONES[name]
+    downloaded = target.with_name(entry.url.rsplit("/", 1)[-1])
+    try:
+        download(entry.url, downloaded, sha256=entry.sha256)
+    except DataError as error:
+        raise WeightsError(
+            f"the weights of {name} are not here and cannot be downloaded: {error} By hand: fetch {entry.url} on "
+            f"another machine, put it at {downloaded}, and try again; or give a .safetensors file with its keys."
+        ) from error
+    try:
+        state = torch.load(downloaded, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and runtime errors alike: the file holds more than tensors, or is damaged
+        raise WeightsError(f"{downloaded} cannot be read as weights: {error}") from error
+    atomic_write(target, save({k: v.contiguous() for k, v in state.items()}))
+    downloaded.unlink()
+    return target
