@@ -71,6 +71,12 @@ def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
     return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
 
 
+def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
+    """Raise unless this is a tolerance that `rank_tolerance` takes."""
+    if not (rank_tol is None or isinstance(rank_tol, torch.dtype) or 0 <= rank_tol < 1):
+        raise DomainError(f"rank_tol must be a dtype or lie in [0, 1), got {rank_tol}.")
+
+
 def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
     """Relative size of a singular value below which it counts as zero.
 
@@ -83,8 +89,7 @@ def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | t
     if isinstance(rank_tol, torch.dtype):
         dtype = rank_tol
     elif rank_tol is not None:
-        if not 0 <= rank_tol < 1:
-            raise DomainError(f"rank_tol must be a dtype or lie in [0, 1), got {rank_tol}.")
+        check_rank_tolerance(rank_tol)
         return float(rank_tol)
     return data_rounding(dtype, compute)
 

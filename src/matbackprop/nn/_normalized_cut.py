@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from matbackprop.functional._normalized_cut import (
     normalized_cut_soft,
 )
 from matbackprop.nn._operator import Operator
-from matbackprop.numerics import rank_tolerance
+from matbackprop.numerics import check_rank_tolerance, compute_dtype
 
 __all__ = ["NormalizedCutLoss"]
 
@@ -95,15 +95,23 @@ class NormalizedCutLoss(Operator):
             raise ConfigurationError(
                 f"class_weight must be one number per class, none below zero, got {tuple(class_weight.shape)}."
             )
-        own = {"ridge": ridge} if objective == "soft" else {"rank_tol": rank_tol}
-        super().__init__(_OBJECTIVES[objective], **own, num_labels=num_labels, precision=precision, check=check)
         check_ridge(ridge)
-        rank_tolerance(torch.float64, torch.float64, rank_tol)
+        check_rank_tolerance(rank_tol)
+        compute_dtype(precision)
+        nn.Module.__init__(self)  # its function is chosen by an option
+        self.ridge, self.rank_tol, self.num_labels = ridge, rank_tol, num_labels
+        self.precision, self.check = precision, check
         self.objective, self.reduction, self.maps, self.ignore_index = objective, reduction, maps, ignore_index
         self.lambda_features, self.balanced = lambda_features, balanced
         self.class_weight: Tensor | None
         self.register_buffer("class_weight", class_weight)
         self.lam = None if lambda_features is None else nn.Parameter(torch.eye(lambda_features))
+
+    def call(self, *data: Tensor, **more: Any) -> Tensor:
+        """The objective of the data with these options."""
+        own = {"ridge": self.ridge} if self.objective == "soft" else {"rank_tol": self.rank_tol}
+        same = {"num_labels": self.num_labels, "precision": self.precision, "check": self.check}
+        return _OBJECTIVES[self.objective](*data, **own, **same, **more)
 
     def forward(
         self,
@@ -149,15 +157,11 @@ class NormalizedCutLoss(Operator):
         place = labels.clamp(min=0)
         own = (labels >= 0).to(torch.promote_types(f.dtype, torch.float32))
         if self.balanced:
-            regions = cast("int | None", self.num_labels) or (int(place.max()) + 1 if place.numel() else 1)
+            regions = self.num_labels or (int(place.max()) + 1 if place.numel() else 1)
             sizes = own.new_zeros(*labels.shape[:-1], regions).scatter_add(-1, place, own)
             own = own / sizes.gather(-1, place).clamp(min=1)
         if self.class_weight is not None:
-            if (
-                wants_check(cast("bool | None", self.check), f)
-                and place.numel()
-                and int(place.max()) >= len(self.class_weight)
-            ):
+            if wants_check(self.check, f) and place.numel() and int(place.max()) >= len(self.class_weight):
                 raise LabelError(
                     f"class_weight has {len(self.class_weight)} classes, and a label is {int(place.max())}."
                 )

@@ -19,7 +19,7 @@ from matbackprop.nn._operator import Operator
 __all__ = ["SecondOrderPool"]
 
 
-class SecondOrderPool(Operator):
+class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight"], checks=[resolve_function]):
     """Pool a feature map into a function of its second moments; see :func:`~matbackprop.second_order_pool`.
 
     Args:
@@ -31,8 +31,7 @@ class SecondOrderPool(Operator):
         center: subtract the mean row first.
         method: ``"fused"``, or the paper's ``"svd"`` or ``"eig"``.
         vectorize: return the upper triangle with √2, ``(*b, d(d+1)/2)``, ready for a linear layer.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in the function.
 
     Shape:
         ``(m, d)`` or ``(b, m, d)`` to ``(d, d)`` or ``(b, d, d)``; with a weight ``(b, r, m)`` to ``(b, r, d, d)``. A
@@ -53,6 +52,8 @@ class SecondOrderPool(Operator):
         True
     """
 
+    eps: float
+
     def __init__(
         self,
         *,
@@ -68,7 +69,6 @@ class SecondOrderPool(Operator):
         precision: torch.dtype | None = None,
     ) -> None:
         check_option(method, get_args(Method), "method")
-        resolve_function(function, exponent)
         if learn_exponent and (function != "power" or exponent is None):
             raise ConfigurationError(
                 'learn_exponent=True needs function="power" and exponent=, the value to start from.'
@@ -76,7 +76,7 @@ class SecondOrderPool(Operator):
         if learn_eps and not eps > 0:
             raise DomainError(f"an eps that learns must start above zero, got {eps}.")
         super().__init__(
-            second_order_pool,
+            eps=eps,
             function=function,
             exponent=nn.Parameter(torch.tensor(float(exponent or 0))) if learn_exponent else exponent,
             center=center,
@@ -84,7 +84,7 @@ class SecondOrderPool(Operator):
             check=check,
             precision=precision,
         )
-        self.eps, self.learn_eps, self.learn_exponent, self.vectorize = eps, learn_eps, learn_exponent, vectorize
+        self.learn_eps, self.learn_exponent, self.vectorize = learn_eps, learn_exponent, vectorize
         self.log_eps = nn.Parameter(torch.tensor(math.log(eps))) if learn_eps else None
 
     def forward(self, f: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -95,6 +95,6 @@ class SecondOrderPool(Operator):
                 f"feature map (b, channels, height, width) pass f.flatten(2).mT; for more batch dimensions call "
                 f"matbackprop.second_order_pool."
             )
-        eps = self.eps if self.log_eps is None else self.log_eps.exp()
-        pooled = self.call(f, eps=eps, weight=weight)
+        more = {} if self.log_eps is None else {"eps": self.log_eps.exp()}
+        pooled = self.call(f, weight=weight, **more)
         return vectorize_symmetric(pooled) if self.vectorize else pooled

@@ -30,8 +30,7 @@ class Whitening(nn.Module):
         affine: learn a factor and an offset per channel.
         track_running_stats: keep running statistics; without them those of the batch are used in evaluation too.
         ties: what the gradient of ``"pca"`` does where variances coincide, as in :func:`~matbackprop.eigh`.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in the function.
         dtype: of the parameters and statistics; a complex one for complex input.
 
     Shape:

@@ -272,6 +272,12 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
     return symmetrize(w.mH @ x @ w)
 
 
+def check_threshold(threshold: float) -> None:
+    """Raise unless eigenvalues can be raised to ``threshold``."""
+    if not threshold > 0:
+        raise DomainError(f"threshold must be positive, got {threshold}.")
+
+
 def re_eig(
     x: Tensor, threshold: float = 1e-4, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
@@ -300,8 +306,7 @@ def re_eig(
     Reference:
         As for `bimap`.
     """
-    if not threshold > 0:
-        raise DomainError(f"threshold must be positive, got {threshold}.")
+    check_threshold(threshold)
     return matrix_clamp(x, threshold, check=check, precision=precision)
 
 

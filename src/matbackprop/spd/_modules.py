@@ -10,7 +10,7 @@ from matbackprop.functional._matrix_function import matrix_exp
 from matbackprop.functional._polar import polar
 from matbackprop.nn._operator import Operator
 from matbackprop.numerics import compute_dtype, symmetrize
-from matbackprop.spd._functions import batch_norm, bimap, distance, geodesic, log_eig, re_eig
+from matbackprop.spd._functions import batch_norm, bimap, check_threshold, distance, geodesic, log_eig, re_eig
 from matbackprop.spd._mean import mean
 
 __all__ = ["BatchNorm", "BiMap", "LogEig", "ReEig"]
@@ -58,16 +58,8 @@ class BiMap(nn.Module):
         return f"{self.n}, {self.k}"
 
 
-class ReEig(Operator):
+class ReEig(Operator, of=re_eig, data=["x"], checks=[check_threshold]):
     """Rectified eigenvalues; see :func:`~matbackprop.spd.re_eig`.
-
-    Args:
-        threshold: the least eigenvalue.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
-
-    Shape:
-        ``(*b, n, n)`` to ``(*b, n, n)``.
 
     Example:
         >>> import torch
@@ -76,28 +68,9 @@ class ReEig(Operator):
         tensor([0.5000, 2.0000])
     """
 
-    def __init__(
-        self, threshold: float = 1e-4, *, check: bool | None = None, precision: torch.dtype | None = None
-    ) -> None:
-        if not threshold > 0:
-            raise DomainError(f"threshold must be positive, got {threshold}.")
-        super().__init__(re_eig, threshold=threshold, check=check, precision=precision)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the matrices with their eigenvalues raised."""
-        return self.call(x)
-
-
-class LogEig(Operator):
+class LogEig(Operator, of=log_eig, data=["x"]):
     """Logarithm, as vectors; see :func:`~matbackprop.spd.log_eig`.
-
-    Args:
-        vectorize: return vectors and not matrices.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
-
-    Shape:
-        ``(*b, n, n)`` to ``(*b, n(n+1)/2)``, or ``(*b, n, n)``.
 
     Example:
         >>> import torch
@@ -105,15 +78,6 @@ class LogEig(Operator):
         >>> LogEig()(torch.eye(2))
         tensor([0., 0., 0.])
     """
-
-    def __init__(
-        self, *, vectorize: bool = True, check: bool | None = None, precision: torch.dtype | None = None
-    ) -> None:
-        super().__init__(log_eig, vectorize=vectorize, check=check, precision=precision)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logarithms."""
-        return self.call(x)
 
 
 class BatchNorm(nn.Module):
@@ -128,8 +92,7 @@ class BatchNorm(nn.Module):
         dispersion: bring the variance to that of the scale, too.
         affine: learn the mean of the result, as the exponential of a symmetric matrix, and its scale.
         eps: added to the variance.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in the function.
 
     Shape:
         ``(*b, n, n)`` to the same; all leading dimensions count as samples.
