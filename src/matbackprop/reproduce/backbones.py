@@ -79,6 +79,8 @@ def _trials(place: Place, system: str) -> list[dict[str, Any]]:
     first = [(0.003, 0.0), (0.01, 0.0), (0.01, 0.5), (0.03, 0.5)]
     slow, fast = (0.01, 0.02) if system == "both" else (0.02, 0.05)
     second = [(slow, 128, 0), (fast, 128, 0), (slow, 192, 0), (slow, 128, 1)]
+    if system == "power":  # pools anew in every step, which is slow on the large maps
+        second[-1] = (fast, 192, 0)
     out: list[dict[str, Any]] = []
     if system == "first":
         out = [{"optimizer.rate": rate, "model.input_dropout": share} for rate, share in first]
