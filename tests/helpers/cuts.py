@@ -2,12 +2,42 @@
 
 import torch
 
-from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
-from matbackprop.functional._normalized_cut_dense import (
-    normalized_cut_j1_dense,
-    normalized_cut_j2_dense,
-    normalized_cut_soft_dense,
+from matbackprop import (
+    affinity,
+    normalized_affinity,
+    normalized_cut_j1,
+    normalized_cut_j2,
+    normalized_cut_soft,
+    projector,
 )
+
+# The objectives as the paper defines them, F → W → (M, Ω) → (Π_M, Π_Ω) → J, with m×m matrices, of one image without
+# ignored rows.
+
+
+def _psi(labels, dtype):
+    """Π_Ψ, the projector on the indicators of the regions."""
+    e = torch.nn.functional.one_hot(torch.unique(labels, return_inverse=True)[1]).to(dtype)
+    return (e / e.sum(0)) @ e.mT
+
+
+def normalized_cut_j1_dense(f, labels, lam=None, rank_tol=1e-9):
+    """J₁ = ½‖Π_M − Π_Ω‖² through the dense layers."""
+    m, omega = normalized_affinity(affinity(f, lam), labels)
+    return 0.5 * (projector(m, rank_tol=rank_tol) - projector(omega, rank_tol=rank_tol)).square().sum()
+
+
+def normalized_cut_j2_dense(f, labels, rank_tol=1e-9):
+    """J₂ = ½‖Π_W − Π_Ψ‖² through the dense layers."""
+    return 0.5 * (projector(affinity(f), rank_tol=rank_tol) - _psi(labels, f.dtype)).square().sum()
+
+
+def normalized_cut_soft_dense(f, labels, ridge=0.3):
+    """½‖Π_λ − Π_Ψ‖² with Π_λ = F(FᵀF + (λ/d)I)⁻¹Fᵀ of features scaled to unit trace."""
+    f = f / f.square().sum().sqrt()
+    eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
+    soft = f @ torch.linalg.solve(f.mT @ f + (ridge / f.shape[-1]) * eye, f.mT)
+    return 0.5 * (soft - _psi(labels, f.dtype)).square().sum()
 
 
 def features(*shape, seed=0, dtype=torch.float64, device="cpu"):

@@ -34,8 +34,8 @@ from matbackprop.functional._second_order_pool import second_order_pool as secon
 from matbackprop.functional._spectral_embedding import spectral_embedding as spectral_embedding
 from matbackprop.functional._svd import svd as svd
 from matbackprop.functional._ties import raise_deferred as raise_deferred
-from matbackprop.functional._topk_eigh import topk_eigh as topk_eigh
-from matbackprop.functional._topk_subspace import topk_subspace as topk_subspace
+from matbackprop.functional._topk import topk_eigh as topk_eigh
+from matbackprop.functional._topk import topk_subspace as topk_subspace
 from matbackprop.functional._triangle import unvectorize_symmetric as unvectorize_symmetric
 from matbackprop.functional._triangle import vectorize_symmetric as vectorize_symmetric
 from matbackprop.functional._whiten import whiten as whiten

@@ -28,7 +28,7 @@ from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeErr
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, compute_dtype, inner, real_dtype, symmetrize
 
-__all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve", "products_of"]
+__all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve", "pull_back", "push_forward"]
 
 
 class _Solve(Operation):
@@ -221,8 +221,8 @@ def _refuse_indefinite(preconditioner: Tensor) -> None:
     )
 
 
-def products_of(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
-    """θ ↦ A(θ)x as a function of some of the parameters, with x held fixed although it depends on them."""
+def _products_of(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
+    """A(θ)x and its vector-Jacobian product in some parameters, with x held fixed although it depends on them."""
 
     def product(*moved: Tensor) -> Tensor:
         full = list(params)
@@ -231,6 +231,32 @@ def products_of(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tenso
         return matvec(x, *full)
 
     return torch.func.vjp(product, *(params[i] for i in moving))
+
+
+def pull_back(
+    matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], needed: Sequence[bool], g: Tensor
+) -> list[Tensor | None]:
+    """The gradients of ⟨G, A(θ)x⟩ in the parameters that need one."""
+    wanted = [i for i, wants in enumerate(needed) if wants]
+    out: list[Tensor | None] = [None] * len(params)
+    if wanted:
+        _, pull = _products_of(matvec, x, params, wanted)
+        for i, value in zip(wanted, pull(g), strict=True):
+            out[i] = value
+    return out
+
+
+def push_forward(
+    matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], directions: Sequence[Tensor | None]
+) -> Tensor:
+    """dA(θ)x in directions of the parameters."""
+    moving = [i for i, d in enumerate(directions) if d is not None]
+    if not moving:
+        return torch.zeros_like(x)
+    # A Jacobian-vector product as the transpose of the vector-Jacobian product, which is linear.
+    value, pull = _products_of(matvec, x, params, moving)
+    push: Any = torch.func.vjp(pull, torch.zeros_like(value))[1]
+    return push(tuple(directions[i] for i in moving))[0]
 
 
 class _ConjugateGradients(Operation):
@@ -253,25 +279,13 @@ class _ConjugateGradients(Operation):
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         matvec, tolerance, steps, preconditioner, x, *params = saved
         lam = apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, gradients[0], *params)
-        wanted = [i for i, wants in enumerate(needed[5:]) if wants]
-        g_params: list[Tensor | None] = [None] * len(params)
-        if wanted:
-            _, pull = products_of(matvec, x, params, wanted)
-            for i, value in zip(wanted, pull(-lam), strict=True):
-                g_params[i] = value
-        return None, None, None, None, lam, *g_params
+        return None, None, None, None, lam, *pull_back(matvec, x, params, needed[5:], -lam)
 
     @staticmethod
     def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
         matvec, tolerance, steps, preconditioner, x, *params = saved
-        db, d_params = directions[4], directions[5:]
-        right = torch.zeros_like(x) if db is None else db
-        moving = [i for i, d in enumerate(d_params) if d is not None]
-        if moving:
-            # A Jacobian-vector product as the transpose of the vector-Jacobian product, which is linear.
-            value, pull = products_of(matvec, x, params, moving)
-            push: Any = torch.func.vjp(pull, torch.zeros_like(value))[1]
-            right = right - push(tuple(d_params[i] for i in moving))[0]
+        db = torch.zeros_like(x) if directions[4] is None else directions[4]
+        right = db - push_forward(matvec, x, params, directions[5:])
         return apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, right, *params)
 
 

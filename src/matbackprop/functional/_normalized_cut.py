@@ -3,7 +3,7 @@
 All three measure ½‖Π − Π_E‖² between the projector on a span of the features and the projector on the span of a given
 segmentation E: :func:`normalized_cut_j1` in the space of the normalised affinity M = D^{−1/2}WD^{−1/2},
 :func:`normalized_cut_j2` in that of W = FFᵀ itself, :func:`normalized_cut_soft` with a soft projector whose rank has a
-gradient. :mod:`matbackprop.functional.normalized_cut_dense` holds the definitions, layer by layer as in the paper.
+gradient. ``tests/helpers/cuts.py`` holds the definitions, layer by layer as in the paper.
 """
 
 from __future__ import annotations

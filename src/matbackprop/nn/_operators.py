@@ -25,8 +25,7 @@ from matbackprop.functional._procrustes import procrustes, project_rotation
 from matbackprop.functional._projector import check_cut, projector, spectral_projector
 from matbackprop.functional._svd import svd
 from matbackprop.functional._ties import check_ties
-from matbackprop.functional._topk_eigh import topk_eigh
-from matbackprop.functional._topk_subspace import topk_subspace
+from matbackprop.functional._topk import topk_eigh, topk_subspace
 from matbackprop.nn._operator import Operator
 from matbackprop.numerics import check_rank_tolerance
 

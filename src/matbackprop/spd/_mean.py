@@ -15,7 +15,7 @@ from torch import Tensor
 from matbackprop.checks import check_finite, check_weight_values
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._linear_solve import check_iterations, conjugate_gradient_solve, products_of
+from matbackprop.functional._linear_solve import check_iterations, conjugate_gradient_solve, pull_back, push_forward
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 from matbackprop.spd._functions import prepare
@@ -71,20 +71,12 @@ class _Minimiser(Operation):
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         gradient, tolerance, m, *params = saved
         y = _solve(gradient, tolerance, m, params, gradients[0])
-        wanted = [i for i, wants in enumerate(needed[3:]) if wants]
-        out: list[Tensor | None] = [None] * len(params)
-        _, pull = products_of(gradient, m, params, wanted)
-        for i, value in zip(wanted, pull(-y), strict=True):
-            out[i] = value
-        return None, None, None, *out
+        return None, None, None, *pull_back(gradient, m, params, needed[3:], -y)
 
     @staticmethod
     def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        (gradient, tolerance, m, *params), d_params = saved, directions[3:]
-        moving = [i for i, d in enumerate(d_params) if d is not None]
-        value, pull = products_of(gradient, m, params, moving)
-        push: Any = torch.func.vjp(pull, torch.zeros_like(value))[1]
-        return -_solve(gradient, tolerance, m, params, push(tuple(d_params[i] for i in moving))[0])
+        gradient, tolerance, m, *params = saved
+        return -_solve(gradient, tolerance, m, params, push_forward(gradient, m, params, directions[3:]))
 
 
 def _solve(gradient: Any, tolerance: float, m: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:

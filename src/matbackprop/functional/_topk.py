@@ -1,0 +1,573 @@
+"""The leading eigenpairs and eigenspaces of symmetric matrices and operators, differentiated through what they satisfy.
+
+With AV = VΛ, VᵀV = I the variation of V is VΩ inside the span, Ωᵢⱼ = (VᵀdAV)ᵢⱼ/(λⱼ − λᵢ), and outside of it, column by
+column, the solution of (λⱼ − A)zⱼ = (I − VVᵀ)dA vⱼ. That matrix is positive definite on the complement of V, so that
+conjugate gradients solve it with products only, and a gap matters only behind λ_k. None of the other eigenpairs is
+needed. For the subspace alone, AV = VH with any basis, it is ZH − AZ = (I − VVᵀ)dA V: no eigenvalue inside appears, so
+that ties there do no harm to derivatives of any order. Inside of its span V is taken to stand still, which a loss of
+VVᵀ cannot tell.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from matbackprop._torch import is_batched, is_differentiated
+from matbackprop.checks import (
+    check_finite,
+    check_floating,
+    check_matrix,
+    check_range,
+    check_symmetric,
+    is_plain,
+    values_checkable,
+    wants_check,
+)
+from matbackprop.errors import DomainError, DtypeError, GaugeWarning, ShapeError, SolverError, SymmetryError, TieError
+from matbackprop.functional._eigh import (
+    Eigenpairs,
+    _Eigh,
+    gaps_of,
+    largest_entry,
+    largest_positive,
+    receives_gradient,
+    tied_pairs,
+)
+from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._linear_solve import conjugate_gradient_solve, in_precision, pull_back, push_forward
+from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
+from matbackprop.numerics import (
+    autocast_off,
+    compute_dtype,
+    gap_tolerance,
+    half_of_the_digits,
+    real_dtype,
+    symmetrize,
+)
+from matbackprop.solvers import leading_eigh
+from matbackprop.solvers.krylov import Leading, leading_pairs
+
+__all__ = ["topk_eigh", "topk_subspace"]
+
+_WHOLE = 512  # up to this order, or where more than an eighth is wanted, all eigenpairs of a dense matrix cost less
+
+
+# --- the operator, known by its products ------------------------------------------------------------------------------
+
+
+class SymmetricOperator(NamedTuple):
+    """A(θ) of order n.
+
+    Attributes:
+        matvec: maps columns ``(n, r)`` and θ to A(θ) times the columns.
+        params: θ, in the dtype of the computation where they are floating point.
+        order: n.
+        like: a tensor of the device and dtype of results.
+        dtype: of the computation.
+        wanted: whether values are checked.
+    """
+
+    matvec: Callable[..., Tensor]
+    params: tuple[Tensor, ...]
+    order: int
+    like: Tensor
+    dtype: torch.dtype
+    wanted: bool
+
+
+class _Places(NamedTuple):
+    """Where the entries of a sparse matrix lie: compressed rows, and the row and column of each."""
+
+    starts: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+class _SparseProduct(Operation):
+    """AX for a symmetric A ``(n, n)`` with entries at given places, whose gradient is symmetrised."""
+
+    @staticmethod
+    def forward(values: Tensor, x: Tensor, places: _Places) -> Tensor:
+        return _sparse_product(values, x, places)
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (values, x, places), (g,) = saved, gradients
+        _, rows, columns = places
+        g_values = None
+        if needed[0]:
+            g_values = 0.5 * ((g[rows] * x[columns].conj()).sum(-1) + (x[rows] * g[columns].conj()).sum(-1))
+        return g_values, apply(_SparseProduct, values, g, places) if needed[1] else None
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], dv: Tensor | None, dx: Tensor | None, _: None) -> Tensor:
+        values, x, places = saved
+        out = torch.zeros_like(x)
+        if dv is not None:
+            turned = torch.zeros_like(x).index_add(0, places.columns, dv.conj().unsqueeze(-1) * x[places.rows])
+            out = out + 0.5 * (_sparse_product(dv, x, places) + turned)
+        return out if dx is None else out + _sparse_product(values, dx, places)
+
+
+def _sparse_product(values: Tensor, x: Tensor, places: _Places) -> Tensor:
+    # Compressed rows: products with COO take five times as long.
+    size = (len(x), len(x))
+    return torch.sparse_csr_tensor(places.starts, places.columns, values, size, check_invariants=False) @ x
+
+
+def _sparse_operator(a: Tensor, wanted: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A sparse matrix as products with its entries as the parameter."""
+    check_floating(a, "a", or_complex=True)
+    if a.ndim != 2 or a.shape[0] != a.shape[1]:
+        raise ShapeError(f"a sparse matrix must be one square matrix (n, n), got shape {tuple(a.shape)}.")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        a = (a if a.layout == torch.sparse_coo else a.to_sparse_coo()).coalesce()
+        rows, columns = a.indices().unbind(0)
+        places = _Places(a.detach().to_sparse_csr().crow_indices(), rows, columns)
+    values = a.values()
+    if wanted:
+        check_finite(values, "a")
+        turned = torch.sparse_coo_tensor(a.indices().flip(0), values.detach().conj(), a.shape, check_invariants=False)
+        skew = (a.detach() - turned).coalesce().values().abs()
+        worst = float(skew.max()) if skew.numel() else 0.0
+        if worst > half_of_the_digits(a.dtype) * float(values.detach().abs().max() if values.numel() else 0):
+            raise SymmetryError(f"a must be symmetric, it differs from its transpose by up to {worst:.3g}.")
+    return lambda x, entries: apply(_SparseProduct, entries, x, places), (values,)
+
+
+def _dense_product(x: Tensor, a: Tensor) -> Tensor:
+    return a @ x
+
+
+def symmetric_operator(
+    a: Tensor | Callable[..., Tensor],
+    k: int,
+    params: Sequence[Tensor],
+    n: int | None,
+    largest: bool,
+    check: bool | None,
+    precision: torch.dtype | None,
+) -> SymmetricOperator:
+    """Make one of a dense matrix, a sparse one or a function; of −A where the smallest eigenvalues lead."""
+    matvec: Callable[..., Tensor]
+    leaves: tuple[Tensor, ...]
+    if not isinstance(a, Tensor):
+        if not callable(a):
+            raise DtypeError(f"a must be a torch.Tensor, got {type(a).__name__}; or a function of columns.")
+        if n is None:
+            raise ShapeError("a function does not tell its order; pass n.")
+        if any(not isinstance(p, Tensor) for p in params):
+            raise DtypeError("params must be tensors; bind other arguments into the function.")
+        matvec, leaves = a, tuple(params)
+        numbers = [p for p in params if p.dtype.is_floating_point or p.is_complex()]
+        numbers.sort(key=lambda p: not p.is_complex())
+        like = numbers[0] if numbers else torch.empty(0, dtype=compute_dtype(precision))
+        wanted = wants_check(check, like)
+    else:
+        wanted = wants_check(check, a)
+        if a.layout != torch.strided:
+            matvec, leaves = _sparse_operator(a, wanted)
+        else:
+            check_matrix(a, "a", square=True, or_complex=True)
+            if a.ndim > 2:
+                raise ShapeError(
+                    f"a must be one matrix (n, n), got shape {tuple(a.shape)}; call it for each of a batch."
+                )
+            if wanted:
+                check_finite(a, "a")
+                check_symmetric(a, "a")
+            matvec, leaves = _dense_product, (symmetrize(a.to(compute_dtype(precision, a.dtype))),)
+        n, like = a.shape[-1], a
+    check_count(k, n)
+    if torch.compiler.is_compiling() or any(is_batched(p) for p in leaves):
+        raise SolverError(
+            "the iteration for leading eigenpairs decides while it runs, which torch.compile and vmap cannot follow; "
+            "keep this call out of the compiled region, or use eigh with the matrix."
+        )
+    dtype = compute_dtype(precision, like.dtype)
+    cast = tuple(in_precision(p, dtype) for p in leaves)
+    return SymmetricOperator(matvec if largest else lambda x, *more: -matvec(x, *more), cast, n, like, dtype, wanted)
+
+
+def find_leading(
+    operator: SymmetricOperator,
+    k: int,
+    tolerance: float,
+    max_products: int,
+    generator: torch.Generator | None,
+) -> Leading:
+    """The k largest eigenpairs as constants; raise where no gap lies behind them."""
+    source = torch.Generator().manual_seed(0) if generator is None else generator
+    like = torch.empty(operator.order, dtype=operator.dtype, device=operator.like.device)
+    with torch.no_grad():
+        frozen = tuple(p.detach() for p in operator.params)
+        _check_products(operator.matvec, like, frozen, operator.wanted)
+        pairs = leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
+    if operator.wanted and k < operator.order:
+        gap = pairs.values[-1] - pairs.following
+        refuse_tie(gap, gap <= gap_tolerance(operator.dtype, operator.order) * pairs.scale, k)
+    return pairs
+
+
+def check_count(k: int, n: int) -> None:
+    """Raise unless k pairs of an operator of order n can be asked for."""
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
+        raise DomainError(f"k must be a whole number in 1 … {n} for an operator of order {n}, got {k!r}.")
+
+
+def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: tuple[Tensor, ...], wanted: bool) -> None:
+    """Raise unless a product has the shape and dtype of what it is of, and is symmetric as far as two vectors tell."""
+    ramp = torch.linspace(-1, 1, len(like), dtype=torch.float64, device=like.device)
+    ramp = torch.complex(ramp, 0.3 * ramp.square()) if like.is_complex() else ramp
+    probe = torch.stack([(7 * ramp).cos(), (11 * ramp + 1).sin()], -1).to(like.dtype)
+    out = matvec(probe, *params)
+    if not isinstance(out, Tensor) or out.shape != probe.shape or out.dtype != probe.dtype:
+        kind = f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise ShapeError(
+            f"the function must map columns {tuple(probe.shape)} of {probe.dtype} to as many of the same dtype, got "
+            f"{kind}; cast what it holds to {probe.dtype}, or pass it through params."
+        )
+    if wanted and out.numel():
+        check_finite(out, "the product of a")
+        inner = probe.mH @ out
+        skew = float((inner - inner.mH).abs().max())
+        size = float(torch.linalg.vector_norm(probe) * torch.linalg.vector_norm(out))
+        if skew > half_of_the_digits(out.dtype) * size:
+            raise SymmetryError(f"a must be symmetric; for two vectors xᵀAy − yᵀAx is {skew:.3g}.")
+
+
+def refuse_tie(gap: Tensor, tied: Tensor, k: int) -> None:
+    """Raise where an eigenvalue on each side of k is the same."""
+    if bool(tied.any()):
+        raise TieError(
+            f"{int(tied.sum())} of {tied.numel()} matrices have equal eigenvalues on both sides of k = {k} (gap "
+            f"{float(gap.min()):.3g}), so the leading eigenspace is not determined; choose another k, or pass "
+            f"check=False where only the eigenvalues matter."
+        )
+
+
+# --- eigenpairs -------------------------------------------------------------------------------------------------------
+
+
+class _Settings(NamedTuple):
+    policy: TiePolicy
+    tolerance: float
+    max_products: int
+
+
+def _outside(matvec: Callable[..., Tensor], x: Tensor, lam: Tensor, v: Tensor, *params: Tensor) -> Tensor:
+    """(λⱼ − A)xⱼ for rows xⱼ ``(k, n)``, made the largest |λ| on the span of V, where it would be indefinite."""
+    size = lam.detach().abs().amax()
+    size = torch.where(size == 0, 1, size)
+    inside = x @ v.conj()
+    lift = size - (lam.unsqueeze(-1) - lam.unsqueeze(-2))
+    return lam.unsqueeze(-1) * x - matvec(x.mT, *params).mT + (inside * lift) @ v.mT
+
+
+class _TopK(Operation):
+    """λ and V of the k leading pairs; ``matvec`` maps columns and parameters to A(θ) times the columns."""
+
+    forward_twice = "topk_eigh"
+    widen = False  # the products may hold tensors of their own
+
+    @staticmethod
+    def forward(
+        matvec: Any, settings: _Settings, values: Tensor, vectors: Tensor, *params: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return values.clone(), vectors.clone()
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
+        matvec, settings, _, _, *params = inputs
+        return matvec, settings, *outputs, *params
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (matvec, settings, lam, v, *params), (g_lam, g_v) = saved, gradients
+        policy = settings.policy
+        inner = torch.zeros(len(lam), len(lam), dtype=v.dtype, device=v.device)
+        if g_lam is not None:
+            inner = inner + torch.diag_embed(g_lam)
+        weights = v @ inner
+        if g_v is not None:
+            seen = v.mH @ g_v
+            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(g_v))
+            policy.report((tied_pairs(lam, policy), visible))
+            turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
+            weights = weights + v @ symmetrize(turn) + _solve(matvec, settings, lam, v, params, g_v)
+        return None, None, None, None, *pull_back(matvec, v, params, needed[4:], weights)
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> tuple[Tensor, Tensor]:
+        matvec, settings, lam, v, *params = saved
+        policy, moved = settings.policy, push_forward(matvec, v, params, directions[4:])  # dA V
+        inside = v.mH @ moved
+        policy.report((tied_pairs(lam, policy), inside.abs() > policy.tolerance * largest_entry(moved)))
+        turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * inside
+        d_v = v @ turn + _solve(matvec, settings, lam, v, params, moved)
+        return inside.diagonal().real.clone(), d_v
+
+
+def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
+    """Columns zⱼ outside of the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
+    n, k = v.shape
+    if k == n:
+        return torch.zeros_like(v)
+    right = (b - v @ (v.mH @ b)).mT
+    z = conjugate_gradient_solve(
+        lambda x, *more: _outside(matvec, x, *more),
+        right,
+        (lam, v, *params),
+        tolerance=settings.tolerance,
+        max_iterations=settings.max_products,
+        precision=real_dtype(v.dtype),
+        check=False,
+    )
+    return (z - (z @ v.conj()) @ v.mT).mT
+
+
+def topk_eigh(
+    a: Tensor | Callable[..., Tensor],
+    k: int,
+    params: Sequence[Tensor] = (),
+    *,
+    n: int | None = None,
+    largest: bool = True,
+    ties: Ties = "raise",
+    tie_tol: float | None = None,
+    broadening: float = 1e-6,
+    tolerance: float = 1e-11,
+    max_products: int = 100_000,
+    generator: torch.Generator | None = None,
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> Eigenpairs:
+    r"""The k leading eigenpairs of a symmetric matrix or operator, with gradients that need no other pair.
+
+    .. math:: AV = V\operatorname{diag}(\lambda),\qquad V^\top V = I,\qquad \lambda_1 \ge \dots \ge \lambda_k >
+        \lambda_{k+1}
+
+    A is a dense matrix, a sparse one, or known by its products only: ``lambda x, f: f @ (f.mT @ x)`` with
+    ``params=(f,)`` is the affinity :math:`FF^\top` of n points without its n² entries. The projector on the leading
+    eigenspace is :math:`VV^\top`; for losses of it see `topk_subspace`. For complex matrices ᵀ is the conjugate
+    transpose here, and "symmetric" means Hermitian.
+
+    Args:
+        a: symmetric matrices ``(*batch, n, n)``, one sparse matrix ``(n, n)`` (COO or CSR), or a function that maps
+            columns ``(n, r)`` and the parameters to A(θ) times the columns. The function must be linear in the columns,
+            symmetric, and made of differentiable torch operations; its columns are complex where a parameter is.
+        k: how many pairs.
+        params: the tensors θ that a function takes, which receive gradients.
+        n: the order, for a function.
+        largest: the largest eigenvalues; otherwise the smallest, in ascending order.
+        ties, tie_tol, broadening: what the gradient of V does where eigenvalues inside the k coincide, as in `eigh`.
+        tolerance: residuals to stop at, as a share of the largest |λ| seen (forward) and of the right-hand side
+            (backward). Dense matrices of small order are decomposed as a whole and need none.
+        max_products: products with A, one vector each, before giving up.
+        generator: for the random vectors to start from; a fixed seed by default.
+        check: look at values (finite, symmetric, a gap behind λ_k): ``None`` on the CPU only, ``True`` always,
+            ``False`` never.
+        precision: dtype of the computation, to which floating-point parameters are cast; float64 by default.
+
+    Returns:
+        λ ``(*batch, k)``, real, and V ``(*batch, n, k)``, the largest entry of each column positive, named fields, in
+        the dtype of ``a`` or of the first complex, else floating-point, parameter.
+
+    Raises:
+        ShapeError, DtypeError: an argument or a product does not fit.
+        NonFiniteError, SymmetryError: values of ``a``.
+        DomainError: k out of range, or a dense matrix whose largest entry is near the ends of floating point.
+        TieError: λ_k = λ_{k+1}, so that the eigenspace is not determined; and see ``ties``.
+        SolverError: products were not enough to converge.
+
+    Gradient:
+        With zⱼ the solution of (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside of the span of V, found by conjugate gradients, the
+        gradient of A is (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrised: a product for each parameter, never an
+        n×n matrix unless A is one. All orders and forward mode; of a sparse matrix the first order, which is all that
+        torch's constructors of COO carry (none for CSR): for more give a function of its entries. Losses of VVᵀ do not
+        see ties inside the k: use `topk_subspace`.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> f = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], requires_grad=True)
+        >>> values, vectors = matbackprop.topk_eigh(lambda x, f: f @ (f.mT @ x), 1, (f,), n=3)
+        >>> values.sum().backward()
+        >>> round(values.item(), 4), [abs(round(x, 4)) for x in f.grad[:, 0].tolist()]
+        (5.0, [2.0, 4.0, 0.0])
+
+    Reference:
+        Xie, Liu, Wang, Automatic differentiation of dominant eigensolver and its applications in quantum physics,
+        Phys. Rev. B 101 (2020); Wu and Simon, Thick-restart Lanczos method, SIAM J. Matrix Anal. Appl. 22 (2000).
+    """
+    if isinstance(a, Tensor) and a.layout == torch.strided:
+        check_matrix(a, "a", square=True, or_complex=True)
+        check_count(k, a.shape[-1])
+        if a.ndim > 2 or a.shape[-1] <= max(_WHOLE, 8 * k) or not values_checkable(a):
+            dtype = compute_dtype(precision, a.dtype)
+            policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, a, dtype)
+            return _dense(a, k, largest, policy, dtype)
+    operator = symmetric_operator(a, k, params, n, largest, check, precision)
+    like, dtype = operator.like, operator.dtype
+    policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, like.new_empty(operator.order, 0), dtype)
+    with autocast_off(like.device.type):
+        pairs = find_leading(operator, k, tolerance, max_products, generator)
+        settings = _Settings(policy, tolerance, max_products)
+        lam, v = apply(_TopK, operator.matvec, settings, pairs.values, pairs.vectors, *operator.params)
+        v = largest_positive(v) if v.is_complex() else v
+        return Eigenpairs((lam if largest else -lam).to(real_dtype(like.dtype)), v.to(like.dtype))
+
+
+def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dtype) -> Eigenpairs:
+    """All eigenpairs of dense matrices, of which k are returned."""
+    wanted, n = wants_check(policy.check, a), a.shape[-1]
+    if wanted:
+        check_finite(a, "a")
+        check_range(a, dtype, "a")
+        check_symmetric(a, "a")
+    with autocast_off(a.device.type):
+        x = symmetrize(a.to(dtype))
+        if is_plain(a) and not is_differentiated(a):  # no derivative needs the others, but for the gap
+            values, vectors = leading_eigh(x if largest else -x, min(k + 1, n))
+            values, vectors = (values if largest else -values).flip(-1), vectors.flip(-1)
+            size = torch.linalg.matrix_norm(x)
+        else:
+            values, vectors = apply(_Eigh, x, policy)
+            if largest:
+                values, vectors = values.flip(-1), vectors.flip(-1)
+            size = values.detach().abs().amax(-1)
+        if wanted and k < n and values.numel():
+            gap = (values[..., k - 1] - values[..., k]).detach().abs()
+            refuse_tie(gap, gap <= gap_tolerance(dtype, n) * size, k)
+        values, vectors = values[..., :k], largest_positive(vectors[..., :k])
+        return Eigenpairs(values.to(real_dtype(a.dtype)), vectors.to(a.dtype))
+
+
+# --- the subspace -----------------------------------------------------------------------------------------------------
+
+
+class _SubspaceSettings(NamedTuple):
+    tolerance: float
+    max_products: int
+    wanted: bool
+
+
+def _outside_subspace(matvec: Any, x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
+    """XH − AX for X as one vector, made a multiple of the identity on the span of V, where it would be indefinite."""
+    whole = x.reshape(v.shape)
+    inside = v.mH @ whole
+    size = h.detach().abs().amax()
+    lift = torch.where(size == 0, 1, size) * inside - inside @ h + h @ inside
+    return (whole @ h - matvec(whole, *params) + v @ lift).flatten()
+
+
+class _Subspace(Operation):
+    """V, given it as a constant."""
+
+    forward_twice = "topk_subspace"
+    widen = False  # the products may hold tensors of their own
+
+    @staticmethod
+    def forward(matvec: Any, settings: _SubspaceSettings, vectors: Tensor, *params: Tensor) -> Tensor:
+        return vectors.clone()
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        matvec, settings, _, *params = inputs
+        return matvec, settings, outputs, *params
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (matvec, settings, v, *params), (g,) = saved, gradients
+        if settings.wanted and values_checkable(g):
+            _warn_of_gauge(v, g)
+        weights = _solve_subspace(matvec, settings, v, params, g)
+        return None, None, None, *pull_back(matvec, v, params, needed[3:], weights)
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
+        matvec, settings, v, *params = saved
+        return _solve_subspace(matvec, settings, v, params, push_forward(matvec, v, params, directions[3:]))
+
+
+def _solve_subspace(matvec: Any, settings: _SubspaceSettings, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
+    """Z outside of the span of V with ZH − AZ = (I − VVᵀ)B."""
+    if v.shape[0] == v.shape[1]:
+        return torch.zeros_like(v)
+    z = conjugate_gradient_solve(
+        lambda x, *more: _outside_subspace(matvec, x, *more),
+        (b - v @ (v.mH @ b)).flatten(),
+        (v, symmetrize(v.mH @ matvec(v, *params)), *params),
+        tolerance=settings.tolerance,
+        max_iterations=settings.max_products,
+        precision=real_dtype(v.dtype),
+        check=False,
+    ).reshape(v.shape)
+    return z - v @ (v.mH @ z)
+
+
+def _warn_of_gauge(v: Tensor, g: Tensor) -> None:
+    seen = v.detach().mH @ g.detach()
+    if bool(((seen - seen.mH).abs() > half_of_the_digits(torch.float32) * largest_entry(g.detach())).any()):
+        warnings.warn(
+            "the loss of topk_subspace depends on the choice of the basis, which is not determined; the gradient is "
+            "that of the subspace alone. Write the loss in terms of V @ V.mH, or use topk_eigh for single vectors.",
+            GaugeWarning,
+            stacklevel=3,
+        )
+
+
+def topk_subspace(
+    a: Tensor | Callable[..., Tensor],
+    k: int,
+    params: Sequence[Tensor] = (),
+    *,
+    n: int | None = None,
+    largest: bool = True,
+    tolerance: float = 1e-11,
+    max_products: int = 100_000,
+    generator: torch.Generator | None = None,
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> Tensor:
+    r"""An orthonormal basis of the leading eigenspace, for losses of its projector, exact at ties inside.
+
+    .. math:: \Pi = VV^\top,\qquad AV = VH,\quad V^\top V = I
+
+    It is what `topk_eigh` finds, with a gradient that does not ask which vector is which: any loss of
+    :math:`VV^\top`, or of ``v @ (v.mH @ x)`` where n² entries are too many, is differentiated exactly where eigenvalues
+    inside the k coincide. For complex matrices ᵀ is the conjugate transpose here.
+
+    Args:
+        a, k, params, n, largest: the operator and which end of its spectrum, as in `topk_eigh`; one matrix at a time.
+        tolerance, max_products, generator, check, precision: as in `topk_eigh`.
+
+    Returns:
+        V ``(n, k)`` in the dtype of `topk_eigh`.
+
+    Raises:
+        TieError: λ_k = λ_{k+1}, so that the eigenspace is not determined; the other errors are those of `topk_eigh`.
+
+    Gradient:
+        ZVᵀ, symmetrised, with Z outside of the span of V and ZH − AZ = (I − VVᵀ)G, by conjugate gradients. All orders
+        and forward mode, exact at ties inside the k. A loss that sees the basis gets a GaugeWarning.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> v = matbackprop.topk_subspace(torch.diag(torch.tensor([2.0, 1.0, 2.0])), 2)
+        >>> (v @ v.mT).diagonal().round(decimals=4)
+        tensor([1., 0., 1.])
+
+    Reference:
+        As for `topk_eigh`.
+    """
+    operator = symmetric_operator(a, k, params, n, largest, check, precision)
+    with autocast_off(operator.like.device.type):
+        pairs = find_leading(operator, k, tolerance, max_products, generator)
+        settings = _SubspaceSettings(tolerance, max_products, operator.wanted)
+        return apply(_Subspace, operator.matvec, settings, pairs.vectors, *operator.params).to(operator.like.dtype)
