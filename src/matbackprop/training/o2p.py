@@ -264,7 +264,9 @@ def keep_maps(
             found = network.maps(batch["image"], batch["mask"], missing)
             found = {"mask": (255 * batch["mask"]).round().byte(), **{tap: m.half() for tap, m in found.items()}}
             for name, values in found.items():
-                store.setdefault(name, values.new_empty(len(regions), *values.shape[1:]))[batch["index"]] = values
+                if name not in store:
+                    store[name] = values.new_empty(len(regions), *values.shape[1:])
+                store[name][batch["index"]] = values
     return _kept[key]
 
 
