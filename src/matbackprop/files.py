@@ -115,7 +115,8 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of ``path`` when it is written: at every moment, also after a crash, either the
     old or the new one is there."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    name = path.name if len(os.fsencode(path.name)) < 230 else path.name[:50]  # systems take 255 bytes
+    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file

@@ -3,6 +3,7 @@ each other, and how far it is."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
@@ -60,6 +61,15 @@ def follow_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None and hasattr(signal, "sigtimedwait"):
         threading.Thread(target=_follow, args=(parent.pid,), daemon=True).start()
+
+
+def release_memory() -> None:
+    """Let the C library give free memory back to the system, where it is glibc.
+
+    It keeps what lies between blocks that are still used, and arrays of ever other sizes leave more and more of that.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_first_process() -> bool:

@@ -215,9 +215,14 @@ def test_a_video_is_read_frame_by_frame(tmp_path):
     found = list(read_frames(path, every=3))
     assert [number for number, _ in found] == [0, 3]
     np.testing.assert_array_equal(found[1][1].pixels, np.asarray(frames()[3]))
-    path.write_bytes(b"no video")
-    with pytest.raises(DataError, match=r"film\.mkv is no video that can be read"):
-        next(read_frames(path))
+    (tmp_path / "http:film.mkv").write_bytes(path.read_bytes())
+    assert len(list(read_frames(tmp_path / "http:film.mkv"))) == len(frames())
+    lists = f"#EXTM3U\n#EXTINF:1,\nfile://{path}\n#EXT-X-ENDLIST\n", "ffconcat version 1.0\nfile film.mkv\n"
+    for number, content in enumerate((b"no video", path.read_bytes()[:90], *map(str.encode, lists))):
+        bad = tmp_path / f"bad-{number}.mkv"
+        bad.write_bytes(content)
+        with pytest.raises(DataError, match=rf"bad-{number}\.mkv (is no video that can be read|holds no moving)"):
+            next(read_frames(bad))
 
 
 def test_a_video_without_its_reader_says_what_to_install(tmp_path, monkeypatch):

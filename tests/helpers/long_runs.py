@@ -7,6 +7,7 @@ import gc
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from matbackprop.inference import load_segmenter, segment_photograph
 from matbackprop.nn import SecondOrderPool
 from matbackprop.training.engine import System, fit, seed_all
 
-SAMPLES = 20  # looks at the process in a long run
+SAMPLES = 40  # looks at the process in a long run
 
 
 def footprint(folder: Path) -> dict[str, int]:
@@ -37,7 +38,10 @@ def footprint(folder: Path) -> dict[str, int]:
 
 
 class Steady:
-    """Looks at the process now and then, and says what grew since the first fifth, when everything has warmed up."""
+    """Looks at the process now and then, and says what grew in the second half, when every cache is full.
+
+    Memory wavers with the allocator, so that a line is fitted to it: its rise, and the standard error of that.
+    """
 
     def __init__(self, count: int, folder: Path) -> None:
         self.every, self.folder, self.done = max(count // SAMPLES, 1), folder, 0
@@ -49,11 +53,21 @@ class Steady:
             self.seen.append(footprint(self.folder))
 
     def summary(self) -> dict[str, object]:
-        warm, last = self.seen[len(self.seen) // 5], self.seen[-1]
+        half = self.seen[len(self.seen) // 2 :]
         return {
             "megabytes": [round(one["bytes"] / 2**20, 1) for one in self.seen],
-            "grew": {name: last[name] - warm[name] for name in last},
+            "rise_in_second_half": rise([one["bytes"] / 2**20 for one in half]),
+            "grew": {name: half[-1][name] - half[0][name] for name in half[0] if name != "bytes"},
         }
+
+
+def rise(megabytes: Sequence[float]) -> dict[str, float]:
+    """How far the line through some numbers rises from the first to the last, and the standard error of that."""
+    place = np.linspace(-0.5, 0.5, len(megabytes))
+    slope = float(place @ megabytes / (place @ place))
+    rest = np.asarray(megabytes) - np.mean(megabytes) - slope * place
+    error = float(np.sqrt(rest @ rest / max(len(megabytes) - 2, 1) / (place @ place)))
+    return {"megabytes": round(slope, 2), "standard_error": round(error, 2)}
 
 
 class PoolingModule(System):
@@ -98,20 +112,20 @@ def train_long(steps: int, folder: Path) -> dict[str, object]:
     return {"steps": steps} | module.steady.summary()
 
 
-def segment_long(photographs: int, folder: Path) -> dict[str, object]:
-    """Segment made-up photographs of many sizes with the network in the package, and watch the process."""
+def segment_long(photographs: int, folder: Path, sizes: tuple[int, int] = (40, 120)) -> dict[str, object]:
+    """Segment made-up photographs of random or equal sizes with the network in the package, and watch the process."""
     draw, model, steady = (
         np.random.default_rng(0),
         load_segmenter(device="cpu"),
         Steady(photographs, _temporary(folder)),
     )
     for _ in range(photographs):
-        height, width = draw.integers(40, 120, 2)
+        height, width = draw.integers(*sizes, 2, endpoint=True)
         picture = draw.integers(0, 60, (height, width, 3), np.uint8)
         picture[:, width // 3 :] += 120
         assert segment_photograph(picture, model, (2, 4)).labels(2).shape == (height, width)
         steady.tick()
-    return {"photographs": photographs, "size": "40 to 120 pixels per side"} | steady.summary()
+    return {"photographs": photographs, "size": f"{sizes[0]} to {sizes[1]} pixels per side"} | steady.summary()
 
 
 def _temporary(folder: Path) -> Path:

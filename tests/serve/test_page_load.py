@@ -45,6 +45,13 @@ def test_uploads_wait_while_the_page_holds_too_much(address, folder, monkeypatch
     assert client.upload(page_load.photograph(0)) == (507, b"The page holds too many files for now. Try again later.")
 
 
+def test_other_sites_cannot_send_what_a_browser_would_carry(address):
+    client = page_load.Client(address, 0, page_load.Tally())
+    for place in ("upload", "queue/join", "reset"):
+        answer = client.ask("POST", f"/gradio_api/{place}", b"{}", {"Sec-Fetch-Site": "cross-site"})
+        assert answer == (403, b"Only the page itself may ask for this."), place
+
+
 def test_a_request_that_takes_too_long_is_given_up(address, monkeypatch):
     monkeypatch.setattr(guard, "MAX_SECONDS", 0.0)
     client = object.__new__(page_load.Client)

@@ -10,6 +10,7 @@ from PIL import Image
 gr = pytest.importorskip("gradio")
 
 from matbackprop.errors import ConfigurationError  # noqa: E402
+from matbackprop.serve import app, guard  # noqa: E402
 from matbackprop.serve.analysis import Segmenter  # noqa: E402
 from matbackprop.serve.app import MAX_OPEN, build, launch  # noqa: E402
 
@@ -85,6 +86,26 @@ def test_files_are_written_into_the_page_s_folder(page, visit, folder, picture):
     answer = _function(page, "export")(now, ["svg"])
     assert answer["value"].startswith(str(folder)) and answer["value"].endswith("mug.zip") and answer["visible"]
     assert _function(page, "export")(visit, ["svg"])["visible"] is False
+
+
+def test_nobody_keeps_the_others_waiting_with_endless_photographs(page, visit, folder, picture, monkeypatch):
+    files = [upload(folder, picture, f"{n}.png") for n in range(3)]
+    monkeypatch.setattr(app, "MAX_PHOTOGRAPHS", 2)
+    answer = opened(page, visit, *files)
+    assert "1 of 3 photographs were left out" in answer[2] and len(answer[4].photographs) == 2
+    monkeypatch.setattr(app, "READING", -1.0)
+    assert opened(page, visit, *files)[2] == "⚠ 3 of 3 photographs were left out."
+
+
+def test_a_full_page_writes_nothing_more(page, visit, folder, picture, monkeypatch):
+    file = upload(folder, picture, "mug.png")
+    now = opened(page, visit, file)[4]
+    monkeypatch.setattr(guard, "MAX_KEPT", 0)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(gr.Error, match="too many files"):
+        _function(page, "export")(now, ["svg"])
+    assert opened(page, visit, file)[2] == "⚠ 1 of 1 photographs were left out."
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_sixteen_bits_are_rescaled_and_that_is_said(page, visit, folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import sys
@@ -15,6 +16,7 @@ import tyro
 
 from matbackprop.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.files import atomic_write
 from matbackprop.metrics import ImageScores, score_images, summarize
 from matbackprop.processes import track
 from matbackprop.report.tables import Cell, Table
@@ -121,10 +123,11 @@ def _document(results: list[ImageScores], summary: dict[str, float]) -> dict[str
 def _write_csv(path: Path, results: list[ImageScores]) -> None:
     rows = [result.row() for result in results]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    atomic_write(path, text.getvalue())
 
 
 def _print_table(results: list[ImageScores], summary: dict[str, float]) -> None:

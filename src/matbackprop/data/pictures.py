@@ -29,6 +29,8 @@ MAX_PIXELS = 50_000_000
 _KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000")
 _FILTERS = threading.Lock()  # the filters of warnings belong to all threads
 _STRIP = 256  # rows
+# FFmpeg recognises files by their content; a play list in them could make it open others, or addresses.
+_VIDEO = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo"}
 _DARK = 64  # 12 bits in 16 leave bytes below 16
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
@@ -116,16 +118,15 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
     if not path.is_file():
         raise DataError(f"{path} does not exist or is no regular file; name a video.")
     try:
-        with av.open(str(path)) as file:
+        with av.open(f"file:{path}", options=_VIDEO) as file:
             if not file.streams.video:
                 raise DataError(f"{path} holds no moving picture.")
-            stream = file.streams.video[0]
-            if stream.width * stream.height > MAX_PIXELS:
-                raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels.")
-            for number, frame in enumerate(file.decode(stream)):
+            for number, frame in enumerate(file.decode(file.streams.video[0])):
+                if frame.width * frame.height > MAX_PIXELS:  # which may change from frame to frame
+                    raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels.")
                 if number % every == 0:
                     yield number, Picture(frame.to_ndarray(format="rgb24"))
-    except (OSError, ValueError) as error:  # FFmpeg's errors are both
+    except (av.FFmpegError, ValueError) as error:
         raise DataError(f"{path} is no video that can be read, or cut short: {error}.") from error
 
 

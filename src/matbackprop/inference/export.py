@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.files import atomic_file, atomic_write
 from matbackprop.inference.drawing import mean_colours
 from matbackprop.spectral import contour_map
 
@@ -196,24 +197,30 @@ def save(
         paths[name] = folder / f"{stem}{end}"
         return paths[name]
 
+    def picture(name: str, end: str, pixels: NDArray[Any], **options: Any) -> None:
+        with atomic_file(place(name, end)) as file:
+            Image.fromarray(pixels).save(file, "PNG", **options)
+
     if "png" in formats:
-        Image.fromarray(result.labels(k).astype(np.uint16)).save(place("labels", ".png"))
-        Image.fromarray(result.painted(k)).save(place("colours", "-colours.png"))
-        Image.fromarray(result.outlined(k)).save(place("overlay", "-overlay.png"), compress_level=3)  # twice as fast
+        picture("labels", ".png", result.labels(k).astype(np.uint16))
+        picture("colours", "-colours.png", result.painted(k))
+        picture("overlay", "-overlay.png", result.outlined(k), compress_level=3)  # twice as fast
     if "npz" in formats:
-        _save_levels(place("levels", ".npz"), result)
+        with atomic_file(place("levels", ".npz")) as file:
+            _save_levels(file, result)
     if "coco" in formats:
-        place("coco", "-coco.json").write_text(json.dumps(to_coco(result, k)))
+        atomic_write(place("coco", "-coco.json"), json.dumps(to_coco(result, k)))
     if "labelme" in formats:
-        place("labelme", ".json").write_text(json.dumps(to_labelme(result, k), indent=2))
+        atomic_write(place("labelme", ".json"), json.dumps(to_labelme(result, k), indent=2))
     if "svg" in formats:
-        place("svg", ".svg").write_text(to_svg(result, k))
+        atomic_write(place("svg", ".svg"), to_svg(result, k))
     if "ucm2" in formats:
-        _save_contours(place("ucm2", "-ucm2.mat"), result)
+        with atomic_file(place("ucm2", "-ucm2.mat")) as file:
+            _save_contours(file, result)
     return paths
 
 
-def _save_contours(path: Path, result: Segments) -> None:
+def _save_contours(path: BinaryIO, result: Segments) -> None:
     """The hierarchy as a contour map, at the size that was segmented, in a file that the Berkeley benchmark reads."""
     from scipy.io import savemat
 
@@ -222,7 +229,7 @@ def _save_contours(path: Path, result: Segments) -> None:
     savemat(path, {"ucm2": contour_map(result.superpixels, result.hierarchy)}, do_compression=True)
 
 
-def _save_levels(path: Path, result: Segments) -> None:
+def _save_levels(path: BinaryIO, result: Segments) -> None:
     """What ``np.savez_compressed(path, labels=…, ks=…, …)`` writes, one level at a time to save memory."""
     arrays = {"ks": np.asarray(result.ks)}
     if result.hierarchy is not None and result.superpixels is not None:

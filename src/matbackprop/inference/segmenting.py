@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from matbackprop.inference import export
 from matbackprop.inference.drawing import draw_boundaries, paint_labels
 from matbackprop.inference.loading import BOX, load_segmenter
 from matbackprop.models.deep_ncuts import DeepNCuts, Merging, default_ks, merge_superpixels
+from matbackprop.processes import release_memory
 from matbackprop.spectral import (
     MERGE_KS,
     Hierarchy,
@@ -43,6 +45,8 @@ __all__ = [
 ]
 
 _MAX_CLUSTERS = 1000  # of K-means, which compares every pixel with every cluster
+_RELEASE = 8  # photographs between two releases of free memory, each of which takes some milliseconds
+_segmented = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,6 +321,8 @@ def segment_photograph(
         else:
             same = merging.superpixels if model.superpixels == SUPERPIXELS else None
             merging = model.merge(on_device, ks, superpixels=same)
+    if next(_segmented) % _RELEASE == 0:
+        release_memory()
     return Segments(
         picture.pixels,
         ks,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from matbackprop.data.pictures import read_picture
 from matbackprop.errors import ConfigurationError, MissingExtraError
 from matbackprop.inference.export import FORMATS
 from matbackprop.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explored, gap_text, said
-from matbackprop.serve.guard import AGE, Guard
+from matbackprop.serve.guard import AGE, FULL, Guard, make_room
 from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture, counted, fit_photograph, sample_photographs
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
@@ -48,7 +49,9 @@ MAX_WAITING = 64
 """How many requests wait their turn; more are refused at once."""
 LOOPBACK = "127.0.0.1"
 MAX_PHOTOGRAPHS = 24
-"""How many photographs a visitor's strip shows."""
+"""How many photographs a visitor's strip shows, and how many are read at a time."""
+READING = 30.0
+"""Seconds after which no further photograph of those that were dropped together is read; others wait meanwhile."""
 VIEWS = ("borders", "mean colours")
 _EVERY = 600  # seconds: how often files are looked through
 
@@ -191,7 +194,11 @@ def _segmenting(
     def add_photographs(visit: Visit, files: list[str] | None, view: str) -> tuple[Any, ...]:
         """Take what was dropped: pictures that can be read join the strip, the others are named in one sentence."""
         new, problems = [], []
-        for file in map(Path, files or []):
+        started = time.monotonic()
+        for number, file in enumerate(map(Path, files or [])):
+            if number == MAX_PHOTOGRAPHS or time.monotonic() - started > READING or not make_room(folder):
+                problems.append(f"⚠ {len(files or []) - number} of {len(files or [])} photographs were left out.")
+                break
             try:
                 picture = read_picture(file)
                 path = Path(tempfile.mkdtemp(dir=folder)) / f"{file.stem}.png"
@@ -234,6 +241,8 @@ def _segmenting(
     def export(visit: Visit, formats: list[Any]) -> Any:
         if visit.analysis is None or not formats:
             return hidden
+        if not make_room(folder):
+            raise gr.Error(FULL, print_exception=False)
         archive = visit.analysis.export(Path(tempfile.mkdtemp(dir=folder)), formats)
         return gr.update(value=str(archive), visible=True)
 

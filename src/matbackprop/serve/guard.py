@@ -1,8 +1,8 @@
 """What stands between the page and whoever asks: every request passes through :class:`Guard` before Gradio sees it.
 
 Gradio answers far more than this page needs, names files by where they lie, and takes whoever knows a session for its
-owner. The guard lets through what the page uses, calls its folder by another name, keeps each session to the browser
-that began it, and limits time, sizes and files on disk.
+owner. The guard lets through what the page uses, and nothing that another site lets a visitor's browser send; it calls
+its folder by another name, keeps each session to the browser that began it, and limits time, sizes and files on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-__all__ = ["ALIAS", "Guard"]
+__all__ = ["ALIAS", "FULL", "Guard", "make_room"]
 
 ALIAS = "/matbackprop-files"
 """What the folder of uploads and results is called outside."""
@@ -34,6 +34,8 @@ AGE = 3600
 """Seconds after which what the page shows, and results, are removed."""
 UPLOAD_AGE = 600
 """Seconds after which uploads are removed; what is shown of them has been copied, reduced."""
+
+FULL = "The page holds too many files for now. Try again later."
 
 _MAX_SESSIONS = 10_000
 _COOKIE = "matbackprop-visitor"
@@ -94,6 +96,8 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if not (_READ if method in ("GET", "HEAD") else _WRITE).fullmatch(path) or ".." in path:
             raise _Refused(404, "There is nothing here.")
+        if method == "POST" and (b"sec-fetch-site", b"cross-site") in scope["headers"]:
+            raise _Refused(403, "Only the page itself may ask for this.")
         query = parse_qs(scope["query_string"].decode("latin-1"))
         sessions = set(query.get("session_hash", []))
         if "/heartbeat/" in path:
@@ -102,8 +106,8 @@ class Guard:
             inside = str(self.folder) + path[len(_FILE + ALIAS) :]
             scope = dict(scope) | {"path": _FILE + inside, "raw_path": (_FILE + inside).encode()}
         elif method == "POST" and path.startswith("/gradio_api/upload"):
-            if not await asyncio.to_thread(self._make_room):
-                raise _Refused(507, "The page holds too many files for now. Try again later.")
+            if not await asyncio.to_thread(make_room, self.folder):
+                raise _Refused(507, FULL)
         elif method == "POST":
             body = await _body(receive)
             sessions |= set(_sessions(body))
@@ -116,20 +120,21 @@ class Guard:
             self.owners.popitem(last=False)
         await self.app(scope, receive, send)
 
-    def _make_room(self) -> bool:
-        """Remove what is old, and say whether another upload has room."""
-        kept, now = 0, time.time()
-        for folder in (path for path in self.folder.iterdir() if path.is_dir()):
-            try:
-                files = [path.stat() for path in folder.rglob("*") if path.is_file()]
-                age = now - max((file.st_mtime for file in files), default=folder.stat().st_mtime)
-                if age > (UPLOAD_AGE if len(folder.name) == 64 else AGE):  # Gradio calls uploads by their SHA-256
-                    shutil.rmtree(folder, ignore_errors=True)
-                else:
-                    kept += sum(file.st_size for file in files)
-            except OSError:  # another request has removed it
-                continue
-        return kept < MAX_KEPT
+
+def make_room(folder: Path) -> bool:
+    """Remove what is old, and say whether there is room for another file."""
+    kept, now = 0, time.time()
+    for one in (path for path in folder.iterdir() if path.is_dir()):
+        try:
+            files = [path.stat() for path in one.rglob("*") if path.is_file()]
+            age = now - max((file.st_mtime for file in files), default=one.stat().st_mtime)
+            if age > (UPLOAD_AGE if len(one.name) == 64 else AGE):  # Gradio calls uploads by their SHA-256
+                shutil.rmtree(one, ignore_errors=True)
+            else:
+                kept += sum(file.st_size for file in files)
+        except OSError:  # another request has removed it
+            continue
+    return kept < MAX_KEPT
 
 
 class _Outward:
