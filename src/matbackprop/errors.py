@@ -3,6 +3,12 @@
 Each message says what came, what was needed and what to try.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
 __all__ = [
     "CheckpointError",
     "ConfigurationError",
@@ -16,6 +22,7 @@ __all__ = [
     "NumericalError",
     "NumericalWarning",
     "OrderError",
+    "Problem",
     "ShapeError",
     "SolverError",
     "SymmetryError",
@@ -95,3 +102,26 @@ class NumericalWarning(UserWarning):
 
 class GaugeWarning(NumericalWarning):
     """A loss depends on the arbitrary sign or rotation of singular or eigenvectors."""
+
+
+class Problem(NamedTuple):
+    """A bad file of a data set, or a bad entry of one: readers collect it, ``data check`` prints it.
+
+    Attributes:
+        path: the file.
+        reason: what is wrong with it, and with which entry.
+        kind: a few words under which problems of one kind are counted.
+    """
+
+    path: Path
+    reason: str
+    kind: str = "bad file"
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def first_problems(problems: Sequence[Problem], count: int = 5) -> str:
+    """The first few problems in one line, and how many more there are."""
+    more = f"; and {len(problems) - count} more" if len(problems) > count else ""
+    return "; ".join(map(str, problems[:count])) + more

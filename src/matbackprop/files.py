@@ -4,10 +4,11 @@ what we wrote."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "fsync_folder",
     "locked",
     "parse_json",
+    "plain_numbers",
     "read_bytes",
     "read_json",
     "remove_written",
@@ -87,6 +89,21 @@ def parse_json(data: bytes, name: str, kind: type = dict, *, error: type[Excepti
         needed = "a list" if kind is list else "an object"
         raise error(f"{name} {bad}: it holds {show(content)} instead of {needed}.")
     return content
+
+
+def plain_numbers(value: Any) -> Any:
+    """Return a value that JSON can hold: tensors and numpy scalars as numbers, NaN and Inf as null."""
+    if hasattr(value, "item") and callable(value.item):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): plain_numbers(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_numbers(v) for v in value]
+    if isinstance(value, Path):
+        return value.as_posix()
+    return value
 
 
 def show(value: Any, length: int = 60) -> str:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from matbackprop.cli import COMMANDS, _plain, main
+from matbackprop.cli import COMMANDS, main
 from matbackprop.data.shapes import write_shapes_coco
+from matbackprop.files import plain_numbers
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
 
@@ -81,7 +82,7 @@ def test_errors_are_said_in_spite_of_quiet_and_leave_standard_output_alone(tmp_p
 
 
 def test_documents_hold_only_what_json_knows():
-    assert _plain({"a": Path("b/c"), "d": (1.5, float("nan"), {"e": float("inf")})}) == {
+    assert plain_numbers({"a": Path("b/c"), "d": (1.5, float("nan"), {"e": float("inf")})}) == {
         "a": "b/c",
         "d": [1.5, None, {"e": None}],
     }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from matbackprop.inference import segment
-from matbackprop.inference.editing import split_region, unite_region
+from matbackprop.inference.segmenting import split_region, unite_region
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import difflib
 import importlib
 import inspect
 import json
-import math
 import os
 import re
 import signal
@@ -25,10 +24,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
-from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
+from matbackprop.files import plain_numbers
 from matbackprop.processes import SignalHandlers
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -276,24 +275,14 @@ def run(name: str, arguments: list[str], *, quiet: bool = False, as_json: bool =
         from matbackprop import __version__
 
         print(
-            json.dumps(_plain({"command": name, "version": __version__, "exit_code": 0, **done}), indent=2), flush=True
+            json.dumps(plain_numbers({"command": name, "version": __version__, "exit_code": 0, **done}), indent=2),
+            flush=True,
         )
     elif not quiet and "summary" in done:
         print(done["summary"], flush=True)
     if then is not None:
         then()
     return int(done.get("exit_code", 0))
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: paths as text, numbers that are not finite as null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, PurePath):
-        return value.as_posix()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | None = None) -> Any:

@@ -18,8 +18,7 @@ from torch.utils.data import Dataset
 from matbackprop.data.cache import cache_key, open_cache, remove_cache, write_cache
 from matbackprop.data.label_files import index_label_files, read_label_maps
 from matbackprop.data.pictures import PICTURE_SUFFIXES, read_picture
-from matbackprop.data.problems import Problem, first_problems
-from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
+from matbackprop.errors import ConfigurationError, DataError, LabelError, Problem, ShapeError, first_problems
 from matbackprop.metrics.regions import compact_labels
 from matbackprop.processes import parallel_map, track
 from matbackprop.spectral.superpixels import region_graph, slic_superpixels

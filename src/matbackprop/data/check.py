@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matbackprop.data.problems import Problem
-from matbackprop.errors import DataError
+from matbackprop.errors import DataError, Problem
 from matbackprop.files import shorten
 from matbackprop.processes import track
 

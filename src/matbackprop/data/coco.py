@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.data.pictures import MAX_PIXELS, read_picture
-from matbackprop.data.problems import Problem, first_problems
-from matbackprop.errors import DataError, MissingExtraError
+from matbackprop.errors import DataError, MissingExtraError, Problem, first_problems
 from matbackprop.files import read_json, show
 
 Box = tuple[float, float, float, float]

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from matbackprop.data.cache import Cache, cache_key, open_cache, remove_cache, write_cache
 from matbackprop.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions, widened
-from matbackprop.data.problems import Problem, first_problems
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import ConfigurationError, DataError, Problem, first_problems
 from matbackprop.files import show
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.models.config import Background

@@ -45,70 +45,7 @@ GLOSSARY = {
 
 _HEADLINES = 6
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
-
-
-_TEMPLATE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>$title</title>
-<style>
-:root { --ink:#1d2025; --muted:#6b7280; --grid:#e3e6ea; --surface:#ffffff; --page:#f5f6f8; --accent:#2f7de1;
-  --shadow:0 1px 2px rgb(16 24 40 / .06), 0 1px 3px rgb(16 24 40 / .08); }
-@media (prefers-color-scheme: dark) { :root { --ink:#e8eaed; --muted:#9aa3af; --grid:#30353d; --surface:#1b1e23;
-  --page:#121417; --accent:#6ea8f2; --shadow:none; } }
-* { box-sizing:border-box; }
-body { margin:0; background:var(--page); color:var(--ink); line-height:1.5; font-size:15px;
-  font-family:Inter,system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif; }
-main { max-width:1120px; margin:0 auto; padding:40px 24px 64px; }
-h1 { font-size:26px; line-height:1.25; margin:0; letter-spacing:-.01em; overflow-wrap:anywhere; }
-h2 { font-size:17px; margin:36px 0 12px; }
-p { margin:6px 0; max-width:78ch; }
-a { color:var(--accent); }
-.subtitle { color:var(--muted); margin-top:6px; }
-.card { background:var(--surface); border:1px solid var(--grid); border-radius:12px; box-shadow:var(--shadow);
-  padding:18px 20px; overflow-x:auto; }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(150px,1fr)); gap:12px; margin-top:24px; }
-.tile { background:var(--surface); border:1px solid var(--grid); border-radius:12px; box-shadow:var(--shadow);
-  padding:14px 16px; }
-.tile .name { color:var(--muted); font-size:12.5px; overflow-wrap:anywhere; }
-.tile .value { font-size:24px; font-weight:650; letter-spacing:-.01em; font-variant-numeric:tabular-nums; }
-.panels { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(280px,100%),1fr)); gap:8px 20px; }
-.panels svg { display:block; width:100%; height:auto; max-width:420px; }
-figure { margin:0 12px 12px 0; display:inline-block; vertical-align:top; max-width:100%; }
-figure:has(svg) { display:block; margin-right:0; }
-figure img { display:block; max-width:100%; height:auto; border-radius:6px; background:#fff; }
-figure svg { display:block; max-width:100%; height:auto; }
-figcaption, .note { color:var(--muted); font-size:13px; margin-top:8px; }
-figcaption { width:0; min-width:100%; }
-table { border-collapse:collapse; width:100%; font-size:14px; }
-caption { text-align:left; font-weight:600; padding:0 0 8px; }
-th { text-align:left; color:var(--muted); font-weight:600; font-size:12.5px; border-bottom:1px solid var(--grid); }
-th, td { padding:7px 12px 7px 0; vertical-align:top; }
-td:last-child { overflow-wrap:anywhere; }
-td { border-bottom:1px solid var(--grid); }
-tr:last-child td { border-bottom:0; }
-.num { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
-pre { margin:0; font:12.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace; white-space:pre-wrap;
-  overflow-wrap:anywhere; }
-code { font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace; }
-details { background:var(--surface); border:1px solid var(--grid); border-radius:12px; padding:12px 20px;
-  margin:12px 0; }
-summary { cursor:pointer; font-weight:600; }
-details[open] summary { margin-bottom:10px; }
-footer { color:var(--muted); font-size:13px; margin-top:40px; }
-@media print { body { background:#fff; } main { padding:0; } details { break-inside:avoid; } }
-</style>
-</head>
-<body>
-<main>
-$body
-</main>
-</body>
-</html>
-""")
+_TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
 
 class Page:

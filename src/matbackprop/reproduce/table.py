@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -243,29 +243,19 @@ def shared_workers(count: int) -> Workers:
     return Workers(count)
 
 
-class Runs(Protocol):
-    """Runs that depend on each other and keep their own results; picklable where several are done at a time."""
-
-    def ready(self) -> list[Job]:
-        """Runs that have not ended and can be started now, those to start first in front."""
-
-    def run(self, job: Job) -> str:
-        """Carry out a run, keep its result and return a line about it."""
-
-
 class _Outcome(NamedTuple):
     line: str
     seconds: float
     failure: str | None = None
 
 
-def run_jobs(runs: Runs, *, jobs: int = 1, clock: Clock | None = None) -> None:
+def run_jobs(runs: Reproduction, *, jobs: int = 1, clock: Clock | None = None) -> None:
     """Do all runs that can be done in time, ``jobs`` at a time, each once.
 
     With several at a time, a run that fails does not stop the others; the call fails at the end.
 
     Raises:
-        RuntimeError: a run failed, or has ended without a result that :meth:`Runs.ready` recognises.
+        RuntimeError: a run failed, or has ended without a result that :meth:`Reproduction.ready` recognises.
     """
     clock = clock or Clock()
     started, failures = set[Job](), list[str]()
@@ -298,7 +288,7 @@ def run_jobs(runs: Runs, *, jobs: int = 1, clock: Clock | None = None) -> None:
         raise RuntimeError(f"{min(map(str, lost))} has ended, but its result is not the one that was asked for.")
 
 
-def _run(runs: Runs, job: Job, catch: bool) -> _Outcome:
+def _run(runs: Reproduction, job: Job, catch: bool) -> _Outcome:
     if catch:  # in a process of its own: what a run says is in its folder, the parent reports
         log.addHandler(logging.NullHandler())
         log.propagate = False

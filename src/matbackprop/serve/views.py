@@ -16,8 +16,8 @@ from PIL import Image
 from matbackprop.errors import DataError
 from matbackprop.inference import Segments
 from matbackprop.inference.drawing import WHITE, draw_boundaries, mean_colours, paint_labels
-from matbackprop.inference.editing import split_region, unite_region
 from matbackprop.inference.export import Format
+from matbackprop.inference.segmenting import split_region, unite_region
 from matbackprop.report.figures import spectrum
 
 __all__ = ["MAX_REGIONS", "Analysis", "counted", "fit_photograph", "sample_photographs"]

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from matbackprop.errors import CheckpointError, NonFiniteError
-from matbackprop.files import atomic_write
+from matbackprop.files import atomic_write, plain_numbers
 from matbackprop.processes import any_process
 from matbackprop.training.config import EngineConfig
-from matbackprop.training.run_folder import RunFolder, latest_checkpoint, load_checkpoint, plain_numbers
+from matbackprop.training.run_folder import RunFolder, latest_checkpoint, load_checkpoint
 
 if TYPE_CHECKING:
     from matbackprop.training.engine import System

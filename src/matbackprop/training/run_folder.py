@@ -23,7 +23,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import os
 import pickle
 import platform
@@ -47,6 +46,7 @@ from matbackprop.files import (
     atomic_write,
     locked,
     parse_json,
+    plain_numbers,
     read_bytes,
     read_json,
     remove_written,
@@ -331,21 +331,6 @@ class RunFolder:
 def is_number(value: Any) -> bool:
     """Whether a value from JSON is a finite number, small enough to be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def plain_numbers(value: Any) -> Any:
-    """Return a value that JSON can hold: tensors and numpy scalars as numbers, NaN and Inf as null."""
-    if hasattr(value, "item") and callable(value.item):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(k): plain_numbers(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_numbers(v) for v in value]
-    if isinstance(value, Path):
-        return value.as_posix()
-    return value
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
