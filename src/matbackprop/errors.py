@@ -22,7 +22,6 @@ __all__ = [
     "NumericalError",
     "NumericalWarning",
     "OrderError",
-    "Problem",
     "ShapeError",
     "SolverError",
     "SymmetryError",
