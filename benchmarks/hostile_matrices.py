@@ -2,7 +2,8 @@
 
 The cases are those of ``tests/helpers/hostile.py``; each is decided by its number, so that one can be repeated:
 ``--only 1234``. Progress is kept beside the summary, ``benchmarks/results/hostile_matrices.json``, and a run that was
-interrupted resumes where it was.
+interrupted resumes where it was. 20,000 cases take a quarter of an hour of one processor where gmpy2 is installed, for
+mpmath to count with, and twice as long without; the answers are the same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Change key lines of the package one at a time, and see whether a test notices: ``python benchmarks/mutation.py``.
 
 A mutant is one changed expression: an operator, a comparison, a sign, a constant, a transpose, a minimum for a maximum,
-a condition, or a line left out. The tests that belong to its file run against a copy of the package that holds it. A
-mutant that no test notices is a survivor; ``benchmarks/mutation_judgements.json`` says of each whether it is equivalent
-(no input shows it) or what was done. The sample is drawn by ``--seed``; the summary goes to
-``benchmarks/results/mutation.json``.
+a condition, or a line left out. First all tests run once under coverage, which tells the tests that run each line (kept
+in ``build/mutation_lines.json``; ``--lines`` measures again). A mutant then meets the tests of its line, quick and
+different ones first, in a copy of the package that holds it, until one fails or they have taken ``--seconds``. One that
+none of them notices is a survivor; ``benchmarks/mutation_judgements.json`` says of each whether it is equivalent (no
+input shows it) or what was done. The sample is drawn by ``--seed``; a run that was interrupted resumes. The summary
+goes to ``benchmarks/results/mutation.json``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import ast
 import json
 import os
+import platform
 import random
 import shutil
 import signal
@@ -20,62 +23,97 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/matbackprop"
-# The tests of each file, short ones: names of test files, and after | the rows or names to choose (pytest -k).
-TESTS = {
-    "functional/_affinity.py": "affinity hostile_matrices | affinity or cut_value",
-    "functional/_eigh.py": "paper_eig operator_ties operator_gradcheck hostile_matrices | eig",
-    "functional/_svd.py": "paper_svd operator_ties operator_gradcheck hostile_matrices | svd",
-    "functional/_ties.py": "operator_ties deferred_complaints",
-    "functional/_generalized_eigh.py": "generalized_eigh operator_gradcheck | generalized",
-    "functional/_linear_solve.py": "linear_solve hostile_matrices | linear_solve or crf or conjugate",
-    "functional/_low_rank.py": "operator_gradcheck operator_degenerate hostile_matrices | low_rank",
-    "functional/_matrix_clamp.py": "matrix_clamp hostile_matrices | clamp",
-    "functional/_matrix_function.py": "paper_matrix_functions operator_errors hostile_matrices | matrix",
-    "functional/_moments.py": "operator_weights operator_gradcheck hostile_matrices | pool or weight",
-    "functional/_second_order_pool.py": "operator_weights operator_errors operator_gradcheck hostile_matrices | pool",
-    "functional/_normalized_cut.py": "normalized_cut_values normalized_cut_bad_input hostile_matrices | cut",
-    "functional/_spans.py": "normalized_cut_values operator_gradcheck hostile_matrices | cut",
-    "functional/_labels.py": "normalized_cut_values normalized_cut_bad_input",
-    "functional/_polar.py": "polar",
-    "functional/_procrustes.py": "polar hostile_matrices | procrustes or rotation",
-    "functional/_projector.py": "projector hostile_matrices | projector",
-    "functional/_spectral_embedding.py": "spectral_embedding",
-    "functional/_spectrum.py": "operator_gradcheck hostile_matrices | matrix or pool_thin or low_rank",
-    "functional/_triangle.py": "operator_gradcheck operator_laws hostile_matrices | vectorize or triangle",
-    "functional/_rank_report.py": "rank_report",
-    "functional/_inverse_root.py": "operator_gradcheck hostile_matrices | inverse_root",
-    "functional/_whiten.py": "whiten",
-    "divided_differences.py": "divided_differences hostile_matrices | divided or matrix",
-    "checks.py": "operator_errors operator_scale",
-    "numerics.py": "projector rank_report hostile_matrices | projector or sqrt or cut or rank",
-    "solvers/gram.py": "solvers_gram",
-    "solvers/svd.py": "solvers_svd",
-    "solvers/eigh.py": "solvers_eigh",
-    "metrics/bootstrap.py": "metrics_bootstrap",
-    "metrics/boundaries.py": "metrics_boundaries",
-    "metrics/evaluation.py": "metrics_evaluation",
-    "metrics/objects_parts.py": "metrics_objects_parts",
-    "metrics/regions.py": "metrics_regions",
-    "spectral/components.py": "spectral_components",
-    "spectral/hierarchy.py": "spectral_hierarchy spectral_contour_map",
-    "spectral/clustering.py": "spectral_kmeans spectral_rounding",
-    "spectral/segment.py": "spectral_points spectral_segment",
-    "spectral/superpixels.py": "spectral_slic spectral_segment",
-    "training/run_folder.py": "engine_checkpoint engine_run_folder | not costs_only",
-}
+FILES = ("functional/*.py", "solvers/*.py", "metrics/*.py", "spectral/*.py", "divided_differences.py", "checks.py")
+FILES += ("numerics.py", "training/run_folder.py")
+TESTS = ("functional", "solvers", "paper", "nn", "spd", "metrics", "spectral")
+TESTS += ("training/test_engine_checkpoint.py", "training/test_engine_run_folder.py")
+CHOSEN = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not cuda")
+LINES = ROOT / "build" / "mutation_lines.json"
 
 
-def selection(file: str) -> list[str]:
-    """The arguments of pytest for a file."""
-    names, _, chosen = TESTS[file].partition(" | ")
-    paths = [str(next((ROOT / "tests").rglob(f"test_{name}.py"))) for name in names.split()]
-    return [*paths, "-k", chosen] if chosen else paths
+def files() -> list[str]:
+    """The files that are changed, relative to the package."""
+    package = ROOT / PACKAGE
+    found = (path.relative_to(package).as_posix() for pattern in FILES for path in sorted(package.glob(pattern)))
+    return [file for file in found if not file.endswith("__init__.py")]
+
+
+def measure() -> dict:
+    """Run the tests once: which of them run each line of each file, and how long each takes."""
+    import coverage
+    import pytest
+
+    covered = coverage.Coverage(data_file=None, source=[str(ROOT / PACKAGE)], concurrency="thread")
+    seconds: dict[str, float] = {}
+
+    class Contexts:
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_runtest_protocol(self, item):  # type: ignore[no-untyped-def]
+            covered.switch_context(item.nodeid)
+            started = time.perf_counter()
+            yield
+            seconds[item.nodeid] = time.perf_counter() - started
+            covered.switch_context("")
+
+    covered.start()
+    code = pytest.main([*CHOSEN, *(str(ROOT / "tests" / name) for name in TESTS)], plugins=[Contexts()])
+    covered.stop()
+    if code:
+        raise RuntimeError("the tests fail without any mutant.")
+    data, lines = covered.get_data(), {}
+    names = sorted(seconds)
+    number = {name: i for i, name in enumerate(names)}
+    for file in files():
+        found = data.contexts_by_lineno(str(ROOT / PACKAGE / file))
+        # −1 stands for the time of import
+        lines[file] = {line: sorted(number.get(name, -1) for name in contexts) for line, contexts in found.items()}
+    return {"tests": names, "seconds": [seconds[name] for name in names], "lines": lines}
+
+
+class Tests:
+    """The tests that run a line, from what `measure` found."""
+
+    def __init__(self, measured: dict) -> None:
+        self.names, self.seconds = measured["tests"], measured["seconds"]
+        self.lines = {file: {int(n): set(t) for n, t in found.items()} for file, found in measured["lines"].items()}
+
+    def of(self, mutant: Mutant) -> set[int]:
+        """The tests of a mutant: those of its lines, or of its function where it is a default, or of its file."""
+        found = self.lines.get(mutant.file, {})
+
+        def within(first: int, last: int) -> set[int]:
+            return set().union(*(found.get(n, set()) for n in range(first, last + 1)))
+
+        own = within(mutant.line, mutant.last)
+        if own - {-1} or not own:
+            return own - {-1}
+        return (within(*mutant.function) if mutant.function else within(1, max(found))) - {-1}
+
+    def ordered(self, chosen: Iterable[int]) -> list[int]:
+        """One test of each function in turn, the quickest of each first."""
+        groups = defaultdict(list)
+        for test in sorted(chosen, key=lambda i: self.seconds[i]):
+            groups[self.names[test].split("[")[0]].append(test)
+        return [test for test in chain.from_iterable(zip_longest(*groups.values())) if test is not None]
+
+    def slices(self, chosen: Iterable[int], *budgets: float) -> Iterator[tuple[list[str], float]]:
+        """The tests in order, cut where they take so many seconds: node ids, and what they took."""
+        rest = self.ordered(chosen)
+        for budget in budgets:
+            taken, total = [], 0.0
+            while rest and (not taken or total + self.seconds[rest[0]] <= budget):
+                total += self.seconds[rest[0]]
+                taken.append(self.names[rest.pop(0)])
+            if taken:
+                yield taken, total
 
 
 _OTHER = {
@@ -108,6 +146,8 @@ class Mutant:
     after: str
     start: int
     end: int
+    last: int
+    function: tuple[int, int] | None
 
 
 class _Mutations(ast.NodeVisitor):
@@ -187,15 +227,26 @@ def mutants(file: str) -> Iterator[Mutant]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    visitor = _Mutations()
-    visitor.visit(ast.parse(source))
+    tree, visitor = ast.parse(source), _Mutations()
+    visitor.visit(tree)
+    spans = [(n.lineno, n.end_lineno or n.lineno) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     for node, after in visitor.found:
         start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        yield Mutant(file, node.lineno, source[start:end].decode(), after, start, end)
+        around = [span for span in spans if span[0] <= node.lineno <= span[1]]
+        yield Mutant(
+            file,
+            node.lineno,
+            source[start:end].decode(),
+            after,
+            start,
+            end,
+            node.end_lineno,
+            max(around, default=None),
+        )
 
 
-def passes(file: str, folder: Path, seconds: int) -> bool:
-    """Whether the tests of a file pass, in time, with the copy of the package in ``folder``."""
+def passes(tests: list[str], folder: Path, seconds: float) -> bool:
+    """Whether the tests pass, in time, with the copy of the package in ``folder``."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -208,8 +259,7 @@ def passes(file: str, folder: Path, seconds: int) -> bool:
 
         code = 2
         try:
-            options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not cuda"]
-            code = int(pytest.main([*options, *selection(file)]))
+            code = int(pytest.main([*CHOSEN, *tests]))
         finally:
             os._exit(code)
     deadline = time.monotonic() + seconds
@@ -218,7 +268,7 @@ def passes(file: str, folder: Path, seconds: int) -> bool:
         if done:
             code = os.waitstatus_to_exitcode(status)
             if code == 5:
-                raise RuntimeError(f"no test was selected for {file}: {TESTS[file]}")
+                raise RuntimeError(f"no test was found: {tests}")
             return code == 0
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
@@ -226,15 +276,31 @@ def passes(file: str, folder: Path, seconds: int) -> bool:
     return False
 
 
-def survives(mutant: Mutant, folder: Path, seconds: int) -> bool:
-    """Whether no test notices the mutant."""
+def survives(mutant: Mutant, tests: Tests, folder: Path, budget: float) -> bool:
+    """Whether no test notices the mutant: a fifth of the time first, and the rest if nothing has failed."""
     target = folder / "matbackprop" / mutant.file
     source = (ROOT / PACKAGE / mutant.file).read_bytes()
     target.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
     try:
-        return passes(mutant.file, folder, seconds)
+        slices = tests.slices(tests.of(mutant), 0.2 * budget, 0.8 * budget)
+        return all(passes(names, folder, 60 + 10 * taken) for names, taken in slices)
     finally:
         target.write_bytes(source)
+
+
+def processor() -> str:
+    """The name of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def record(mutant: Mutant, tests: Tests, folder: Path, budget: float) -> dict:
+    """What became of one mutant."""
+    line = (ROOT / PACKAGE / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
+    key = f"{mutant.file}: {mutant.before} -> {mutant.after} in {line}"
+    count = len(tests.of(mutant))
+    verdict = "not run" if not count else "survives" if survives(mutant, tests, folder, budget) else "noticed"
+    return {**asdict(mutant), "key": key, "tests": count, "verdict": verdict}
 
 
 def main() -> int:
@@ -242,58 +308,72 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=300, help="size of the sample")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=TESTS, help="these files only")
-    parser.add_argument("--seconds", type=int, default=180, help="limit for the tests of one mutant")
+    parser.add_argument("--only", nargs="+", choices=files(), help="these files only")
+    parser.add_argument("--seconds", type=float, default=20, help="time that the tests of one mutant took unchanged")
+    parser.add_argument("--lines", action="store_true", help="measure again which tests run which lines, and end")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "mutation.json")
     options = parser.parse_args()
-    files = options.only or list(TESTS)
-    everything = [m for file in files for m in mutants(file)]
-    sample = random.Random(options.seed).sample(everything, min(options.mutants, len(everything)))
-    judgements = json.loads((ROOT / "benchmarks" / "mutation_judgements.json").read_text())
     sys.path.insert(0, str(ROOT / "tests"))
-    import mpmath  # noqa: F401 (what all tests import, once for all children)
-    import numpy  # noqa: F401
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if options.lines or not LINES.exists():
+        LINES.parent.mkdir(exist_ok=True)
+        LINES.write_text(json.dumps(measure()))
+        return 0 if options.lines else os.execv(sys.executable, [sys.executable, *sys.argv])
+    tests = Tests(json.loads(LINES.read_text()))
+    everything = [m for file in options.only or files() for m in mutants(file)]
+    sample = random.Random(options.seed).sample(everything, min(options.mutants, len(everything)))
+    import hypothesis  # noqa: F401 (what most tests import, once for all children)
+    import mpmath  # noqa: F401
+    import pytest  # noqa: F401
+    import scipy.linalg  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    started, survivors, tried = time.perf_counter(), [], {file: [0, 0] for file in files}
-    with tempfile.TemporaryDirectory() as name:
+    progress = LINES.with_name(f"mutation_{options.seed}.jsonl")
+    rows = [json.loads(line) for line in progress.read_text().splitlines()] if progress.exists() else []
+    done = {(row["file"], row["start"], row["after"]): row for row in rows}
+    with tempfile.TemporaryDirectory() as name, progress.open("a") as log:
         folder = Path(name)
         shutil.copytree(ROOT / PACKAGE, folder / "matbackprop", ignore=shutil.ignore_patterns("__pycache__"))
         for number, mutant in enumerate(sample, 1):
-            if not tried[mutant.file][0] and not passes(mutant.file, folder, options.seconds):
-                raise RuntimeError(f"the tests of {mutant.file} fail without any mutant: {TESTS[mutant.file]}")
-            noticed = not survives(mutant, folder, options.seconds)
-            tried[mutant.file][0] += 1
-            tried[mutant.file][1] += noticed
-            if not noticed:
-                line = (ROOT / PACKAGE / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
-                key = f"{mutant.file}: {mutant.before} -> {mutant.after} in {line}"
-                survivors.append({**asdict(mutant), "key": key, "judgement": judgements.get(key, "not judged")})
-            print(f"\r{number} of {len(sample)}, {len(survivors)} survive", end="", file=sys.stderr)
-            options.output.write_text(
-                json.dumps(summary(options, len(everything), tried, survivors, started), indent=2) + "\n"
-            )
-    noticed = sum(n for _, n in tried.values())
-    print(f"\n{noticed} of {len(sample)} noticed: {options.output}")
-    return int(any(s["judgement"] == "not judged" for s in survivors))
+            place = (mutant.file, mutant.start, mutant.after)
+            if place not in done:
+                done[place] = record(mutant, tests, folder, options.seconds)
+                log.write(json.dumps(done[place], ensure_ascii=False) + "\n")
+                log.flush()
+            print(f"\r{number} of {len(sample)}", end="", file=sys.stderr)
+    result = summary(options, everything, [done[m.file, m.start, m.after] for m in sample])
+    options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    print(f"\n{result['noticed']} of {len(sample)} noticed: {options.output}")
+    return int(any(s["judgement"] == "not judged" for s in result["survivors"]))
 
 
-def summary(
-    options: argparse.Namespace, possible: int, tried: dict[str, list[int]], survivors: list[dict], started: float
-) -> dict:
-    """What has been tried so far."""
+def summary(options: argparse.Namespace, everything: list[Mutant], rows: list[dict]) -> dict:
+    """Counts by file, and every survivor with its judgement."""
+    judgements = json.loads((ROOT / "benchmarks" / "mutation_judgements.json").read_text())
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+
+    def count(verdict: str, file: str | None = None) -> int:
+        return sum(row["verdict"] == verdict and file in (None, row["file"]) for row in rows)
+
+    tried = sorted({row["file"] for row in rows})
     return {
         "command": f"python benchmarks/mutation.py --mutants {options.mutants} --seed {options.seed}",
         "revision": revision.stdout.strip(),
-        "possible": possible,
-        "tried": sum(t for t, _ in tried.values()),
-        "noticed": sum(n for _, n in tried.values()),
-        "seconds": round(time.perf_counter() - started),
-        "files": {file: {"tried": t, "noticed": n} for file, (t, n) in tried.items() if t},
-        "survivors": survivors,
+        "processor": processor(),
+        "possible": len(everything),
+        "tried": len(rows),
+        "noticed": count("noticed"),
+        "survive": count("survives"),
+        "run by no test": count("not run"),
+        "files": {file: {v: n for v in ("noticed", "survives", "not run") if (n := count(v, file))} for file in tried},
+        "survivors": [
+            {k: row[k] for k in ("file", "line", "tests", "key")}
+            | {"judgement": judgements.get(row["key"], "not judged")}
+            for row in rows
+            if row["verdict"] == "survives"
+        ],
+        "not run": sorted(row["key"] for row in rows if row["verdict"] == "not run"),
     }
 
 

@@ -7,6 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from helpers.cuts import OBJECTIVES, dense_value, features, lambda_matrix, regions
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
@@ -229,3 +230,60 @@ def test_fewer_rows_than_features_with_weights_is_the_repeated_problem():
     unchecked = partial(normalized_cut_soft, labels=labels, check=False)
     assert torch.autograd.gradcheck(lambda x, w: unchecked(x, weight=w), inputs, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda x: unchecked(x, weight=weight.detach()), (f,))
+
+
+def outlier_rows(size, d=3):
+    f = torch.rand(5, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    return torch.cat([size * f[:1], f[1:]]), torch.tensor([0, 2, 0, 2, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_forward_mode_beside_a_row_far_larger_than_the_others_has_the_digits_of_the_gradient(name, size):
+    f, labels = outlier_rows(size)
+    objective = partial(OBJECTIVES[name][0], labels=labels, num_labels=3)
+    v = f @ torch.randn(3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(objective(forward_ad.make_dual(f, v))).tangent
+    f.requires_grad_()
+    (gradient,) = torch.autograd.grad(objective(f), f)
+    torch.testing.assert_close(tangent, (gradient * v).sum(), rtol=0, atol=1e-12 * max(1, size * 1e-3))
+
+
+@pytest.mark.parametrize("size", [1e6, 3e6, 8e6, 2e7])
+def test_j2_beside_an_outlier_is_that_of_the_singular_vectors(size):
+    """Gram matrices know the other directions to a few per cent only; near the tolerance of rank, too."""
+    f, labels = outlier_rows(size)
+    u, s, _ = torch.linalg.svd(f, full_matrices=False)
+    u = u[:, s > (16 * 3 * torch.finfo(torch.float64).eps) ** 0.5 * s[0]]
+    e = torch.nn.functional.one_hot(labels).double()[:, [0, 2]]
+    overlap = (u.mT @ (e / e.sum(0).sqrt())).square().sum()
+    wanted = 0.5 * (u.shape[1] + 2) - overlap
+    torch.testing.assert_close(normalized_cut_j2(f, labels, num_labels=3), wanted, rtol=0, atol=1e-16 * 30 * size)
+
+
+def test_soft_values_of_features_of_rank_one():
+    """Π = 11ᵀ/m · 1/(1 + ridge/d), whatever the weights: nothing cancels by the ridge."""
+    w = torch.tensor([1.84, 1.75, 1.24, 1.51], dtype=torch.float64)
+    labels, ridge = torch.tensor([1, 2, 1, 2]), 1e-3
+    value = normalized_cut_soft(torch.ones(4, 4, dtype=torch.float64), labels, weight=w, num_labels=3, ridge=ridge)
+    share = 1 / (1 + ridge / 4)
+    assert abs(float(value) - (0.5 * share**2 - share + 1)) < 2e-15
+
+
+def test_rows_without_a_label_cost_the_soft_objective_no_digits():
+    """Fewer rows count than there are features, and the largest row does not: the objective is all but constant."""
+    f, labels = outlier_rows(1e4)
+    v = torch.randn(5, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    labels = torch.tensor([-1, 2, 1, -1, -1])
+
+    def slope(x, rows):
+        (gradient,) = torch.autograd.grad(
+            normalized_cut_soft(x, labels[rows], num_labels=3, ridge=1e-14), x, create_graph=True
+        )
+        return torch.autograd.grad((gradient * v[rows]).sum(), x)[0]
+
+    every, counted = torch.arange(5), torch.tensor([1, 2])
+    whole = slope(f.clone().requires_grad_(), every)
+    torch.testing.assert_close(whole[counted], slope(f[counted].requires_grad_(), counted), rtol=0, atol=1e-12)
+    assert not bool(whole[[0, 3, 4]].any())

@@ -164,3 +164,12 @@ def test_modules():
     assert torch.equal(nn.LowRank(2)(a), low_rank(a, 2))
     assert torch.equal(nn.ProjectRotation()(a[:, :3]), project_rotation(a[:, :3]))
     assert torch.equal(nn.Procrustes(reflection=True)(a, a.flip(0)), procrustes(a, a.flip(0), reflection=True))
+
+
+def test_derivatives_at_the_end_of_the_range_are_refused_and_values_are_not():
+    a = 1.2e308 * with_singular_values(4, 3, [1.0, 1e-2, 1e-4])
+    a = a / a.abs().max() * 1.2e308
+    q, _ = polar(a)
+    torch.testing.assert_close(q.mT @ q, torch.eye(3, dtype=torch.float64))
+    with pytest.raises(DomainError, match="Scale it"):
+        polar(a.requires_grad_())

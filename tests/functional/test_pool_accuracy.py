@@ -15,7 +15,7 @@ from helpers.reference import (
     pool_longdouble,
     pool_value_mpmath,
 )
-from matbackprop import second_order_pool
+from matbackprop import matrix_sqrt, second_order_pool
 from matbackprop.cuda import pool as pool_kernels
 
 LIMIT = {torch.float64: 5e-12, torch.float32: 2e-7}
@@ -237,3 +237,56 @@ def test_weights_and_centring_reach_the_kernels(weight, center, monkeypatch):
     if w is not None and w.is_floating_point():
         second_order_pool(x, weight=w.clone().requires_grad_(), center=center, check=False)
         assert len(handed) == 1  # a weight that learns is for the general operator
+
+
+def test_the_gradient_of_the_exponent_sees_no_direction_that_the_rows_do_not_have():
+    """Two rows, parallel but for rounding, far above ε: all but one direction has the eigenvalue ε."""
+    row = torch.tensor([0.96, 0.0, 1.0], dtype=torch.float64) * 1e15
+    w, eps = torch.tensor([1.2e10, 0.87e10], dtype=torch.float64), 1e-12
+    p = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    c = second_order_pool(row.expand(2, 3), weight=w, eps=eps, function="power", exponent=p)
+    (gradient,) = torch.autograd.grad(c.diagonal().sum(), p)
+    top = w.sum() * row.square().sum()
+    wanted = top**0.3 * top.log() + 2 * eps**0.3 * np.log(eps)
+    assert abs(float(gradient / wanted) - 1) < 1e-12
+
+
+def test_gradients_of_weights_with_a_variance_that_rounding_may_make_negative():
+    f = relu_features(6, 3).double() * torch.tensor([1e-12, 1e-7, 1.0])
+    g = torch.randn(3, 3, generator=generator(5), dtype=torch.float64)
+    w = torch.rand(6, generator=generator(6), dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad((second_order_pool(f, weight=w, eps=0.1, function="sqrt") * g).sum(), w)
+    a = f.mT @ (w.unsqueeze(-1) * f) + 0.1 * torch.eye(3, dtype=torch.float64)
+    (wanted,) = torch.autograd.grad((matrix_sqrt(a) * g).sum(), w)
+    torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+@pytest.mark.parametrize("share", [1e-3, 1.0, 1e10])
+def test_features_whose_squares_leave_the_range_have_the_gradient_of_scaled_ones(shape, share):
+    """log(c²A) = log A + log(c²)I, so that the gradient of cF is that of F over c; c = 2^-500, ε in units of F²."""
+    scale = 2.0**-500
+    f = torch.randn(*shape, generator=generator(3), dtype=torch.float64)
+    g = torch.randn(shape[1], shape[1], generator=generator(4), dtype=torch.float64)
+    v = torch.randn(*shape, generator=generator(5), dtype=torch.float64)
+
+    def pooled(factor):
+        x = (f * factor).requires_grad_()
+        c = second_order_pool(x, eps=share * factor**2)
+        _, tangent = torch.func.jvp(lambda x: second_order_pool(x, eps=share * factor**2), (x,), (v * factor,))
+        return c, torch.autograd.grad((c * g).sum(), x)[0] * factor, tangent
+
+    (c, gradient, tangent), (small, small_gradient, small_tangent) = pooled(1.0), pooled(scale)
+    shift = torch.eye(shape[1], dtype=torch.float64) * 2 * np.log(scale)
+    torch.testing.assert_close(small - shift, c, rtol=0, atol=1e-12 * 700)
+    torch.testing.assert_close(small_gradient, gradient, rtol=1e-11, atol=1e-25)
+    torch.testing.assert_close(small_tangent, tangent, rtol=1e-11, atol=1e-11 / share)
+
+
+def test_moments_below_the_range_beside_eps_keep_their_digits():
+    f = torch.randn(3, 3, generator=generator(7), dtype=torch.float64)
+    w = torch.full((3,), 2.0**-33, dtype=torch.float64)
+    small = second_order_pool(f * 2.0**-498, weight=w, eps=2.0**-996)  # their squares are 2^-1029 and less
+    large = second_order_pool(f, weight=w, eps=1.0)
+    shift = torch.eye(3, dtype=torch.float64) * 996 * np.log(2)
+    torch.testing.assert_close(small + shift, large, rtol=0, atol=1e-12)

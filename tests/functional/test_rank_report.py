@@ -52,3 +52,13 @@ def test_annotators_packing_and_weights():
     alone = rank_report(f[12:], labels[1, 12:])
     torch.testing.assert_close(report.alignment[1, 1], alone.alignment)
     assert not report.j2.requires_grad
+
+
+def test_features_of_any_scale_have_the_same_report():
+    f, labels = features(3, 40, 5), regions(3, 40, k=4)
+    report = rank_report(f, labels)
+    for scale in (1e-200, 1e200):
+        scaled = rank_report(scale * f, labels)
+        torch.testing.assert_close(scaled.j2, report.j2)
+        torch.testing.assert_close(scaled.singular_values, scale * report.singular_values, rtol=1e-12, atol=0)
+        assert scaled.rank.tolist() == report.rank.tolist()

@@ -101,3 +101,30 @@ def test_some_pairs_of_a_large_problem_equal_those_of_the_whole(weighted):
     whole = spectral_embedding(f.clone().requires_grad_(), 6, weight=weight)
     for one, other in zip(some, whole, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_beside_an_outlier_are_those_of_the_singular_vectors(weighted):
+    """The d×d problem knows the second pair to rounding over its square; singular vectors know it far better."""
+    f = features(6, 3).clone()
+    f[0] *= 1e7
+    w = torch.tensor([1.0, 2, 1, 0.5, 1, 3], dtype=torch.float64) if weighted else None
+    g = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def of(pairs):
+        x = f.clone().requires_grad_()
+        values, vectors = pairs(x)
+        loss = ((vectors[:, 1:2] @ vectors[:, 1:2].mT) * g).sum() + values[1]
+        return torch.cat([loss.detach().reshape(1), (torch.autograd.grad(loss, x)[0] * f).flatten()])
+
+    def by_svd(x):
+        counts = torch.ones(6, dtype=torch.float64) if w is None else w
+        degree = x @ (counts @ x)
+        u, s, _ = torch.linalg.svd((counts / degree).sqrt().unsqueeze(-1) * x, full_matrices=False)
+        return s.square(), u / counts.sqrt().unsqueeze(-1)
+
+    mine = of(lambda x: spectral_embedding(x, 2, weight=w)[:2])
+    torch.testing.assert_close(mine, of(by_svd), rtol=0, atol=1e-9)
+    with torch.no_grad():
+        values, _, _ = spectral_embedding(f, 3, weight=w)
+        torch.testing.assert_close(values, by_svd(f)[0], rtol=1e-9, atol=0)

@@ -275,3 +275,35 @@ def test_the_module_and_reproducible_starts():
     one, other = (topk_eigh(big, 2, generator=generator(seed)) for seed in (1, 2))
     torch.testing.assert_close(one.eigenvectors, other.eigenvectors, rtol=0, atol=1e-7)
     assert torch.equal(topk_eigh(big, 2).eigenvectors, topk_eigh(big, 2).eigenvectors)
+
+
+def test_second_derivatives_do_not_see_how_close_the_other_eigenvalues_are():
+    """Against the projector of rank 1, a matrix function that is exact at ties; forward mode over it, too."""
+    q = orthogonal(5, seed=1)
+    a = (q * torch.tensor([1.0, 2e-12, 1.1e-12, 1e-12, 1e-12], dtype=torch.float64)) @ q.mT
+    g, v = (symmetric([1.0, -2.0, 0.5, 3.0, -1.0], seed=seed) for seed in (2, 3))
+
+    def slope(project):
+        x = (0.5 * (a + a.mT)).requires_grad_()
+        (gradient,) = torch.autograd.grad((project(x) * g).sum(), x, create_graph=True)
+        return torch.autograd.grad((gradient * v).sum(), x)[0]
+
+    def leading(x):
+        _, vectors = topk_eigh(x, 1)
+        return vectors @ vectors.mT
+
+    wanted = slope(lambda x: spectral_projector(x, rank=1))
+    torch.testing.assert_close(slope(leading), wanted, rtol=0, atol=1e-12)
+    _, ahead = torch.func.jvp(torch.func.grad(lambda x: (leading(x) * g).sum()), (a,), (v,))
+    torch.testing.assert_close(0.5 * (ahead + ahead.mT), wanted, rtol=0, atol=1e-12)
+
+
+def test_derivatives_of_several_leading_pairs_of_a_dense_matrix():
+    a = symmetric([1.0, -2.0, 0.5, 3.0, 2.0], seed=4)
+
+    def pairs(x):
+        values, vectors = topk_eigh(0.5 * (x + x.mT), 2)
+        return values, vectors * vectors[:1].sign()
+
+    assert gradcheck(pairs, a.requires_grad_(), check_forward_ad=True)
+    assert gradgradcheck(pairs, a, check_fwd_over_rev=True)

@@ -172,3 +172,41 @@ def test_a_network_learns_through_it():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_given_covariance_may_be_negative_by_the_rounding_of_its_own_dtype():
+    q = orthogonal(4, seed=3)
+    given = ((q * torch.logspace(0, -12, 4, dtype=torch.float64)) @ q.mT).bfloat16()
+    given = given.triu() + given.triu(1).mT
+    assert torch.linalg.eigvalsh(given.double())[0] < 0
+    x, mean = torch.randn(3, 4, generator=generator(1)).bfloat16(), torch.zeros(4)
+    assert bool(whiten(x, mean=mean, covariance=given, eps=1e-8).isfinite().all())
+    with pytest.raises(DomainError, match="positive semidefinite"):
+        whiten(x.double(), mean=mean, covariance=given.double(), eps=1e-8)
+
+
+@pytest.mark.parametrize("method", ["zca", "pca"])
+def test_a_covariance_with_negative_variances_is_refused(method):
+    x = samples(m=4)
+    with pytest.raises(DomainError, match="covariance needs positive eigenvalues"):
+        whiten(x, mean=x.mean(-2), covariance=EYE - 1.5 * EYE[:1].mT @ EYE[:1], method=method)
+
+
+def test_an_eps_that_is_lost_in_a_given_covariance_is_refused():
+    x = samples(m=4)
+    with pytest.raises(DomainError, match="Raise eps"):
+        whiten(x, mean=x.mean(-2), covariance=1e15 * torch.ones(3, 3, dtype=torch.float64), method="pca", eps=1e-8)
+
+
+def test_principal_axes_of_rows_without_variance_in_a_direction():
+    """Three rows count, so that one variance is zero: rows that do not count are measured by ε along it alone."""
+    x = 1e15 * torch.randn(5, 3, generator=generator(2), dtype=torch.float64)
+    w = torch.tensor([1.0, 2.0, 1.5, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    rows, eps = x.clone().requires_grad_(), 1e8
+    last = whiten(rows, weight=w, eps=eps, method="pca")[3, 2].square()
+    center = (w.detach()[:3, None] * x[:3]).sum(0) / 4.5
+    normal = torch.linalg.cross(x[1] - x[0], x[2] - x[0])
+    height = (x[3] - center) @ normal / normal.norm()
+    torch.testing.assert_close(last.detach(), height.square() / eps, rtol=1e-12, atol=0)
+    gradient, _ = torch.autograd.grad(last, (rows, w))
+    torch.testing.assert_close(gradient[3], 2 * height / eps * normal / normal.norm(), rtol=1e-11, atol=0)

@@ -128,3 +128,20 @@ def test_gradients_for_float32_equal_those_of_the_same_matrix_in_float64(m, n, s
         outs = (u * signs, s, vh * signs.unsqueeze(-1))
         grads.append(torch.autograd.grad(outs, a, weights)[0].double())
     assert (grads[0] - grads[1]).norm() <= 2e-7 * grads[1].norm()
+
+
+@pytest.mark.parametrize("fine", [True, False])
+def test_vectors_of_a_matrix_with_a_column_of_zeros_and_a_repeated_row_are_orthonormal(fine):
+    """The direction that is not there must be put there, also where separation leaves less than rounding of it."""
+    rows = torch.tensor(
+        [[-0.1156, -0.9984, 0, -0.228], [-0.2126, -0.7057, 0, -0.0659], [-0.9799, -0.1741, 0, 0.4037]],
+        dtype=torch.float64,
+    )
+    x = torch.cat([rows, rows[:1]])
+    u, s, vh = _thin_svd(x, fine)
+    eye = torch.eye(4, dtype=torch.float64)
+    torch.testing.assert_close(u.mT @ u, eye, rtol=0, atol=1e-13)
+    torch.testing.assert_close(vh @ vh.mT, eye, rtol=0, atol=1e-13)
+    torch.testing.assert_close((u * s) @ vh, x, rtol=0, atol=1e-13)
+    rotation = matbackprop.project_rotation(x.bfloat16()).double()
+    torch.testing.assert_close(rotation.mT @ rotation, eye, rtol=0, atol=0.02)

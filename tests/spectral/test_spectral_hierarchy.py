@@ -80,6 +80,15 @@ def test_colours_decide_between_regions_that_are_alike_otherwise():
         merge_regions(np.zeros((4, 1)), graph, colours=colours[:3])
 
 
+def test_colours_and_contact_do_not_count_unless_asked_for():
+    rng = np.random.default_rng(3)
+    graph = region_graph(np.arange(24).reshape(4, 6).repeat(3, 0).repeat(2, 1))
+    features, colours = rng.normal(size=(24, 2)), 40 * rng.normal(size=(24, 3))
+    tree = merge_regions(features, graph, colours=colours)
+    plain = merge_regions(features, graph, cost=MergeCost(0.8, 0.4, 0.27, 0.0, 0.0))
+    assert np.array_equal(tree.levels([5, 12]), plain.levels([5, 12]))
+
+
 def random_graph(count, edges, seed, ties=False):
     """A graph, features and boundaries; with ties, few different numbers, so that many prices are equal to the bit."""
     rng = np.random.default_rng(seed)

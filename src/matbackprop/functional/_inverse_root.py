@@ -17,7 +17,7 @@ from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmet
 from matbackprop.solvers import batched_eigh
 from matbackprop.solvers.warm import warm_eigh
 
-__all__ = ["check_damping", "check_root", "inverse_root"]
+__all__ = ["check_damping", "check_positive", "check_root", "inverse_root", "inverse_root_in"]
 
 _WARM_ORDER = 257  # on a GPU products beat a decomposition from here on; on the CPU LAPACK is as quick
 
@@ -110,42 +110,57 @@ def inverse_root(
     check_root(p)
     check_damping(eps)
     _check_buffers(a, {"basis": basis, "out": out})
-    wanted = wants_check(check, a)
-    if wanted:
-        check_finite(a, "a")
-        check_range(a, compute_dtype(precision), "a")
-        check_symmetric(a, "a")
-    n = a.shape[-1]
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
-        shift = torch.full(x.shape[:-2], eps, dtype=real_dtype(x.dtype), device=x.device)
-        if basis is not None:
-            warm = a.device.type == "cuda" and n >= _WARM_ORDER and not a.is_complex()
-            values, vectors = warm_eigh(x, basis) if warm else batched_eigh(x)
-            basis.copy_(vectors)
-        elif relative and eps and n:  # λ_max takes part in the gradient
-            values, vectors = eigh(x, precision=real_dtype(x.dtype), check=False)
-        else:
-            values, vectors = batched_eigh(x.detach())
-        if relative and n:
-            shift = shift * values[..., -1]
-        values = round_to_domain(values.detach(), named_function("sqrt"), a.dtype) + shift.detach().unsqueeze(-1)
-        if wanted and values.numel():
-            _check_positive(values, eps)
-        function, exponent = resolve_function("power", -1.0 / p)
-        damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1])).to(x.dtype)
-        parameter = parameter_tensor(exponent, "p", x.shape[:-2], x)
-        if wanted:
-            function = announcing_overflow(function)
-        root = spectral(damped, Spectrum(values, vectors.detach()), function, parameter)
+        root = inverse_root_in(compute_dtype(precision, a.dtype), a, p, eps, relative, basis, check)
         return root.to(a.dtype) if out is None else out.copy_(root)
 
 
-def _check_positive(values: Tensor, eps: float) -> None:
-    bad = values.amin(-1) <= 0
+def inverse_root_in(
+    dtype: torch.dtype,
+    a: Tensor,
+    p: float,
+    eps: float,
+    relative: bool = False,
+    basis: Tensor | None = None,
+    check: bool | None = None,
+    name: str = "a",
+) -> Tensor:
+    """`inverse_root` in the dtype of the computation; what counts as rounding is still decided by the dtype of A."""
+    wanted = wants_check(check, a)
+    if wanted:
+        check_finite(a, name)
+        check_range(a, real_dtype(dtype), name)
+        check_symmetric(a, name)
+    n = a.shape[-1]
+    x = symmetrize(a.to(dtype))
+    shift = torch.full(x.shape[:-2], eps, dtype=real_dtype(x.dtype), device=x.device)
+    if basis is not None:
+        warm = a.device.type == "cuda" and n >= _WARM_ORDER and not a.is_complex()
+        values, vectors = warm_eigh(x, basis) if warm else batched_eigh(x)
+        basis.copy_(vectors)
+    elif relative and eps and n:  # λ_max takes part in the gradient
+        values, vectors = eigh(x, precision=real_dtype(x.dtype), check=False)
+    else:
+        values, vectors = batched_eigh(x.detach())
+    if relative and n:
+        shift = shift * values[..., -1]
+    values = round_to_domain(values.detach(), named_function("sqrt"), a.dtype) + shift.detach().unsqueeze(-1)
+    if wanted:
+        check_positive(values, eps, name)
+    function, exponent = resolve_function("power", -1.0 / p)
+    damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1])).to(x.dtype)
+    parameter = parameter_tensor(exponent, "p", x.shape[:-2], x)
+    if wanted:
+        function = announcing_overflow(function)
+    return spectral(damped, Spectrum(values, vectors.detach()), function, parameter)
+
+
+def check_positive(values: Tensor, eps: float, name: str) -> None:
+    """Raise unless all damped eigenvalues are positive."""
+    bad = (values <= 0).any(-1)
     if bool(bad.any()):
         raise DomainError(
-            f"inverse_root needs positive eigenvalues; {int(bad.sum())} of {bad.numel()} matrices have one down "
-            f"to {float(values.min()):.3g} after damping by eps={eps}. Pass a larger eps, and look for a matrix "
-            f"that is not positive semidefinite."
+            f"{name} needs positive eigenvalues; {int(bad.sum())} of {bad.numel()} matrices have one down to "
+            f"{float(values.min()):.3g} after damping by eps={eps}. Pass a larger eps, and look for a matrix that is "
+            f"not positive semidefinite."
         )

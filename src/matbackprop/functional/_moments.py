@@ -70,21 +70,25 @@ class Thin(NamedTuple):
 
     def feature_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
-        slope, second = self._slope(g), self._second(g)
         ye = self.y @ e + self.y @ e.mH
-        return self.basis @ (slope.unsqueeze(-1) * ye + (second * (ye @ self.y.mH)) @ self.y)
+        return self.basis @ self._through_slopes(g, ye)
 
-    def _second(self, g: BoundFunction) -> Tensor:
-        """g[λᵢ, λⱼ, ε], the quotient over the widest gap, max(sᵢ, sⱼ).
+    def _through_slopes(self, g: BoundFunction, k: Tensor) -> Tensor:
+        """diag(g[λᵢ, ε])K + (g[λᵢ, λⱼ, ε] ∘ (KYᵀ))Y, the second difference as a quotient over max(sᵢ, sⱼ).
 
-        What cancels in it when both are far below ε is multiplied by √(sᵢsⱼ) in Y G Yᵀ, so that its rounding error
-        stays that of the first term.
+        What cancels in it when both are far below ε is multiplied by √(sᵢsⱼ) in KYᵀ, so that its rounding error stays
+        that of the first term. Y and s count in units of the largest: s itself may be too small to divide by.
         """
-        slope, rows, columns = self._slope(g), self.s.unsqueeze(-1), self.s.unsqueeze(-2)
+        slope = self._slope(g)
+        top = self.s.amax(-1, keepdim=True) if self.s.shape[-1] else self.s
+        top = torch.where(top > 0, top, 1)
+        share, y = self.s / top, self.y / top.sqrt().unsqueeze(-1)
+        rows, columns = share.unsqueeze(-1), share.unsqueeze(-2)
         nearer = torch.where(rows < columns, slope.unsqueeze(-1), slope.unsqueeze(-2))
         widest = torch.maximum(rows, columns)
         table = _table(self.s + self.eps.unsqueeze(-1), g)
-        return torch.where(widest > 0, (table - nearer) / widest, 0)
+        second = torch.where(widest > 0, (table - nearer) / widest, 0)
+        return slope.unsqueeze(-1) * k + (second * (k @ y.mH)) @ y
 
     def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor, w: Tensor) -> Tensor:
         """fᵢ L fᵢᵀ for each row of the unweighted F, also where the weight is zero and fᵢ leaves the others' span."""
@@ -104,9 +108,7 @@ class Thin(NamedTuple):
 
     def tangent(self, g: BoundFunction, df: Tensor, f: Tensor) -> Tensor:
         """The variation of g(A) in the direction of F: the transpose of `feature_gradient`."""
-        k = self.basis.mH @ df
-        slope, second = self._slope(g), self._second(g)
-        half = self.y.mH @ (slope.unsqueeze(-1) * k + (second * (k @ self.y.mH)) @ self.y)
+        half = self.y.mH @ self._through_slopes(g, self.basis.mH @ df)
         return half + half.mH
 
     def derivative(self, g: BoundFunction) -> Tensor:
@@ -118,8 +120,7 @@ class Thin(NamedTuple):
 
     def pairing(self, g: BoundFunction, e: Tensor) -> Tensor:
         """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
-        shift = self.eps.unsqueeze(-1)
-        inside = (g.first(self.s + shift, shift) * _forms(self.y, e)).sum(-1)
+        inside = (self._slope(g) * _forms(self.y, e)).sum(-1)
         return g.value(self.eps) * _trace(e) + inside
 
     def _unit_rows(self) -> Tensor:
@@ -181,7 +182,7 @@ class Primal(NamedTuple):
 
     def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor, w: Tensor) -> Tensor:
         """fᵢ L fᵢᵀ for each row of the unweighted F; only a row without weight has directions that the others lack."""
-        rows = (f @ self.basis) * ((self.s > 0).unsqueeze(-2) | (w == 0).unsqueeze(-1))
+        rows = (f @ self.basis) * ((self.s != 0).unsqueeze(-2) | (w == 0).unsqueeze(-1))
         return _forms(rows, _table(self._lam(), g) * (self.basis.mH @ e @ self.basis))
 
     def eps_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:

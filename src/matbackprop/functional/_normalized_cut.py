@@ -15,22 +15,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, into_range, wants_check
+from matbackprop._torch import is_differentiated
+from matbackprop.checks import check_finite, into_range, values_checkable, wants_check
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._labels import LabelledImages, LabelledRows, labelled_images, region_masses
 from matbackprop.functional._spans import (
-    AXES_TOL,
+    aligned_degree_span,
+    aligned_span,
     along_axes,
-    degree_row_sums,
     degrees_of,
     indicators,
     own_axes,
     row_sums,
-    separating_axes,
     soft_alignment,
-    span_trace,
     thin_soft_alignment,
 )
 from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
@@ -166,11 +165,7 @@ def normalized_cut_j1(
 
 def _j1(rows: LabelledRows, lam: Tensor | None, tol: float, turns: Tensor | None = None) -> Tensor:
     """J₁; ``turns`` is Λ where it may take directions from the span, and None where it matters to the degrees only."""
-    b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels)
-    span = span_trace(b, s, n, tol, turns)
-    if turns is None and (axes := separating_axes(b, span.inverse)) is not None:
-        b, s, n = degree_row_sums(rows.f, rows.weight, lam, rows.region, rows.num_labels, axes)
-        span = span_trace(b, s, n, AXES_TOL)
+    span, n = aligned_degree_span(rows.f, rows.weight, lam, rows.region, rows.num_labels, tol, turns)
     return 0.5 * (span.rank + (n > 0).sum(-1)) - span.trace
 
 
@@ -244,16 +239,33 @@ def normalized_cut_j2(
 
 
 def _j2(rows: LabelledRows, tol: float) -> Tensor:
-    c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-    span = span_trace(c, s, n, tol)
-    if (axes := separating_axes(c, span.inverse)) is not None:
-        c, s, n = row_sums(rows.f @ axes, rows.weight, rows.region, rows.num_labels)
-        span = span_trace(c, s, n, AXES_TOL)
+    span, n = aligned_span(*rows, tol)
     return 0.5 * (span.rank + (n > 0).sum(-1)) - span.trace
 
 
-def _soft(rows: LabelledRows, ridge: float) -> Tensor:
+def _counted(rows: LabelledRows) -> LabelledRows:
+    """The rows without some that have no weight, where fewer than features are left: none of them has a part in it.
+
+    The others then have the thin form, which a small ridge costs no digits. Rows stay where values may not be looked
+    at, or where a weight of zero learns.
+    """
     f, w, region, k = rows
+    if w is None or not (f.is_cpu and values_checkable(f)) or is_differentiated(w) or w.numel() == 0:
+        return rows
+    count = int((w > 0).sum(-1).max())
+    if not 0 < count < min(f.shape[-2:]):
+        return rows
+    kept = (w > 0).int().argsort(dim=-1, descending=True, stable=True)[..., :count]
+    return LabelledRows(
+        f.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, f.shape[-1])),
+        w.gather(-1, kept),
+        region.gather(-1, kept),
+        k,
+    )
+
+
+def _soft(rows: LabelledRows, ridge: float) -> Tensor:
+    f, w, region, k = _counted(rows)
     if f.shape[-2] < f.shape[-1]:
         n = region_masses(w, region, k, f.dtype)
         value = thin_soft_alignment(f, w, indicators(region, k, f.dtype), n, ridge)

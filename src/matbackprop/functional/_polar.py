@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, into_range, wants_check
+from matbackprop._torch import is_differentiated
+from matbackprop.checks import check_finite, check_matrix, check_range, into_range, wants_check
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, compute_dtype, is_double, rank_tolerance, symmetrize
@@ -145,7 +146,8 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
         NonFiniteError: ``a`` holds NaN or Inf.
-        DomainError: a matrix is not of full rank, so that Q is not unique.
+        DomainError: a matrix is not of full rank, so that Q is not unique; or derivatives are asked for and the largest
+            entry of ``a`` is near the ends of floating point.
 
     Gradient:
         2QY + (I − QQᵀ) G P⁻¹ with Y skew and PY + YP the skew part of QᵀG: in the basis of P a division by σᵢ + σⱼ.
@@ -164,9 +166,11 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     """
     check_matrix(a, "a", or_complex=True)
     wanted = wants_check(check, a)
+    dtype = compute_dtype(precision, a.dtype)
     if wanted:
         check_finite(a, "a")
-    dtype = compute_dtype(precision, a.dtype)
+        if is_differentiated(a):  # P has the scale of A, and its derivatives products of it
+            check_range(a, dtype, "a")
     with autocast_off(a.device.type):
         x, unit = a.to(dtype), (into_range(a, dtype) if wanted else a).to(dtype)
         if a.shape[-2] >= a.shape[-1]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from matbackprop.functional._labels import labelled_images
-from matbackprop.functional._spans import row_sums, span_trace
+from matbackprop.functional._spans import aligned_span
 from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
-from matbackprop.solvers import batched_eigh
+from matbackprop.solvers import batched_svd
 
 __all__ = ["RankReport", "rank_report"]
 
@@ -98,11 +98,11 @@ def rank_report(
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        rows = images.rows(compute_dtype(precision))
-        c, s, n = row_sums(rows.f, rows.weight, rows.region, rows.num_labels)
-        tol = gram_tolerance(f.dtype, rows.f.dtype, rows.f.shape[-1], rank_tol)
-        trace, rank, _ = span_trace(c, s, n, tol)
-        values, _ = batched_eigh(c)
+        dtype = compute_dtype(precision)
+        tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
+        (trace, rank, _), n = aligned_span(*images.in_range(dtype).rows(dtype), tol)
+        x, weight = images.rows(dtype)[:2]
+        _, sigma, _ = batched_svd(x if weight is None else weight.sqrt().unsqueeze(-1) * x)
         regions = (n > 0).sum(-1)
         j2 = 0.5 * (rank + regions) - trace
         return RankReport(
@@ -111,6 +111,6 @@ def rank_report(
             alignment=(1 - trace / regions.clamp(min=1)) * (regions > 0),
             j2=j2,
             certified=j2 < 0.5 - max(_ROUNDING, 64 * torch.finfo(j2.dtype).eps),
-            singular_values=values.clamp(min=0).sqrt().flip(-1),
+            singular_values=torch.nn.functional.pad(sigma, (0, x.shape[-1] - sigma.shape[-1])),
             tolerance=tol**0.5,
         )

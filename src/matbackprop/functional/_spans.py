@@ -19,10 +19,12 @@ from matbackprop.checks import values_checkable
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
 from matbackprop.numerics import symmetrize
-from matbackprop.solvers import batched_eigh
+from matbackprop.solvers import batched_eigh, batched_svd
 
 _WIDE = 1e4  # spread of a Gram matrix beyond which its own digits do not suffice
-AXES_TOL = 1e-3  # directions of one size, and those that are not there
+_WIDE_INVERSE = 1e3  # the same for the inverse of one, of which each entry counts
+_EDGE = 0.25  # share of a tolerance below which rounding does not lift an eigenvalue over it
+_AXES_TOL = 1e-3  # directions of one size, and those that are not there
 
 
 def _inverse_or_zero(x: Tensor) -> Tensor:
@@ -151,6 +153,12 @@ class _DegreeRowSums(Operation):
         return gram, sums, mass.squeeze(-1)
 
 
+def _degree_weights(f: Tensor, w: Tensor | None, lam: Tensor | None) -> Tensor:
+    """w/δ ``(*b, m)``, zero for rows of no positive degree."""
+    degree, _, _ = degrees_of(f, w, lam)
+    return _inverse_or_zero(degree) if w is None else w * _inverse_or_zero(degree)
+
+
 def degree_row_sums(
     f: Tensor, w: Tensor | None, lam: Tensor | None, index: Tensor, k: int, axes: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,12 +175,18 @@ def degree_row_sums(
     return gram, region_sums(_scaled(kept, x), index, k), region_masses(kept * degree, index, k, f.dtype)
 
 
-def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-    """A⁺ of a positive semidefinite A, with eigenvalues below ``tol`` times the largest taken as zero, and the rank."""
+def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A⁺ of a positive semidefinite A, with eigenvalues below ``tol`` times the largest taken as zero, and the rank.
+
+    Also whether an eigenvalue lies where A, a Gram matrix, does not tell it well: far below the largest and not clearly
+    below the tolerance.
+    """
     values, vectors = batched_eigh(a)
-    kept = (values > tol * values[..., -1:]) & (values > 0)
+    top = values[..., -1:]
+    kept = (values > tol * top) & (values > 0)
     inverse = torch.where(kept, values, 1).reciprocal() * kept
-    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT, kept.sum(-1)
+    blurred = (values < top / _WIDE) & (values > _EDGE * tol * top)
+    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT, kept.sum(-1), blurred.any(-1)
 
 
 class _SpanTrace(Operation):
@@ -186,9 +200,9 @@ class _SpanTrace(Operation):
     forward_twice = "normalized_cut"
 
     @staticmethod
-    def forward(b: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        p, rank = _inverse_on_span(b, tol)
-        return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, rank
+    def forward(b: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        p, rank, blurred = _inverse_on_span(b, tol)
+        return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, rank, blurred
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
@@ -196,7 +210,7 @@ class _SpanTrace(Operation):
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (s, n, p), (g_trace, g_p, _) = saved, gradients
+        (s, n, p), (g_trace, g_p, *_) = saved, gradients
         g_b = g_s = g_n = None
         if g_trace is not None:
             a, mass = s @ p, _inverse_or_zero(n)
@@ -212,16 +226,16 @@ class _SpanTrace(Operation):
     @staticmethod
     def tangent(
         saved: Sequence[Any], db: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, None, None]:
         s, n, p = saved
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
-        d_p = torch.zeros_like(p) if db is None else -(p @ symmetrize(db) @ p)
-        trace = ((s @ d_p) * s * mass).sum((-2, -1))
+        db = torch.zeros_like(p) if db is None else symmetrize(db)
+        trace = -((a @ db) * a * mass).sum((-2, -1))  # SP is small where P is large: S(P dB P)Sᵀ would cancel
         if ds is not None:
             trace = trace + 2 * (a * ds * mass).sum((-2, -1))
         if dn is not None:
             trace = trace - (a * s * mass.square() * dn.unsqueeze(-1)).sum((-2, -1))
-        return trace, d_p, None
+        return trace, -(p @ db @ p), None, None
 
 
 class _SpanTraceLambda(Operation):
@@ -235,10 +249,9 @@ class _SpanTraceLambda(Operation):
 
     @staticmethod
     def forward(b: Tensor, lam: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        inverse, _ = _inverse_on_span(b, tol)
-        onto = inverse @ b
+        onto = _inverse_on_span(b, tol)[0] @ b
         turned = lam @ onto
-        h, rank = _inverse_on_span(symmetrize(turned.mT @ b @ turned), tol)
+        h, rank, _ = _inverse_on_span(symmetrize(turned.mT @ b @ turned), tol)
         p = symmetrize(lam @ h @ lam.mT)
         return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, h, rank
 
@@ -270,16 +283,16 @@ class _SpanTraceLambda(Operation):
         saved: Sequence[Any], db: Tensor | None, dlam: Tensor | None, ds: Tensor | None, dn: Tensor | None, _: None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         b, lam, s, n, p, h = saved
-        mass = _inverse_or_zero(n).unsqueeze(-1)
-        d_p, d_h = torch.zeros_like(p), torch.zeros_like(h)
+        a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
+        d_p, d_h, trace = torch.zeros_like(p), torch.zeros_like(h), s.new_zeros(())
         if db is not None:
             db = symmetrize(db)
             d_p, d_h = d_p - p @ db @ p, d_h - h @ (lam.mT @ db @ lam) @ h
+            trace = trace - ((a @ db) * a * mass).sum((-2, -1))
         if dlam is not None:
             d_p = d_p + 2 * symmetrize((dlam - p @ (b @ dlam)) @ h @ lam.mT)
             d_h = d_h - h @ (2 * symmetrize(dlam.mT @ b @ lam)) @ h
-        trace = ((s @ d_p) * s * mass).sum((-2, -1))
-        a = s @ p
+            trace = trace + 2 * (((s - a @ b) @ dlam @ h) * (s @ lam) * mass).sum((-2, -1))
         if ds is not None:
             trace = trace + 2 * (a * ds * mass).sum((-2, -1))
         if dn is not None:
@@ -293,21 +306,66 @@ class SpanTrace(NamedTuple):
     Attributes:
         trace: tr(Π_X Π_E) ``(*b,)``.
         rank: of the span ``(*b,)``.
-        inverse: B⁺ ``(*b, d, d)``.
+        blurred: whether B does not tell some direction of X well ``(*b,)``; None with Λ.
     """
 
     trace: Tensor
     rank: Tensor
-    inverse: Tensor
+    blurred: Tensor | None
 
 
 def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None = None) -> SpanTrace:
     """tr(Π_X Π_E) from B = XᵀX, S = EᵀX and N = diag(EᵀE)."""
+    blurred = None
     if lam is None:
-        trace, inverse, rank = apply(_SpanTrace, b, s, n, tol)
+        trace, _, rank, blurred = apply(_SpanTrace, b, s, n, tol)
     else:
-        trace, inverse, _, rank = apply(_SpanTraceLambda, b, lam, s, n, tol)
-    return SpanTrace(trace, rank.to(trace.dtype), inverse)
+        trace, _, _, rank = apply(_SpanTraceLambda, b, lam, s, n, tol)
+    return SpanTrace(trace, rank.to(trace.dtype), blurred)
+
+
+def _is_blurred(span: SpanTrace) -> bool:
+    """Whether a direction is blurred; never where values may not be looked at."""
+    blurred = span.blurred
+    return blurred is not None and blurred.is_cpu and values_checkable(blurred) and bool(blurred.any())
+
+
+def _separating_axes(f: Tensor, weight: Tensor | None, tol: float) -> Tensor:
+    """T with orthonormal columns of XT, X = √w F, and columns of zeros for directions of X that do not count.
+
+    A Gram matrix knows a direction to rounding over its share of the largest one, squared; the singular vectors of X
+    know it to rounding over the share itself. The columns of XT have one size, so that their Gram matrix knows all of
+    them, and their span is that of X.
+    """
+    _, sigma, vh = batched_svd(_scaled(None if weight is None else weight.detach().sqrt(), f.detach()))
+    kept = sigma > tol**0.5 * sigma[..., :1]
+    return vh.mT * (torch.where(kept, sigma, 1).reciprocal() * kept).unsqueeze(-2)
+
+
+def aligned_span(f: Tensor, w: Tensor | None, index: Tensor, k: int, tol: float) -> tuple[SpanTrace, Tensor]:
+    """:func:`span_trace` of the span of √w F, and the region masses."""
+    c, s, n = row_sums(f, w, index, k)
+    span = span_trace(c, s, n, tol)
+    if _is_blurred(span):
+        c, s, n = row_sums(f @ _separating_axes(f, w, tol), w, index, k)
+        span = span_trace(c, s, n, _AXES_TOL)
+    return span, n
+
+
+def aligned_degree_span(
+    f: Tensor, w: Tensor | None, lam: Tensor | None, index: Tensor, k: int, tol: float, turns: Tensor | None
+) -> tuple[SpanTrace, Tensor]:
+    """:func:`span_trace` of the span of D^(−½) √w F, and the region masses.
+
+    ``turns`` is Λ where it may take directions from the span, and None where it matters to the degrees only.
+    """
+    b, s, n = degree_row_sums(f, w, lam, index, k)
+    span = span_trace(b, s, n, tol, turns)
+    if _is_blurred(span):
+        axes = _separating_axes(f, _degree_weights(f, w, lam), tol)
+        b, s, n = degree_row_sums(f, w, lam, index, k, axes)
+        span = span_trace(b, s, n, _AXES_TOL)
+    return span, n
 
 
 def _spreads(gram: Tensor, inverse: Tensor) -> bool:
@@ -315,19 +373,7 @@ def _spreads(gram: Tensor, inverse: Tensor) -> bool:
     if gram.numel() == 0 or not (gram.is_cpu and values_checkable(gram)):
         return False
     spread = gram.detach().diagonal(dim1=-2, dim2=-1).amax(-1) * inverse.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
-    return bool((spread > _WIDE).any())
-
-
-def separating_axes(b: Tensor, inverse: Tensor) -> Tensor | None:
-    """T with TTᵀ = B⁺ where B = XᵀX cannot tell the small directions of X well; None where it can, or may not be asked.
-
-    A Gram matrix knows a direction to rounding over its share of the largest one, squared. The columns of XT have one
-    size: their Gram matrix knows all of them, and their span is that of X.
-    """
-    if not _spreads(b, inverse):
-        return None
-    values, vectors = batched_eigh(inverse.detach())
-    return vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    return bool((spread > _WIDE_INVERSE).any())
 
 
 def _ridge(c: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -345,11 +391,15 @@ class _SoftAlignment(Operation):
     @staticmethod
     def forward(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
         _, shift = _ridge(c, ridge)
+        shift = shift[..., None, None]
         eye = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
-        p, _ = torch.linalg.inv_ex(c + shift[..., None, None] * eye)
+        shifted = c + shift * eye
+        p, _ = torch.linalg.inv_ex(shifted)
         p = symmetrize(p)
-        cp = c @ p
-        trace = (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1)
+        cp = eye - shift * p  # C P would cancel by the spread of C, and so does S P: one step of refinement
+        sp = s @ p
+        sp = sp + (s - sp @ shifted) @ p
+        trace = ((sp * s).sum(-1) * _inverse_or_zero(n)).sum(-1)
         return 0.5 * (cp * cp.mT).sum((-2, -1)) - trace, p
 
     @staticmethod
@@ -383,14 +433,15 @@ class _SoftAlignment(Operation):
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
         dc = torch.zeros_like(c) if dc is None else symmetrize(dc)
         d_mu = _ridge(dc, ridge)[0]
-        d_p = -(p @ dc @ p) - d_mu[..., None, None] * (p @ p)
-        value = ((p @ c @ p) * dc).sum((-2, -1)) + ((c @ p @ c) * d_p).sum((-2, -1))
-        value = value - ((s @ d_p) * s * mass).sum((-2, -1))
+        d_shifted = dc + torch.diag_embed(d_mu.unsqueeze(-1).expand(c.shape[:-1]))
+        cp = c @ p
+        value = ((p @ cp) * dc).sum((-2, -1)) - ((p @ cp @ cp) * d_shifted).sum((-2, -1))
+        value = value + ((a @ d_shifted) * a * mass).sum((-2, -1))
         if ds is not None:
             value = value - 2 * (a * ds * mass).sum((-2, -1))
         if dn is not None:
             value = value + (a * s * mass.square() * dn.unsqueeze(-1)).sum((-2, -1))
-        return value, d_p
+        return value, -(p @ d_shifted @ p)
 
 
 def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,10 @@ from matbackprop.checks import (
     wants_check,
 )
 from matbackprop.errors import DomainError
-from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import product
+from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._ties import Ties, check_ties
-from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, is_double, symmetrize
 from matbackprop.solvers import leading_eigh
 
 __all__ = ["spectral_embedding"]
@@ -107,16 +107,24 @@ def spectral_embedding(
             )
         positive = degree > 0
         scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
-        b = symmetrize(product((scaled if weight is None else w.unsqueeze(-1) * scaled).mT, scaled))
-        if reverse_mode_only() and not (torch.is_grad_enabled() and b.requires_grad):
+        tol, share = gram_tolerance(f.dtype, dtype, d, rank_tol), 1e-3 if is_double(f.dtype) else 1e-6
+
+        def blurred(values: Tensor) -> Tensor:
+            """Where B does not tell one of k vectors; what is clearly below the tolerance is not there."""
+            values, top = values[..., -k:], values[..., -1:]
+            return (values < share * top) & (values > 0.25 * tol * top)
+
+        if reverse_mode_only() and not (torch.is_grad_enabled() and scaled.requires_grad):
+            b = symmetrize(product((scaled if weight is None else w.unsqueeze(-1) * scaled).mT, scaled))
             values, vectors = leading_eigh(b, k)
+            if values.is_cpu and bool(blurred(values).any()):
+                values, vectors = row_eigh(scaled, w, blurred, ties=ties, check=check)
         else:  # derivatives of some eigenvectors need all of them
-            values, vectors = eigh(b, ties=ties, precision=dtype, check=check)
-            values, vectors = values[..., d - k :], vectors[..., d - k :]
-        values, vectors = values.flip(-1), vectors.flip(-1)
+            values, vectors = row_eigh(scaled, None if weight is None else w, blurred, ties=ties, check=check)
+        values, vectors = values[..., -k:].flip(-1), vectors[..., -k:].flip(-1)
         largest = vectors.detach().abs().argmax(-2, keepdim=True)
         sign = torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
-        kept = values > gram_tolerance(f.dtype, dtype, d, rank_tol) * values[..., :1]
+        kept = values > tol * values[..., :1]
         down = torch.where(kept, values, 1).rsqrt() * kept
         embedding = product(scaled, vectors * (sign * down.unsqueeze(-2)))
         degree = degree.to(f.dtype)

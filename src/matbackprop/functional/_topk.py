@@ -31,7 +31,6 @@ from matbackprop.checks import (
 from matbackprop.errors import DomainError, DtypeError, GaugeWarning, ShapeError, SolverError, SymmetryError, TieError
 from matbackprop.functional._eigh import (
     Eigenpairs,
-    _Eigh,
     gaps_of,
     largest_entry,
     largest_positive,
@@ -46,10 +45,11 @@ from matbackprop.numerics import (
     compute_dtype,
     gap_tolerance,
     half_of_the_digits,
+    inner,
     real_dtype,
     symmetrize,
 )
-from matbackprop.solvers import leading_eigh
+from matbackprop.solvers import batched_eigh, leading_eigh
 from matbackprop.solvers.krylov import Leading, leading_pairs
 
 __all__ = ["topk_eigh", "topk_subspace"]
@@ -332,6 +332,80 @@ def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Seq
     return (z - (z @ v.conj()) @ v.mT).mT
 
 
+class _Resolve(Operation):
+    """Z outside of the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ, by the other eigenpairs, which are constants.
+
+    Its derivatives are those of the equation in A, λ, V and B, so that they do not see how close the other eigenvalues
+    are to each other.
+    """
+
+    @staticmethod
+    def forward(a: Tensor, lam: Tensor, v: Tensor, b: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        return vectors @ ((vectors.mH @ b) / (lam.unsqueeze(-2) - values.unsqueeze(-1)))
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return *inputs, outputs
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, lam, v, b, *others, z), (g,) = saved, gradients
+        y = apply(_Resolve, a, lam, v, g, *others)
+        return symmetrize(y @ z.mH), -inner(y, z, (-2,)), -y @ (b.mH @ v) - z @ (g.mH @ v), y
+
+    @staticmethod
+    def tangent(
+        saved: Sequence[Any], da: Tensor | None, dlam: Tensor | None, dv: Tensor | None, db: Tensor | None, *_: None
+    ) -> Tensor:
+        a, lam, v, b, *others, z = saved
+        right = torch.zeros_like(b) if db is None else db
+        if da is not None:
+            right = right + symmetrize(da) @ z
+        if dlam is not None:
+            right = right - z * dlam.unsqueeze(-2)
+        if dv is None:
+            return apply(_Resolve, a, lam, v, right, *others)
+        return apply(_Resolve, a, lam, v, right - dv @ (v.mH @ b), *others) - v @ (dv.mH @ z)
+
+
+class _Leading(Operation):
+    """λ and V of k pairs of dense matrices, given them and all the others."""
+
+    forward_twice = "topk_eigh"
+
+    @staticmethod
+    def forward(
+        a: Tensor, lam: Tensor, v: Tensor, values: Tensor, vectors: Tensor, policy: TiePolicy
+    ) -> tuple[Tensor, Tensor]:
+        return lam.clone(), v.clone()
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
+        return inputs[0], *outputs, *inputs[3:]
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, lam, v, *others, policy), (g_lam, g_v) = saved, gradients
+        weights = torch.zeros_like(v) if g_lam is None else v * g_lam.unsqueeze(-2)
+        if g_v is not None:
+            seen = v.mH @ g_v
+            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(g_v))
+            policy.report((tied_pairs(lam, policy), visible))
+            turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
+            weights = weights + v @ symmetrize(turn) + apply(_Resolve, a, lam, v, g_v, *others)
+        return symmetrize(weights @ v.mH)
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
+        a, lam, v, *others, policy = saved
+        moved = symmetrize(da) @ v
+        inside = v.mH @ moved
+        policy.report((tied_pairs(lam, policy), inside.abs() > policy.tolerance * largest_entry(moved)))
+        turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * inside
+        d_v = v @ turn + apply(_Resolve, a, lam, v, moved, *others)
+        return inside.diagonal(dim1=-2, dim2=-1).real.clone(), d_v
+
+
 def topk_eigh(
     a: Tensor | Callable[..., Tensor],
     k: int,
@@ -387,11 +461,12 @@ def topk_eigh(
         SolverError: products were not enough to converge.
 
     Gradient:
-        With zⱼ the solution of (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside of the span of V, found by conjugate gradients, the
-        gradient of A is (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrised: a product for each parameter, never an
-        n×n matrix unless A is one. All orders and forward mode; of a sparse matrix the first order, which is all that
-        torch's constructors of COO carry (none for CSR): for more give a function of its entries. Losses of VVᵀ do not
-        see ties inside the k: use `topk_subspace`.
+        With zⱼ the solution of (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside of the span of V, found by conjugate gradients (for
+        small dense matrices from the other eigenpairs, whose own gaps do not matter), the gradient of A is
+        (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrised: a product for each parameter, never an n×n matrix unless
+        A is one. All orders and forward mode; of a sparse matrix the first order, which is all that torch's
+        constructors of COO carry (none for CSR): for more give a function of its entries. Losses of VVᵀ do not see ties
+        inside the k: use `topk_subspace`.
 
     Example:
         >>> import torch, matbackprop
@@ -437,15 +512,16 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
             values, vectors = (values if largest else -values).flip(-1), vectors.flip(-1)
             size = torch.linalg.matrix_norm(x)
         else:
-            values, vectors = apply(_Eigh, x, policy)
+            values, vectors = batched_eigh(x.detach())
             if largest:
                 values, vectors = values.flip(-1), vectors.flip(-1)
-            size = values.detach().abs().amax(-1)
+            size = values.abs().amax(-1) if n else values.sum(-1)
         if wanted and k < n and values.numel():
-            gap = (values[..., k - 1] - values[..., k]).detach().abs()
+            gap = (values[..., k - 1] - values[..., k]).abs()
             refuse_tie(gap, gap <= gap_tolerance(dtype, n) * size, k)
-        values, vectors = values[..., :k], largest_positive(vectors[..., :k])
-        return Eigenpairs(values.to(real_dtype(a.dtype)), vectors.to(a.dtype))
+        lam, v, *others = values[..., :k], vectors[..., :k], values[..., k:], vectors[..., k:]
+        lam, v = apply(_Leading, x, lam, v, *others, policy)
+        return Eigenpairs(lam.to(real_dtype(a.dtype)), largest_positive(v).to(a.dtype))
 
 
 # --- the subspace -----------------------------------------------------------------------------------------------------

@@ -18,13 +18,16 @@ from matbackprop.checks import (
     check_weight_values,
     wants_check,
 )
+from matbackprop.divided_differences import named_function
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._eigh import eigh, largest_positive
 from matbackprop.functional._function import product
-from matbackprop.functional._inverse_root import inverse_root
+from matbackprop.functional._inverse_root import check_positive, inverse_root_in
+from matbackprop.functional._matrix_function import round_to_domain
+from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._second_order_pool import second_order_pool
 from matbackprop.functional._ties import Ties
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
 
 __all__ = ["Method", "check_method", "covariance_of", "shares_of", "whiten"]
 
@@ -52,10 +55,22 @@ def covariance_of(x: Tensor, share: Tensor, mean: Tensor) -> Tensor:
     return symmetrize(product((share.unsqueeze(-1) * centered).mH, centered))
 
 
-def _principal_axes(covariance: Tensor, eps: float, ties: Ties, check: bool | None) -> Tensor:
+def _principal_axes(values: Tensor, vectors: Tensor, eps: float) -> Tensor:
     """Eigenvectors of the largest eigenvalues first, each with a positive largest entry, over √(λ + ε)."""
-    values, vectors = eigh(covariance, ties=ties, check=check, precision=real_dtype(covariance.dtype))
     return largest_positive(vectors.flip(-1)) * (values.flip(-1).clamp_min(0) + eps).rsqrt().unsqueeze(-2)
+
+
+def _check_variances(values: Tensor, eps: float, carried: torch.dtype) -> None:
+    """Raise where a given covariance has negative eigenvalues, or ε is lost in what rounding makes of zeros."""
+    check_positive(round_to_domain(values, named_function("sqrt"), carried) + eps, eps, "covariance")
+    if not values.numel():
+        return
+    least, most = values.amin(-1), values.amax(-1)
+    if bool((least.clamp_min(0) + eps < 1e3 * torch.finfo(values.dtype).eps * most).any()):
+        raise DomainError(
+            f"eps={eps} is lost in the rounding of variances up to {float(most.max()):.3g} where one is "
+            f"{float(least.min()):.3g}. Raise eps, scale the samples down, or drop channels without variance."
+        )
 
 
 def whiten(
@@ -97,7 +112,8 @@ def whiten(
     Raises:
         ShapeError, DtypeError: an argument does not fit.
         NonFiniteError: ``x``, ``weight``, ``mean`` or ``covariance`` holds NaN or Inf.
-        DomainError: ε is not positive or lost in the rounding of the samples, a weight is negative, or all are zero.
+        DomainError: ε is not positive or lost in the rounding of the samples, a weight is negative, or all are zero,
+            or a covariance has an eigenvalue below −ε.
         TieError: ``"pca"``, and a loss that uses axes of equal variance.
 
     Gradient:
@@ -131,17 +147,30 @@ def whiten(
             share = shares_of(rows, weight)
             center = product(share.unsqueeze(-2).to(dtype), rows)
             if method == "pca":
-                turn = _principal_axes(covariance_of(rows, share, center.squeeze(-2)), eps, ties, check)
+                narrow = 1e-3 if is_double(x.dtype) else 1e-6
+                turn = _principal_axes(
+                    *row_eigh(
+                        rows - center,
+                        share,
+                        lambda values: values + eps < narrow * values[..., -1:],
+                        ties=ties,
+                        check=check,
+                    ),
+                    eps,
+                )
             else:  # on the smaller side of the samples
                 turn = second_order_pool(
                     rows, eps=eps, function="inv_sqrt", weight=share, center=True, check=False, precision=inside
                 )
         else:
-            center, spread = mean.to(dtype).unsqueeze(-2), covariance.to(dtype)
+            center = mean.to(dtype).unsqueeze(-2)
             if method == "pca":
-                turn = _principal_axes(spread, eps, ties, check)
+                values, vectors = eigh(covariance.to(dtype), ties=ties, check=check, precision=inside)
+                if wants_check(check, values):
+                    _check_variances(values.detach(), eps, covariance.dtype)
+                turn = _principal_axes(values, vectors, eps)
             else:
-                turn = inverse_root(spread, 2, eps=eps, check=check, precision=inside)
+                turn = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
             turn = turn.expand(*x.shape[:-2], d, d)
         if wanted and covariance is None:
             _check_eps(rows - center, eps)

@@ -26,17 +26,18 @@ def squared_norms(y: Tensor) -> Tensor:
     return inner(y, y, (-1,))
 
 
-def drop_noise(s: Tensor, shape: torch.Size) -> Tensor:
+def drop_noise(s: Tensor, eps: Tensor, shape: torch.Size) -> Tensor:
     """Squared singular values of X, zero where they are rounding: σ ≤ max(m, d) u σ_max, the rule of numerical rank.
 
-    So are those below the range, which have lost their digits. What is left of a direction that X does not have is
-    noise, which 1/ε would lift to 1e-11 of a gradient. A zero in s tells to leave the direction out.
+    So are those below the range, which have lost their digits, where ε does not make up for it. What is left of a
+    direction that X does not have is noise, which 1/ε would lift to 1e-11 of a gradient. A zero in s tells to leave the
+    direction out.
     """
     if s.shape[-1] == 0:
         return s
     info = torch.finfo(s.dtype)
     floor = (max(shape[-2:]) * info.eps) ** 2 * s.amax(-1, keepdim=True)
-    return s * (s > floor.clamp_min(info.tiny))
+    return s * ((s > floor) & (s + eps.unsqueeze(-1) > info.tiny))
 
 
 def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +58,7 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> t
         return s, q, y
     if is_double(x.dtype) and y.numel():
         q, y = separate_rows(q, y, eps, fine, OVERLAP_LIMIT[fine])
-    return drop_noise(squared_norms(y), x.shape), q, y
+    return drop_noise(squared_norms(y), eps, x.shape), q, y
 
 
 def _narrow(s: Tensor, floor: Tensor, share: float) -> bool:

@@ -83,10 +83,8 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> tuple[Tensor, T
         sigma = torch.linalg.vector_norm(y, dim=-1)
         if _all_right(sigma, SAFE_RATIO * _LIMIT[fine]):
             return q, sigma, y.div_(sigma.unsqueeze(-1))
-    s = squared_norms(y)
-    floor = (max(x.shape[-2:]) * torch.finfo(x.dtype).eps) ** 2
-    y = y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)  # directions that X does not have
-    q, y = separate_rows(q, y, s.new_zeros(s.shape[:-1]), fine, _LIMIT[fine])
+    q, y = separate_rows(q, _cleared(y), x.new_zeros(x.shape[:-2]), fine, _LIMIT[fine])
+    y = _cleared(y)  # once more: a direction that X does not have is left smaller than rounding
     s, order = squared_norms(y).sort(-1, descending=True)
     q = q.gather(-1, order.unsqueeze(-2).expand(q.shape))
     y = y.gather(-2, order.unsqueeze(-1).expand(y.shape))
@@ -98,6 +96,13 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> tuple[Tensor, T
     elif not (is_plain(v) and bool(there.all())):
         v = _complete(v, there)
     return q, sigma if unit is None else sigma * unit.squeeze(-1), v
+
+
+def _cleared(y: Tensor) -> Tensor:
+    """Y with zeros for rows at the level of rounding, directions that X does not have."""
+    s = squared_norms(y)
+    floor = (max(y.shape[-2:]) * torch.finfo(s.dtype).eps) ** 2
+    return y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)
 
 
 def _all_right(sigma: Tensor, ratio: float) -> bool:

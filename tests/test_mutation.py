@@ -1,0 +1,46 @@
+"""The tool of mutation testing: what it changes, and which tests it chooses."""
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+SPEC = importlib.util.spec_from_file_location("mutation", Path(__file__).parents[1] / "benchmarks" / "mutation.py")
+mutation = sys.modules["mutation"] = importlib.util.module_from_spec(SPEC)  # dataclasses look there
+SPEC.loader.exec_module(mutation)
+
+MUTANT = {"before": "1", "after": "2", "start": 0, "end": 1}
+
+
+def test_every_mutant_is_a_program_that_differs_from_the_file():
+    file = "functional/_triangle.py"
+    source = (mutation.ROOT / mutation.PACKAGE / file).read_bytes()
+    found = list(mutation.mutants(file))
+    assert len(found) > 20
+    for mutant in found:
+        changed = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source)), mutant
+
+
+def test_a_mutant_meets_the_tests_of_its_line_or_of_its_function_where_it_is_a_default():
+    tests = mutation.Tests(
+        {
+            "tests": ["a", "b", "c"],
+            "seconds": [1.0, 1.0, 1.0],
+            "lines": {"f.py": {"1": [-1], "2": [-1], "3": [0, 1], "4": [1], "9": [2]}},
+        }
+    )
+
+    def of(first, last, function):
+        return tests.of(mutation.Mutant(file="f.py", line=first, last=last, function=function, **MUTANT))
+
+    assert of(3, 4, (2, 6)) == {0, 1}
+    assert of(2, 2, (2, 6)) == {0, 1}
+    assert of(1, 1, None) == {0, 1, 2}
+    assert of(5, 5, (2, 6)) == set()
+
+
+def test_quick_tests_of_different_functions_come_first_and_budgets_cut():
+    tests = mutation.Tests({"tests": ["x[1]", "x[2]", "y"], "seconds": [3.0, 1.0, 2.0], "lines": {}})
+    assert [tests.names[i] for i in tests.ordered([0, 1, 2])] == ["x[2]", "y", "x[1]"]
+    assert list(tests.slices([0, 1, 2], 3.0, 10.0)) == [(["x[2]", "y"], 3.0), (["x[1]"], 3.0)]
