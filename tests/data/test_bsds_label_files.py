@@ -201,6 +201,12 @@ def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch)
         assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
 
 
+def test_contours_of_nothing_are_refused_with_their_file(tmp_path):
+    savemat(tmp_path / "a.mat", {"ucm": np.zeros((0, 5))})
+    with pytest.raises(DataError, match=r"a\.mat: a contour map has at least one pixel"):
+        read_label_maps(tmp_path / "a.mat")
+
+
 def test_maps_that_are_too_many_together_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(label_files, "MAX_LABELS", 50)
     stack, cell = np.zeros((3, 4, 5), np.uint8), np.empty((1, 3), object)

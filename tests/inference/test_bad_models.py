@@ -1,6 +1,7 @@
 """Models, weights and pictures that cannot be used: one clear line from every command, and nothing half-written."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 from PIL import Image
 
 from matbackprop.cli import main
+from matbackprop.errors import WeightsError
+from matbackprop.inference.loading import load_model
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
 
@@ -86,3 +89,19 @@ def test_one_line_says_what_is_wrong_and_nothing_is_left(case, folder, tmp_path,
     said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert len(said) == 1 and message in said[0], said
     assert not out.exists() or not any(out.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [("segmenter", "superpixels", 0), ("segmenter", "superpixels", 10**9), ("segmenter", "dropout", 2.0),
+     ("classifier", "margin", -1.0), ("classifier", "margin", 1e300), ("classifier", "side", 0),
+     ("classifier", "vector_dropout", -0.5)],
+)  # fmt: skip
+def test_numbers_that_no_model_has_are_refused_with_the_file_that_holds_them(name, field, value, folder, tmp_path):
+    shutil.copytree(folder / name, tmp_path / name)
+    path = tmp_path / name / "config.json"
+    config = json.loads(path.read_text())
+    config["arguments"][field] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match=rf"config\.json does not fit .*{field}"):
+        load_model(tmp_path / name)

@@ -145,6 +145,8 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bo
         raise DataError(
             f"a doubled contour map has shape (2h + 1, 2w + 1), this one {ucm.shape}; is it of single size?"
         )
+    if ucm.size == 0:
+        raise DataError(f"a contour map has at least one pixel, this one the shape {ucm.shape}")
     levels = np.arange(1, thresholds + 1) / (thresholds + 1)
     if doubled:
         return [label(ucm <= level)[0][1::2, 1::2] for level in levels]

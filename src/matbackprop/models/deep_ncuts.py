@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ShapeError
+from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbones import build_backbone
 from matbackprop.models.backbones.base import Backbone, TapInfo, normalize
-from matbackprop.models.config import NCutsModelConfig, changed
+from matbackprop.models.config import LARGEST, NCutsModelConfig, changed
 from matbackprop.models.weights import PretrainedMixin
 from matbackprop.spectral import (
     CLUSTER_KS,
@@ -338,6 +338,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         if changes.get("merge_ridge", 0) is None:  # models saved before it had a value of its own
             changes["merge_ridge"] = changes.get("ridge", NCutsModelConfig.ridge)
         self.config = changed(config or NCutsModelConfig(), changes)
+        if not 1 <= superpixels <= LARGEST:
+            raise ConfigurationError(f"superpixels must be a whole number from 1 to {LARGEST}, got {superpixels}.")
         full = self.config.resolved()
         self.hparams_dict: dict[str, Any] = {**full, "taps": list(full["taps"]), "superpixels": superpixels}
         self.taps = list(full["taps"])

@@ -27,7 +27,7 @@ from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.models.backbones import build_backbone
-from matbackprop.models.config import Background, RegionModelConfig, changed
+from matbackprop.models.config import LARGEST, Background, RegionModelConfig, changed
 from matbackprop.models.weights import PretrainedMixin
 from matbackprop.nn import SecondOrderPool
 from matbackprop.solvers import batched_eigh
@@ -285,6 +285,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         config = changed(config or RegionModelConfig(), changes)
         if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
             raise ConfigurationError(f"side {side}, canvas {canvas}: both lie between 1 and 4096 pixels.")
+        if not 0 <= margin <= LARGEST:
+            raise ConfigurationError(f"margin must be a number from 0 to {LARGEST}, got {margin}.")
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
         self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
