@@ -36,9 +36,9 @@ class Config:
     """Folder for the results."""
     model: str = "box"
     (
-        "box: the small network that comes with the package. none: merge superpixels by colour and contrast alone. "
-        "Or the folder of a trained model, a run folder of 'matbackprop train ncuts', or owner/name on the Hugging "
-        "Face hub."
+        "box: the small network that comes with the package. box/accurate: the larger one, better and slower. none: "
+        "merge superpixels by colour and contrast alone. Or the folder of a trained model, a run folder of "
+        "'matbackprop train ncuts', or owner/name on the Hugging Face hub."
     )
     ks: tuple[int, ...] | None = None
     (

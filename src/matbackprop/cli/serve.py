@@ -18,9 +18,9 @@ class Config:
 
     model: str = "box"
     (
-        "Segmenter. box: the small network that comes with the package. none: merge superpixels by colour and "
-        "contrast alone. Or the folder of a trained model, a run folder of 'matbackprop train ncuts', or "
-        "owner/name on the hub."
+        "Segmenter. box: the small network that comes with the package. box/accurate: the larger one, better and "
+        "slower. none: merge superpixels by colour and contrast alone. Or the folder of a trained model, a run folder "
+        "of 'matbackprop train ncuts', or owner/name on the hub."
     )
     classifier: str = "box"
     (

@@ -19,8 +19,9 @@ M = TypeVar("M", DeepNCuts, RegionClassifier)
 __all__ = ["BOX", "choose_device", "load_classifier", "load_model", "load_segmenter"]
 
 BOX = "box"
-"""Name of the segmenter and of the classifier that come with the package; their cards are ``box/README.md`` and
-``box/classifier/README.md`` beside this file."""
+"""Name of the small segmenter and of the classifier that come with the package."""
+_IN_THE_PACKAGE = (BOX, f"{BOX}/accurate", f"{BOX}/classifier")
+"""Folders beside this file, each with its card, ``README.md``."""
 _FOLDER = Path(__file__).parent / BOX
 
 
@@ -42,15 +43,15 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> DeepNCuts:
     """Load a trained segmenter.
 
     Args:
-        source: ``"box"`` for the one that comes with the package, a folder of ``save_pretrained``, a run folder of
-            ``matbackprop train ncuts``, or ``"owner/name"``.
+        source: ``"box"`` for the small one that comes with the package, ``"box/accurate"`` for the larger one, which
+            is better and slower; a folder of ``save_pretrained``, a run folder of ``matbackprop train ncuts``, or
+            ``"owner/name"``.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    folder = _FOLDER if source == BOX else source
-    model = _load(folder, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
+    model = _load(source, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
     return model.to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
 
 
@@ -73,20 +74,20 @@ def load_model(source: str | Path) -> DeepNCuts | RegionClassifier:
     """Load a trained model of either kind, on the CPU.
 
     Args:
-        source: as in :func:`load_segmenter` and :func:`load_classifier`; ``"box"`` is the segmenter that comes with the
-            package, ``"box/classifier"`` the classifier.
+        source: as in :func:`load_segmenter` and :func:`load_classifier`; of those that come with the package ``"box"``
+            and ``"box/accurate"`` are segmenters, ``"box/classifier"`` is the classifier.
 
     Raises:
         WeightsError: there is no model.
     """
-    folder = _folder(Path(__file__).parent / source if source in (BOX, f"{BOX}/classifier") else source)
+    folder = _folder(source)
     if pretrained_config(folder).get("class") == RegionClassifier.__name__:
         return load_classifier(folder, "cpu")
     return load_segmenter(folder, "cpu")
 
 
 def _folder(source: str | Path) -> Path:
-    folder = Path(source)
+    folder = Path(__file__).parent / source if source in _IN_THE_PACKAGE else Path(source)
     if (folder / "model" / CONFIG).is_file():  # a run folder
         return folder / "model"
     if (folder / "checkpoints").is_dir():
