@@ -260,6 +260,7 @@ def test_a_chain_that_cannot_be_recorded_is_called():
         x = torch.full((3,), value, device="cuda")
         (out,) = replayed("waits for the device", lambda x: (x * float(x.sum()),), (x,))
         assert out.tolist() == [3 * value * value] * 3
+    assert torch.rand(3, device="cuda").isfinite().all()  # random numbers do not wait for the recording to end
 
 
 def test_replayed_kmeans_takes_new_points():

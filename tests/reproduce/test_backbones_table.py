@@ -79,3 +79,18 @@ def test_a_table_without_any_run_says_so(tmp_path):
     data = RegionDataConfig(made=4, cache=tmp_path / "cache", background="keep")
     with pytest.raises(DataError, match="there is no finished run"):
         Backbones(BackbonesConfig(out=tmp_path, data=data, override=("model.weights=none",))).summarize()
+
+
+def test_a_setting_that_was_chosen_on_another_kind_of_device_is_taken_over(tmp_path):
+    data = RegionDataConfig(cache=tmp_path / "cache", made=4, background="keep")
+    table = Backbones(BackbonesConfig(out=tmp_path, data=data, accelerator="cpu", override=("model.weights=none",)))
+    row = table.rows["alexnet-frozen-sqrt"]
+    assert table.choose(row) is None
+    for number, error in enumerate((40.0, 38.0, 39.0, 41.0)):
+        job = Job(row.key, "trial", number)
+        table.store.write(job, table.provenance(job, "cuda"), {"error": error, "error_large": error})
+    assert table.choose(row) == table.choose(table.rows["alexnet-fine-sqrt"]) == 1
+    assert [trial["error"] for trial in table.trials(row, "cpu")] == [40.0, 38.0, 39.0, 41.0]
+    job = Job(row.key, "trial", 3)  # what this kind of device has is preferred
+    table.store.write(job, table.provenance(job, "cpu"), {"error": 30.0, "error_large": 30.0})
+    assert table.choose(row) == 3 and table.choose(row, "cuda") == 1

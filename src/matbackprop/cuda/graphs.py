@@ -66,4 +66,7 @@ def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Te
                 graph = recorded[key] = _Recorded(chain, inputs)
             except RuntimeError:  # something else on the device was in the way: launch one by one
                 graph = recorded[key] = "impossible"
+                # It leaves the device's random numbers waiting for the end of the recording: dropout would fail.
+                random = torch.cuda.default_generators[inputs[0].get_device()]
+                random.graphsafe_set_state(random.clone_state())
         return chain(*inputs) if isinstance(graph, str) else graph(inputs)

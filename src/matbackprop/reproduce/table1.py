@@ -211,9 +211,14 @@ class Table1(Reproduction):
     def choose(self, row: Row, device: Device | None = None) -> int | None:
         """The trial with the smallest error on the held-out training images; None while trials are missing."""
         trials = range(len(row.trials[: self.config.trials]))
-        results = [self.result(Job(row.follows or row.key, "trial", i), device) for i in trials]
+        results = [self.tried(Job(row.follows or row.key, "trial", i), device) for i in trials]
         errors = [result["error"] for result in results if result is not None]
         return int(np.argmin(errors)) if len(errors) == len(results) else None
+
+    def tried(self, job: Job, device: Device | None = None) -> dict[str, Any] | None:
+        """The result of a trial: of a kind of device, or of the other where that has none."""
+        device = device or self.device
+        return self.result(job, device) or self.result(job, "cpu" if device == "cuda" else "cuda")
 
     def wins(self, row: Row) -> bool:
         """Whether a row is trained to the end: its tuning is finished, and best in its group if it has one."""
@@ -221,7 +226,7 @@ class Table1(Reproduction):
         best: dict[str, float] = {}
         for rival in rivals:
             choice = self.choose(rival)
-            result = None if choice is None else self.result(Job(rival.follows or rival.key, "trial", choice))
+            result = None if choice is None else self.tried(Job(rival.follows or rival.key, "trial", choice))
             if result is None:
                 return False
             best[rival.key] = result["error"]
@@ -402,7 +407,7 @@ class Table1(Reproduction):
         """Settings that a row tried, with what they gave."""
         if row.follows:
             return []
-        tried = ((s, self.result(Job(row.key, "trial", i), device)) for i, s in enumerate(row.trials))
+        tried = ((s, self.tried(Job(row.key, "trial", i), device)) for i, s in enumerate(row.trials))
         return [{"setting": s, **_brief(r)} for s, r in list(tried)[: self.config.trials] if r is not None]
 
     def command(self, row: Row, device: Device) -> str:

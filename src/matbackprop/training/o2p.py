@@ -98,8 +98,7 @@ class VectorSource:
 
     def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """Gather ``vector`` and ``target`` on ``device``."""
-        if self.vectors.device != device:
-            self.vectors, self.targets = self.vectors.to(device), self.targets.to(device)
+        self.vectors, self.targets = self.vectors.to(device), self.targets.to(device)
         index = batch["index"].to(device)
         return {"vector": self.vectors[index], "target": self.targets[index], "index": index}
 
