@@ -19,7 +19,7 @@ from matbackprop.solvers.warm import warm_eigh
 
 __all__ = ["check_damping", "check_positive", "check_root", "inverse_root", "inverse_root_in"]
 
-_WARM_ORDER = 257  # on a GPU products beat a decomposition from here on; on the CPU LAPACK is as quick
+_WARM_ORDER = 513  # on an H200 products beat a decomposition at order 1024, not at 512; on the CPU LAPACK is as quick
 
 
 def check_root(p: float) -> None:
