@@ -5,7 +5,16 @@ import scipy.linalg
 import torch
 
 from helpers.matrices import symmetric
-from matbackprop import eigh, generalized_eigh, matrix_function, matrix_functions, nn
+from matbackprop import (
+    eigh,
+    generalized_eigh,
+    generalized_matrix_function,
+    matrix_function,
+    matrix_functions,
+    matrix_log,
+    nn,
+    spd,
+)
 from matbackprop.errors import DomainError, NumericalError, ShapeError, TieError
 
 A = symmetric((-1.0, 0.5, 1.2, 2.1), 2, seed=1)
@@ -76,3 +85,31 @@ def test_one_decomposition_is_one(monkeypatch):
     monkeypatch.setattr(_matrix_function, "batched_eigh", lambda a: calls.append(1) or solve(a))
     matrix_functions(B, ["sqrt", "inv_sqrt", "log"])
     assert len(calls) == 1
+
+
+def test_a_function_of_a_pencil_is_that_of_its_eigenpairs():
+    values, vectors = generalized_eigh(A, B)
+    side = B @ vectors
+    for name, g in (("exp", torch.exp), ("inverse", torch.reciprocal)):
+        expected = (side * g(values).unsqueeze(-2)) @ side.mT
+        torch.testing.assert_close(generalized_matrix_function(A, B, name), expected)
+        torch.testing.assert_close(nn.GeneralizedMatrixFunction(name)(A, B), expected)
+    torch.testing.assert_close(generalized_matrix_function(A, B, "power", exponent=1), A)
+    torch.testing.assert_close(generalized_matrix_function(A, B, "power", exponent=0), B)
+    inside = scipy.linalg.expm((torch.linalg.inv(B[0]) @ A[0]).numpy())  # of B⁻¹A, which is not symmetric
+    torch.testing.assert_close(generalized_matrix_function(A, B, "exp")[0], B[0] @ torch.from_numpy(inside))
+
+
+def test_functions_of_pencils_move_with_a_change_of_basis_and_are_those_of_the_geometry():
+    a, w = A @ A + 0.1 * B, torch.linspace(-1, 2, 16, dtype=torch.float64).reshape(4, 4).sin() + torch.eye(4)
+    root = generalized_matrix_function(a, B, "sqrt")
+    turned = generalized_matrix_function(w.mT @ a @ w, w.mT @ B @ w, "sqrt")
+    torch.testing.assert_close(turned, w.mT @ root @ w)
+    torch.testing.assert_close(root, generalized_matrix_function(B, a, "sqrt"))  # the geometric mean is symmetric
+    torch.testing.assert_close(root, spd.geodesic(B, a, 0.5))
+    eye = torch.eye(4, dtype=torch.float64).expand_as(a)
+    torch.testing.assert_close(generalized_matrix_function(a, eye, "log"), matrix_log(a))
+    with pytest.raises(NumericalError, match="b are not positive definite"):
+        generalized_matrix_function(B, A, "exp")
+    with pytest.raises(DomainError, match="log needs positive eigenvalues"):
+        generalized_matrix_function(A, B, "log")

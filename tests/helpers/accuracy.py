@@ -261,6 +261,13 @@ ROWS = [
         (0, 1),
     ),
     Row(
+        "generalized_matrix_function, log",
+        lambda a, b: mb.generalized_matrix_function(a, b, "log"),
+        lambda a, b: [truth.spd_log_map(b, a, "affine_invariant")],
+        _pair_of,
+        (0, 1),
+    ),
+    Row(
         "topk_eigh, k = 1",
         lambda a: _values_and_projector(mb.topk_eigh(a, 1)),
         truth.top,

@@ -334,6 +334,14 @@ CASES = [
         takes_symmetric=True,
         single=False,
     ),
+    Case(
+        "generalized_matrix_function",
+        lambda a, b, p, **o: mb.generalized_matrix_function(a, _sym(b), "power", exponent=p, **o),
+        _with(_matrices, symmetric((0.7, 1.0, 1.6), 2, seed=18), _double(0.7, -1.3)),
+        takes_symmetric=True,
+        single=False,
+        composed=True,
+    ),
     *(
         Case(
             f"whiten_{name}",
@@ -483,6 +491,7 @@ _WITH_COMPLEX = {
     "pool_regions_centered": 1,
     "eigh": 1,
     "generalized_eigh": 2,
+    "generalized_matrix_function": 2,
     "svd_wide": 1,
     "svd_full_tall": 1,
     "projector": 1,

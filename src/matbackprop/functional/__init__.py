@@ -6,6 +6,7 @@ from matbackprop.functional._affinity import normalized_affinity as normalized_a
 from matbackprop.functional._affinity import normalized_cut_value as normalized_cut_value
 from matbackprop.functional._eigh import eigh as eigh
 from matbackprop.functional._generalized_eigh import generalized_eigh as generalized_eigh
+from matbackprop.functional._generalized_eigh import generalized_matrix_function as generalized_matrix_function
 from matbackprop.functional._inverse_root import inverse_root as inverse_root
 from matbackprop.functional._linear_solve import conjugate_gradient_solve as conjugate_gradient_solve
 from matbackprop.functional._linear_solve import gaussian_crf as gaussian_crf

@@ -1,4 +1,4 @@
-"""Generalised eigenvalues and eigenvectors of a pair of symmetric matrices, with gradients for both."""
+"""Pairs of symmetric matrices: generalised eigenvalues, eigenvectors and functions, with gradients for both."""
 
 from __future__ import annotations
 
@@ -8,15 +8,69 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_scale, check_symmetric, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_scale,
+    check_symmetric,
+    values_checkable,
+    wants_check,
+)
 from matbackprop.errors import DtypeError, NumericalError, ShapeError
 from matbackprop.functional._eigh import Eigenpairs, gaps_of, largest_entry, phases, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._matrix_function import FunctionLike, matrix_function
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["generalized_eigh"]
+__all__ = ["congruent", "definite_factor", "function_of_pencil", "generalized_eigh", "generalized_matrix_function"]
+
+
+def definite_factor(b: Tensor, wanted: bool, name: str) -> Tensor:
+    """L with B = LLᵀ; NaN, or an error where values are checked, for a matrix that is not positive definite."""
+    lower, info = torch.linalg.cholesky_ex(b)
+    if wanted and values_checkable(b) and bool((info != 0).any()):
+        raise NumericalError(
+            f"{int((info != 0).sum())} of {max(info.numel(), 1)} matrices {name} are not positive definite; add a "
+            f"multiple of the identity."
+        )
+    return torch.where((info == 0)[..., None, None], lower, torch.nan)
+
+
+def congruent(lower: Tensor, a: Tensor) -> Tensor:
+    """L⁻¹AL⁻ᵀ, with the eigenvalues of the pencil (A, LLᵀ)."""
+    half = torch.linalg.solve_triangular(lower, a, upper=False)
+    return symmetrize(torch.linalg.solve_triangular(lower, half.mH, upper=False))
+
+
+def function_of_pencil(
+    a: Tensor, lower: Tensor, function: FunctionLike, exponent: float | Tensor | None, wanted: bool
+) -> Tensor:
+    """L g(L⁻¹AL⁻ᵀ) Lᵀ."""
+    inside = congruent(lower, a)
+    value = matrix_function(inside, function, exponent=exponent, check=wanted, precision=real_dtype(a.dtype))
+    return symmetrize(lower @ value @ lower.mH)
+
+
+def _prepare(
+    a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """A and B, symmetric and in the dtype of the computation, the factor of B, and whether values are checked."""
+    check_matrix(a, "a", square=True, or_complex=True)
+    check_matrix(b, "b", square=True, or_complex=True)
+    if a.is_complex() != b.is_complex():
+        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
+    if a.shape != b.shape:
+        raise ShapeError(f"a and b must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
+    wanted, dtype = wants_check(check, a), compute_dtype(precision, a.dtype)
+    for x, name in ((a, "a"), (b, "b")):
+        if wanted:
+            check_finite(x, name)
+            check_scale(x, dtype, name)
+            check_symmetric(x, name)
+    y = symmetrize(b.to(dtype))
+    return symmetrize(a.to(dtype)), y, definite_factor(y, wanted, "b"), wanted
 
 
 class _GeneralizedEigh(Operation):
@@ -113,27 +167,57 @@ def generalized_eigh(
     Reference:
         Giles, An extended collection of matrix derivative results (2008), for B = I.
     """
-    check_matrix(a, "a", square=True, or_complex=True)
-    check_matrix(b, "b", square=True, or_complex=True)
-    if a.is_complex() != b.is_complex():
-        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
-    if a.shape != b.shape:
-        raise ShapeError(f"a and b must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
-    dtype = compute_dtype(precision, a.dtype)
-    policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
-        wanted = wants_check(check, a)
-        for x, name in ((a, "a"), (b, "b")):
-            if wanted:
-                check_finite(x, name)
-                check_scale(x, dtype, name)
-                check_symmetric(x, name)
-        x, y = symmetrize(a.to(dtype)), symmetrize(b.to(dtype))
-        factor, info = torch.linalg.cholesky_ex(y.detach())
-        if wanted and bool((info != 0).any()):
-            raise NumericalError(
-                f"{int((info != 0).sum())} of {max(info.numel(), 1)} matrices b are not positive definite; add a "
-                f"multiple of the identity."
-            )
-        lam, v = apply(_GeneralizedEigh, x, y, factor, policy)
+        x, y, lower, _ = _prepare(a, b, check, precision)
+        policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.dtype)
+        lam, v = apply(_GeneralizedEigh, x, y, lower.detach(), policy)
         return Eigenpairs(lam.to(real_dtype(a.dtype)), v.to(a.dtype))
+
+
+def generalized_matrix_function(
+    a: Tensor,
+    b: Tensor,
+    function: FunctionLike,
+    *,
+    exponent: float | Tensor | None = None,
+    check: bool | None = None,
+    precision: torch.dtype | None = None,
+) -> Tensor:
+    r"""Apply a scalar function to the spectrum of a symmetric pencil, :math:`AV = BV\operatorname{diag}(\lambda)`.
+
+    .. math:: BV \operatorname{diag}(g(\lambda)) V^\top B = B^{1/2}\,g(B^{-1/2}AB^{-1/2})\,B^{1/2}, \qquad V^\top BV = I
+
+    It is A for g(x) = x and B for g(x) = 1, and moves with both under a change of basis: the function of the matrix
+    B⁻¹A, as a bilinear form. ``"power"`` gives the weighted geometric mean of B and A, ``"log"`` the velocity from B
+    to A in the affine-invariant geometry of positive definite matrices. For complex matrices ᵀ is the conjugate
+    transpose here.
+
+    Args:
+        a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
+        b: symmetric positive definite matrices of the same shape.
+        function, exponent: g, as in `matrix_function`.
+        check, precision: as in `matrix_function`; B is looked at, too.
+
+    Returns:
+        ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
+
+    Raises:
+        DomainError: a generalised eigenvalue lies outside the domain of g; the other errors are those of
+            `matrix_function` and `generalized_eigh`.
+
+    Gradient:
+        For both matrices and the exponent, two orders, exact where generalised eigenvalues coincide: that of
+        `matrix_function` between Cholesky factors of B, of which the result does not depend.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> a, b = torch.diag(torch.tensor([1.0, 8.0])), torch.diag(torch.tensor([1.0, 2.0]))
+        >>> matbackprop.generalized_matrix_function(a, b, "sqrt").diagonal()  # the geometric mean
+        tensor([1., 4.])
+
+    Reference:
+        Kubo and Ando, Means of positive linear operators (1980).
+    """
+    with autocast_off(a.device.type):
+        x, _, lower, wanted = _prepare(a, b, check, precision)
+        return function_of_pencil(x, lower, function, exponent, wanted).to(a.dtype)

@@ -5,6 +5,7 @@ from matbackprop.nn._operators import EIG as EIG
 from matbackprop.nn._operators import SVD as SVD
 from matbackprop.nn._operators import GaussianCRF as GaussianCRF
 from matbackprop.nn._operators import GeneralizedEigh as GeneralizedEigh
+from matbackprop.nn._operators import GeneralizedMatrixFunction as GeneralizedMatrixFunction
 from matbackprop.nn._operators import InverseRoot as InverseRoot
 from matbackprop.nn._operators import LinearSolve as LinearSolve
 from matbackprop.nn._operators import LowRank as LowRank

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from matbackprop.divided_differences import power_function, resolve_function
 from matbackprop.functional._eigh import eigh
-from matbackprop.functional._generalized_eigh import generalized_eigh
+from matbackprop.functional._generalized_eigh import generalized_eigh, generalized_matrix_function
 from matbackprop.functional._inverse_root import check_damping, check_root, inverse_root
 from matbackprop.functional._linear_solve import check_iterations, gaussian_crf, linear_solve
 from matbackprop.functional._low_rank import check_rank, low_rank
@@ -56,6 +56,20 @@ class GeneralizedEigh(Operator, of=generalized_eigh, data=["a", "b"], checks=[ch
         >>> from matbackprop.nn import GeneralizedEigh
         >>> GeneralizedEigh()(torch.diag(torch.tensor([2.0, 1.0])), 2 * torch.eye(2)).eigenvalues
         tensor([0.5000, 1.0000])
+    """
+
+
+class GeneralizedMatrixFunction(Operator, of=generalized_matrix_function, data=["a", "b"], checks=[resolve_function]):
+    """A function of a symmetric pencil; see :func:`~matbackprop.generalized_matrix_function`.
+
+    Shape:
+        ``(*b, n, n)`` twice to ``(*b, n, n)``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import GeneralizedMatrixFunction
+        >>> GeneralizedMatrixFunction("sqrt")(torch.eye(2) * 8, torch.eye(2) * 2).diagonal()
+        tensor([4., 4.])
     """
 
 

@@ -15,18 +15,19 @@ from torch import Tensor
 from matbackprop.checks import check_finite, check_weight_values
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._generalized_eigh import congruent, definite_factor
 from matbackprop.functional._linear_solve import check_iterations, conjugate_gradient_solve, pull_back, push_forward
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 from matbackprop.spd._functions import prepare
-from matbackprop.spd._metrics import METRICS, Metric, check_metric, congruent, factor, of_matrix
+from matbackprop.spd._metrics import METRICS, Metric, check_metric, of_matrix
 
 __all__ = ["mean"]
 
 
 def _affine_gradient(m: Tensor, points: Tensor, weight: Tensor) -> Tensor:
     """−Σ wᵢ L⁻ᵀ log(L⁻¹AᵢL⁻ᵀ) L⁻¹ with M = LLᵀ: half of the gradient of Σ wᵢd²(M, Aᵢ)."""
-    lower = factor(symmetrize(m), False).unsqueeze(-3)
+    lower = definite_factor(symmetrize(m), False, "a").unsqueeze(-3)
     logs = _weighted(of_matrix(congruent(lower, points), "log", False), weight)
     half = torch.linalg.solve_triangular(lower.squeeze(-3).mH, logs, upper=True)
     return -symmetrize(torch.linalg.solve_triangular(lower.squeeze(-3).mH, half.mH, upper=True))
@@ -116,7 +117,7 @@ def _affine_step(points: Tensor, weight: Tensor) -> Callable[[Tensor], tuple[Ten
     """A gradient step of the best length for the spectra at hand (Bini and Iannazzo)."""
 
     def step(m: Tensor) -> tuple[Tensor, Tensor]:
-        lower = factor(m, False)
+        lower = definite_factor(m, False, "a")
         moved = congruent(lower.unsqueeze(-3), points)
         values, vectors = batched_eigh(moved)
         logs = _weighted((vectors * values.log().unsqueeze(-2)) @ vectors.mH, weight)
@@ -194,7 +195,7 @@ def mean(
         if w.shape != x.shape[:-2]:
             raise ShapeError(f"weight must be {tuple(x.shape[:-2])}, one per matrix, got {tuple(w.shape)}.")
         if wanted:
-            factor(x, True)
+            definite_factor(x, True, "a")
             if weight is not None:
                 check_finite(weight, "weight")
                 check_weight_values(weight)
@@ -213,7 +214,7 @@ def mean(
         if metric == "bures_wasserstein":
             return apply(_Minimiser, _bures_gradient, tolerance, minimum, x, w).to(a.dtype)
         # The metric does not see congruences: around the identity its Hessian has eigenvalues from 1 on.
-        lower = factor(minimum, False)
+        lower = definite_factor(minimum, False, "a")
         around = congruent(lower.unsqueeze(-3), x)
         eye = torch.eye(a.shape[-1], dtype=x.dtype, device=x.device).expand_as(minimum)
         middle = apply(_Minimiser, _affine_gradient, tolerance, eye, around, w)

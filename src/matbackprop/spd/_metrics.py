@@ -12,17 +12,17 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_option, values_checkable
+from matbackprop.checks import check_option
 from matbackprop.divided_differences import named_function
-from matbackprop.errors import NumericalError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._matrix_function import matrix_exp, matrix_function, matrix_log, matrix_power
+from matbackprop.functional._generalized_eigh import congruent, definite_factor, function_of_pencil
+from matbackprop.functional._matrix_function import matrix_exp, matrix_function, matrix_log
 from matbackprop.functional._polar import orthogonal_factor
 from matbackprop.functional._spectrum import Spectrum, derivative
 from matbackprop.numerics import inner, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["METRICS", "Geometry", "Metric", "check_metric", "congruent", "factor", "lyapunov", "of_matrix"]
+__all__ = ["METRICS", "Geometry", "Metric", "check_metric", "lyapunov", "of_matrix"]
 
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
@@ -31,23 +31,6 @@ def check_metric(metric: Metric) -> Geometry:
     """The metric of that name."""
     check_option(metric, get_args(Metric), "metric")
     return METRICS[metric]
-
-
-def factor(a: Tensor, wanted: bool, name: str = "a") -> Tensor:
-    """L with A = LLᵀ; NaN, or an error where values are checked, for a matrix that is not positive definite."""
-    lower, info = torch.linalg.cholesky_ex(a)
-    if wanted and values_checkable(a) and bool((info != 0).any()):
-        raise NumericalError(
-            f"{int((info != 0).sum())} of {max(info.numel(), 1)} matrices {name} are not positive definite; add a "
-            f"multiple of the identity."
-        )
-    return torch.where((info == 0)[..., None, None], lower, torch.nan)
-
-
-def congruent(lower: Tensor, b: Tensor) -> Tensor:
-    """L⁻¹BL⁻ᵀ."""
-    half = torch.linalg.solve_triangular(lower, b, upper=False)
-    return symmetrize(torch.linalg.solve_triangular(lower, half.mH, upper=False))
 
 
 def of_matrix(a: Tensor, function: str, wanted: bool) -> Tensor:
@@ -117,20 +100,16 @@ class Geometry(Protocol):
 
 class _AffineInvariant:
     def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
-        return _squared(of_matrix(congruent(factor(a, wanted), b), "log", wanted))
+        return _squared(of_matrix(congruent(definite_factor(a, wanted, "a"), b), "log", wanted))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
-        lower = factor(a, wanted)
-        between = matrix_power(congruent(lower, b), t, check=wanted, precision=real_dtype(a.dtype))
-        return symmetrize(lower @ between @ lower.mH)
+        return function_of_pencil(b, definite_factor(a, wanted, "a"), "power", t, wanted)
 
     def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
-        lower = factor(p, wanted, "p")
-        return symmetrize(lower @ of_matrix(congruent(lower, v), "exp", wanted) @ lower.mH)
+        return function_of_pencil(v, definite_factor(p, wanted, "p"), "exp", None, wanted)
 
     def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
-        lower = factor(p, wanted, "p")
-        return symmetrize(lower @ of_matrix(congruent(lower, q), "log", wanted) @ lower.mH)
+        return function_of_pencil(q, definite_factor(p, wanted, "p"), "log", None, wanted)
 
 
 def _scale(t: float | Tensor) -> float | Tensor:
@@ -157,14 +136,14 @@ class _LogEuclidean:
 class _BuresWasserstein:
     def transport(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
         """T = Tᵀ > 0 with TAT = B."""
-        lower = factor(a, wanted)
+        lower = definite_factor(a, wanted, "a")
         root = of_matrix(symmetrize(lower.mH @ b @ lower), "sqrt", wanted)
         half = torch.linalg.solve_triangular(lower.mH, root, upper=True)
         return symmetrize(torch.linalg.solve_triangular(lower.mH, half.mH, upper=True))
 
     def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U: the traces of the usual formula cancel where A and B are close.
-        one, other = factor(a, wanted), factor(b, wanted, "b")
+        one, other = definite_factor(a, wanted, "a"), definite_factor(b, wanted, "b")
         turn = orthogonal_factor(other.mH @ one, False, a.dtype, False, "polar factor")
         return _squared(one - other @ turn)
 
@@ -174,10 +153,11 @@ class _BuresWasserstein:
         return symmetrize(way @ a @ way)
 
     def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
-        factor(p, wanted, "p")
+        definite_factor(p, wanted, "p")
         way = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) + lyapunov(p, v)
         if wanted:
-            factor(way, wanted, "I + X with PX + XP = V, beyond which v leaves the positive definite matrices,")
+            what = "I + X with PX + XP = V, beyond which v leaves the positive definite matrices,"
+            definite_factor(way, wanted, what)
         return symmetrize(way @ p @ way)
 
     def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
