@@ -185,7 +185,7 @@ def _augment(
     if not open_columns.size:
         return partner
     # Nodes: the source, the reached rows, the reached columns, the sink. Matched pairs are passed backwards.
-    row_node, column_node = np.zeros(len(partner), dtype=np.int64), np.zeros(len(inverse), dtype=np.int64)
+    row_node, column_node = np.zeros(len(partner), dtype=np.int32), np.zeros(len(inverse), dtype=np.int32)
     row_node[rows] = 1 + np.arange(rows.size)
     column_node[columns] = 1 + rows.size + np.arange(columns.size)
     sink = 1 + rows.size + columns.size
@@ -193,8 +193,9 @@ def _augment(
     row, column = rows[np.nonzero(near)[0]], candidates[rows][near]
     backwards = partner[row] == column
     ends = np.where(backwards, [column_node[column], row_node[row]], [row_node[row], column_node[column]])
-    tails = np.concatenate([np.zeros(free.size, dtype=np.int64), ends[0], column_node[open_columns]])
-    heads = np.concatenate([row_node[free], ends[1], np.full(open_columns.size, sink)])
+    # In 32 bits, which is all that older versions of SciPy's maximum_flow take.
+    tails = np.concatenate([np.zeros(free.size, dtype=np.int32), ends[0], column_node[open_columns]])
+    heads = np.concatenate([row_node[free], ends[1], np.full(open_columns.size, sink, dtype=np.int32)])
     capacity = np.ones(tails.size, dtype=np.int32)
     flow = maximum_flow(coo_array((capacity, (tails, heads)), shape=(sink + 1, sink + 1)).tocsr(), 0, sink).flow.tocoo()
     taken = (flow.data > 0) & (flow.row > 0) & (flow.row <= rows.size)
