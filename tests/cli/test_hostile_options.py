@@ -57,7 +57,7 @@ CASES = [
     ("bench pooling --quick --threads -1", "no negative number of threads"),
     ("bench pooling --quick --seconds nan", "a positive time"),
     ("export box --out @/a.txt", "ends in .onnx"),
-    ("export box --out @/a.onnx --size 1000000 1000000", "at most 50000000"),
+    ("export box --out @/a.onnx --size 1000000 1000000", "from 1 to 50000000 pixels"),
     ("export box --out @/folder.onnx", "is a folder"),
     ("export box --out @/photo.png/a.onnx", "Not a directory|File exists"),
     ("serve --port 99999", "from 0 to 65535"),

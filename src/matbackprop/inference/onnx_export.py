@@ -62,9 +62,7 @@ def export_onnx(
     if path.suffix != ".onnx":
         raise ConfigurationError(f"the file of an exported network ends in .onnx, got {path}.")
     if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
-        raise ConfigurationError(
-            f"images have at least one pixel and at most {MAX_PIXELS}, got size {size[0]}×{size[1]}."
-        )
+        raise ConfigurationError(f"images have from 1 to {MAX_PIXELS} pixels, got size {size[0]}×{size[1]}.")
     try:
         import onnxscript  # noqa: F401
     except ImportError:
