@@ -94,12 +94,6 @@ def test_the_segmentation_grid_has_a_header_cell_for_each_group(tmp_path):
         figures.segmentation_grid(columns, [[photo]])
 
 
-def test_wrong_examples_get_another_colour():
-    fig = figures.image_grid([np.zeros((4, 4, 3))] * 2, ["right", "wrong"], marks=[True, False])
-    right, wrong = (ax.texts[0].get_color() for ax in fig.axes)
-    assert right != wrong
-
-
 def test_comparison_draws_value_interval_and_reference():
     fig = figures.comparison({"a": (2.0, 1.0, 3.0), "b": (5.0, 4.0, 6.0)}, reference={"b": 7.0})
     here, paper = fig.axes[0].lines

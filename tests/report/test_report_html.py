@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from matbackprop.errors import DataError
-from matbackprop.report.figures import image_grid
+from matbackprop.report.figures import segmentation_grid
 from matbackprop.report.html import Page, write_report
 from matbackprop.training.run_folder import RunFolder
 
@@ -16,7 +16,7 @@ def run(tmp_path):
     folder = RunFolder(tmp_path / "o2p-smoke-seed3").create({"model": {"eps": 1e-3}, "name": "<script>"}, seed=3)
     for step in range(1, 6):
         folder.append_metrics({"step": step, "epoch": 0, "train/loss": 1.0 / step})
-    image_grid([np.zeros((4, 4, 3))], ["a"], folder.figure_path("examples"))
+    segmentation_grid(["a"], [[np.zeros((4, 4, 3))]], folder.figure_path("examples"))
     folder.write_summary({"val/error": 0.25, "nested": {"rank": 7}, "words": "fine", "broken": float("nan")})
     folder.log_path.write_text("\n".join(f"line {i}" for i in range(200)))
     return folder
@@ -34,7 +34,7 @@ def test_the_page_holds_every_part_of_the_run(run):
 
 def test_curves_are_one_drawing_per_panel_and_not_shown_twice(run):
     run.append_metrics({"step": 6, "val/error": 0.2})
-    image_grid([np.zeros((4, 4, 3))], ["a"], run.figure_path("curves"))
+    segmentation_grid(["a"], [[np.zeros((4, 4, 3))]], run.figure_path("curves"))
     page = write_report(run).read_text(encoding="utf-8")
     assert page.count("<svg") == 2 and page.count("data:image/png;base64,") == 1
     ids = re.findall(r'\bid="([^"]+)"', page)

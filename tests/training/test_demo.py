@@ -5,30 +5,26 @@ import math
 
 import pytest
 
-from matbackprop.training.demo import CutsConfig, DemoConfig, PoolingConfig, gradient_check, run_demo
+from matbackprop.training.demo import DemoConfig, gradient_check, run_demo
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    config = DemoConfig(
-        run=tmp_path_factory.mktemp("demo") / "run",
-        pooling=PoolingConfig(train_images=24, val_images=12, epochs=2, channels=8),
-        cuts=CutsConfig(train_images=8, val_images=3, epochs=2, channels=8),
-    )
+    config = DemoConfig(run=tmp_path_factory.mktemp("demo") / "run", images=20, epochs=2)
     assert run_demo(config) == config.run / "report.html"
     return config.run
 
 
 def test_the_page_shows_both_systems_with_pictures(demo):
     page = (demo / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 5
-    assert page.count("<svg") == 5
+    assert page.count("data:image/png;base64,") == 3
+    assert page.count("<svg") == 6
     for part in ("second-order pooling", "normalized cuts", "Photographs", "NaN", "matbackprop serve"):
         assert part in page
 
 
 def test_training_went_through_the_engine_and_lowered_the_objective(demo):
-    for part in ("pooling", "cuts"):
+    for part in ("o2p", "ncuts"):
         rows = [json.loads(line) for line in (demo / part / "metrics.jsonl").read_text().splitlines()]
         losses = [row["train/loss"] for row in rows if "train/loss" in row]
         assert len(losses) >= 2 and losses[-1] < losses[0]

@@ -11,7 +11,7 @@ from matbackprop.training.run_folder import RunFolder
 
 @dataclass
 class Config(DemoConfig):
-    """Train two small networks through the structured layers on images made on the fly, and write a report.
+    """Train both systems in their smallest presets on images made on the fly, and write a report.
 
     It takes about a minute on two processor cores and needs no data, no weights and no network.
     """

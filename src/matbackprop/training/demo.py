@@ -1,82 +1,35 @@
-"""The demonstration: two small networks trained through the structured layers on images made on the fly.
+"""The demonstration: gradients where eigenvalues meet, both systems trained on images made on the fly, and photographs.
 
-1. The gradient at a spectrum with ties: autograd through ``eigh`` and the fused layer, against finite differences.
-2. Regions classified through :func:`matbackprop.second_order_pool`.
-3. Images segmented by features trained through :func:`matbackprop.normalized_cut_soft` (or
-   :func:`matbackprop.normalized_cut_j2`, which is watched in either case).
-
-Both trainings run in the common engine and leave a run folder each; one page shows everything.
+The gradient at a spectrum with ties is computed by autograd through ``eigh`` and by the layer, against finite
+differences. The recipes train their smallest presets and leave a run folder each; one page shows everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn import functional as nnf
+from torch import Tensor
 
 import matbackprop
-from matbackprop.data.bsds import labels_to_grid
-from matbackprop.data.shapes import CLASSES, ShapesRegions, ShapesSegmentation
 from matbackprop.inference import segment
-from matbackprop.metrics.evaluation import score_image
-from matbackprop.report.figures import confusion_matrix, image_grid, segmentation_grid, spectrum
+from matbackprop.report.figures import segmentation_grid
 from matbackprop.report.html import Page
 from matbackprop.report.tables import Table
-from matbackprop.spectral import NCutSpace, SoftSpace, segment_features
-from matbackprop.training.config import EngineConfig
-from matbackprop.training.engine import Data, System, evaluate, fit, seed_all
-from matbackprop.training.loading import EpochLoader, ItemSource
+from matbackprop.training.config import RECIPES, merge
+from matbackprop.training.engine import evaluate, fit, load_weights, seed_all
 from matbackprop.training.run_folder import RunFolder
 
 _PHOTOGRAPHS = ("astronaut", "coffee", "chelsea")
-_KS = (2, 3, 4, 5, 6, 8)
+_SCORED = 12  # held-out images
 _PANELS = {
-    "pooling": {"cross-entropy": ["train/loss", "val/loss"], "accuracy": ["train/accuracy", "val/accuracy"]},
-    "cuts": {
-        "objective": ["train/loss", "val/loss"],
-        "J₂": ["val/j2"],
-        "alignment of the two spans (0 is perfect)": ["val/alignment"],
-    },
+    "o2p": {"cross-entropy": ["train/loss", "val/loss"], "error (%)": ["val/error"], "rank": ["layer/rank"]},
+    "ncuts": {"objective": ["train/objective", "val/objective"], "covering": ["val/average"], "rank": ["layer/rank"]},
 }
-
-
-@dataclass
-class PoolingConfig:
-    """The classification of textured shapes."""
-
-    train_images: int = 320
-    """Training images; each holds one to four regions."""
-    val_images: int = 120
-    """Validation images."""
-    epochs: int = 10
-    """Passes over the training regions."""
-    channels: int = 24
-    """Channels d of the features that are pooled."""
-    function: Literal["log", "sqrt"] = "log"
-    """The matrix function of the pooling."""
-
-
-@dataclass
-class CutsConfig:
-    """The segmentation of made-up scenes."""
-
-    train_images: int = 96
-    """Training images."""
-    val_images: int = 24
-    """Validation images."""
-    epochs: int = 12
-    """Passes over the training images."""
-    channels: int = 16
-    """Channels d of the features that are clustered."""
-    objective: Literal["j2", "soft"] = "soft"
-    """The objective: the paper's J₂, or the soft projector."""
 
 
 @dataclass
@@ -86,25 +39,11 @@ class DemoConfig:
     run: Path = Path("runs/demo")
     """Folder for both runs and the report; what an earlier demonstration left there is replaced."""
     seed: int = 0
-    """Seed of images and networks."""
-    pooling: PoolingConfig = field(default_factory=PoolingConfig)
-    cuts: CutsConfig = field(default_factory=CutsConfig)
-
-    def engine(self, part: str, epochs: int, monitor: str, mode: Literal["min", "max"]) -> EngineConfig:
-        """The engine's configuration of one part."""
-        return EngineConfig(
-            run=self.run / part,
-            seed=self.seed,
-            max_epochs=epochs,
-            overwrite=True,
-            accelerator="cpu",
-            log_every=5,
-            monitor=monitor,
-            monitor_mode=mode,
-            tensorboard=False,
-            progress=False,
-            report=False,
-        )
+    """Seed of the networks and of the order of the data."""
+    images: int = 96
+    """Images that each system trains on."""
+    epochs: int = 8
+    """Passes over them."""
 
 
 # ------------------------------------------------------------------------------------------------- gradients at ties
@@ -166,256 +105,39 @@ def gradient_check(seed: int = 0) -> Table:
     return Table(columns, rows, note=note, formats=dict.fromkeys(columns[1:], ".1e"))
 
 
-def _one_cycle(
-    module: nn.Module, rate: float, steps: int
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW whose rate rises to ``rate`` and falls to nothing by the end of the training."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=1e-2)
-    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+# ------------------------------------------------------------------------------------------------------- both systems
 
 
-# ------------------------------------------------------------------------------------------- second-order pooling
-
-
-class _Items(Data):
-    """Batches of items that are kept in memory."""
-
-    def __init__(self, train: list[Any], val: list[Any], seed: int, sizes: tuple[int, int]) -> None:
-        self.train, self.val, self.seed, self.sizes = train, val, seed, sizes
-
-    def _loader(self, items: list[Any], size: int, shuffle: bool) -> EpochLoader:
-        source = ItemSource(len(items), lambda index, epoch: items[index])
-        return EpochLoader(source, size, seed=self.seed, shuffle=shuffle)
-
-    def train_loader(self) -> EpochLoader:
-        return self._loader(self.train, self.sizes[0], shuffle=True)
-
-    def validation_loader(self) -> EpochLoader:
-        return self._loader(self.val, self.sizes[1], shuffle=False)
-
-
-_CROP, _STRIDE = 48, 4
-
-
-def _crops(data: ShapesRegions) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Every region of every image, its box resized to a square, its mask brought to the grid of the features."""
-    items = []
-    for sample in (data[i] for i in range(len(data))):
-        for mask, box, label in zip(sample.masks, sample.boxes.long().tolist(), sample.labels, strict=True):
-            x, y, w, h = box
-            window = (slice(y, y + h), slice(x, x + w))
-            picture = sample.image[:, *window].float().unsqueeze(0) / 255
-            cover = mask[window].float()[None, None]
-            image = nnf.interpolate(picture, (_CROP, _CROP), mode="bilinear", align_corners=False)[0]
-            items.append((image, nnf.adaptive_avg_pool2d(cover, _CROP // _STRIDE).flatten(), label))
-    return items
-
-
-class _Narrated(System):
-    """Says after each epoch of a training how far it is."""
-
-    console: Console | None = None
-    epochs = 0
-    measures: tuple[str, ...] = ("val/loss",)
-
-    def validated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        said = " · ".join(f"{name.removeprefix('val/')} {metrics[name]:.3f}" for name in self.measures)
-        if self.console is not None:
-            self.console.print(f"  epoch {epoch + 1:>2} of {self.epochs} · {said}")
-
-
-class _PoolingModule(_Narrated):
-    """Convolutions → features inside the mask → g(FᵀF + εI) → upper triangle → linear classifier."""
-
-    measures = ("val/loss", "val/accuracy")
-
-    def __init__(self, config: PoolingConfig) -> None:
-        super().__init__()
-        d = config.channels
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(16, d, 5, stride=2, padding=2), nn.ReLU()
-        )
-        self.pool = matbackprop.nn.SecondOrderPool(eps=1e-3, function=config.function)
-        self.norm = nn.BatchNorm1d(d * (d + 1) // 2, affine=False)
-        self.head = nn.Linear(d * (d + 1) // 2, len(CLASSES))
-
-    def rows(self, images: Tensor) -> Tensor:
-        """Features (b, m, d), one row per cell of the grid."""
-        return self.features(images - 0.5).flatten(2).mT
-
-    def scores(self, images: Tensor, weights: Tensor) -> Tensor:
-        share = weights / weights.sum(-1, keepdim=True)
-        pooled = self.pool(self.rows(images), weight=share)
-        return self.head(self.norm(matbackprop.vectorize_symmetric(pooled)))
-
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        images, weights, labels = batch
-        scores = self.scores(images, weights)
-        self.record("train/accuracy", (scores.argmax(1) == labels).float().mean(), len(labels))
-        return nnf.cross_entropy(scores, labels)
-
-    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        images, weights, labels = batch
-        scores = self.scores(images, weights)
-        self.record("val/loss", nnf.cross_entropy(scores, labels), len(labels))
-        self.record("val/accuracy", (scores.argmax(1) == labels).float().mean(), len(labels))
-
-    def diagnose(self, batch: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
-        """The spectra of the pooled matrices, for the engine's report on a batch that is not finite."""
-        return {"eigenvalues": self.spectra(batch[0], batch[1]).tolist()}
-
-    @torch.no_grad()
-    def spectra(self, images: Tensor, weights: Tensor) -> Tensor:
-        """Eigenvalues (b, d) of FᵀF + εI, ascending."""
-        f = self.rows(images).double() * (weights / weights.sum(-1, keepdim=True)).double().sqrt().unsqueeze(-1)
-        return torch.linalg.eigvalsh(f.mT @ f) + 1e-3
-
-    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        return _one_cycle(self, 4e-3, steps)
-
-
-def _train_pooling(config: DemoConfig, console: Console) -> tuple[RunFolder, dict[str, float]]:
+def _train(
+    config: DemoConfig, recipe: str, score: Callable[[Any, Any], float], **more: Any
+) -> tuple[RunFolder, dict[str, float]]:
+    """Train a recipe's smallest preset; return its run, and a score of what it does before and after."""
+    fields = {"run": str(config.run / recipe), "seed": config.seed, "max_epochs": config.epochs, "overwrite": True}
+    fields |= {"accelerator": "cpu", "tensorboard": False, "report": False}
+    data_fields = {"data.made": config.images, "data.cache": str(config.run / "cache")}
+    settings = merge(RECIPES[recipe].preset("smoke"), {"engine": fields, **data_fields, **more})
     seed_all(config.seed)
-    sizes, seed = (config.pooling.train_images, config.pooling.val_images), 2 * config.seed
-    train, val = (_crops(ShapesRegions(size, seed=seed + i)) for i, size in enumerate(sizes))
-    data = _Items(train, val, config.seed, (32, 128))
-    images, weights, labels = torch.utils.data.default_collate(val)
-    module = _PoolingModule(config.pooling)
-    module.console, module.epochs = console, config.pooling.epochs
-    engine = config.engine("pooling", config.pooling.epochs, "val/accuracy", "max")
-    console.print(f"{len(train)} training and {len(val)} validation regions")
-    spectra = {"before training": module.spectra(images[:64], weights[:64]).mean(0)}
-    module.train()  # calibrate the normalisation: an untrained network deserves its best
-    with torch.no_grad():
-        module.scores(*torch.utils.data.default_collate(train[:256])[:2])
-    before = evaluate(engine, module, data)["val/accuracy"]
-    run = fit(engine, module, data, name="demo-pooling")
-    module.eval()
-    with torch.no_grad():
-        guess = module.scores(images, weights).argmax(1)
-    spectra["after training"] = module.spectra(images[:64], weights[:64]).mean(0)
-    counts = np.zeros((len(CLASSES), len(CLASSES)))
-    np.add.at(counts, (labels.numpy(), guess.numpy()), 1)
-    confusion_matrix(counts, CLASSES, run.figure_path("confusion"), title="Validation regions")
-    spectrum({k: v.numpy() for k, v in spectra.items()}, run.figure_path("spectrum"), eps=1e-3, title="Mean spectrum")
-    right = guess == labels
-    captions = [CLASSES[i] for i in guess[:24].tolist()]
-    image_grid(list(images[:24].numpy()), captions, run.figure_path("examples"), marks=right[:24].tolist())
-    return run, {"before": before, "after": float(right.float().mean())}
+    system, data = RECIPES[recipe].build(settings)
+    system.start(data)  # measures what descriptors are standardised by: an untrained network deserves its best
+    before = score(system, data)
+    run = fit(settings, system, data, name=f"demo-{recipe}")
+    load_weights(run, system)
+    after = score(system, data)
+    RECIPES[recipe].figures(run, system, data)
+    return run, {"before": before, "after": after}
 
 
-# ------------------------------------------------------------------------------------------------ normalized cuts
+def _accuracy(system: Any, data: Any) -> float:
+    """Share of the validation regions whose class is right."""
+    return 1 - evaluate(system.config, system, data)["val/error"] / 100
 
 
-_SIZE, _GRID = (64, 96), (32, 48)
+def _covering(system: Any, data: Any) -> float:
+    """The paper's average covering of held-out images."""
+    return float(data.score(system.model.eval(), _SCORED)["paper_average"])
 
 
-def _scenes(data: ShapesSegmentation) -> list[tuple[Tensor, Tensor]]:
-    """Images (3, h, w) and their annotators' maps on the grid of the features (a, m)."""
-    items = []
-    for sample in (data[i] for i in range(len(data))):
-        maps = [labels_to_grid(labels, _GRID).flatten() for labels in sample.segmentations]
-        items.append((sample.image.float() / 255, torch.stack(maps)))
-    return items
-
-
-class _CutsModule(_Narrated):
-    """Convolutions with place → non-negative features → a normalized-cut objective, averaged over annotators."""
-
-    measures = ("val/loss", "val/alignment")
-
-    def __init__(self, config: CutsConfig) -> None:
-        super().__init__()
-        self.objective = config.objective
-        self.features = nn.Sequential(
-            nn.Conv2d(5, 32, 5, stride=2, padding=2),
-            nn.ReLU(),
-            nn.Conv2d(32, 32, 5, padding=2),
-            nn.ReLU(),
-            nn.Conv2d(32, 32, 5, padding=4, dilation=2),
-            nn.ReLU(),
-            nn.Conv2d(32, config.channels, 1),
-            nn.ReLU(),
-        )
-
-    def maps(self, images: Tensor) -> Tensor:
-        """Features (b, h, w, d) of images (b, 3, 2h, 2w)."""
-        axes = [torch.linspace(-1, 1, n, device=images.device) for n in images.shape[-2:]]
-        place = torch.stack(torch.meshgrid(*axes, indexing="ij")).expand(len(images), 2, *images.shape[-2:])
-        return self.features(torch.cat([2 * images - 1, place], 1)).movedim(1, -1)
-
-    def loss(self, f: Tensor, labels: Tensor) -> Tensor:
-        cut = matbackprop.normalized_cut_j2 if self.objective == "j2" else matbackprop.normalized_cut_soft
-        return cut(f.flatten(1, 2), labels).mean()
-
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        images, labels = batch
-        return self.loss(self.maps(images), labels)
-
-    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        images, labels = batch
-        f = self.maps(images)
-        self.record("val/loss", self.loss(f, labels), len(images))
-        report = matbackprop.rank_report(f.flatten(1, 2), labels)
-        for name, value in (("j2", report.j2), ("rank", report.rank), ("alignment", report.alignment)):
-            self.record(f"val/{name}", value.double().mean(), len(images))
-
-    def diagnose(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        """Singular values of the features, for the engine's report on a batch that is not finite."""
-        with torch.no_grad():
-            return {"singular_values": torch.linalg.svdvals(self.maps(batch[0]).flatten(1, 2).double()).tolist()}
-
-    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        return _one_cycle(self, 6e-3, steps)
-
-    @torch.no_grad()
-    def segment(self, image: Tensor) -> list[np.ndarray]:
-        """Label maps of one image (3, h, w), one for each K."""
-        space = NCutSpace() if self.objective == "j2" else SoftSpace()
-        size = (image.shape[-2], image.shape[-1])
-        segmented = segment_features(self.maps(image.unsqueeze(0))[0], _KS, size=size, space=space)
-        return list(segmented.labels.numpy())
-
-
-def _segment_all(module: _CutsModule, images: ShapesSegmentation) -> tuple[list[list[np.ndarray]], list[float]]:
-    """Segment images; return the maps and the paper's average covering of each image."""
-    maps, scores = [], []
-    for index in range(len(images)):
-        sample = images[index]
-        maps.append(module.segment(sample.image.float() / 255))
-        scores.append(score_image(str(index), maps[-1], sample.segmentations).paper_average)
-    return maps, scores
-
-
-def _best_map(maps: list[np.ndarray], truths: list[Tensor]) -> np.ndarray:
-    covering = score_image("", maps, truths).covering.mean(1)
-    return maps[int(np.argmax(covering))]
-
-
-def _train_cuts(config: DemoConfig, console: Console) -> tuple[RunFolder, dict[str, float]]:
-    seed_all(config.seed)
-    sizes, seed = (config.cuts.train_images, config.cuts.val_images), 2 * config.seed
-    train, val = (ShapesSegmentation(size, size=_SIZE, seed=seed + i) for i, size in enumerate(sizes))
-    data = _Items(_scenes(train), _scenes(val), config.seed, (8, 8))
-    module = _CutsModule(config.cuts)
-    module.console, module.epochs = console, config.cuts.epochs
-    engine = config.engine("cuts", config.cuts.epochs, "val/loss", "min")
-    console.print(f"{len(train)} training and {len(val)} validation images")
-    before_maps, before = _segment_all(module, val)
-    run = fit(engine, module, data, name="demo-cuts")
-    after_maps, after = _segment_all(module.eval(), val)
-    rows: list[list[Any]] = []
-    for index in range(min(6, len(val))):
-        sample = val[index]
-        truths = sample.segmentations
-        maps = (before_maps[index], after_maps[index])
-        rows.append([sample.image.numpy(), *(_best_map(m, truths) for m in maps), truths[0].numpy()])
-    columns = ["Image", ("clustered features", "before"), ("clustered features", "after"), "Ground truth"]
-    segmentation_grid(columns, rows, run.figure_path("segmentations"), width=8.5)
-    return run, {"before": float(np.mean(before)), "after": float(np.mean(after))}
-
-
-# -------------------------------------------------------------------------------------------------- photographs
+# -------------------------------------------------------------------------------------------------------- photographs
 
 
 def _segment_photographs(path: Path) -> dict[str, int]:
@@ -451,10 +173,10 @@ def _run(config: DemoConfig, console: Console) -> Path:
     gradients = gradient_check(config.seed)
     console.print(gradients.rich())
     console.rule("[bold]2 · Regions classified through second-order pooling", align="left")
-    pooling, accuracy = _train_pooling(config, console)
+    pooling, accuracy = _train(config, "o2p", _accuracy)
     console.print(f"accuracy {100 * accuracy['before']:.1f} % before, [bold]{100 * accuracy['after']:.1f} %[/] after")
     console.rule("[bold]3 · Images segmented by learned normalized cuts", align="left")
-    cuts, covering = _train_cuts(config, console)
+    cuts, covering = _train(config, "ncuts", _covering, **{"train.score_images": _SCORED})
     console.print(f"covering {covering['before']:.3f} before, [bold]{covering['after']:.3f}[/] after")
     console.rule("[bold]4 · Photographs segmented by the network in the package", align="left")
     photographs = config.run / "photographs.png"
@@ -493,24 +215,18 @@ def _write_page(
     page.table(gradients)
     page.section("2 · Regions classified through second-order pooling")
     page.text(
-        "Two convolutions see the box of a textured shape. The features inside its mask are pooled to "
-        f"{config.pooling.function}(FᵀF + εI), and a linear classifier reads the upper triangle."
+        "An AlexNet that starts at random sees the box of a textured shape. Its features are pooled to log(FᵀF + εI), "
+        "and a classifier reads the upper triangle."
     )
-    page.curves(pooling.read_metrics(), _PANELS["pooling"])
-    page.picture(pooling.figure_path("examples"), "Validation regions with the predicted class; mistakes in red")
+    page.curves(pooling.read_metrics(), _PANELS["o2p"])
     page.picture(pooling.figure_path("confusion"), "Each row shows where a true class went, in percent")
-    page.picture(pooling.figure_path("spectrum"), "Eigenvalues of FᵀF + εI, mean over 64 validation regions")
     page.section("3 · Images segmented by learned normalized cuts")
-    named = "½‖Π_F − Π_Ψ‖² (J₂)" if config.cuts.objective == "j2" else "½‖Π_λ − Π_Ψ‖² (soft projector)"
     page.text(
-        f"Four convolutions give {config.cuts.channels} features per cell. The objective {named} turns the subspace "
-        "that they span towards the regions that annotators drew; K-means in that subspace gives the segmentations."
+        "The objective ½‖Π_λ − Π_Ψ‖² (soft projector) turns the subspace that an AlexNet's features span towards the "
+        "regions that annotators drew; K-means in that subspace gives the segmentations."
     )
-    page.curves(cuts.read_metrics(), _PANELS["cuts"])
-    page.picture(
-        cuts.figure_path("segmentations"),
-        f"Validation images, the best of K = {', '.join(map(str, _KS))}, with random and with trained features",
-    )
+    page.curves(cuts.read_metrics(), _PANELS["ncuts"])
+    page.picture(cuts.figure_path("segmentations"), "Held-out images, clusters for three K, and what an annotator drew")
     page.section("4 · Photographs segmented by the network in the package")
     page.text(
         "The same objective, trained on people's segmentations of photographs: superpixels are merged into a hierarchy "

@@ -173,9 +173,6 @@ class System(nn.Module, ABC):
         """Return metrics that need the whole validation; every process must return the same."""
         return {}
 
-    def validated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Hear the metrics of the validation after an epoch of a training, on every process."""
-
     def diagnose(self, batch: Any) -> Any:
         """Return what the structured layer saw in a batch that is not finite, as JSON can hold it."""
         return None
@@ -483,7 +480,6 @@ class _Training:
             return
         self.validation = numbers
         self._write_line(numbers)
-        self.system.validated(self.epoch, numbers)
         if self.data.may_choose:
             self._note_best()
 
