@@ -23,12 +23,12 @@ def test_the_page_shows_both_systems_with_pictures(demo):
         assert part in page
 
 
-def test_training_went_through_the_engine_and_lowered_the_objective(demo):
-    for part in ("o2p", "ncuts"):
+def test_both_systems_were_trained_by_the_engine(demo):
+    """That their smallest presets learn is tested with the recipes."""
+    for part, measure in (("o2p", "val/error"), ("ncuts", "val/average")):
         rows = [json.loads(line) for line in (demo / part / "metrics.jsonl").read_text().splitlines()]
-        losses = [row["train/loss"] for row in rows if "train/loss" in row]
-        assert len(losses) >= 2 and losses[-1] < losses[0]
-        assert (demo / part / "checkpoints").is_dir()
+        assert sum("train/loss" in row for row in rows) >= 2 and sum(measure in row for row in rows) == 2
+        assert (demo / part / "checkpoints" / "last.ckpt").is_file()
 
 
 def test_the_summary_holds_before_and_after(demo):
