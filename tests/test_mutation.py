@@ -15,9 +15,9 @@ MUTANT = {"before": "1", "after": "2", "start": 0, "end": 1}
 def test_every_mutant_is_a_program_that_differs_from_the_file():
     file = "functional/_triangle.py"
     source = (mutation.ROOT / mutation.PACKAGE / file).read_bytes()
-    found = list(mutation.mutants(file))
-    assert len(found) > 20
-    for mutant in found:
+    actual = list(mutation.mutants(file))
+    assert len(actual) > 20
+    for mutant in actual:
         changed = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source)), mutant
 

@@ -91,9 +91,9 @@ def test_results_round_trip_and_keep_other_suites(tmp_path):
     assert path.name == "test-1-threads.json"
     again = Record("pooling", "a", "matbackprop", status="failed", note="why")
     save_results(_results(again), tmp_path)
-    found = load_results(path)
-    assert sorted((r.suite, r.status) for r in found.records) == [("ncuts", "ok"), ("pooling", "failed")]
-    assert found.machine["device"] == "Test CPU"
+    actual = load_results(path)
+    assert sorted((r.suite, r.status) for r in actual.records) == [("ncuts", "ok"), ("pooling", "failed")]
+    assert actual.machine["device"] == "Test CPU"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": {}, "records": [{"nothing": 1}]}'])

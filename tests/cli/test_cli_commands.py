@@ -301,8 +301,8 @@ def test_data_check(tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"bad: {bad}" in out and "1 problems" in out
     assert call("data", "check", str(root), "--json") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["layout"] == "coco" and found["problems"][0]["path"] == str(bad)
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["layout"] == "coco" and actual["problems"][0]["path"] == str(bad)
 
 
 def test_data_cache(tmp_path, capsys):
@@ -363,9 +363,9 @@ def test_doctor(capsys):
         assert word in out
     assert "WRONG" not in out
     assert call("doctor", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["gradients"]["right"] is True
-    assert max(found["gradients"]["relative errors"].values()) < 1e-6
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["gradients"]["right"] is True
+    assert max(actual["gradients"]["relative errors"].values()) < 1e-6
 
 
 def test_doctor_notices_wrong_gradients(capsys, monkeypatch):

@@ -173,9 +173,9 @@ def animation(path, **options):
 @pytest.mark.parametrize("name", ["film.gif", "film.webp", "film.png", "film.tiff"])
 def test_frames_are_segmented_one_by_one(name, tmp_path):
     path = animation(tmp_path / name, **({"lossless": True} if name.endswith("webp") else {}))
-    found = list(segment_frames(path, None, every=2))
-    assert [one.name for one in found] == ["film-00000.png", "film-00002.png"]
-    assert [int((one.labels(2)[0] == 0).sum()) for one in found] == pytest.approx([20, 30], abs=2)
+    actual = list(segment_frames(path, None, every=2))
+    assert [one.name for one in actual] == ["film-00000.png", "film-00002.png"]
+    assert [int((one.labels(2)[0] == 0).sum()) for one in actual] == pytest.approx([20, 30], abs=2)
     assert segment(path, None).labels(2)[0].sum() == pytest.approx(40, abs=2)  # a picture otherwise, its first frame
 
 
@@ -213,9 +213,9 @@ def test_a_video_is_read_frame_by_frame(tmp_path):
         for picture in frames():
             file.mux(stream.encode(av.VideoFrame.from_image(picture)))
         file.mux(stream.encode())
-    found = list(read_frames(path, every=3))
-    assert [number for number, _ in found] == [0, 3]
-    np.testing.assert_array_equal(found[1][1].pixels, np.asarray(frames()[3]))
+    actual = list(read_frames(path, every=3))
+    assert [number for number, _ in actual] == [0, 3]
+    np.testing.assert_array_equal(actual[1][1].pixels, np.asarray(frames()[3]))
     (tmp_path / "http:film.mkv").write_bytes(path.read_bytes())
     assert len(list(read_frames(tmp_path / "http:film.mkv"))) == len(frames())
     lists = f"#EXTM3U\n#EXTINF:1,\nfile://{path}\n#EXT-X-ENDLIST\n", "ffconcat version 1.0\nfile film.mkv\n"

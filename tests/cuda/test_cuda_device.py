@@ -50,8 +50,8 @@ def test_refined_is_as_good_as_lapack(n):
         values, vectors = (x.cpu() for x in refined.solve(a.cuda()))
         expected = torch.linalg.eigh(a)
         eps = torch.finfo(torch.float64).eps
-        for found, reference in zip(defects(a, values, vectors), defects(a, *expected), strict=True):
-            assert (found <= 3 * reference.clamp_min(2 * eps)).all(), (name, found, reference)
+        for actual, reference in zip(defects(a, values, vectors), defects(a, *expected), strict=True):
+            assert (actual <= 3 * reference.clamp_min(2 * eps)).all(), (name, actual, reference)
         assert (values.diff(dim=-1) >= 0).all(), name
         largest = expected.eigenvalues.abs().amax()
         assert (values - expected.eigenvalues).abs().amax() <= 40 * eps * largest, name
@@ -120,12 +120,12 @@ def test_capture_into_a_graph(n):
 def test_second_stream_and_thread():
     import threading
 
-    found = {}
+    actual = {}
 
     def solve(key):
         with torch.cuda.stream(torch.cuda.Stream()):
             a = symmetric(8, 40 + key, seed=key)
-            found[key] = (a, *batched_eigh(a))
+            actual[key] = (a, *batched_eigh(a))
             torch.cuda.current_stream().synchronize()
 
     callers = [threading.Thread(target=solve, args=(key,)) for key in range(3)]
@@ -133,8 +133,8 @@ def test_second_stream_and_thread():
         caller.start()
     for caller in callers:
         caller.join()
-    assert len(found) == 3
-    for parts in found.values():
+    assert len(actual) == 3
+    for parts in actual.values():
         check(*parts)
 
 
@@ -149,11 +149,11 @@ def test_pool_kernels_match_the_cpu(m, d, name):
     x = f.cuda().requires_grad_()
     assert pool.applies(x, 1e-3, mb.divided_differences.named_function(name))
     c = mb.second_order_pool(x, function=name)
-    (found,) = torch.autograd.grad(c, x, g.cuda())
+    (actual,) = torch.autograd.grad(c, x, g.cuda())
     y = f.double().requires_grad_()
     reference = mb.second_order_pool(y, function=name)
     (exact,) = torch.autograd.grad(reference, y, g.double())
-    for one, other in ((c, reference), (found, exact)):
+    for one, other in ((c, reference), (actual, exact)):
         error = (one.detach().cpu().double() - other.detach()).norm(dim=(-2, -1)) / other.detach().norm(dim=(-2, -1))
         assert error.amax() < 1.5e-7
 
@@ -166,9 +166,9 @@ def test_pooling_by_the_refined_route_matches_the_cpu(name):
     f[2] *= torch.logspace(0, -4, 256)
     g = torch.randn(3, 256, 256, generator=generator)
     x, y = f.cuda().requires_grad_(), f.double().requires_grad_()
-    (found,) = torch.autograd.grad(mb.second_order_pool(x, function=name), x, g.cuda())
+    (actual,) = torch.autograd.grad(mb.second_order_pool(x, function=name), x, g.cuda())
     (exact,) = torch.autograd.grad(mb.second_order_pool(y, function=name), y, g.double())
-    assert ((found.cpu() - exact).norm(dim=(-2, -1)) < 1.5e-7 * exact.norm(dim=(-2, -1))).all()
+    assert ((actual.cpu() - exact).norm(dim=(-2, -1)) < 1.5e-7 * exact.norm(dim=(-2, -1))).all()
 
 
 @pytest.mark.parametrize("center", [False, True])
@@ -220,13 +220,13 @@ def test_cut_kernels_match_the_cpu(objective, annotators, weighted):
     x = f.cuda().requires_grad_()
     assert cuts.applies(x, labels.cuda(), there)
     value = objective(x, labels.cuda(), num_labels=30, weight=there)
-    (found,) = torch.autograd.grad(value.sum(), x)
+    (actual,) = torch.autograd.grad(value.sum(), x)
     y = f.double().requires_grad_()
     more = {} if objective is mb.normalized_cut_soft else {"rank_tol": torch.float32}
     reference = objective(y, labels, num_labels=30, weight=weight, **more)
     (exact,) = torch.autograd.grad(reference.sum(), y)
     torch.testing.assert_close(value.cpu().double(), reference.detach(), rtol=1e-6, atol=1e-6)
-    assert (found.cpu().double() - exact).norm() < 1.5e-7 * exact.norm()
+    assert (actual.cpu().double() - exact).norm() < 1.5e-7 * exact.norm()
 
 
 @pytest.mark.parametrize("objective", [mb.normalized_cut_j1, mb.normalized_cut_j2, mb.normalized_cut_soft])
@@ -242,17 +242,17 @@ def test_compiled_layer_in_one_graph():
     torch._dynamo.reset()
     f = torch.randn(4, 9, 20, device="cuda").relu().requires_grad_()
     compiled = torch.compile(lambda x: mb.second_order_pool(x).square().sum(), fullgraph=True, backend="aot_eager")
-    (found,) = torch.autograd.grad(compiled(f), f)
+    (actual,) = torch.autograd.grad(compiled(f), f)
     (expected,) = torch.autograd.grad(mb.second_order_pool(f).square().sum(), f)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("connectivity", [4, 8])
 def test_components_match_the_cpu(connectivity):
     labels = torch.randint(0, 2, (3, 61, 83), generator=torch.Generator().manual_seed(1))
     labels[1] = 0  # one component
-    found = connected_components(labels.cuda(), connectivity=connectivity)
-    assert torch.equal(found.cpu(), connected_components(labels, connectivity=connectivity))
+    actual = connected_components(labels.cuda(), connectivity=connectivity)
+    assert torch.equal(actual.cpu(), connected_components(labels, connectivity=connectivity))
 
 
 def test_a_chain_that_cannot_be_recorded_is_called():
@@ -267,9 +267,9 @@ def test_replayed_kmeans_takes_new_points():
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         x = torch.rand(300, 3, generator=generator) + torch.arange(3).repeat_interleave(100).unsqueeze(-1) * 10
-        found = weighted_kmeans(x.cuda(), torch.ones(300, device="cuda"), [3])
+        actual = weighted_kmeans(x.cuda(), torch.ones(300, device="cuda"), [3])
         expected = weighted_kmeans(x.double(), torch.ones(300), [3])
-        torch.testing.assert_close(found.distortion.cpu().double(), expected.distortion.double(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual.distortion.cpu().double(), expected.distortion.double(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -163,8 +163,8 @@ def test_pool_kernels_agree_with_the_operator(name, kind, tmp_path):
     x = f.double().requires_grad_()
     c = second_order_pool(x, eps=1e-3, function=name)
     (gradient,) = torch.autograd.grad(c, x, g.double())
-    for found, expected in ((out[: c.numel()], c), (out[c.numel() :], gradient)):
-        for one, exact in zip(torch.from_numpy(found.copy()).reshape(expected.shape), expected.detach(), strict=True):
+    for actual, expected in ((out[: c.numel()], c), (out[c.numel() :], gradient)):
+        for one, exact in zip(torch.from_numpy(actual.copy()).reshape(expected.shape), expected.detach(), strict=True):
             assert (one - exact).norm() < 1e-7 * exact.norm()
 
 
@@ -220,8 +220,8 @@ def test_component_kernels_find_the_first_pixels(connectivity, tmp_path):
     labels = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(0))
     out = cuda_on_cpu.run(program, (*shape, int(connectivity == 8)), labels.numpy(), dtype=np.int64)
     root = torch.from_numpy(out.copy())
-    found = _number(root, torch.arange(labels.numel()), labels.shape)
-    assert torch.equal(found, connected_components(labels, connectivity=connectivity))
+    actual = _number(root, torch.arange(labels.numel()), labels.shape)
+    assert torch.equal(actual, connected_components(labels, connectivity=connectivity))
 
 
 def test_j1_is_j2_of_features_over_degrees_with_degrees_as_weights(monkeypatch):

@@ -41,8 +41,8 @@ def solve(kernels, a, guess=None, threads=THREADS):
 def check(a, values, vectors):
     """As good as LAPACK: at most three times its residual and its loss of orthonormality, or 2 eps."""
     expected = torch.linalg.eigh(a)
-    for found, reference in zip(defects(a, values, vectors), defects(a, *expected), strict=True):
-        assert (found <= 3 * reference.clamp_min(2 * EPS)).all()
+    for actual, reference in zip(defects(a, values, vectors), defects(a, *expected), strict=True):
+        assert (actual <= 3 * reference.clamp_min(2 * EPS)).all()
     assert (values.diff(dim=-1) >= 0).all()
     largest = expected.eigenvalues.abs().amax(-1, keepdim=True)
     assert ((values - expected.eigenvalues).abs() <= 20 * EPS * largest).all()

@@ -109,12 +109,12 @@ def test_png_of_every_depth(tmp_path, mode, dtype):
     else:
         colours = np.random.default_rng(0).permutation(256)[: 4 * len(mode)].reshape(4, len(mode)).astype(np.uint8)
         Image.fromarray(colours[labels - 1]).save(tmp_path / "a.png")
-    (found,) = read_label_maps(tmp_path / "a.png")
+    (actual,) = read_label_maps(tmp_path / "a.png")
     # The same partition: every label of one goes with exactly one label of the other.
-    pairs = {tuple(pair) for pair in np.stack([LABELS.ravel(), found.ravel()], 1).tolist()}
+    pairs = {tuple(pair) for pair in np.stack([LABELS.ravel(), actual.ravel()], 1).tolist()}
     assert len(pairs) == 4 and len({b for _, b in pairs}) == 4
     if mode == "I;16":
-        np.testing.assert_array_equal(found, labels)
+        np.testing.assert_array_equal(actual, labels)
 
 
 def test_npz_and_npy(tmp_path):
@@ -247,8 +247,8 @@ def test_index_groups_files_by_image(tmp_path):
     touch(
         tmp_path, "a_1.png", "a_2.png", "a_10.png", "b.png", "u1/c.seg", "u2/c.seg", "d_001.png", "e_1.mat", "notes.txt"
     )
-    found = index_label_files(tmp_path)
-    assert {name: [path.name for path in paths] for name, paths in found.items()} == {
+    actual = index_label_files(tmp_path)
+    assert {name: [path.name for path in paths] for name, paths in actual.items()} == {
         "a": ["a_1.png", "a_2.png", "a_10.png"],
         "b": ["b.png"],
         "c": ["c.seg", "c.seg"],

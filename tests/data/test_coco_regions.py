@@ -214,8 +214,8 @@ def test_a_cache_whose_arrays_do_not_fit_together_is_refused(tmp_path):
 
 
 def test_processes_crop_what_one_process_crops(coco):
-    found = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
-    images = read_regions(*coco(found)).images * 12
+    actual = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
+    images = read_regions(*coco(actual)).images * 12
     one, several = (list(cr._crop_all(images, 20, 0.0, workers)) for workers in (0, 2))
     assert len(one) == len(several) == 36
     for a, b in zip(one, several, strict=True):
@@ -324,8 +324,8 @@ def test_the_tuning_split_never_shares_an_image():
 
 @pytest.fixture
 def regions(coco, tmp_path):
-    found = [annotation(i, 1 + i % 3, (3, 7)[i % 2], [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(12)]
-    return cr.cache_regions(*coco(found), tmp_path / "cache", side=20, workers=0)
+    actual = [annotation(i, 1 + i % 3, (3, 7)[i % 2], [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(12)]
+    return cr.cache_regions(*coco(actual), tmp_path / "cache", side=20, workers=0)
 
 
 def test_resident_and_read_batches_are_the_same(regions):

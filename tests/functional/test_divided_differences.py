@@ -36,8 +36,8 @@ def _worst(function, g, base, gaps, parameter=None, additive=False):
         )
     for b, c in itertools.combinations_with_replacement(points, 2):
         expected = divided_difference(g, (base, b, c))
-        found = function.second(_tensor(c), _tensor(base), _tensor(b), parameter).item()
-        second = max(second, abs(float((found - expected) / expected)))
+        actual = function.second(_tensor(c), _tensor(base), _tensor(b), parameter).item()
+        second = max(second, abs(float((actual - expected) / expected)))
     return first, second
 
 
@@ -72,18 +72,18 @@ def test_derivative_of_powers_in_the_exponent(p):
     for gap in GAPS:
         a, b = 0.5, 0.5 * (1 + gap)
         expected = divided_difference(lambda x: mpmath.power(x, mpmath.mpf(p)) * mpmath.log(x), (a, b))
-        found = function.first(_tensor(a), _tensor(b), _tensor(p)).item()
+        actual = function.first(_tensor(a), _tensor(b), _tensor(p)).item()
         scale = abs(expected) + abs(divided_difference(lambda x: mpmath.power(x, mpmath.mpf(p)), (a, b)))
-        assert abs(found - expected) <= 2e-14 * scale
+        assert abs(actual - expected) <= 2e-14 * scale
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5, -1, -3])
 def test_whole_powers(n):
     function, _ = power_function(n)
     for a, b, c in [(0.5, 0.5, 0.5), (0.5, 0.5, 2.0), (-1.0, 0.25, 3.0), (2.0, -2.0, 2.0)]:
-        for points, found in [((a, b), function.first), ((a, b, c), function.second)]:
+        for points, actual in [((a, b), function.first), ((a, b, c), function.second)]:
             expected = float(divided_difference(lambda x: x ** mpmath.mpf(n), points))
-            assert found(*map(_tensor, points)).item() == pytest.approx(expected, rel=1e-13, abs=1e-13)
+            assert actual(*map(_tensor, points)).item() == pytest.approx(expected, rel=1e-13, abs=1e-13)
 
 
 @pytest.mark.parametrize("pair", ["derivative", "divided_difference"])

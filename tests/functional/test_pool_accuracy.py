@@ -121,8 +121,8 @@ def test_float32_features_on_both_sides_of_the_short_way_against_80_bits(high, f
     g = torch.randn(8, 8, generator=generator(3))
     c = second_order_pool(f, eps=1e-6, function=function)
     c.backward(g)
-    for found, expected in zip((c, f.grad), pool_longdouble(f.detach(), g, 1e-6, function), strict=True):
-        assert _relative(found, expected.astype(float)) <= LIMIT[torch.float32]
+    for actual, expected in zip((c, f.grad), pool_longdouble(f.detach(), g, 1e-6, function), strict=True):
+        assert _relative(actual, expected.astype(float)) <= LIMIT[torch.float32]
 
 
 @pytest.mark.parametrize("high", [0.0, 1.49])

@@ -30,12 +30,12 @@ CASES = {
         ["train", "o2p", *TRAIN, "--model.weights", "TMP/segmenter/model.safetensors"],
         "belong to another architecture than AlexNet",
     ),
-    "torn weights": (
-        ["train", "o2p", *TRAIN, "--model.weights", "TMP/torn/model.safetensors"],
+    "damaged weights": (
+        ["train", "o2p", *TRAIN, "--model.weights", "TMP/damaged/model.safetensors"],
         "model.safetensors is damaged",
     ),
-    "torn classifier": (["classify", "TMP/photo.png", "--model", "TMP/torn"], "model.safetensors is damaged"),
-    "torn classifier to export": (["export", "TMP/torn", "--out", "OUT/a.onnx"], "model.safetensors is damaged"),
+    "damaged classifier": (["classify", "TMP/photo.png", "--model", "TMP/damaged"], "model.safetensors is damaged"),
+    "damaged classifier to export": (["export", "TMP/damaged", "--out", "OUT/a.onnx"], "model.safetensors is damaged"),
     "other shapes than the configuration": (
         ["classify", "TMP/photo.png", "--model", "TMP/other"],
         "belong to another architecture than RegionClassifier",
@@ -59,10 +59,10 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     classifier = RegionClassifier(2, head="o2p", canvas=67, reduce=4, names=["cup", "plate"])
-    for name in ("classifier", "torn", "other"):
+    for name in ("classifier", "damaged", "other"):
         classifier.save_pretrained(path / name, dtype=torch.float16)
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(path / "segmenter", dtype=torch.float16)
-    weights = path / "torn" / "model.safetensors"
+    weights = path / "damaged" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
     config = json.loads((path / "other" / "config.json").read_text())
     config["arguments"]["reduce"] = 5

@@ -22,11 +22,11 @@ NAMES = ["a", "b", "c"]
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    found = RegionClassifier(
+    actual = RegionClassifier(
         3, head="o2p", canvas=227, taps=("relu5",), reduce=4, support="mask", names=NAMES, background="mask"
     )
-    torch.nn.init.normal_(found.classifier.weight)
-    return found.eval()
+    torch.nn.init.normal_(actual.classifier.weight)
+    return actual.eval()
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,10 @@ def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes,
     path = sorted((shapes / "images" / "train").iterdir())[0]
     height, width = picture(path).shape[:2]
     code, said = run(capsys, path, "--model", tmp_path / "run", "--boxes", "0,0,20,20", "5,5,30,30", "--json")
-    found = json.loads(said.out)["regions"]
-    assert code == 0 and len(found) == 2
+    actual = json.loads(said.out)["regions"]
+    assert code == 0 and len(actual) == 2
     expected = classify_regions(model, picture(path), [(0, 0, 20, 20), (5, 5, 30, 30)])
-    for entry, row in zip(found, expected, strict=True):
+    for entry, row in zip(actual, expected, strict=True):
         assert entry["classes"][0]["name"] == NAMES[int(row.argmax())]
         assert entry["classes"][0]["probability"] == pytest.approx(float(row.max()), abs=1e-3)
     mask = np.zeros((height, width), np.uint8)

@@ -61,15 +61,15 @@ def test_a_step_divides_and_a_slope_does_not(turned):
 
 def test_levels_are_nested_and_counted():
     image = np.random.default_rng(1).integers(0, 256, (70, 90, 3), dtype=np.uint8)
-    found = merge_by_colour(image)
-    assert [len(np.unique(m)) for m in found.labels] == list(MERGE_KS)
-    for coarse, fine in zip(found.labels[:-1], found.labels[1:], strict=True):
+    actual = merge_by_colour(image)
+    assert [len(np.unique(m)) for m in actual.labels] == list(MERGE_KS)
+    for coarse, fine in zip(actual.labels[:-1], actual.labels[1:], strict=True):
         pairs = np.unique(np.stack([coarse.ravel(), fine.ravel()]), axis=1)
         assert pairs.shape[1] == len(np.unique(fine))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (3, 2), (5, 40)])
 def test_tiny_and_flat_images(size):
-    found = merge_by_colour(np.zeros((*size, 3), np.uint8), [1, 2])
-    assert found.labels.shape == (2, *size) and found.labels[0].max() == 0
-    assert np.isfinite(found.hierarchy.heights).all()
+    actual = merge_by_colour(np.zeros((*size, 3), np.uint8), [1, 2])
+    assert actual.labels.shape == (2, *size) and actual.labels[0].max() == 0
+    assert np.isfinite(actual.hierarchy.heights).all()

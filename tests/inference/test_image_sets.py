@@ -56,16 +56,16 @@ def test_processes_give_the_maps_of_one_process(model, images):
 def test_superpixels_assigned_on_a_device_give_the_same_maps(model, images, monkeypatch):
     def assign(batch, count):
         options = {"n_segments": count, "compactness": 8.0, "sigma": 0.7, "start_label": 0, "channel_axis": -1}
-        found = [slic(one.movedim(0, -1).numpy(), enforce_connectivity=False, **options) for one in batch]
-        return torch.from_numpy(np.stack(found))
+        actual = [slic(one.movedim(0, -1).numpy(), enforce_connectivity=False, **options) for one in batch]
+        return torch.from_numpy(np.stack(actual))
 
     expected = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
     monkeypatch.setattr(image_sets, "works_on", lambda batch, count: True)
     monkeypatch.setattr(image_sets, "assign_superpixels", assign)
     monkeypatch.setattr(image_sets, "slic_superpixels", None)  # not from the beginning
-    found = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
-    assert list(found) == list(expected)
-    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    actual = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
+    assert list(actual) == list(expected)
+    assert all(np.array_equal(actual[name], expected[name]) for name in actual)
 
 
 def test_nothing_waits_for_more_than_it_needs(model, images, monkeypatch):

@@ -87,11 +87,11 @@ def test_near_the_exact_assignment_on_real_boundaries(data_root):
         columns = np.concatenate([pairs.col, others + np.arange(size)])
         costs = np.concatenate([1 + pairs.data, np.full(size, 1 + 100 * radius)])
         graph = csr_array((costs, (rows, columns)), shape=(size, others + size))
-        found = min_weight_full_bipartite_matching(graph)[1] < others
+        actual = min_weight_full_bipartite_matching(graph)[1] < others
         matched, _ = match_boundaries(boundary, truth)
-        assert matched.sum() == found.sum()
+        assert matched.sum() == actual.sum()
         union |= matched
-        exact_union[tuple(points[found].T)] = True
+        exact_union[tuple(points[actual].T)] = True
     assert abs(union.sum() - exact_union.sum()) <= 0.002 * size
 
 

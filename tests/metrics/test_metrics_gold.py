@@ -60,9 +60,9 @@ def test_classes_agree_with_the_functions(data_root):
     segs, truth = (read(data_root / "bsds_gold" / part) for part in ("segs", "groundTruth"))
     segs = {name: segs[name][:2] for name in names}
     expected = evaluate_segmentations(segs, truth, boundary=True)
-    found = {}
+    actual = {}
     for metric in (SegmentationCovering(), RandIndex(), VariationOfInformation(), BoundaryFMeasure()):
         for name in names:
             metric.update(torch.tensor(np.stack(segs[name]).astype(np.int64)), truth[name])
-        found |= {name: value.item() for name, value in metric.compute().items()}
-    assert found == pytest.approx(expected, abs=1e-12)
+        actual |= {name: value.item() for name, value in metric.compute().items()}
+    assert actual == pytest.approx(expected, abs=1e-12)

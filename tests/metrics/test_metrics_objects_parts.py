@@ -60,10 +60,10 @@ def written_out(segmentation, people):
         for g in large_here:
             recalled += {"object": 1, "part": TENTH}.get(kind_here.get(g), collected_here[g])
         total += len(large_here)
-    found = sum(
+    actual = sum(
         ({"object": Fraction(1), "part": TENTH}[kind[r]] if r in kind else collected[r] / len(people)) for r in large
     )
-    return float(found / len(large)), float(recalled / total)
+    return float(actual / len(large)), float(recalled / total)
 
 
 def blocks(draw, height=6, width=8):
@@ -149,8 +149,8 @@ def test_summaries_over_images():
 def test_the_evaluation_holds_them_when_asked_for():
     segmentation, truth = {"a": [[[0, 0, 1, 1]]]}, {"a": [[[0, 0, 1, 1]]]}
     assert "objects_ods" not in evaluate_segmentations(segmentation, truth)
-    found = evaluate_segmentations(segmentation, truth, objects=True)
-    assert (found["objects_ods"], found["objects_ois"]) == (1.0, 1.0)
+    actual = evaluate_segmentations(segmentation, truth, objects=True)
+    assert (actual["objects_ods"], actual["objects_ois"]) == (1.0, 1.0)
     assert score_image("a", segmentation["a"], truth["a"], objects=True).row()["objects_f"] == 1.0
 
 

@@ -153,8 +153,8 @@ def test_hugging_faces_backbones(tmp_path, kind, tap, place):
     backbone = build_backbone(f"hf:{tmp_path}", [tap]).eval()
     assert backbone.info(tap)[:3] == place
     assert backbone.mean == backbone.std == (0.5, 0.5, 0.5)
-    found = backbone(torch.randn(1, 3, 90, 130), [tap])[tap]
-    assert found.shape[1] == place[0] and found.shape[-1] in (130 // place[1], -(-130 // place[1]))
+    actual = backbone(torch.randn(1, 3, 90, 130), [tap])[tap]
+    assert actual.shape[1] == place[0] and actual.shape[-1] in (130 // place[1], -(-130 // place[1]))
     segmenter = DeepNCuts(backbone=f"hf:{tmp_path}", taps=(tap,), hidden=8, channels=5)
     segmenter(torch.rand(1, 3, 90, 130)).features.sum().backward()
     assert [n for n, p in segmenter.named_parameters() if p.requires_grad and p.grad is None] == []
@@ -207,6 +207,6 @@ def test_our_networks_are_timms(name, theirs, taps):
     other.load_state_dict(dict(zip(keys, weights, strict=False)), strict=False)
     image = torch.randn(1, 3, 128, 192, generator=draw)
     with torch.no_grad():
-        found = ours.maps(image, taps)
+        actual = ours.maps(image, taps)
         for tap, expected in zip(taps, other(image), strict=False):
-            torch.testing.assert_close(found[tap], expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual[tap], expected, rtol=1e-4, atol=1e-5)

@@ -47,9 +47,9 @@ def test_a_bright_pixel_moves_the_right_cell(name):
     taps = [tap for tap in backbone.taps if tap != "edges"]  # which sees far around each pixel, see below
     with torch.no_grad():
         maps = backbone(images, taps)
-    for tap, found in maps.items():
+    for tap, actual in maps.items():
         info = backbone.info(tap)
-        moved = (found[1:] - found[:1]).square().sum(1)
+        moved = (actual[1:] - actual[:1]).square().sum(1)
         assert (moved.sum((1, 2)) > 0).all()
         for axis in (0, 1):
             weight = moved.sum(2 - axis)
@@ -217,8 +217,8 @@ def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, la
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         maps = backbone(image, [tap, *later])
-        found = backbone.behind(tap, maps[tap], later)
-    assert all(torch.equal(found[one], maps[one]) for one in later)
+        actual = backbone.behind(tap, maps[tap], later)
+    assert all(torch.equal(actual[one], maps[one]) for one in later)
     backbone.freeze(tap)
     backbone(image, later)[later[-1]].sum().backward()
     learns = {name: p.grad is not None for name, p in backbone.named_parameters()}

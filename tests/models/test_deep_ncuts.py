@@ -102,8 +102,8 @@ def test_cells_lie_over_their_blocks(name, tap):
 @pytest.mark.parametrize("size", [(1, 1), (3, 50), (37, 23)])
 def test_tiny_images(name, size):
     model = small(name)
-    found = model.cluster(image(*size), (2, 5))
-    assert found.labels.shape == (1, 2, *size) and torch.isfinite(found.embedding.points).all()
+    actual = model.cluster(image(*size), (2, 5))
+    assert actual.labels.shape == (1, 2, *size) and torch.isfinite(actual.embedding.points).all()
 
 
 def test_bytes_and_floats_agree():
@@ -119,8 +119,8 @@ def test_what_is_no_batch_of_images_is_refused(shape):
 
 
 def test_constant_image_is_finite():
-    found = small("hypercolumns").cluster(torch.full((1, 3, 32, 32), 0.5), (2,))
-    assert torch.isfinite(found.embedding.points).all()
+    actual = small("hypercolumns").cluster(torch.full((1, 3, 32, 32), 0.5), (2,))
+    assert torch.isfinite(actual.embedding.points).all()
 
 
 def test_frozen_backbone_gets_no_gradient():
@@ -182,16 +182,16 @@ def test_merging_sees_the_mean_colour_of_each_superpixel():
     blocks = torch.arange(48).view(6, 8).repeat_interleave(8, 0).repeat_interleave(8, 1)
     expected = rgb_to_lab(x[0])[:, ::8, ::8].flatten(1).mT
     for picture in (x, (255 * x).round().to(torch.uint8)):
-        found = model.region_points(picture, blocks.unsqueeze(0))
-        torch.testing.assert_close(found.colours[0], expected, atol=0.5, rtol=0)
+        actual = model.region_points(picture, blocks.unsqueeze(0))
+        torch.testing.assert_close(actual.colours[0], expected, atol=0.5, rtol=0)
 
 
 def test_clusters_in_another_space_than_the_models_own():
     model, other = small("alexnet-relu5", channels=6), small("alexnet-relu5", channels=6, space="soft")
     x = image(96, 128)
-    found = {space: model.cluster(x, (3, 5), space=space).labels for space in (None, "ncut", "soft")}
-    assert torch.equal(found[None], found["ncut"]) and not torch.equal(found["ncut"], found["soft"])
-    assert torch.equal(found["soft"], other.cluster(x, (3, 5)).labels)
+    actual = {space: model.cluster(x, (3, 5), space=space).labels for space in (None, "ncut", "soft")}
+    assert torch.equal(actual[None], actual["ncut"]) and not torch.equal(actual["ncut"], actual["soft"])
+    assert torch.equal(actual["soft"], other.cluster(x, (3, 5)).labels)
 
 
 def test_pooling_on_superpixels():
@@ -234,9 +234,9 @@ def test_rows_on_superpixels_are_means_of_the_map():
 def test_merging_gives_nested_maps_of_the_size_asked_for():
     photograph = torch.zeros(3, 40, 60)
     photograph[:, :, 30:] = 1
-    found = small("hypercolumns", superpixels=30).merge(photograph, (2, 4, 8))
-    assert found.labels.shape == (3, 40, 60) and [m.max() + 1 for m in found.labels] == [2, 4, 8]
-    pairs = {(a, b) for a, b in zip(found.labels[1].ravel(), found.labels[2].ravel(), strict=True)}
+    actual = small("hypercolumns", superpixels=30).merge(photograph, (2, 4, 8))
+    assert actual.labels.shape == (3, 40, 60) and [m.max() + 1 for m in actual.labels] == [2, 4, 8]
+    pairs = {(a, b) for a, b in zip(actual.labels[1].ravel(), actual.labels[2].ravel(), strict=True)}
     assert len(pairs) == 8
 
 

@@ -220,10 +220,13 @@ def test_first_order_is_the_average_over_the_support(support):
     torch.manual_seed(0)
     model = RegionClassifier(3, head="fc", average=True, support=support, canvas=67, standardize="none").eval()
     image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
-    (found,) = model.maps(image).values()
+    (actual,) = model.maps(image).values()
     info = model.backbone.info("pool5")
-    inside = mask_to_grid(mask, found.shape[-2:], info.offset, info.stride)
-    means = {"all": [found.mean((2, 3))], "mask": [(found * inside[:, None]).sum((2, 3)) / inside.sum((1, 2))[:, None]]}
+    inside = mask_to_grid(mask, actual.shape[-2:], info.offset, info.stride)
+    means = {
+        "all": [actual.mean((2, 3))],
+        "mask": [(actual * inside[:, None]).sum((2, 3)) / inside.sum((1, 2))[:, None]],
+    }
     means["mask+all"] = means["mask"] + means["all"]
     expected = torch.cat(means[support], 1)
     torch.testing.assert_close(model.describe(image, mask), expected, rtol=1e-5, atol=1e-6)
@@ -252,9 +255,9 @@ def test_two_views_are_the_maps_of_the_region_as_it_is_and_cut_out(head):
     one = small("fc", average=True).eval()
     one.backbone.load_state_dict(model.backbone.state_dict())
     image, mask = torch.randn(2, 3, 67, 67), (torch.rand(2, 67, 67) > 0.5).float()
-    found = model.maps(image, mask)["pool5"]
-    torch.testing.assert_close(found[:, :256], one.maps(image)["pool5"])
-    torch.testing.assert_close(found[:, 256:], one.maps(image * mask[:, None])["pool5"])
+    actual = model.maps(image, mask)["pool5"]
+    torch.testing.assert_close(actual[:, :256], one.maps(image)["pool5"])
+    torch.testing.assert_close(actual[:, 256:], one.maps(image * mask[:, None])["pool5"])
     model.calibrate([(image, mask)])
     assert model.average.out_features == 1024 and model(image, mask).isfinite().all()
     with pytest.raises(ShapeError, match="two_views needs the regions' masks"):
@@ -296,10 +299,10 @@ def test_sift_o2p_pools_the_mean_over_all_scales_inside_the_mask():
     mask[:, 20:50, 10:40] = 1
     maps = model.backbone(image, model.backbone.taps)
     rows, weights = [], []
-    for tap, found in maps.items():
+    for tap, actual in maps.items():
         info = model.backbone.info(tap)
-        rows.append(found.flatten(2).mT.double())
-        weights.append(mask_to_grid(mask, found.shape[-2:], info.offset, info.stride).flatten(1).double())
+        rows.append(actual.flatten(2).mT.double())
+        weights.append(mask_to_grid(mask, actual.shape[-2:], info.offset, info.stride).flatten(1).double())
     f, w = torch.cat(rows, 1), torch.cat(weights, 1)
     expected = [oracle(a.numpy(), (b / b.sum()).numpy(), 1e-3, "log") for a, b in zip(f, w, strict=True)]
     np.testing.assert_allclose(model.describe(image, mask).numpy(), np.stack(expected), atol=2e-5)

@@ -253,6 +253,6 @@ def test_weights_in_eight_bits_come_back_to_half_a_step(tmp_path):
     off = (again["conv.weight"] - state["conv.weight"]).flatten(1).abs().amax(1)
     assert (off <= largest / 254 * 1.001).all()
     assert not again["rows.weight"].any() and again["steps"] == 7
-    save_file(small | {"conv.weight.scale": torch.ones(3)}, tmp_path / "torn.safetensors")
+    save_file(small | {"conv.weight.scale": torch.ones(3)}, tmp_path / "damaged.safetensors")
     with pytest.raises(WeightsError, match=r"conv\.weight\.scale does not fit the weights"):
-        read_weights(tmp_path / "torn.safetensors")
+        read_weights(tmp_path / "damaged.safetensors")

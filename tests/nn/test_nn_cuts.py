@@ -159,9 +159,9 @@ def test_balanced_regions_count_as_if_all_were_equally_large(objective):
     for x, y, often in zip(f, labels, ([2, 2, 2, 3, 3, 6, 1], [1, 1, 1, 1, 1, 1, 6]), strict=True):
         often = torch.tensor(often)
         expected.append(NormalizedCutLoss(objective)(x.repeat_interleave(often, 0), y.repeat_interleave(often, 0)))
-    found = NormalizedCutLoss(objective, balanced=True, reduction="none")(f, labels)
-    torch.testing.assert_close(found, torch.stack(expected))
-    assert not torch.allclose(found, NormalizedCutLoss(objective, reduction="none")(f, labels), rtol=1e-4)
+    actual = NormalizedCutLoss(objective, balanced=True, reduction="none")(f, labels)
+    torch.testing.assert_close(actual, torch.stack(expected))
+    assert not torch.allclose(actual, NormalizedCutLoss(objective, reduction="none")(f, labels), rtol=1e-4)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

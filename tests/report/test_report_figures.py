@@ -58,12 +58,12 @@ def test_confusion_matrix_shows_shares_of_rows_and_survives_an_empty_class():
 
 def test_regions_have_the_colours_of_the_regions_that_they_overlap():
     truth = np.repeat([[0, 1, 2]], 6, 0).repeat(4, 1)
-    found = np.choose(truth, [7, 3, 5])
-    found[:, 0] = 9  # a region that the truth does not have
-    matched = figures.match_labels(found, truth)
+    actual = np.choose(truth, [7, 3, 5])
+    actual[:, 0] = 9  # a region that the truth does not have
+    matched = figures.match_labels(actual, truth)
     np.testing.assert_array_equal(matched[:, 1:], truth[:, 1:])
     assert set(matched[:, 0]) == {3}
-    fig = figures.segmentation_grid(["ours", "human"], [[found, truth]])
+    fig = figures.segmentation_grid(["ours", "human"], [[actual, truth]])
     ours, human = (ax.images[0].get_array() for ax in fig.axes)
     np.testing.assert_array_equal(ours[3, [2, 6, 10]], human[3, [2, 6, 10]])
     assert (ours[3, 0] != human[3, 0]).any()

@@ -25,9 +25,9 @@ TABLES = {
 def test_every_result_was_made_by_what_its_folder_says():
     assert len(FILES) > 200
     for path in FILES:
-        found = json.loads(path.read_text())
-        assert path.parent.name.endswith(f"-{fingerprint(found['provenance'])}"), path
-        assert found["provenance"].keys() == {"configuration", "data", "weights", "device", "measure"}
+        actual = json.loads(path.read_text())
+        assert path.parent.name.endswith(f"-{fingerprint(actual['provenance'])}"), path
+        assert actual["provenance"].keys() == {"configuration", "data", "weights", "device", "measure"}
 
 
 def test_every_number_of_the_first_table_is_that_of_a_result():
@@ -46,7 +46,7 @@ def test_every_number_of_the_second_table_is_that_of_a_result(name):
         part = "seed" if row["inference"] else "baseline"
         for i, (seed, mark) in enumerate(zip(row["seeds"], row["fingerprints"], strict=True)):
             scores = stored[f"{part}{seed}-{mark}"][key]["scores"]
-            assert all(scores[measure] == found["each"][i] for measure, found in row["scores"].items())
+            assert all(scores[measure] == actual["each"][i] for measure, actual in row["scores"].items())
 
 
 @pytest.mark.data

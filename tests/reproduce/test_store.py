@@ -101,8 +101,8 @@ def test_weights_are_known_by_their_contents(tmp_path):
 
 @pytest.mark.parametrize("preset", [O2P["paper"], NCUTS["paper"]], ids=["o2p", "ncuts"])
 def test_settings_say_what_was_done_and_not_where(preset):
-    found = settings(preset)
-    assert {"seed", "max_epochs", "precision"} <= found["engine"].keys()
-    assert not found["engine"].keys() & {"run", "accelerator", "progress", "log_every"}
-    assert {"split", "batch_size", "made"} <= found["data"].keys() and not found["data"].keys() & {"root", "cache"}
-    assert found["model"]["weights"] == "imagenet"
+    actual = settings(preset)
+    assert {"seed", "max_epochs", "precision"} <= actual["engine"].keys()
+    assert not actual["engine"].keys() & {"run", "accelerator", "progress", "log_every"}
+    assert {"split", "batch_size", "made"} <= actual["data"].keys() and not actual["data"].keys() & {"root", "cache"}
+    assert actual["model"]["weights"] == "imagenet"

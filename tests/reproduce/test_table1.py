@@ -44,9 +44,9 @@ def pretend(config, job, error, predicted=(0, 1, 1, 0), diverged=False):
     table = Table1(config)
     provenance = table.provenance(job, "cpu")
     path = table.store.path(job, provenance)
-    found = {"number": job.number, "error": error, "error_large": error, "seconds": 1.0, "parameters": 7}
+    actual = {"number": job.number, "error": error, "error_large": error, "seconds": 1.0, "parameters": 7}
     if diverged:
-        found["diverged"] = "the loss was not finite"
+        actual["diverged"] = "the loss was not finite"
     else:
         (path / "predictions").mkdir(parents=True)
         np.savez(
@@ -56,7 +56,7 @@ def pretend(config, job, error, predicted=(0, 1, 1, 0), diverged=False):
             large=np.array([True, True, False, True]),
             image=np.array([5, 5, 6, 7]),
         )
-    table.store.write(job, provenance, found)
+    table.store.write(job, provenance, actual)
 
 
 def pretend_tuning(config, row="alexnet", errors=(40.0, 30.0)):

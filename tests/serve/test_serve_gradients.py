@@ -31,15 +31,15 @@ def test_the_truth_is_the_slope_of_the_function(function, spectrum):
     slope, weights = truth(torch.from_numpy(a), function), _direction().numpy()
     step = np.random.default_rng(0).standard_normal(a.shape)
     step = (step + step.T) * np.sqrt(np.outer(np.diag(a), np.diag(a))) * 1e-5
-    found = (weights * (g(a + step) - g(a - step))).sum() / 2
-    assert found.real == pytest.approx((slope * step).sum(), rel=1e-5)
+    actual = (weights * (g(a + step) - g(a - step))).sum() / 2
+    assert actual.real == pytest.approx((slope * step).sum(), rel=1e-5)
 
 
 def test_our_error_is_rounding_at_every_gap_and_autograd_s_grows():
     for function in FUNCTIONS:
-        found = errors("evenly spaced", function, "float64")
-        assert max(found["matbackprop"]) < 2e-14
-        autograd = found["torch.linalg.eigh + autograd"]
+        actual = errors("evenly spaced", function, "float64")
+        assert max(actual["matbackprop"]) < 2e-14
+        autograd = actual["torch.linalg.eigh + autograd"]
         assert autograd[GAPS.index(0)] < 1e-12 and not max(autograd) < 1e-4
 
 

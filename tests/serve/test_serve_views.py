@@ -147,10 +147,10 @@ def test_a_network_is_used_where_there_is_one(picture):
     torch.manual_seed(0)
     segmenter = Segmenter(DeepNCuts.variant("alexnet-relu5").eval())
     assert segmenter.methods == ("merge", "cluster") and "DeepNCuts" in segmenter.about
-    found = segmenter(picture, "cluster")
-    assert found.segments.ks == CLUSTER_KS and found.shown.labels().shape == (48, 64)
-    assert len(found.levels()) == len(CLUSTER_KS)
-    assert found.coordinates.shape[1:] == segmenter.model.grid((48, 64))
+    actual = segmenter(picture, "cluster")
+    assert actual.segments.ks == CLUSTER_KS and actual.shown.labels().shape == (48, 64)
+    assert len(actual.levels()) == len(CLUSTER_KS)
+    assert actual.coordinates.shape[1:] == segmenter.model.grid((48, 64))
     assert Segmenter().methods == ("merge",) and "colour" in Segmenter().about
 
 

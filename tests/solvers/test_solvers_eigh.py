@@ -110,18 +110,18 @@ def test_threads_give_what_one_thread_gives(threads):
 def test_threads_from_several_callers():
     a = symmetric(40, 20, 20)
     before = torch.get_num_threads()
-    found = []
+    actual = []
     try:
         torch.set_num_threads(2)
-        callers = [threading.Thread(target=lambda: found.append(_solve_in_threads(a))) for _ in range(4)]
+        callers = [threading.Thread(target=lambda: actual.append(_solve_in_threads(a))) for _ in range(4)]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
     finally:
         torch.set_num_threads(before)
-    assert len(found) == 4
-    for values, vectors in found:
+    assert len(actual) == 4
+    for values, vectors in actual:
         check(a, values, vectors)
 
 

@@ -64,8 +64,8 @@ def test_values_against_mpmath(name):
 def test_vmap_and_compile_see_the_same_route():
     x = SPECTRA["graded"](5, 8, 5).expand(3, 5, 8).clone()
     expected = _thin_svd(x, True)
-    for found, value in zip(torch.vmap(lambda one: _thin_svd(one, True))(x), expected, strict=True):
-        torch.testing.assert_close(found.abs(), value.abs(), rtol=1e-10, atol=1e-10)
+    for actual, value in zip(torch.vmap(lambda one: _thin_svd(one, True))(x), expected, strict=True):
+        torch.testing.assert_close(actual.abs(), value.abs(), rtol=1e-10, atol=1e-10)
     torch._dynamo.reset()
     compiled = torch.compile(lambda y: _thin_svd(y, True), fullgraph=True, backend="aot_eager")
     check(x, *compiled(x))
@@ -74,8 +74,8 @@ def test_vmap_and_compile_see_the_same_route():
 def test_float64_digits_and_full_matrices_are_left_to_lapack_on_the_cpu():
     x = SPECTRA["random"](4, 6, 4)
     for full in (True, False):
-        for found, expected in zip(batched_svd(x, full_matrices=full), torch.linalg.svd(x, full), strict=True):
-            assert torch.equal(found, expected)
+        for actual, expected in zip(batched_svd(x, full_matrices=full), torch.linalg.svd(x, full), strict=True):
+            assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("name", [name for name in SPECTRA if name not in ("huge", "tiny")])

@@ -55,8 +55,8 @@ def test_the_bures_distance_of_neighbours_keeps_its_digits():
             root = mpmath.sqrtm(x)
             inside = mpmath.sqrtm(root * y * root)
             expected = mpmath.sqrt(sum((x + y - 2 * inside)[i, i].real for i in range(4)))
-        found = float(spd.distance(a, b, metric="bures_wasserstein"))
-        assert found == pytest.approx(float(expected), rel=max(1e-9, 1e-15 / step))
+        actual = float(spd.distance(a, b, metric="bures_wasserstein"))
+        assert actual == pytest.approx(float(expected), rel=max(1e-9, 1e-15 / step))
 
 
 @metrics

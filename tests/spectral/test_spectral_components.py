@@ -51,14 +51,14 @@ def test_a_long_winding_region_stays_one(device):
     spiral[1::2] = 1
     spiral[1::4, -1] = 0
     spiral[3::4, 0] = 0
-    found = components._components_torch(spiral[None], 4)[0]
-    assert len(found[spiral == 0].unique()) == 1
+    actual = components._components_torch(spiral[None], 4)[0]
+    assert len(actual[spiral == 0].unique()) == 1
 
 
 def test_batches_are_numbered_each_from_zero():
     labels = torch.randint(0, 3, (2, 3, 12, 17), generator=torch.Generator().manual_seed(1))
-    found = connected_components(labels)
-    assert (found.amin((-1, -2)) == 0).all() and torch.equal(found[1, 2], connected_components(labels[1, 2]))
+    actual = connected_components(labels)
+    assert (actual.amin((-1, -2)) == 0).all() and torch.equal(actual[1, 2], connected_components(labels[1, 2]))
 
 
 def test_bad_input():

@@ -67,8 +67,8 @@ def test_merging_equals_the_plain_search(cost, coloured):
     states = plain_merging(features, graph, boundary, cost, colours)
     for k in range(1, count + 1):
         (labels,) = tree.levels([k])
-        found = {frozenset(np.flatnonzero(labels == j).tolist()) for j in range(labels.max() + 1)}
-        assert found == states[count - k]
+        actual = {frozenset(np.flatnonzero(labels == j).tolist()) for j in range(labels.max() + 1)}
+        assert actual == states[count - k]
 
 
 def test_colours_decide_between_regions_that_are_alike_otherwise():
@@ -154,8 +154,8 @@ def test_levels_follow_the_merges_one_by_one():
     label = np.arange(25)
     for step, (keep, gone) in enumerate(tree.merges):
         label[label == gone] = keep
-        (found,) = tree.levels([24 - step])
-        assert np.array_equal(found, np.unique(label, return_inverse=True)[1])
+        (actual,) = tree.levels([24 - step])
+        assert np.array_equal(actual, np.unique(label, return_inverse=True)[1])
 
 
 def test_levels_are_nested_and_heights_never_fall():

@@ -21,19 +21,19 @@ def dense_embedding(w, k):
 def test_ncut_points_are_those_of_the_dense_problem():
     f = features()
     values, points, degree = dense_embedding(f @ f.mT, 4)
-    found = ncut_embedding(f, 4)
-    torch.testing.assert_close(found.eigenvalues, values)
-    torch.testing.assert_close(found.weights, degree)
-    torch.testing.assert_close(found.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
+    actual = ncut_embedding(f, 4)
+    torch.testing.assert_close(actual.eigenvalues, values)
+    torch.testing.assert_close(actual.weights, degree)
+    torch.testing.assert_close(actual.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
 
 
 def test_ncut_points_with_a_parameter_matrix():
     f, root = features(), features(6, 6, 1)
     lam = root @ root.mT
     values, points, _ = dense_embedding(f @ lam @ f.mT, 3)
-    found = ncut_embedding(f, 3, lam=lam)
-    torch.testing.assert_close(found.eigenvalues, values)
-    torch.testing.assert_close(found.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
+    actual = ncut_embedding(f, 3, lam=lam)
+    torch.testing.assert_close(actual.eigenvalues, values)
+    torch.testing.assert_close(actual.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
 
 
 def test_a_parameter_matrix_is_neither_symmetrised_nor_clipped_in_silence():
@@ -63,8 +63,8 @@ def test_perfect_cut_gives_piecewise_constant_points():
 def test_rows_of_zeros_get_no_weight():
     f = features()
     f[5] = 0
-    found = ncut_embedding(f, 3)
-    assert found.weights[5] == 0 and (found.points[5] == 0).all() and torch.isfinite(found.points).all()
+    actual = ncut_embedding(f, 3)
+    assert actual.weights[5] == 0 and (actual.points[5] == 0).all() and torch.isfinite(actual.points).all()
 
 
 def test_more_eigenvectors_than_channels_are_not_invented():
@@ -78,8 +78,8 @@ def test_soft_points_span_the_soft_projector():
     scaled = f / (f * f).sum().sqrt()
     inner = scaled.mT @ scaled + ridge / f.shape[-1] * torch.eye(f.shape[-1], dtype=f.dtype)
     projector = scaled @ torch.linalg.solve(inner, scaled.mT)
-    found = soft_embedding(f, ridge=ridge)
-    torch.testing.assert_close(found.points @ found.points.mT, projector)
+    actual = soft_embedding(f, ridge=ridge)
+    torch.testing.assert_close(actual.points @ actual.points.mT, projector)
     # ... which is the one of the objective.
     labels = torch.arange(len(f)) % 4
     e = torch.nn.functional.one_hot(labels).double()
@@ -100,9 +100,9 @@ def test_soft_weights_repeat_rows():
 
 
 def test_soft_points_of_zeros_are_zero():
-    found = soft_embedding(torch.zeros(2, 5, 3))
-    assert found.points.dtype == found.weights.dtype == found.eigenvalues.dtype == torch.float32
-    assert (found.points == 0).all() and torch.isfinite(found.eigenvalues).all()
+    actual = soft_embedding(torch.zeros(2, 5, 3))
+    assert actual.points.dtype == actual.weights.dtype == actual.eigenvalues.dtype == torch.float32
+    assert (actual.points == 0).all() and torch.isfinite(actual.eigenvalues).all()
 
 
 def test_soft_refuses_what_has_no_meaning():
@@ -113,9 +113,9 @@ def test_soft_refuses_what_has_no_meaning():
 
 
 def test_k_by_the_largest_gap():
-    found = choose_k(torch.tensor([[1.0, 0.9, 0.3, 0.2], [1.0, 0.99, 0.97, 0.5]]))
-    assert found.k.tolist() == [2, 3]
-    torch.testing.assert_close(found.confidence, torch.tensor([1 - 0.1 / 0.6, 1 - 0.02 / 0.47]))
+    actual = choose_k(torch.tensor([[1.0, 0.9, 0.3, 0.2], [1.0, 0.99, 0.97, 0.5]]))
+    assert actual.k.tolist() == [2, 3]
+    torch.testing.assert_close(actual.confidence, torch.tensor([1 - 0.1 / 0.6, 1 - 0.02 / 0.47]))
     assert choose_k(torch.tensor([1.0, 0.2, 0.1]), low=1).k == 1
 
 

@@ -22,8 +22,8 @@ def separated(k=4, m=60, noise=0.02, seed=0):
 def test_separated_groups_are_found(rotate):
     embedding, labels = separated()
     rotation = rotate(embedding.points)
-    found = (embedding.points @ rotation).argmax(-1)
-    assert torch.stack([found, labels]).unique(dim=1).shape[1] == 4
+    actual = (embedding.points @ rotation).argmax(-1)
+    assert torch.stack([actual, labels]).unique(dim=1).shape[1] == 4
     torch.testing.assert_close(rotation @ rotation.mT, torch.eye(4, dtype=torch.float64))
 
 

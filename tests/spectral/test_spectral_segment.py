@@ -32,10 +32,10 @@ def quadrants(h=8, w=12, d=5, noise=0.05, seed=0):
 )
 def test_quadrants_are_found(space, rounding):
     f, labels = quadrants()
-    found = segment_features(f, [2, 4], size=(40, 60), space=space, rounding=rounding)
-    assert found.labels.shape == (2, 40, 60)
+    actual = segment_features(f, [2, 4], size=(40, 60), space=space, rounding=rounding)
+    assert actual.labels.shape == (2, 40, 60)
     big = labels.repeat_interleave(5, 0).repeat_interleave(5, 1)
-    agree = torch.stack([found.labels[1].flatten(), big.flatten()]).unique(dim=1, return_counts=True)[1]
+    agree = torch.stack([actual.labels[1].flatten(), big.flatten()]).unique(dim=1, return_counts=True)[1]
     assert agree.sort(descending=True).values[:4].sum() > 0.9 * big.numel()
 
 
@@ -89,8 +89,8 @@ def test_half_precision_features_are_accepted():
     "rounding", [KMeansRounding(), YuShiRounding(), PivotedQRRounding()], ids=["kmeans", "yu-shi", "qr"]
 )
 def test_all_zero_features_are_one_region(space, rounding):
-    found = segment_features(torch.zeros(3, 4, 5), [2, 6], size=(9, 8), space=space, rounding=rounding)
-    assert (found.labels == 0).all()
+    actual = segment_features(torch.zeros(3, 4, 5), [2, 6], size=(9, 8), space=space, rounding=rounding)
+    assert (actual.labels == 0).all()
 
 
 @pytest.mark.parametrize("space", [NCutSpace(), SoftSpace()], ids=["ncut", "soft"])
@@ -98,13 +98,13 @@ def test_all_zero_features_are_one_region(space, rounding):
     "rounding", [KMeansRounding(), YuShiRounding(), PivotedQRRounding()], ids=["kmeans", "yu-shi", "qr"]
 )
 def test_more_segments_than_channels(space, rounding):
-    found = segment_features(quadrants(d=5)[0][..., :4], [4, 30], space=space, rounding=rounding, split=False)
-    assert found.labels[1].max() < 30
+    actual = segment_features(quadrants(d=5)[0][..., :4], [4, 30], space=space, rounding=rounding, split=False)
+    assert actual.labels[1].max() < 30
 
 
 def test_one_cell_and_one_channel():
-    found = segment_features(torch.ones(1, 1, 1), [2, 20], size=(5, 7))
-    assert (found.labels == 0).all() and found.labels.shape == (2, 5, 7)
+    actual = segment_features(torch.ones(1, 1, 1), [2, 20], size=(5, 7))
+    assert (actual.labels == 0).all() and actual.labels.shape == (2, 5, 7)
     assert segment_features(torch.rand(3, 3, 1), [2]).labels.shape == (1, 3, 3)
 
 
@@ -148,5 +148,5 @@ def test_an_offset_of_the_features_does_not_blur_the_scores():
     f, labels = quadrants(noise=0.0)
     points = f.flatten(0, 1).double() * 1e-2 + 1e4
     (scores,) = KMeansRounding().scores(points, points, torch.ones(96), [4], False)
-    found = scores.float().argmax(-1)
-    assert torch.stack([found, labels.flatten()]).unique(dim=1).shape[1] == 4
+    actual = scores.float().argmax(-1)
+    assert torch.stack([actual, labels.flatten()]).unique(dim=1).shape[1] == 4

@@ -62,16 +62,16 @@ def test_the_kernel_finds_the_superpixels_of_scikit_image(kernels, name, count):
     assigned = superpixels.assign_superpixels(tensor(picture), count, kernels=kernels)[0].numpy()
     options = {"n_segments": count, "compactness": 8.0, "sigma": 0.7, "start_label": 0, "channel_axis": -1}
     np.testing.assert_array_equal(assigned, slic(picture, enforce_connectivity=False, **options))
-    found = superpixels.connect_superpixels(assigned, picture, count)
-    np.testing.assert_array_equal(found, slic_superpixels(picture, count))
+    actual = superpixels.connect_superpixels(assigned, picture, count)
+    np.testing.assert_array_equal(actual, slic_superpixels(picture, count))
 
 
 def test_a_batch_is_its_images_one_by_one(kernels):
     crops = [astronaut()[:90, :120], astronaut()[100:190, 200:320], coffee()[:90, :120]]
     batch = torch.cat([tensor(crop) for crop in crops])
     together = superpixels.assign_superpixels(batch, 60, kernels=kernels)
-    for crop, found in zip(crops, together, strict=True):
-        assert torch.equal(found, superpixels.assign_superpixels(tensor(crop), 60, kernels=kernels)[0])
+    for crop, actual in zip(crops, together, strict=True):
+        assert torch.equal(actual, superpixels.assign_superpixels(tensor(crop), 60, kernels=kernels)[0])
 
 
 def test_what_the_device_is_not_used_for():
@@ -87,10 +87,10 @@ def test_the_device_finds_the_superpixels_of_scikit_image(name, count):
     picture = pictures()[name]
     image = tensor(picture)[0].cuda()
     assert superpixels.works_on(image, count)
-    found = superpixels.slic_of(image, count)
+    actual = superpixels.slic_of(image, count)
     expected = slic_superpixels(picture, count)
-    assert np.mean(found != expected) < 1e-3  # pixels as near to two centres as rounding can tell
-    np.testing.assert_array_equal(found, superpixels.slic_of(image, count))
+    assert np.mean(actual != expected) < 1e-3  # pixels as near to two centres as rounding can tell
+    np.testing.assert_array_equal(actual, superpixels.slic_of(image, count))
 
 
 @pytest.mark.cuda

@@ -25,10 +25,10 @@ CONTENT = {"w": torch.arange(1000.0), "list": [1, 2.5, "x", None, True], "nested
 def test_round_trip_and_plain_torch_load(tmp_path):
     path = tmp_path / "a.ckpt"
     save_checkpoint(CONTENT, path)
-    for found in (load_checkpoint(path), torch.load(path, weights_only=True)):
-        assert torch.equal(found["w"], CONTENT["w"])
-        assert found["list"] == CONTENT["list"]
-        assert found["nested"]["t"][0] == 1 and found[3] == b"b"
+    for actual in (load_checkpoint(path), torch.load(path, weights_only=True)):
+        assert torch.equal(actual["w"], CONTENT["w"])
+        assert actual["list"] == CONTENT["list"]
+        assert actual["nested"]["t"][0] == 1 and actual[3] == b"b"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -105,8 +105,8 @@ def test_a_right_checksum_does_not_make_a_pickle_run(tmp_path):
 
 def test_numpy_values_become_plain(tmp_path):
     save_checkpoint({"a": np.float64(2.0), "b": np.arange(3), "c": np.bool_(True)}, tmp_path / "a.ckpt")
-    found = load_checkpoint(tmp_path / "a.ckpt")
-    assert found["a"] == 2.0 and found["b"].tolist() == [0, 1, 2] and found["c"] is True
+    actual = load_checkpoint(tmp_path / "a.ckpt")
+    assert actual["a"] == 2.0 and actual["b"].tolist() == [0, 1, 2] and actual["c"] is True
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

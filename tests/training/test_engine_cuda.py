@@ -142,7 +142,7 @@ def test_recipes_train_in_every_precision_and_resume(tmp_path_factory, tmp_path,
 @pytest.mark.parametrize("preset", ["paper-alexnet-relu5", "paper-vgg16-relu4"])
 def test_graphs_of_steps_change_no_number(tmp_path, preset, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # rounding is all that may differ
-    found = []
+    actual = []
     for graphs in (True, False):
         changes = {"data.made": 8, "data.cache": str(tmp_path / "cache"), "data.superpixels": 60}
         changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
@@ -155,6 +155,6 @@ def test_graphs_of_steps_change_no_number(tmp_path, preset, monkeypatch):
         module, data = build(config)
         run = fit(config, module, data, name="graphs")
         assert (module.graphs is not None) is graphs
-        found.append([m["train/loss"] for m in run.read_metrics() if "train/loss" in m])
-    assert len(found[0]) >= 6 and found[0] == pytest.approx(found[1], rel=1e-3)
-    assert found[0][-1] != found[0][0]
+        actual.append([m["train/loss"] for m in run.read_metrics() if "train/loss" in m])
+    assert len(actual[0]) >= 6 and actual[0] == pytest.approx(actual[1], rel=1e-3)
+    assert actual[0][-1] != actual[0][0]

@@ -177,6 +177,6 @@ def test_clipping_bounds_the_gradient_and_the_norm_is_logged_unclipped(tmp_path)
 
 def test_tensors_are_found_in_any_nesting():
     t = torch.ones(1)
-    found = dict(flatten_tensors({"a": [t, (t, {"b": t})], "c": "text"}))
-    assert sorted(found) == ["a.0", "a.1.0", "a.1.1.b"]
+    actual = dict(flatten_tensors({"a": [t, (t, {"b": t})], "c": "text"}))
+    assert sorted(actual) == ["a.0", "a.1.0", "a.1.1.b"]
     assert [name for name, _ in flatten_tensors(t)] == ["batch"]

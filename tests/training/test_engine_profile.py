@@ -29,16 +29,16 @@ def test_profile_is_printed_and_saved(tmp_path, capsys):
     config = tiny_config(tmp_path / "run", profile=True, profile_steps=6)
     seed_all(0)
     run = fit(config, Pooling(config), TinyData(config), name="tiny")
-    found = json.loads(run.profile_path.read_text())
-    assert found["steps"] == 6
-    assert set(found["milliseconds"]) == set(PARTS)
-    assert sum(found["milliseconds"].values()) == pytest.approx(found["total_milliseconds"])
-    assert sum(found["share"].values()) == pytest.approx(1.0)
-    assert all(value > 0 for value in found["milliseconds"].values()), found["milliseconds"]
+    actual = json.loads(run.profile_path.read_text())
+    assert actual["steps"] == 6
+    assert set(actual["milliseconds"]) == set(PARTS)
+    assert sum(actual["milliseconds"].values()) == pytest.approx(actual["total_milliseconds"])
+    assert sum(actual["share"].values()) == pytest.approx(1.0)
+    assert all(value > 0 for value in actual["milliseconds"].values()), actual["milliseconds"]
     out = capsys.readouterr().out
     for part in PARTS:
         assert part in out
-    assert run.read_summary()["step_milliseconds"] == pytest.approx(found["total_milliseconds"])
+    assert run.read_summary()["step_milliseconds"] == pytest.approx(actual["total_milliseconds"])
 
 
 def test_profile_does_not_change_the_run(tmp_path):
@@ -73,8 +73,8 @@ def test_modules_that_say_so_are_timed_too(tmp_path):
     config = tiny_config(tmp_path / "run", profile=True, max_epochs=1)
     seed_all(0)
     run = fit(config, Calling(config), TinyData(config), name="tiny")
-    found = json.loads(run.profile_path.read_text())["milliseconds"]
-    assert found["layer forward"] > 0 and found["layer backward"] > 0
+    actual = json.loads(run.profile_path.read_text())["milliseconds"]
+    assert actual["layer forward"] > 0 and actual["layer backward"] > 0
 
 
 def test_a_short_run_is_profiled_too(tmp_path):

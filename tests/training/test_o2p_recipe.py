@@ -269,8 +269,8 @@ def test_networks_that_are_described_together_are_described_as_each_alone(config
     together = describe(networks, train_regions, validation, dataclasses.replace(settings, cache=tmp_path / "one"))
     for i, network in enumerate(alone):
         data = dataclasses.replace(settings, cache=tmp_path / f"alone{i}")
-        (found,) = describe([network], train_regions, validation, data)
-        assert torch.equal(found.train, together[i].train) and torch.equal(found.validation, together[i].validation)
+        (actual,) = describe([network], train_regions, validation, data)
+        assert torch.equal(actual.train, together[i].train) and torch.equal(actual.validation, together[i].validation)
         assert same(network, networks[i])  # the projections too
     assert len(together[0].train) == len(train_regions) and len(together[0].validation) == len(validation)
 

@@ -26,22 +26,22 @@ def root(tmp_path):
 
 def test_scores_of_a_method_and_of_people(root):
     data = BSDS(root, "val")
-    found = run_baseline("one_region", data, Workers(), boundary=True)
+    actual = run_baseline("one_region", data, Workers(), boundary=True)
     expected = evaluate_segmentations(
         {sample.id: [np.zeros((16, 24), int)] for sample in data},
         {sample.id: sample.segmentations for sample in data},
         boundary=True,
     )
-    assert found["scores"] == pytest.approx(expected)
-    assert list(found["per_image"]) == ["a", "b", "c"] and found["seconds_per_image"] >= 0
+    assert actual["scores"] == pytest.approx(expected)
+    assert list(actual["per_image"]) == ["a", "b", "c"] and actual["seconds_per_image"] >= 0
     people = run_baseline(HUMANS, data, Workers())
     mean = np.mean([row["paper_best"] for row in people["per_image"].values()])
     assert people["scores"]["paper_best"] == pytest.approx(mean)
 
 
 def test_some_images_without_boundaries(root):
-    found = run_baseline("fixed_grids", BSDS(root, "val", ids=["a", "c"]), Workers())
-    assert list(found["per_image"]) == ["a", "c"] and "boundary_ods" not in found["scores"]
+    actual = run_baseline("fixed_grids", BSDS(root, "val", ids=["a", "c"]), Workers())
+    assert list(actual["per_image"]) == ["a", "c"] and "boundary_ods" not in actual["scores"]
 
 
 def test_unknown_method(root):
