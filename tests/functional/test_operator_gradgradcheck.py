@@ -16,7 +16,8 @@ def _one(case, spectrum, device):
 
 @pytest.mark.parametrize(("case", "spectrum"), [c for c in SPECTRA_OF_CASES if c[0].orders > 1], ids=case_id)
 def test_gradgradcheck(case, spectrum, device):
-    assert gradgradcheck(case.loss, _one(case, spectrum, device), check_fwd_over_rev=True, fast_mode=case.complex)
+    fast = case.complex or case.composed
+    assert gradgradcheck(case.loss, _one(case, spectrum, device), check_fwd_over_rev=True, fast_mode=fast)
 
 
 @pytest.mark.parametrize("spectrum", ["separated", "repeated"])
