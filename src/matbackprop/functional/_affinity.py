@@ -121,8 +121,7 @@ def normalized_affinity(
         w: affinities ``(*b, m, m)`` with non-negative row sums. A row whose degree is zero becomes a row of zeros.
         labels: region numbers ``(*b, m)``, −1 for a zero row of E.
         num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
-        precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check, precision: as in `matrix_function`.
 
     Returns:
         M ``(*b, m, m)``, or the pair (M, Ω), in the dtype of ``w``.
@@ -183,8 +182,7 @@ def normalized_cut_value(
         w: symmetric affinities ``(*b, m, m)`` with non-negative row sums.
         labels: region numbers ``(*b, m)``; rows and columns with −1 do not exist for the cut.
         num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
-        precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check, precision: as in `matrix_function`.
 
     Returns:
         The cut ``(*b,)`` in the dtype of ``w``, between 0 and k for non-negative affinities; a region without affinity

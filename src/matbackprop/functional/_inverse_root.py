@@ -80,8 +80,7 @@ def inverse_root(
             they are overwritten with those of A. Where products are quicker than a decomposition (on CUDA, orders
             above 256), and where A has changed little enough, the new ones are refined from them.
         out: where the result is written, of the shape of ``a``.
-        check: look at values (finite, symmetric, positive): ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in `matrix_function`.
 
     Returns:
         ``(*batch, n, n)``, symmetric, in the dtype of ``a``; ``out`` itself where that is given.

@@ -101,9 +101,7 @@ def linear_solve(
         b: right-hand sides ``(n,)`` or ``(*b, n)`` with the same batch as A, or ``(*b, n, r)`` with one that
             broadcasts.
         symmetric: A is symmetric positive definite: a Cholesky factor serves both passes and the gradient is symmetric.
-        precision: dtype of the computation; float64 by default.
-        check: look at values (finiteness, symmetry, whether the factorisation succeeded): ``None`` on the CPU only,
-            ``True`` always, ``False`` never.
+        check, precision: as in `matrix_function`.
 
     Returns:
         x of the shape of ``b`` with the batch broadcast, in the dtype of ``b``.
@@ -425,8 +423,7 @@ def gaussian_crf(
         features: F ≥ 0 ``(*b, m, d)`` with W = FFᵀ, never formed: solved by preconditioned conjugate gradients.
         tolerance: relative residual of the conjugate gradients.
         max_iterations: of the conjugate gradients; 10 m by default.
-        precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check, precision: as in `matrix_function`.
 
     Returns:
         x of the shape and dtype of ``mean``.

@@ -29,8 +29,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     Args:
         a: matrices ``(*batch, m, n)``, real or complex.
         rank: k ≥ 0; A itself where it is no smaller than min(m, n).
-        check: look at values (finite, a gap behind σ_k): ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in `matrix_function`.
 
     Returns:
         A_k ``(*batch, m, n)`` in the dtype of ``a``.

@@ -36,8 +36,7 @@ def matrix_clamp(
     Args:
         a: symmetric (Hermitian) matrices ``(*batch, n, n)``; that part of them is used.
         least: t, the least eigenvalue.
-        check: look at values (finite, symmetric): ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in `matrix_function`.
 
     Returns:
         ``(*batch, n, n)``, symmetric, in the dtype of ``a``.

@@ -191,26 +191,15 @@ def normalized_cut_j2(
 
     Args:
         f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign.
-        labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for the mean over a annotators; see
-            :func:`normalized_cut_j1`.
-        weight: how often each row counts ``(*b, m)``; may learn.
-        offsets: n+1 integers, the first row of each image in a packed batch.
-        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
-        rank_tol: singular values of F below this share of the largest count as zero; a dtype says what precision the
-            data carry.
-        precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        labels, weight, offsets, num_labels, rank_tol: as in :func:`normalized_cut_j1`, of F itself.
+        check, precision: as in `matrix_function`.
 
     Returns:
         The objective of each image ``(*b,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2. Below 1/2 the
         ranks are equal.
 
     Raises:
-        LabelError: labels of the wrong shape, dtype, device or range, or an image without any.
-        DtypeError: features or weights that are not floating point.
-        ShapeError: shapes that do not fit.
-        NonFiniteError: NaN or Inf in the features or weights.
-        DomainError: a negative weight, or a tolerance out of range.
+        The errors of :func:`normalized_cut_j1`, but for degrees and Λ.
 
     Gradient:
         With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA). All orders, forward mode and vmap, for variations that keep
@@ -336,24 +325,16 @@ def normalized_cut_soft(
 
     Args:
         f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
-        labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for the mean over a annotators; see
-            :func:`normalized_cut_j1`.
         ridge: λ ≥ 2.3e-16; 0.3 to 1 train alike.
-        weight: how often each row counts ``(*b, m)``; may learn.
-        offsets: n+1 integers, the first row of each image in a packed batch.
-        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
-        precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        labels, weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
+        check, precision: as in `matrix_function`.
 
     Returns:
         The objective of each image ``(*b,)`` in the dtype of ``f``; it does not see the scale of the features.
 
     Raises:
-        LabelError: labels of the wrong shape, dtype, device or range, or an image without any.
-        DtypeError: features or weights that are not floating point.
-        ShapeError: shapes that do not fit.
-        NonFiniteError: NaN or Inf in the features or weights.
-        DomainError: a ridge that is not positive or less than rounding, or a negative weight.
+        DomainError: a ridge that is not positive or less than rounding; the other errors are those of
+            :func:`normalized_cut_j1`, but for degrees and Λ.
 
     Gradient:
         With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,

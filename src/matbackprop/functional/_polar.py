@@ -137,8 +137,7 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
 
     Args:
         a: matrices ``(*batch, m, n)`` of full rank, real or complex (ᵀ is then the conjugate transpose).
-        check: look at values (finite, of full rank): ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in `matrix_function`.
 
     Returns:
         Q ``(*batch, m, n)`` and P ``(*batch, n, n)``, named fields, in the dtype of ``a``.

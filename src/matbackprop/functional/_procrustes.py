@@ -21,8 +21,7 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
 
     Args:
         a: square matrices ``(*batch, n, n)``, for example what a network predicts for an orientation.
-        check: look at values (finite, a unique rotation): ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in `matrix_function`.
 
     Returns:
         R ``(*batch, n, n)`` with determinant 1, in the dtype of ``a``.
@@ -73,8 +72,7 @@ def procrustes(
         weight: how much each point counts ``(*batch, m)``, boolean or floating point, ≥ 0; may learn.
         reflection: allow reflections: R is orthogonal, and need not be a rotation. Points may be complex then, and R is
             unitary.
-        check: look at values (finite, a unique rotation): ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in `matrix_function`.
 
     Returns:
         R ``(*batch, d, d)`` in the dtype of ``x``, used as ``x @ R``. Subtract the means first for a rigid motion.

@@ -86,8 +86,7 @@ def projector(
         rank_tol: singular values below this share of the largest count as zero. By default it follows the dtype of
             ``a``; pass a dtype to say what precision the data carry (``torch.float32`` for a float32 map cast to
             float64).
-        precision: dtype of the computation; float64 by default.
-        check: look at values (finiteness, symmetry): ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check, precision: as in `matrix_function`.
 
     Returns:
         Π_A ``(*b, m, m)`` in the dtype of ``a``; zero for A = 0.
@@ -184,9 +183,7 @@ def spectral_projector(
         a: symmetric (Hermitian) matrices ``(*b, n, n)``.
         rank: how many eigenvectors, 0 … n.
         threshold: keep eigenvalues larger than this.
-        precision: dtype of the computation; float64 by default.
-        check: look at values (finiteness, symmetry, a gap at the cut): ``None`` on the CPU only, ``True`` always,
-            ``False`` never.
+        check, precision: as in `matrix_function`.
 
     Returns:
         Π ``(*b, n, n)`` in the dtype of ``a``.

@@ -71,12 +71,8 @@ def rank_report(
     Args:
         f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``.
         labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for a annotators, reported one by one.
-        weight: how often each row counts ``(*b, m)``.
-        offsets: n+1 integers, the first row of each image in a packed batch.
-        num_labels: a bound of the number of regions.
-        rank_tol: relative rank tolerance, or the dtype whose precision the features carry.
-        precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        weight, offsets, num_labels, rank_tol: as in :func:`~matbackprop.normalized_cut_j1`, of F itself.
+        check, precision: as in `matrix_function`.
 
     Returns:
         A :class:`RankReport`; nothing in it has a gradient.

@@ -50,8 +50,7 @@ def spectral_embedding(
         rank_tol: relative rank tolerance of F, or the dtype whose precision it carries. Eigenvalues below it are
             returned as zero, with zero eigenvectors.
         ties: what the gradient of eigenvectors does at equal eigenvalues, see :func:`~matbackprop.eigh`.
-        precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check, precision: as in `matrix_function`.
 
     Returns:
         Eigenvalues ``(*b, k)`` descending, eigenvectors ``(*b, m, k)`` in columns, degrees ``(*b, m)``, in the dtype of

@@ -103,8 +103,7 @@ def whiten(
         mean: μ ``(*batch, d)``, or any shape that broadcasts to it, to use instead of that of the samples.
         covariance: Σ ``(*batch, d, d)``, likewise; give both or neither.
         ties: what the gradient of ``"pca"`` does where variances coincide, as in `eigh`.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
-        precision: dtype of the computation; float64 by default.
+        check, precision: as in `matrix_function`.
 
     Returns:
         Y ``(*batch, m, d)`` in the dtype of ``x``.

@@ -140,9 +140,6 @@ def geodesic(
         >>> from matbackprop import spd
         >>> spd.geodesic(torch.eye(2), 4 * torch.eye(2), 0.5).diagonal()
         tensor([2., 2.])
-
-    Reference:
-        As for `distance`.
     """
     geometry = check_metric(metric)
     (x, y), wanted = prepare(check, precision, a=a, b=b)
@@ -187,9 +184,6 @@ def exp_map(
         >>> from matbackprop import spd
         >>> spd.exp_map(torch.eye(2), torch.zeros(2, 2)).diagonal()
         tensor([1., 1.])
-
-    Reference:
-        As for `distance`.
     """
     geometry = check_metric(metric)
     (x, y), wanted = prepare(check, precision, p=p, v=v)
@@ -229,9 +223,6 @@ def log_map(
         >>> from matbackprop import spd
         >>> spd.log_map(torch.eye(2), torch.eye(2) * torch.e).diagonal().round(decimals=4)
         tensor([1., 1.])
-
-    Reference:
-        As for `distance`.
     """
     geometry = check_metric(metric)
     (x, y), wanted = prepare(check, precision, p=p, q=q)
@@ -302,9 +293,6 @@ def re_eig(
         >>> from matbackprop import spd
         >>> spd.re_eig(torch.diag(torch.tensor([0.0, 2.0])), 0.5).diagonal()
         tensor([0.5000, 2.0000])
-
-    Reference:
-        As for `bimap`.
     """
     check_threshold(threshold)
     return matrix_clamp(x, threshold, check=check, precision=precision)
@@ -334,9 +322,6 @@ def log_eig(
         >>> from matbackprop import spd
         >>> spd.log_eig(torch.eye(2))
         tensor([0., 0., 0.])
-
-    Reference:
-        As for `bimap`.
     """
     if not vectorize:
         return matrix_log(x, check=check, precision=precision)
