@@ -321,9 +321,9 @@ BACKBONES = {
 
 
 ADAPTERS = {
-    "hf": "hugging_face:HuggingFace",
-    "timm": "timm_features:TimmFeatures",
-    "torchvision": "torchvision_models:TorchvisionModel",
+    "hf": "modules:HuggingFace",
+    "timm": "modules:TimmFeatures",
+    "torchvision": "modules:TorchvisionModel",
 }
 """Libraries of backbones: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``."""
 

@@ -1,20 +1,33 @@
-"""Any ``nn.Module`` as a backbone: its maps are outputs of its submodules, and where their cells lie is measured."""
+"""Any ``nn.Module`` as a backbone: its maps are outputs of its submodules, and where their cells lie is measured.
+
+Beside it the networks of three libraries: ``transformers``, timm and torchvision.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import ConfigurationError, MissingExtraError, WeightsError
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, TapInfo
 
-__all__ = ["ListedMaps", "ModuleBackbone", "measure_offsets", "measure_strides"]
+__all__ = [
+    "HuggingFace",
+    "ListedMaps",
+    "ModuleBackbone",
+    "TimmFeatures",
+    "TorchvisionModel",
+    "measure_offsets",
+    "measure_strides",
+]
 
 _SIDES = (192, 256)  # both divisible by 64, so that no network of stride up to 64 rounds
 
@@ -253,3 +266,130 @@ def measure_offsets(
             if abs(measured) <= 2 * info.stride:  # not a number fails this too
                 offsets[name] = measured
     return offsets
+
+
+class HuggingFace(ListedMaps):
+    """A backbone of Hugging Face's ``transformers``; its maps have the library's names (``stem``, ``stage1`` …).
+
+    Args:
+        source: a model on the hub, such as ``"facebook/dinov2-small"`` or ``"microsoft/resnet-50"``, or a folder with
+            its ``config.json``.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+        WeightsError: there is no such model, or it is none that gives feature maps.
+    """
+
+    def __init__(self, source: str) -> None:
+        try:
+            from transformers import AutoBackbone, AutoConfig
+        except ImportError:
+            raise MissingExtraError(f"hf:{source} needs the transformers library: pip install transformers.") from None
+        try:
+            config = AutoConfig.from_pretrained(source)
+            stages = AutoBackbone.from_config(config).stage_names
+            config.out_features = list(stages)
+            network = AutoBackbone.from_config(config)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise WeightsError(f"hf:{source} cannot be built: {str(error).splitlines()[0]}") from error
+        super().__init__(network, list(network.out_features), int(getattr(config, "patch_size", 1) or 1))
+        self.source = source
+        self.mean, self.std = _normalisation(source, self.mean, self.std)
+
+    @staticmethod
+    def listed(network: nn.Module, image: Tensor) -> Sequence[Tensor]:
+        """The stages' maps."""
+        return network(image).feature_maps
+
+    def load_published(self) -> None:
+        """Load the weights that are published with the model."""
+        try:
+            published = type(self.network).from_pretrained(self.source, out_features=self.names)  # type: ignore[attr-defined]
+        except (OSError, ValueError) as error:
+            raise WeightsError(
+                f"the weights of hf:{self.source} cannot be had: {str(error).splitlines()[0]}"
+            ) from error
+        self.network.load_state_dict(published.state_dict())
+
+
+def _normalisation(
+    source: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the pixels, from the model's ``preprocessor_config.json`` where there is one."""
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(source, "preprocessor_config.json")
+        content = json.loads(Path(str(path)).read_text())
+        return tuple(map(float, content["image_mean"])), tuple(map(float, content["image_std"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return mean, std
+
+
+class TimmFeatures(ListedMaps):
+    """A network of timm; its maps have the names of the modules that timm takes them from (``layer1`` …).
+
+    Args:
+        source: name of the network, such as ``"resnet50"`` or ``"convnext_tiny"``.
+
+    Raises:
+        MissingExtraError: timm is not installed.
+        WeightsError: there is no such network, or timm takes no maps from it.
+    """
+
+    def __init__(self, source: str) -> None:
+        network = _create_timm(source, pretrained=False)
+        super().__init__(network, list(network.feature_info.module_name()))  # type: ignore[operator, union-attr]
+        self.source = source
+        published = getattr(network, "default_cfg", None) or {}
+        self.mean, self.std = tuple(published.get("mean", self.mean)), tuple(published.get("std", self.std))
+
+    def load_published(self) -> None:
+        """Load the weights that timm publishes."""
+        self.network.load_state_dict(_create_timm(self.source, pretrained=True).state_dict())
+
+
+def _create_timm(source: str, *, pretrained: bool) -> nn.Module:
+    try:
+        import timm
+    except ImportError:
+        raise MissingExtraError(f"timm:{source} needs the timm library: pip install timm.") from None
+    try:
+        network: nn.Module = timm.create_model(source, features_only=True, pretrained=pretrained)
+    except Exception as error:  # an unknown name, no features, no connection: all of them of kinds of its own
+        raise WeightsError(f"timm:{source} cannot be built: {str(error).splitlines()[0]}") from error
+    return network
+
+
+class TorchvisionModel(ModuleBackbone):
+    """A model of torchvision; its maps are outputs of its submodules (``layer3``, ``features.5``).
+
+    Args:
+        source: name of the model, such as ``"resnet50"``.
+
+    Raises:
+        MissingExtraError: torchvision is not installed.
+        WeightsError: there is no such model.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(_create_torchvision(source, None))
+        self.source = source
+
+    def load_published(self) -> None:
+        """Load the weights that torchvision publishes."""
+        self.network.load_state_dict(_create_torchvision(self.source, "DEFAULT").state_dict())
+
+
+def _create_torchvision(source: str, weights: str | None) -> nn.Module:
+    try:
+        from torchvision.models import get_model
+    except ImportError:
+        raise MissingExtraError(
+            f"torchvision:{source} needs the torchvision library: pip install torchvision."
+        ) from None
+    try:
+        network: nn.Module = get_model(source, weights=weights)
+    except Exception as error:  # an unknown name or no connection
+        raise WeightsError(f"torchvision:{source} cannot be built: {str(error).splitlines()[0]}") from error
+    return network
