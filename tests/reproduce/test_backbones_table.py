@@ -56,6 +56,9 @@ def test_one_command_fills_the_table(tmp_path):
     }
     rows = {"deep": row, "humans": {"network": "none"}}
     (tmp_path / "table2" / "table.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "box").mkdir()
+    box = {"paper_best": 0.8, "paper_average": 0.7}
+    (tmp_path / "box" / "scores.json").write_text(json.dumps({"scores": box}))
     Backbones(dataclasses.replace(config, stage="tune")).main()
     Backbones(config).summarize()
     text = (config.out / "table.md").read_text()
@@ -72,7 +75,11 @@ def test_one_command_fills_the_table(tmp_path):
     assert log["difference"]["to"] == "alexnet-frozen-first" and "difference" not in first
     text = (config.out / "table.md").read_text()
     assert "difference to first order" in text and "AlexNet, frozen, second order, log" in text
-    assert "| AlexNet ReLU-5 | DeepNCuts (J2) | **0.750 ± 0.071** |" in text and "| 99 |" in text
+    assert "| AlexNet ReLU-5 | DeepNCuts (J2) | 0.750 ± 0.071 |" in text and "| 99 |" in text
+    assert "| EfficientNet-Lite2 | the segmenter in the package | **0.800** | 0.700 |" in text
+    assert "| paper |" not in text
+    command = next(line for line in text.splitlines() if line.startswith("- AlexNet, frozen, second order, log"))
+    assert "--model.train-from pool5" in command and "--data.canvas 67" in command and "--data.batch-size 4" in command
 
 
 def test_a_table_without_any_run_says_so(tmp_path):

@@ -55,7 +55,7 @@ from matbackprop.training.o2p import (
 )
 from matbackprop.training.run_folder import RunFolder
 
-__all__ = ["REFERENCES", "ROWS", "Row", "Table1"]
+__all__ = ["REFERENCES", "ROWS", "Row", "Table1", "as_option"]
 
 log = logging.getLogger("matbackprop")
 
@@ -155,6 +155,7 @@ ROWS = [
 ]
 # fmt: on
 
+_FORMATS = {"paper": ".1f", "all regions": ".2f", "≥ 400 px": ".2f", "layer (%)": ".1f"}
 REFERENCES = {"fine": "alexnet", "scratch": "alexnet-s", "sift": "alexnet"}
 """The row that each kind is compared with."""
 
@@ -421,7 +422,7 @@ class Table1(Reproduction):
             "engine.precision": "32" if row.kind == "sift" else self.config.precision,
             **self._overrides,
         }
-        return f"matbackprop train o2p --preset paper {' '.join(_option(k, v) for k, v in options.items())}"
+        return f"matbackprop train o2p --preset paper {' '.join(as_option(k, v) for k, v in options.items())}"
 
     def _tables(self, table: dict[str, Any]) -> tuple[Table, str, str]:
         columns = ["model", "paper", "all regions", "≥ 400 px", "seeds", f"difference to {self.compared}", "regions/s",
@@ -439,6 +440,9 @@ class Table1(Reproduction):
             ]
             for entry in table["rows"]
         ]
+        if not any(row.paper for row in self.rows.values()):
+            columns.remove("paper")
+            body = [[name, *rest] for name, _, *rest in body]
         note = (
             f"Error in percent on {table['regions']} validation regions ({table['large_regions']} of at least "
             f"{LARGE} px), mean ± standard deviation over seeds. Differences: paired bootstrap over images, 95 % "
@@ -450,7 +454,7 @@ class Table1(Reproduction):
             body,
             title=self.title,
             note=note,
-            formats={"paper": ".1f", "all regions": ".2f", "≥ 400 px": ".2f", "layer (%)": ".1f"},
+            formats={name: f for name, f in _FORMATS.items() if name in columns},
             best={"all regions": "min", "≥ 400 px": "min"},
         )
         commands = "\n".join(f"- {e['name']}: `{e['command']} --engine.seed 0`" for e in table["rows"])
@@ -618,7 +622,7 @@ def _share(profile: dict[str, Any] | None) -> float | None:
     return 100 * (parts["layer forward"] + parts["layer backward"]) / profile["total_milliseconds"]
 
 
-def _option(name: str, value: Any) -> str:
+def as_option(name: str, value: Any) -> str:
     """A field as the command line takes it."""
     path, _, field_name = name.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
