@@ -1,7 +1,7 @@
 """Change key lines of the package one at a time, and see whether a test notices: ``python benchmarks/mutation.py``.
 
 A mutant is one changed expression: an operator, a comparison, a sign, a constant, a transpose, a minimum for a maximum,
-a condition, or a line left out. First all tests run once under coverage, which tells the tests that run each line (kept
+a condition, or a line left out. First the tests run once under coverage, which tells the tests that run each line (kept
 in ``build/mutation_lines.json``; ``--lines`` measures again). A mutant then meets the tests of its line, quick and
 different ones first, in a copy of the package that holds it, until one fails or they have taken ``--seconds``. One that
 none of them notices is a survivor; ``benchmarks/mutation_judgements.json`` says of each whether it is equivalent (no
@@ -36,6 +36,7 @@ FILES += ("numerics.py", "training/run_folder.py")
 TESTS = ("functional", "solvers", "paper", "nn", "spd", "metrics", "spectral")
 TESTS += ("training/test_engine_checkpoint.py", "training/test_engine_run_folder.py")
 CHOSEN = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not cuda")
+SLOW = ("operator_compile", "operator_accuracy", "hostile_matrices")  # under coverage: a compiler, and many digits
 LINES = ROOT / "build" / "mutation_lines.json"
 
 
@@ -63,8 +64,9 @@ def measure() -> dict:
             seconds[item.nodeid] = time.perf_counter() - started
             covered.switch_context("")
 
+    left_out = [f"--ignore={ROOT}/tests/functional/test_{name}.py" for name in SLOW]
     covered.start()
-    code = pytest.main([*CHOSEN, *(str(ROOT / "tests" / name) for name in TESTS)], plugins=[Contexts()])
+    code = pytest.main([*CHOSEN, *left_out, *(str(ROOT / "tests" / name) for name in TESTS)], plugins=[Contexts()])
     covered.stop()
     if code:
         raise RuntimeError("the tests fail without any mutant.")

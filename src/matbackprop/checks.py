@@ -122,7 +122,12 @@ def into_range_and_back(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Callable
     if factors is None:
         return a, lambda values: values
     one, other = (x.unsqueeze(-1) for x in factors)
-    return a * one.unsqueeze(-1) * other.unsqueeze(-1), lambda values: values / one / other
+    scaled = a * one.unsqueeze(-1) * other.unsqueeze(-1)
+    if scaled.requires_grad:  # in its units a gradient may leave the range on the way to one that does not
+        scaled.register_hook(
+            lambda g: check_result(g, "a gradient at matrices near the ends of the range", "Scale them.")
+        )
+    return scaled, lambda values: values / one / other
 
 
 def _range_factors(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

@@ -65,3 +65,11 @@ def test_pooling_refuses_squares_that_overflow():
         mb.second_order_pool(1e170 * EYE)
     expected = torch.diag_embed(torch.full((4,), 1e-3, dtype=torch.float64).log())
     torch.testing.assert_close(mb.second_order_pool(1e-170 * EYE), expected)
+
+
+def test_a_gradient_that_leaves_the_range_on_its_way_is_refused():
+    """Of near ties at the end of the range: in units of the matrix it is finite, in those of the computation not."""
+    a = (1e300 * torch.diag(torch.tensor([1.0, 1.0 + 1e-12, 2.0], dtype=torch.float64))).requires_grad_()
+    _, u = mb.eigh(a)
+    with pytest.raises(DomainError, match="Scale them"):
+        (1e300 * u[1, 0]).backward()

@@ -190,6 +190,8 @@ def rotation(a, tol, reflection=False):
         return a
     if values[0] == 0 and n > 1:
         raise Undefined("rank")
+    if not reflection and n > 1 and values[-2] + values[-1] <= tol * values[0]:
+        raise Undefined("unique")
     if values[-1] <= mpf(10) ** (-mp.dps // 3) * values[0]:  # the last vector is what is left
         if reflection:
             raise Undefined("rank")
