@@ -37,7 +37,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
 
 
 def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError) -> bytes:
-    """Read a regular file of at most ``limit`` bytes; a named pipe or a device could go on for ever.
+    """Read a regular file of at most ``limit`` bytes; a named pipe or a device may never end.
 
     Raises:
         error: there is no such file, it is of another kind, too large, or the system refuses it.

@@ -1,4 +1,4 @@
-"""Every recipe runs from the command line on data made on the fly, goes on, and can be evaluated again."""
+"""Every recipe runs from the command line on data made on the fly, resumes, and can be evaluated again."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Work that goes on for long, and what it may leave behind: nothing.
+"""Work that takes long, and what it may leave behind: nothing.
 
 ``benchmarks/long_runs.py`` does it at full length, the tests a little of it.
 """
