@@ -99,6 +99,19 @@ def test_contour_maps(capsys, folders):
     assert document["segmentations"] == 4 and document["scores"]["paper_best"] == 1
 
 
+def test_contour_maps_that_segment_writes_belong_to_their_pictures(capsys, tmp_path):
+    for folder in ("photos", "truth"):
+        (tmp_path / folder).mkdir()
+    Image.fromarray(np.repeat(120 * stripes(2, (48, 64))[..., None], 3, 2)).save(tmp_path / "photos" / "a.png")
+    Image.fromarray(stripes(2, (48, 64))).save(tmp_path / "truth" / "a.png")
+    with pytest.raises(SystemExit, match="0"):
+        words = ("--model", "none", "--format", "ucm2", "--out", tmp_path / "segs")
+        main(["segment", str(tmp_path / "photos"), *map(str, words), "--quiet"])
+    assert [path.name for path in (tmp_path / "segs").glob("*.mat")] == ["a-ucm2.mat"]
+    document = as_json(capsys, tmp_path / "segs", "--ground-truth", tmp_path / "truth", "--thresholds", 4)
+    assert document["scores"]["paper_best"] > 0.95
+
+
 @pytest.mark.slow
 def test_two_workers_give_the_same(capsys, folders):
     words = (folders[0], "--ground-truth", folders[1])

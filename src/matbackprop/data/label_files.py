@@ -281,7 +281,8 @@ def index_label_files(
 ) -> dict[str, list[Path]]:
     """Files of label maps in a folder and its subfolders, by the image they belong to.
 
-    The image is the file's name without its ending. Files of one name in several subfolders (one for each annotator,
+    The image is the file's name without its ending, and without the ``-ucm2`` of contour maps that ``matbackprop
+    segment`` wrote. Files of one name in several subfolders (one for each annotator,
     as in BSDS300) and numbered pictures ``name_1.png``, ``name_2.png`` … belong to one image.
 
     Args:
@@ -310,6 +311,8 @@ def index_label_files(
 
 
 def _image_name(path: Path, names: Collection[str] | None, numbered: Numbered) -> str:
+    if path.suffix.lower() == ".mat" and not (names is not None and path.stem in names):
+        return path.stem.removesuffix("-ucm2")
     if numbered == "no" or path.suffix.lower() not in _SINGLE or (names is not None and path.stem in names):
         return path.stem
     match = _NUMBER.match(path.stem)
