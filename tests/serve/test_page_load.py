@@ -1,5 +1,7 @@
 """A few visitors at once, some of them hostile; ``python benchmarks/page_load.py`` sends thousands of requests."""
 
+import json
+
 import pytest
 
 pytest.importorskip("gradio")
@@ -9,6 +11,7 @@ from matbackprop.serve import guard
 from matbackprop.serve.analysis import Segmenter
 from matbackprop.serve.app import build, launch
 
+JSON = {"Content-Type": "application/json"}
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Gradio's server and its threads
 
 
@@ -50,6 +53,16 @@ def test_other_sites_cannot_send_what_a_browser_would_carry(address):
     for place in ("upload", "queue/join", "reset"):
         answer = client.ask("POST", f"/gradio_api/{place}", b"{}", {"Sec-Fetch-Site": "cross-site"})
         assert answer == (403, b"Only the page itself may ask for this."), place
+
+
+def test_half_a_character_which_no_answer_could_hold_is_refused(address):
+    client = page_load.Client(address, 0, page_load.Tally())
+    data = [None, "name", "a \\ud800 b", "borders"]
+    body = json.dumps({"fn_index": client.functions["click"]["id"], "data": data, "session_hash": "half"})
+    answer = client.ask("POST", "/gradio_api/queue/join", body.replace("\\\\", "\\").encode(), JSON)
+    assert answer == (400, b"This is no request of the page.")
+    whole = client.ask("POST", "/gradio_api/queue/join", body.replace("\\\\ud800", "\\ud83d\\ude00").encode(), JSON)
+    assert whole[0] == 200
 
 
 def test_a_request_that_takes_too_long_is_given_up(address, monkeypatch):

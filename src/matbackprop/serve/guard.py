@@ -8,7 +8,6 @@ its folder by another name, keeps each session to the browser that began it, and
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import secrets
 import shutil
@@ -19,6 +18,9 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
+
+from matbackprop.errors import DataError
+from matbackprop.files import parse_json
 
 __all__ = ["ALIAS", "FULL", "Guard", "make_room"]
 
@@ -221,8 +223,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _sessions(body: bytes) -> Iterator[str]:
     """The sessions that a request is for; every file that it names must lie in the page's folder."""
     try:
-        content = json.loads(body) if body else {}
-    except (ValueError, RecursionError):
+        content = parse_json(body, "the request", object) if body else {}
+    except DataError:
         raise _Refused(400, "This is no request of the page.") from None
     stack = [content]
     while stack:
