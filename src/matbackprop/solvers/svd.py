@@ -20,6 +20,7 @@ __all__ = ["batched_svd"]
 
 _LIMIT = {True: 2e-14, False: 1e-9}  # |vᵢ·vⱼ| that is left, for float64 and for float32 digits
 _NARROW = 1e6  # σ²_max/σ²_min up to which the eigenvalues of a Gram matrix have float32 digits, with two to spare
+_FEW = 8  # columns of a tall matrix up to which products with its transpose are so much faster that a copy pays
 _KERNEL_LIMIT = {True: 4e-15, False: 1e-9}
 
 
@@ -58,13 +59,17 @@ def _thin_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
     if fine or not (x.is_cpu and is_plain(x)):
         u, s, vh = _gram_svd(x.mH if tall else x, fine)
     else:
-        values, q = batched_eigh(x.mH @ x if tall else x @ x.mH)
+        short = x.mH.contiguous() if tall and x.shape[-1] <= _FEW else x.mH if tall else x
+        values, q = batched_eigh(short @ short.mH)
         q = q.flip(-1)
-        if bool((values[..., 0] * _NARROW > values[..., -1]).all()):
-            sigma = values.flip(-1).sqrt_()
-            scaled = q / sigma.unsqueeze(-2)
-            return (x @ scaled, sigma, q.mH.contiguous()) if tall else (q, sigma, scaled.mH @ x)
-        u, s, vh = _gram_svd(x.mH if tall else x, fine, q)
+        if not bool((values[..., 0] * _NARROW > values[..., -1]).all()):
+            u, s, vh = _gram_svd(short, fine, q)
+        else:
+            s = values.flip(-1).sqrt_()
+            scaled = q / s.unsqueeze(-2)
+            if tall and x.shape[-1] > _FEW:
+                return x @ scaled, s, q.mH.contiguous()
+            u, vh = q, scaled.mH @ short
     return (vh.mH.contiguous(), s, u.mH.contiguous()) if tall else (u, s, vh)  # forward mode takes no views as outputs
 
 
