@@ -70,12 +70,15 @@ def largest_positive(v: Tensor) -> Tensor:
 
     A phase moves with the vector: losses of the result do not see which phase the solver chose.
     """
+    return v * positive_phase(v)
+
+
+def positive_phase(v: Tensor) -> Tensor:
+    """The sign or phase of each column that `largest_positive` takes ``(*batch, 1, k)``."""
     if v.numel() == 0:
-        return v
+        return torch.ones_like(v[..., :1, :])
     entry = v.gather(-2, v.detach().abs().argmax(-2, keepdim=True))
-    if v.is_complex():
-        return v * (entry.conj() / entry.abs())
-    return v * torch.where(entry.detach() < 0, -1.0, 1.0)
+    return entry.conj() / entry.abs() if v.is_complex() else torch.where(entry.detach() < 0, -1.0, 1.0)
 
 
 def phases(within: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor, Tensor]]:

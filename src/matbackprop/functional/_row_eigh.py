@@ -23,12 +23,12 @@ def _moments(x: Tensor, w: Tensor | None) -> Tensor:
 
 def row_eigh(
     x: Tensor, w: Tensor | None, blurred: Callable[[Tensor], Tensor], *, ties: Ties, check: bool | None
-) -> tuple[Tensor, Tensor]:
-    """Ascending eigenvalues and eigenvectors of Xᵀ diag(w) X, with the derivatives of `eigh`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ascending eigenvalues and eigenvectors V of Xᵀ diag(w) X, with the derivatives of `eigh`, and the rows XV.
 
     The product knows them to rounding of the largest eigenvalue. Where that does not do, the singular vectors of √w X
-    are found first, as constants: along them the product is diagonal, and its entries are squared singular values, of
-    which each has its digits.
+    are found first, as constants: along them the product is diagonal, its entries are squared singular values, and the
+    rows are left singular vectors times singular values, of which each has its digits.
 
     Args:
         x: rows ``(*b, m, d)`` in the dtype to compute in.
@@ -41,17 +41,21 @@ def row_eigh(
     values, vectors = eigh(_moments(x, w), ties=ties, check=check, precision=real_dtype(x.dtype))
     seen = values.is_cpu and values_checkable(values) and values.numel() > 0
     if not seen or not bool(blurred(values.detach()).any()):
-        return values, vectors
+        return values, vectors, product(x, vectors)
     rows = x.detach() if w is None else w.detach().sqrt().unsqueeze(-1) * x.detach()
-    _, sigma, vh = batched_svd(rows, full_matrices=rows.shape[-2] < rows.shape[-1])
-    sigma = torch.nn.functional.pad(sigma, (0, vh.shape[-1] - sigma.shape[-1])).flip(-1)
-    absent = sigma <= max(x.shape[-2:]) * torch.finfo(x.dtype).eps * sigma[..., -1:]
+    u, sigma, vh = batched_svd(rows, full_matrices=rows.shape[-2] < rows.shape[-1])
+    more = vh.shape[-1] - sigma.shape[-1]
+    absent = sigma <= max(x.shape[-2:]) * torch.finfo(x.dtype).eps * sigma[..., :1]
+    sigma = torch.where(absent, 0, sigma)
+    exact = torch.nn.functional.pad(u * sigma.unsqueeze(-2), (0, more)).flip(-1)
     turn = vh.mH.flip(-1)
     turned = product(x, turn)
-    # What is left of a direction that the rows do not have is rounding; its variation is not.
-    noise = absent.unsqueeze(-2) if w is None else absent.unsqueeze(-2) & (w > 0).unsqueeze(-1)
-    moments = _moments(turned - turned.detach() * noise, w)
-    squares = torch.where(absent, 0, sigma).square()
-    diagonal = torch.diag_embed(squares) + (moments - moments.detach())  # its derivatives are those of the sum
+    if w is not None:  # rows that do not count are what they are
+        counts = (w > 0).unsqueeze(-1)
+        exact = torch.where(counts, exact / torch.where(counts, w.detach().sqrt().unsqueeze(-1), 1), turned.detach())
+    turned = exact + (turned - turned.detach())  # values with all digits, and the derivatives of the product
+    moments = _moments(turned, w)
+    squares = torch.nn.functional.pad(sigma, (0, more)).flip(-1).square()
+    diagonal = torch.diag_embed(squares) + (moments - moments.detach())
     values, vectors = eigh(diagonal, ties=ties, check=check, precision=real_dtype(x.dtype))
-    return values, product(turn, vectors)
+    return values, product(turn, vectors), product(turned, vectors)

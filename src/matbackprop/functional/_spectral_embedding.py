@@ -16,6 +16,7 @@ from matbackprop.checks import (
     wants_check,
 )
 from matbackprop.errors import DomainError
+from matbackprop.functional._eigh import positive_phase
 from matbackprop.functional._function import product
 from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._ties import Ties, check_ties
@@ -113,19 +114,19 @@ def spectral_embedding(
             values, top = values[..., -k:], values[..., -1:]
             return (values < share * top) & (values > 0.25 * tol * top)
 
+        counts = None if weight is None else w
         if reverse_mode_only() and not (torch.is_grad_enabled() and scaled.requires_grad):
-            b = symmetrize(product((scaled if weight is None else w.unsqueeze(-1) * scaled).mT, scaled))
+            b = symmetrize(product((scaled if counts is None else w.unsqueeze(-1) * scaled).mT, scaled))
             values, vectors = leading_eigh(b, k)
+            rows = product(scaled, vectors)
             if values.is_cpu and bool(blurred(values).any()):
-                values, vectors = row_eigh(scaled, w, blurred, ties=ties, check=check)
+                values, vectors, rows = row_eigh(scaled, counts, blurred, ties=ties, check=check)
         else:  # derivatives of some eigenvectors need all of them
-            values, vectors = row_eigh(scaled, None if weight is None else w, blurred, ties=ties, check=check)
-        values, vectors = values[..., -k:].flip(-1), vectors[..., -k:].flip(-1)
-        largest = vectors.detach().abs().argmax(-2, keepdim=True)
-        sign = torch.where(vectors.detach().gather(-2, largest) < 0, -1.0, 1.0)
+            values, vectors, rows = row_eigh(scaled, counts, blurred, ties=ties, check=check)
+        values, vectors, rows = (t[..., -k:].flip(-1) for t in (values, vectors, rows))
         kept = values > tol * values[..., :1]
         down = torch.where(kept, values, 1).rsqrt() * kept
-        embedding = product(scaled, vectors * (sign * down.unsqueeze(-2)))
+        embedding = rows * (positive_phase(vectors) * down.unsqueeze(-2))
         degree = degree.to(f.dtype)
         if wanted:
             check_result(degree, "a degree", "Scale the features.")

@@ -20,7 +20,7 @@ from matbackprop.checks import (
 )
 from matbackprop.divided_differences import named_function
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.functional._eigh import eigh, largest_positive
+from matbackprop.functional._eigh import eigh, positive_phase
 from matbackprop.functional._function import product
 from matbackprop.functional._inverse_root import check_positive, inverse_root_in
 from matbackprop.functional._matrix_function import round_to_domain
@@ -53,11 +53,6 @@ def covariance_of(x: Tensor, share: Tensor, mean: Tensor) -> Tensor:
     """Σ ``(*batch, d, d)`` of rows with the given shares, about a mean ``(*batch, d)``."""
     centered = x - mean.unsqueeze(-2)
     return symmetrize(product((share.unsqueeze(-1) * centered).mH, centered))
-
-
-def _principal_axes(values: Tensor, vectors: Tensor, eps: float) -> Tensor:
-    """Eigenvectors of the largest eigenvalues first, each with a positive largest entry, over √(λ + ε)."""
-    return largest_positive(vectors.flip(-1)) * (values.flip(-1).clamp_min(0) + eps).rsqrt().unsqueeze(-2)
 
 
 def _check_variances(values: Tensor, eps: float, carried: torch.dtype) -> None:
@@ -147,15 +142,12 @@ def whiten(
             center = product(share.unsqueeze(-2).to(dtype), rows)
             if method == "pca":
                 narrow = 1e-3 if is_double(x.dtype) else 1e-6
-                turn = _principal_axes(
-                    *row_eigh(
-                        rows - center,
-                        share,
-                        lambda values: values + eps < narrow * values[..., -1:],
-                        ties=ties,
-                        check=check,
-                    ),
-                    eps,
+                values, vectors, turned = row_eigh(
+                    rows - center,
+                    share,
+                    lambda values: values + eps < narrow * values[..., -1:],
+                    ties=ties,
+                    check=check,
                 )
             else:  # on the smaller side of the samples
                 turn = second_order_pool(
@@ -167,13 +159,15 @@ def whiten(
                 values, vectors = eigh(covariance.to(dtype), ties=ties, check=check, precision=inside)
                 if wants_check(check, values):
                     _check_variances(values.detach(), eps, covariance.dtype)
-                turn = _principal_axes(values, vectors, eps)
+                turned = product(rows - center, vectors.expand(*x.shape[:-2], d, d))
             else:
                 turn = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
-            turn = turn.expand(*x.shape[:-2], d, d)
         if wanted and covariance is None:
             _check_eps(rows - center, eps)
-        return product(rows - center, turn).to(x.dtype)
+        if method == "pca":  # the largest variance first, the largest entry of each axis positive
+            y = turned * (positive_phase(vectors) * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2))
+            return y.flip(-1).to(x.dtype)
+        return product(rows - center, turn.expand(*x.shape[:-2], d, d)).to(x.dtype)
 
 
 def _check_eps(centered: Tensor, eps: float) -> None:
