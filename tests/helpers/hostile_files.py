@@ -238,7 +238,8 @@ def harm_checkpoint(data: bytes, draw: random.Random) -> bytes:
         path.write_bytes(data)
         if draw.random() < 0.5:
             values = [None, 0, -1, 2**40, math.nan, "", "x", [], {}, (), torch.zeros(3), torch.tensor(math.nan), b""]
-            save_checkpoint({"a": harm_tree(load_checkpoint(path), draw, values)}["a"] or {}, path)
+            harmed = harm_tree(load_checkpoint(path), draw, values)
+            save_checkpoint(harmed if isinstance(harmed, torch.Tensor) or harmed else {}, path)
             return path.read_bytes()
     out = BytesIO()
     if draw.random() < 0.5:
