@@ -177,6 +177,9 @@ def test_bad_input():
             spd.distance(-A, B, metric=metric)
         with pytest.raises(NumericalError, match="positive"):
             spd.mean(torch.stack([EYE, -EYE]), metric=metric)
+    for scale in (1e-300, 1e150):  # products of entries would underflow to a wrong answer, or overflow
+        with pytest.raises(DomainError, match="leave the range"):
+            spd.geodesic(scale * A, scale * B, 0.3, metric="bures_wasserstein")
     with pytest.raises(NumericalError, match="leaves the positive definite"):
         spd.exp_map(EYE, -3 * EYE, metric="bures_wasserstein")
     with pytest.raises(ShapeError, match="m ≥ 1"):

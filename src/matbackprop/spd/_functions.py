@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_floating, check_matrix, check_symmetric, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_floating,
+    check_matrix,
+    check_scale,
+    check_symmetric,
+    wants_check,
+)
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_functions, matrix_log, matrix_power, matrix_sqrt
@@ -35,6 +42,7 @@ def prepare(check: bool | None, precision: torch.dtype | None, **matrices: Tenso
     if wanted:
         for name, a in matrices.items():
             check_finite(a, name)
+            check_scale(a, compute_dtype(precision, a.dtype), name)
             check_symmetric(a, name)
     if len({a.shape[-1] for a in matrices.values()}) > 1:
         shapes = " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
@@ -81,6 +89,7 @@ def distance(
     Raises:
         ShapeError, DtypeError: the matrices do not fit.
         NonFiniteError, SymmetryError, NumericalError: their values do not.
+        DomainError: products of their entries leave the range of floating point.
 
     Gradient:
         In both, two orders, exact where eigenvalues coincide. At A = B the distance has a kink and its gradient is
