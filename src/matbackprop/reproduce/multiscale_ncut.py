@@ -173,7 +173,7 @@ def _layer_affinity(image: NDArray[np.float64], colours: NDArray[np.float64], la
         entries.append((one, two, weight))
     one, two, weight = (np.concatenate(parts) for parts in zip(*entries, strict=True))
     upper = sparse.coo_array((weight, (one, two)), shape=(number.size, number.size)).tocsr()
-    equal = sparse.diags_array(np.full(number.size, 1 + CONTOUR_SHARE))  # a pixel and itself: no contour, no difference
+    equal = sparse.diags(np.full(number.size, 1 + CONTOUR_SHARE))  # a pixel and itself: no contour, no difference
     return sparse.csr_array(upper + upper.T + equal)
 
 
@@ -216,7 +216,7 @@ def _stack_constraints(parents: list[sparse.csr_array], grids: list[tuple[int, i
     for layer, mean in enumerate(parents):
         parts: list[Any] = [sparse.csr_array((sizes[layer + 1], size)) for size in sizes]
         parts[layer] = mean
-        parts[layer + 1] = sparse.diags_array(-np.ones(sizes[layer + 1]))
+        parts[layer + 1] = sparse.diags(-np.ones(sizes[layer + 1]))
         rows.append(sparse.hstack(parts))
     return sparse.csr_array(sparse.vstack(rows))
 
@@ -236,7 +236,7 @@ def constrained_eigenvectors(
 
     degree = graph.affinity.sum(1)
     inverse_root = 1 / np.sqrt(degree)
-    scaling = sparse.diags_array(inverse_root)
+    scaling = sparse.diags(inverse_root)
     normalized = sparse.csr_array(scaling @ graph.affinity @ scaling)
     constraint = sparse.csr_array(graph.constraint @ scaling)
     size = len(degree)
