@@ -66,7 +66,15 @@ def test_one_command_fills_the_table(tmp_path):
         "error on held-out training images" in text
         and "| AlexNet, frozen, second order, log | rate 0.02, reduce 128, taps" in text
     )
+    assert "| AlexNet, frozen, second order, log |" in text.split("On held-out training images")[1]
     Backbones(config).main()
+    for path in config.out.glob("runs/*/trial*/predictions/validation.npz"):
+        path.unlink()
+    held_out = json.loads((config.out / "table.json").read_text())["held_out"]
+    Backbones(config).summarize()
+    assert json.loads((config.out / "table.json").read_text())["held_out"] == held_out  # kept without predictions
+    assert [one["key"] for one in held_out] == ["alexnet-frozen-log"] and held_out[0]["tried"] == [1, 1]
+    assert held_out[0]["difference"]["difference"] == pytest.approx(held_out[0]["errors"][0] - held_out[0]["errors"][1])
     first, log, fine = json.loads((config.out / "table.json").read_text())["rows"]
     assert (first["key"], log["key"]) == ("alexnet-frozen-first", "alexnet-frozen-log")
     assert len(first["seeds"]) == len(log["seeds"]) == 2 and len(fine["seeds"]) == 1

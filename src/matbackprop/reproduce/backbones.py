@@ -21,11 +21,12 @@ import torch
 from torch.nn import functional as nnf
 
 from matbackprop.errors import DataError
+from matbackprop.files import read_json
 from matbackprop.inference.loading import choose_device
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import BackbonesConfig
-from matbackprop.reproduce.table import Device, Job
-from matbackprop.reproduce.table1 import Row, Table1, as_option
+from matbackprop.reproduce.table import Device, Job, fingerprint, interval_text
+from matbackprop.reproduce.table1 import Row, Table1, as_option, paired_difference
 from matbackprop.training.config import O2P_PRESETS, O2PConfig
 from matbackprop.training.guard import StepProfile
 from matbackprop.training.o2p import build_model, open_regions
@@ -191,10 +192,9 @@ class Backbones(Table1):
         if any(self.finished(self.seeds(row))[1] for row in self.chosen.values()):
             return super().summarize()
         tried = [
-            {"name": row.name, "key": row.key, "model": row.model, "device": device, "trials": trials}
+            {"name": row.name, "key": row.key, "model": row.model, "trials": trials}
             for row in self.chosen.values()
-            for device in ("cuda", "cpu")
-            if (trials := self.trials(row, device))
+            if (trials := self.trials(row, self.device))
         ]
         if not tried:
             raise DataError(f"there is no finished run in {self.store.folder}; train first.")
@@ -203,9 +203,54 @@ class Backbones(Table1):
         return content
 
     def write_table(self, content: Mapping[str, Any], table: Table, *more: str) -> None:
-        """Write the table, with how the same backbones segment below it."""
-        segmentation = self._segmentation()
-        super().write_table(content, table, *more, *([] if segmentation is None else [segmentation.markdown()]))
+        """Write the table, with what trials say on held-out images and how the same backbones segment below it."""
+        held_out = self._held_out()
+        tables = [self._held_out_table(held_out)] if held_out else []
+        tables += [] if (segmentation := self._segmentation()) is None else [segmentation]
+        super().write_table({**content, "held_out": held_out}, table, *more, *(one.markdown() for one in tables))
+
+    def _best(self, row: Row) -> tuple[Job, Device, dict[str, Any]] | None:
+        """The trial with the smallest error among those that have ended, and where it was done."""
+        jobs = [Job(row.key, "trial", i) for i in range(len(row.trials[: self.config.trials]))]
+        devices: tuple[Device, Device] = ("cuda", "cpu")
+        known = [(job, device, r) for job in jobs for device in devices if (r := self.result(job, device)) is not None]
+        return min(known, key=lambda one: one[2]["error"], default=None)
+
+    def _held_out(self) -> list[dict[str, Any]]:
+        """The best trial of each row beside first order's, in pairs; as stored where predictions are not here."""
+        path = self.out / "table.json"
+        before = read_json(path).get("held_out", []) if path.is_file() else []
+        stored = {tuple(one["fingerprints"]): one["difference"] for one in before}
+        out = []
+        for row in self.chosen.values():
+            mine, other = self._best(row), self._best(self.rows[row.reference])
+            if row.key == row.reference or mine is None or other is None:
+                continue
+            marks = [fingerprint(result["provenance"]) for *_, result in (mine, other)]
+            seen = [self.predictions(job, device) for job, device, _ in (mine, other)]
+            difference = stored.get(tuple(marks))
+            if seen[0] is not None and seen[1] is not None:
+                wrong = [(one["target"] != one["predicted"])[None].astype(float) for one in seen if one is not None]
+                difference = paired_difference(wrong[0], wrong[1], seen[0]["image"])
+            if difference is not None:
+                errors = [result["error"] for *_, result in (mine, other)]
+                out.append({"key": row.key, "errors": errors, "tried": [len(self.trials(r, self.device)) for r in (
+                    row, self.rows[row.reference])], "fingerprints": marks, "difference": difference})  # fmt: skip
+        return out
+
+    def _held_out_table(self, held_out: list[dict[str, Any]]) -> Table:
+        columns = ["model", "error", "settings", "first order", "its settings", "difference"]
+        body = [
+            [self.rows[one["key"]].name, one["errors"][0], one["tried"][0], one["errors"][1], one["tried"][1],
+             interval_text(one["difference"], 2)]
+            for one in held_out
+        ]  # fmt: skip
+        note = (
+            "The best of the settings that were tried, one seed, chosen on the same held-out training regions. "
+            "Differences: paired bootstrap over images, 95 % interval; negative is better."
+        )
+        formats = {"error": ".2f", "first order": ".2f"}
+        return Table(columns, body, title="On held-out training images", note=note, formats=formats)
 
     def _segmentation(self) -> Table | None:
         path = self.out.parent / "table2" / "table.json"

@@ -55,7 +55,7 @@ from matbackprop.training.o2p import (
 )
 from matbackprop.training.run_folder import RunFolder
 
-__all__ = ["REFERENCES", "ROWS", "Row", "Table1", "as_option"]
+__all__ = ["REFERENCES", "ROWS", "Row", "Table1", "as_option", "paired_difference"]
 
 log = logging.getLogger("matbackprop")
 
@@ -578,8 +578,8 @@ class _Line:
             large, images = self.predictions[0]["large"], self.predictions[0]["image"]
             entry["difference"] = {
                 "to": reference.row.key,
-                "all": _difference(self.wrong, reference.wrong, images),
-                "large": _difference(self.wrong[:, large], reference.wrong[:, large], images[large]),
+                "all": paired_difference(self.wrong, reference.wrong, images),
+                "large": paired_difference(self.wrong[:, large], reference.wrong[:, large], images[large]),
             }
         return entry
 
@@ -598,7 +598,7 @@ def _mean_and_spread(values: list[float]) -> dict[str, Any]:
     return {"mean": measured.mean, "spread": measured.spread, "values": values}
 
 
-def _difference(mine: np.ndarray, other: np.ndarray, images: np.ndarray) -> dict[str, float]:
+def paired_difference(mine: np.ndarray, other: np.ndarray, images: np.ndarray) -> dict[str, float]:
     """Difference of the mean errors in points with its 95 % interval.
 
     Seeds are averaged first. Images are resampled, not regions, because the regions of one image resemble each other:
