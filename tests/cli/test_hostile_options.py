@@ -37,6 +37,7 @@ CASES = [
     ("segment @/a**b.png --out @/out --model none", "matches|no pattern"),
     (f"{CLASSIFY} --boxes 1e308,1e308,1e308,1e308", "outside the image"),
     (f"{CLASSIFY} --boxes nan,0,1,1", "finite"),
+    (f"{CLASSIFY} --masks @/black.png", "black.png marks no region"),
     (f"{CLASSIFY} --top 0", "at least one class"),
     (f"{SCORE} --tolerance nan", "tolerance"),
     (f"{SCORE} --thresholds 0", "threshold"),
@@ -70,6 +71,7 @@ def folder(tmp_path):
     pixels = np.zeros((24, 32, 3), np.uint8)
     pixels[:, 16:] = 200
     Image.fromarray(pixels).save(tmp_path / "photo.png")
+    Image.fromarray(0 * pixels).save(tmp_path / "black.png")
     (tmp_path / "maps").mkdir()
     np.save(tmp_path / "maps" / "a.npy", pixels[..., 0])
     (tmp_path / "folder.onnx").mkdir()

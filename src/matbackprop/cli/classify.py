@@ -93,6 +93,9 @@ def _regions(
         boxes = None if any(r.box is None for r in regions) else [r.box for r in regions if r.box is not None]
         return boxes, [mask for _, mask, _ in usable], [index.categories[r.label]["name"] for r in regions]
     pictures = [read_mask(path) for path in config.masks] or None
+    for path, mask in zip(config.masks, pictures or [], strict=True):
+        if not mask.any():
+            raise DataError(f"{path} marks no region: all of its pixels are black or transparent.")
     return [_box(text) for text in config.boxes] or None, pictures, []
 
 
