@@ -19,6 +19,7 @@ from matbackprop.numerics import real_dtype
 
 _REAL = (torch.float32, torch.float64)
 _DTYPES = (*_REAL, torch.complex64, torch.complex128)
+_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _LARGE_BATCH = 400  # fills an H200 several times over
 
 
@@ -161,6 +162,11 @@ def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
             return _ROUTES[name].solve(a)
         values, vectors = _ROUTES[name].solve(a.reshape(-1, n, n))
     except torch.linalg.LinAlgError as error:
+        if a.is_cpu and a.dtype in _DOUBLE:
+            # Rounding decays to numbers below the range of float32 where much of a matrix is zero (Gram matrices of
+            # masked features), and LAPACK's divide and conquer gives up. They are in the range of float64.
+            values, vectors = _solve(a.to(_DOUBLE[a.dtype]))
+            return values.to(real_dtype(a.dtype)), vectors.to(a.dtype)
         raise SolverError(
             f"the eigensolver did not converge on {batch.numel()} matrices of order {n} ({error}). Look for NaN and "
             f"Inf in what they are made of, scale them, or add a multiple of the identity."
@@ -232,7 +238,8 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns. On CUDA they are NaN for a
-        matrix that could not be solved, which costs no synchronisation.
+        matrix that could not be solved, which costs no synchronisation. Where LAPACK gives up on float32 matrices on
+        the CPU, they are solved in float64 and rounded.
 
     Raises:
         SolverError: a matrix on the CPU could not be solved.
