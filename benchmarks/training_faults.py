@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def main() -> int:
     """Inject the faults in turn and write the summary; the exit code says whether all were survived."""
+    from helpers.signals import heed_signals
     from helpers.training_faults import FAULTS, inject
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -34,6 +37,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "training_faults.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    heed_signals()
     logging.getLogger("matbackprop").addHandler(logging.NullHandler())
     logging.getLogger("matbackprop").propagate = False
     names = [options.only] if options.only else list(FAULTS)
@@ -51,13 +55,16 @@ def main() -> int:
             traceback.print_exc()
         shutil.rmtree(folder, ignore_errors=True)
         print(f"\r{number + 1 - options.first} of {options.count}", end="", file=sys.stderr)
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
         "command": f"python benchmarks/training_faults.py --count {options.count}",
         "injected": options.count,
         "survived": sum(kind["survived"] for kind in kinds.values()),
         "seconds": round(time.perf_counter() - started),
-        "machine": platform.platform(),
+        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
+        "python": platform.python_version(),
         "torch": torch.__version__,
+        "revision": git.stdout.strip(),
         "faults": kinds,
     }
     options.output.write_text(json.dumps(summary, indent=2) + "\n")

@@ -1,11 +1,12 @@
 """Options and fixtures that all tests share: ``--device``, ``--dtype``, ``--compile-backend`` and the data sets."""
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
+
+from helpers.signals import heed_signals
 
 
 def pytest_addoption(parser):
@@ -16,10 +17,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    # A shell's background jobs and nohup ignore these, and so would every process that a test interrupts.
-    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, usual)
+    heed_signals()
 
 
 def pytest_collection_modifyitems(config, items):

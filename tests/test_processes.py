@@ -26,8 +26,8 @@ def test_signals_of_others_change_nothing_and_the_parents_end_a_worker():
         first = pool.submit(os.getpid)
         (worker,) = set(multiprocessing.active_children()) - others
         for _ in range(2):  # while it starts, and when it is up
-            send(signal.SIGTERM, worker.pid)
-            send(signal.SIGINT, worker.pid)
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                send(signum, worker.pid)
             assert first.result() == worker.pid
             assert pool.submit(os.getpid).result() == worker.pid
         second = pool.submit(time.sleep, 60)
@@ -85,7 +85,7 @@ def test_workers_do_not_outlive_a_killed_parent():
 def test_signals_are_held_only_meanwhile():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with signals_held():
-        assert {signal.SIGINT, signal.SIGTERM} <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 

@@ -37,15 +37,15 @@ Item = TypeVar("Item")
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back in this thread; processes started meanwhile are born deaf to both.
+    """Hold SIGINT, SIGTERM and SIGHUP back in this thread; processes started meanwhile are born deaf to them.
 
-    A worker needs seconds until its own code runs. Without this, Ctrl-C or a scheduler's SIGTERM, which reach all
-    processes of a command, would end it before it could call :func:`follow_parent`.
+    A worker needs seconds until its own code runs. Without this, Ctrl-C, a scheduler's SIGTERM or the SIGHUP of a
+    closed terminal, which reach all processes of a command, would end it before it could call :func:`follow_parent`.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:
@@ -55,8 +55,8 @@ def signals_held() -> Iterator[None]:
 def follow_parent() -> None:
     """Let this process, started under :func:`signals_held`, end when its parent ends or terminates it.
 
-    SIGINT and SIGTERM of anybody else are the parent's to act on: it stops giving out work and ends its workers. Its
-    own SIGTERM may be lost in one of theirs that came just before, as signals are not counted; SIGKILL is not.
+    Signals of anybody else are the parent's to act on: it stops giving out work and ends its workers. Its own SIGTERM
+    may be lost in one of theirs that came just before, as signals are not counted; SIGKILL is not.
     """
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None and hasattr(signal, "sigtimedwait"):
@@ -238,7 +238,7 @@ def parallel_map(function: Callable[[Item], T], items: Sequence[Item], workers: 
 
 
 class SignalHandlers:
-    """Handles SIGINT and SIGTERM while it is entered, in the main thread.
+    """Handles SIGINT, SIGTERM and SIGHUP while it is entered, in the main thread.
 
     Whoever sends a signal to a process and to its group sends it twice: a second one within a second is the same.
     Signals that were ignored before, as under ``nohup``, stay ignored.
@@ -249,7 +249,7 @@ class SignalHandlers:
 
     def __init__(self, *names: str) -> None:
         self.signum: int | None = None
-        self._names = ("SIGINT", "SIGTERM", *names)
+        self._names = ("SIGINT", "SIGTERM", "SIGHUP", *names)
         self._previous: dict[int, Any] = {}
         self._time = 0.0
 
@@ -309,7 +309,7 @@ class RunInterrupted(Exception):
 
 def stop_on_signal() -> SignalHandlers:
     """Note SIGINT, SIGTERM, SIGHUP and, under SLURM, SIGUSR1, for a loop that asks; a second signal ends at once."""
-    return SignalHandlers("SIGHUP", *(["SIGUSR1"] if "SLURM_JOB_ID" in os.environ else []))
+    return SignalHandlers(*(["SIGUSR1"] if "SLURM_JOB_ID" in os.environ else []))
 
 
 # --------------------------------------------------------------------- what the processes of a training ask each other

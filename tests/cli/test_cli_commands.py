@@ -180,9 +180,9 @@ def heeded():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum, code):
-    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     cleaned = []
 
     def work(*_, **__):
@@ -201,7 +201,7 @@ def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum
     again = "matbackprop: stopped; finished runs are kept; give the same command again to resume.\n"
     assert capsys.readouterr().err == again
     assert cleaned == [True, True]
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
     from matbackprop.training.engine import RunInterrupted
 
     monkeypatch.setattr(cli, "run", _failing(RunInterrupted(signum, 7, "here")))

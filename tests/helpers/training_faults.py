@@ -6,6 +6,7 @@ resumed run ends with the bits and the lines of metrics of an undisturbed one, a
 ``benchmarks/training_faults.py`` repeats them as often as one likes.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -22,8 +23,9 @@ from tempfile import mkdtemp
 import torch
 
 from helpers.slow_images import TracedImages
-from helpers.tiny_run import TinyModule, tiny_config, train
+from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from helpers.two_processes import run_two
+from matbackprop.cli import _Signals
 from matbackprop.data.bsds import BSDS, prepare_images
 from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
@@ -180,17 +182,15 @@ def interrupted(folder, draw):
 
 
 def interrupted_while_preparing(folder, draw):
-    """SIGTERM before there is anything to save: it ends at once, and the run starts anew."""
-    run = RunFolder(folder / "run")
+    """SIGTERM, SIGINT or SIGHUP before there is anything to save: it ends at once, and the run starts anew."""
+    run, signum = RunFolder(folder / "run"), draw.choice(SIGNALS)
 
     def prepare():
         def stuck(self):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signum)
             time.sleep(60)
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        from helpers.tiny_run import TinyData
-
+        _Signals().__enter__()  # as every command does
         TinyData.train_loader = stuck
 
     started = time.monotonic()
@@ -198,6 +198,25 @@ def interrupted_while_preparing(folder, draw):
     assert ended.code == 2 and ended.said.startswith("KeyboardInterrupt")
     assert time.monotonic() - started < 30
     assert_resumes(run)
+
+
+def read_only_folder(folder, draw):
+    """The folder of the run or of its checkpoints is read-only: the run ends with its name, and nothing is lost."""
+    run = RunFolder(folder / "run")
+    _killed_at(run, draw.randrange(1, STEPS))
+    locked = draw.choice([run.path, run.checkpoints])
+    before = saved_step(run)
+    locked.chmod(0o555)
+    ended = in_process(tiny_config(run.path, **OPTIONS, pause=0.005, resume=True), _drop_privileges)
+    locked.chmod(0o755)
+    assert ended.code == 2 and ended.said.startswith(PermissionError.__name__) and str(locked) in ended.said
+    assert saved_step(run) == before
+    assert_resumes(run, pause=0.005)
+
+
+def _drop_privileges():
+    """Let root keep to what the modes of files allow, as others have to: Linux's capset, with no capability left."""
+    assert ctypes.CDLL(None, use_errno=True).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
 
 
 def disk_full(folder, draw):
@@ -394,6 +413,7 @@ FAULTS = {
         killed_while_saving,
         interrupted,
         interrupted_while_preparing,
+        read_only_folder,
         disk_full,
         damaged_checkpoint,
         two_damaged_checkpoints,

@@ -68,6 +68,15 @@ def test_the_one_before_is_used_and_announced(tmp_path, caplog):
         latest_checkpoint(tmp_path)
 
 
+def test_a_crash_between_keeping_and_replacing_leaves_nothing_behind(tmp_path):
+    last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+    save_checkpoint({"step": 1}, last)
+    os.link(last, previous)  # as after a crash: both names of one file
+    save_checkpoint({"step": 2}, last, keep=previous)
+    assert load_checkpoint(previous) == {"step": 1} and load_checkpoint(last) == {"step": 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
+
+
 def test_objects_that_would_execute_are_refused_in_writing_and_reading(tmp_path):
     class Thing:
         pass

@@ -4,8 +4,8 @@ A command's module has a dataclass ``Config``, from which tyro makes the options
 what people read and returns a document of what was done: its ``summary`` is the last line that is printed,
 ``exit_code`` what the command exits with. Every command takes ``--quiet``, which leaves out everything but errors, and
 ``--json``, which prints the document instead of the text; the page of the command line says what the documents hold.
-Errors of the library's own kinds end a command with one message and exit code 2, SIGINT and SIGTERM with 130 and 143;
-``--debug`` or ``MATBACKPROP_DEBUG=1`` shows where they came from.
+Errors of the library's own kinds end a command with one message and exit code 2, SIGINT, SIGTERM and SIGHUP with 130,
+143 and 129; ``--debug`` or ``MATBACKPROP_DEBUG=1`` shows where they came from.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Command:
         main: name of the function, or ``module:function`` of one that is elsewhere.
         parse: name of a function ``parse(arguments, prog) → config`` for commands that need more than tyro's parser.
         arguments: further positional arguments of ``parse``.
-        stopped: what is left after SIGINT or SIGTERM, where the command knows better than what it was doing.
+        stopped: what is left after a signal, where the command knows better than what it was doing.
         extra: the extra that installs everything that the command needs.
     """
 
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Signals(SignalHandlers):
-    """SIGINT and SIGTERM unwind a command like Ctrl-C, so that it ends what it has started; a later one ends it."""
+    """A signal unwinds a command like Ctrl-C, so that it ends what it has started; a later one ends it."""
 
     def first(self) -> None:
         raise KeyboardInterrupt

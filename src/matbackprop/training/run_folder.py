@@ -487,6 +487,7 @@ def _link(source: Path, target: Path) -> None:
     except OSError:  # file systems without hard links
         shutil.copyfile(source, temporary)
     temporary.replace(target)
+    temporary.unlink(missing_ok=True)  # where target was the same file already, replacing did nothing
 
 
 def _plain(value: Any, where: str) -> Any:
