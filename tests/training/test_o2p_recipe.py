@@ -1,6 +1,5 @@
 """The recipe o2p from made regions to a saved classifier."""
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -253,28 +252,6 @@ def test_the_configuration_presents_regions_as_they_are_cropped_by_default():
     assert (RegionDataConfig().side, RegionDataConfig().canvas) == (coco_regions.SIDE, coco_regions.CANVAS)
 
 
-def test_networks_that_are_described_together_are_described_as_each_alone(config, tmp_path):
-    train_regions, validation = open_regions(config.data)
-    heads = [{"model.head": "fc", "model.average": True, "model.taps": []}]
-    heads += [{"model.head": "o2p", "model.taps": ["relu4"]}]
-    heads += [{"model.head": "both", "model.average": True, "model.taps": ["relu4"]}]
-    common = {"model.frozen": True, "model.support": "mask+all", "model.two_views": True, "data.background": "keep"}
-    torch.manual_seed(0)
-    networks = [build_model(merge(config, {**head, **common, "model.reduce": 5}), validation.classes) for head in heads]
-    for network in networks[:2]:  # the last has all that these need
-        own = network.backbone.state_dict()
-        network.backbone.load_state_dict({k: networks[2].backbone.state_dict()[k] for k in own})
-    alone = copy.deepcopy(networks)
-    settings = dataclasses.replace(config.data, background="keep")
-    together = describe(networks, train_regions, validation, dataclasses.replace(settings, cache=tmp_path / "one"))
-    for i, network in enumerate(alone):
-        data = dataclasses.replace(settings, cache=tmp_path / f"alone{i}")
-        (actual,) = describe([network], train_regions, validation, data)
-        assert torch.equal(actual.train, together[i].train) and torch.equal(actual.validation, together[i].validation)
-        assert same(network, networks[i])  # the projections too
-    assert len(together[0].train) == len(train_regions) and len(together[0].validation) == len(validation)
-
-
 @pytest.mark.parametrize("start", ["relu4", "relu2"])
 def test_a_network_whose_first_layers_stay_learns_from_maps_that_are_computed_once(config, monkeypatch, start):
     changes = {"model.head": "both", "model.average": True, "model.taps": ["relu4"], "model.two_views": True}
@@ -311,7 +288,7 @@ def test_maps_are_kept_for_one_backbone_and_computed_for_new_weights(config):
     for seed in (0, 0, 1):
         seed_all(seed)
         network = build_model(merge(config, changes), validation.classes)
-        stores.append(keep_maps([network], train_regions, validation, config.data, cpu))
+        stores.append(keep_maps(network, train_regions, validation, config.data, cpu))
     assert stores[0][0]["relu4"] is stores[1][0]["relu4"]
     assert not torch.equal(stores[1][0]["relu4"], stores[2][0]["relu4"])
 
@@ -324,7 +301,7 @@ def test_descriptors_of_kept_maps_are_those_of_the_pictures(config, tmp_path):
     regions = open_regions(config.data)
     seed_all(0)
     network = build_model(config, regions[0].classes)
-    (known,) = describe([network], *regions, config.data)
+    known = describe(network, *regions, config.data, torch.device("cpu"))
     seed_all(0)
     other = build_model(merge(config, {"model.train_from": "pool5"}), regions[0].classes)
     kept = keep_descriptors(other, *regions, config.data, torch.device("cpu"))

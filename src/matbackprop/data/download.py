@@ -72,12 +72,7 @@ DATASETS: dict[str, tuple[Archive, ...]] = {
 
 
 def download(
-    url: str,
-    target: str | Path,
-    *,
-    sha256: str | None = None,
-    md5: str | None = None,
-    size: int | None = None,
+    url: str, target: str | Path, *, sha256: str | None = None, md5: str | None = None, size: int | None = None
 ) -> Path:
     """Download one file; an interrupted download resumes where it stopped, and the file appears only when it is whole.
 

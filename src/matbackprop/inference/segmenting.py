@@ -402,10 +402,7 @@ WIDTH = 3.0
 
 
 def merge_by_colour(
-    image: NDArray[np.uint8],
-    ks: Sequence[int] = MERGE_KS,
-    *,
-    superpixels: ArrayLike | int = SUPERPIXELS,
+    image: NDArray[np.uint8], ks: Sequence[int] = MERGE_KS, *, superpixels: ArrayLike | int = SUPERPIXELS
 ) -> Merging:
     """Segment an image (h, w, 3) by uniting neighbouring superpixels that look alike.
 

@@ -16,13 +16,7 @@ from matbackprop.metrics.boundaries import (
     match_boundaries,
     thin_boundaries,
 )
-from matbackprop.metrics.evaluation import (
-    ImageScores,
-    evaluate_segmentations,
-    score_image,
-    score_images,
-    summarize,
-)
+from matbackprop.metrics.evaluation import ImageScores, evaluate_segmentations, score_image, score_images, summarize
 from matbackprop.metrics.objects_parts import objects_and_parts
 from matbackprop.metrics.regions import (
     RegionScores,

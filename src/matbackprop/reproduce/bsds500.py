@@ -77,15 +77,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, float]]] = {
         "Pont-Tuset, Arbelaez, Barron, Marques, Malik, PAMI 2017",
         {"covering_ods": 0.61, "covering_ois": 0.66, "boundary_ods": 0.747, "objects_ods": 0.380},
     ),
-    "Hierarchical merge tree": (
-        "Liu, Seyedhosseini, Tasdizen, TIP 2016",
-        {"covering_ods": 0.63, "covering_ois": 0.68},
-    ),
+    "Hierarchical merge tree": ("Liu, Seyedhosseini, Tasdizen, TIP 2016", {"covering_ods": 0.63, "covering_ois": 0.68}),
     "LEP": ("Zhao, BMVC 2015", {"objects_ods": 0.417}),
-    "COB": (
-        "Maninis, Pont-Tuset, Arbelaez, Van Gool, PAMI 2018",
-        {"boundary_ods": 0.795, "objects_ods": 0.419},
-    ),
+    "COB": ("Maninis, Pont-Tuset, Arbelaez, Van Gool, PAMI 2018", {"boundary_ods": 0.795, "objects_ods": 0.419}),
 }
 """Published results on the 200 test images: method → (source, measures)."""
 

@@ -26,6 +26,7 @@ import torch
 
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.files import atomic_write, read_json
+from matbackprop.inference.loading import choose_device
 from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.report import figures
 from matbackprop.report.tables import Measured, Table
@@ -188,7 +189,8 @@ class Table1(Reproduction):
             log.info("%s", regions.report())
         if "sift" in self.chosen:
             sift = self.run_config(Job("sift", "trial"), {}, self.device)
-            describe([build_model(sift, train.classes)], train, validation, self.config.data)
+            network, device = build_model(sift, train.classes), choose_device(self.accelerator)
+            describe(network, train, validation, self.config.data, device)
 
     def jobs(self, part: str) -> Iterable[Job]:
         """Trials of all rows, or seeds (or the timing) of those whose tuning is finished and won; long ones first."""

@@ -50,13 +50,7 @@ from matbackprop.reproduce.table import (
 )
 from matbackprop.training.config import RECIPES, NCutsConfig
 from matbackprop.training.engine import fit, seed_all
-from matbackprop.training.ncuts import (
-    build,
-    data_folder,
-    open_images,
-    split_images,
-    untrained_model,
-)
+from matbackprop.training.ncuts import build, data_folder, open_images, split_images, untrained_model
 from matbackprop.training.run_folder import RunFolder, versions
 
 log = logging.getLogger("matbackprop")

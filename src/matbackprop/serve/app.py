@@ -275,9 +275,7 @@ def _segmenting(
     with gr.Row():
         with gr.Column(scale=5, min_width=320):
             stage = gr.HTML(
-                html_template=_STAGE,
-                js_on_load=(_HERE / "stage.js").read_text(encoding="utf-8"),
-                elem_id="regions",
+                html_template=_STAGE, js_on_load=(_HERE / "stage.js").read_text(encoding="utf-8"), elem_id="regions"
             )
             k = gr.Slider(2, MAX_REGIONS, value=8, step=1, label="Number of regions", elem_id="number")
             with gr.Row():

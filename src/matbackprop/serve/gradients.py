@@ -57,12 +57,7 @@ SPECTRA = {
     "whitened features": (3.0,) * 6,
 }
 """Spectrum → the six eigenvalues that stay; the two that move are p and p(1 + gap)."""
-_PAIR = {
-    "evenly spaced": 3.4,
-    "from 10⁻³ to 10³": 1.0,
-    "four dead channels": 1.0,
-    "whitened features": 3.0,
-}
+_PAIR = {"evenly spaced": 3.4, "from 10⁻³ to 10³": 1.0, "four dead channels": 1.0, "whitened features": 3.0}
 STEPS = 120
 """Steps of a training."""
 _DIGITS = 50
@@ -171,10 +166,8 @@ def gradient(method: str, a: Tensor, function: str) -> Tensor:
 def truth(a: Tensor, function: str) -> NDArray[np.float64]:
     """The same gradient in 50 digits: Q(Γ∘(QᵀGQ))Qᵀ with the quotients (g(λᵢ) − g(λⱼ))/(λᵢ − λⱼ), g′ at ties."""
     with mpmath.workdps(_DIGITS):
-        g, slope = {
-            "log": (mpmath.log, lambda x: 1 / x),
-            "sqrt": (mpmath.sqrt, lambda x: 1 / (2 * mpmath.sqrt(x))),
-        }[function]
+        g = getattr(mpmath, function)
+        slope = {"log": lambda x: 1 / x, "sqrt": lambda x: 1 / (2 * mpmath.sqrt(x))}[function]
         lam, q = mpmath.eigsy(mpmath.matrix(a.double().tolist()))
         inner = q.T * mpmath.matrix(_direction().to(a.dtype).double().tolist()) * q
         for i, x in enumerate(lam):

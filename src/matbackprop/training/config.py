@@ -465,9 +465,7 @@ O2P_PRESETS = {
     ),
     # DeepO2P-FC from ImageNet, the best row of the paper's table.
     "paper": O2PConfig(
-        engine=_O2P_ENGINE,
-        model=RegionModelConfig(head="o2p_fc"),
-        optimizer=OptimizerConfig(rate=0.01),
+        engine=_O2P_ENGINE, model=RegionModelConfig(head="o2p_fc"), optimizer=OptimizerConfig(rate=0.01)
     ),
     # First and second order on EfficientNet-Lite2, with the surroundings of the region: the classifier in the package.
     "lite2": O2PConfig(
@@ -496,11 +494,7 @@ O2P_PRESETS = {
     "maps": O2PConfig(
         engine=_O2P_ENGINE,
         model=RegionModelConfig(
-            head="both",
-            reduce=96,
-            taps=("pool5", "relu2", "relu3", "relu4"),
-            vector_scale=0.3,
-            vector_dropout=0.8,
+            head="both", reduce=96, taps=("pool5", "relu2", "relu3", "relu4"), vector_scale=0.3, vector_dropout=0.8
         ),
         optimizer=OptimizerConfig(rate=0.01),
     ),

@@ -6,9 +6,9 @@ workers, on processes, or on what was drawn before. That makes resumed and distr
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -187,34 +187,14 @@ class EpochLoader:
 
     def _read_in_threads(self, batches: list[Tensor], epoch: int) -> Iterator[Any]:
         """Read ahead in threads; batches come out in order."""
-        stop = threading.Event()
-        slots: list[queue.Queue[Any]] = [queue.Queue(_AHEAD) for _ in range(self.threads)]
-
-        def work(number: int) -> None:
-            for indices in batches[number :: self.threads]:
-                try:
-                    result: Any = (True, self._fetch(indices, epoch))
-                except BaseException as error:
-                    result = (False, error)
-                while not stop.is_set():
-                    try:
-                        slots[number].put(result, timeout=0.1)
-                        break
-                    except queue.Full:
-                        continue
-                if stop.is_set() or not result[0]:
-                    return
-
-        pool = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(self.threads)]
-        for thread in pool:
-            thread.start()
+        pool = ThreadPoolExecutor(self.threads)
+        waiting: deque[Future[Any]] = deque()
         try:
-            for i in range(len(batches)):
-                good, value = slots[i % self.threads].get()
-                if not good:
-                    raise value
-                yield value
+            for indices in batches:
+                waiting.append(pool.submit(self._fetch, indices, epoch))
+                if len(waiting) > _AHEAD * self.threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         finally:
-            stop.set()
-            for thread in pool:
-                thread.join()
+            pool.shutdown(cancel_futures=True)

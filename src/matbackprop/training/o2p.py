@@ -10,7 +10,7 @@ import contextlib
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,52 +79,36 @@ def _source(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **o
     return RegionSource(regions, positions, canvas=data.canvas, background=data.background, **options)
 
 
-class VectorSource:
-    """Batches of descriptors that were computed before, kept on the device."""
+class KeptSource:
+    """Batches of what was computed once for every region and stays on the device: descriptors, or maps and masks.
+
+    Args:
+        kept: name in a batch → tensor (n, …) with a row per region; masks in 255ths.
+        labels: (n,) classes of all regions.
+        positions: which regions are the items.
+    """
 
     resident = True
 
-    def __init__(self, vectors: Tensor, labels: np.ndarray, positions: np.ndarray) -> None:
-        self.vectors = vectors
-        self.targets = torch.from_numpy(labels)
+    def __init__(self, kept: dict[str, Tensor], labels: np.ndarray, positions: np.ndarray) -> None:
+        self.kept = {**kept, "target": torch.from_numpy(labels)}
         self.positions = torch.from_numpy(np.asarray(positions))
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
-        """The descriptors' numbers; nothing about them changes with the epoch."""
+        """The regions' numbers; nothing about them changes with the epoch."""
         return {"index": self.positions[indices]}
 
     def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Gather ``vector`` and ``target`` on ``device``."""
-        self.vectors, self.targets = self.vectors.to(device), self.targets.to(device)
+        """Gather what is kept on ``device``."""
+        self.kept = {name: values.to(device) for name, values in self.kept.items()}
         index = batch["index"].to(device)
-        return {"vector": self.vectors[index], "target": self.targets[index], "index": index}
-
-
-class MapSource:
-    """Batches of maps that were computed before, kept on the device."""
-
-    resident = True
-
-    def __init__(self, taps: Sequence[str], maps: dict[str, Tensor], labels: np.ndarray, positions: np.ndarray) -> None:
-        self.taps, self.maps = taps, maps
-        self.targets = torch.from_numpy(labels).to(maps["mask"].device)
-        self.positions = torch.from_numpy(np.asarray(positions))
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
-        """The maps' numbers; nothing about them changes with the epoch."""
-        return {"index": self.positions[indices]}
-
-    def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Gather the maps, ``mask`` and ``target`` where they are, which is ``device``."""
-        index = batch["index"].to(self.targets.device)
-        maps = {f"map {tap}": self.maps[tap][index].float() for tap in self.taps}
-        return {**maps, "mask": self.maps["mask"][index].float() / 255, "target": self.targets[index], "index": index}
+        out = {name: values[index] for name, values in self.kept.items()}
+        if "mask" in out:
+            out["mask"] = out["mask"].float() / 255
+        return {name: v.float() if v.is_floating_point() else v for name, v in out.items()} | {"index": index}
 
 
 class RegionData(Data):
@@ -146,10 +130,7 @@ class RegionData(Data):
             self.positions = {"train": fit, "validation": held_out}
         else:
             self.validation_regions = validation
-            self.positions = {
-                "train": np.arange(len(self.train_regions)),
-                "validation": np.arange(len(validation)),
-            }
+            self.positions = {"train": np.arange(len(self.train_regions)), "validation": np.arange(len(validation))}
         self.may_choose = self.config.split == "tuning"  # not on the regions that a result is reported on
 
     @property
@@ -159,29 +140,25 @@ class RegionData(Data):
 
     @cached_property
     def sources(self) -> dict[str, Any]:
-        """Where the batches of both parts come from; descriptors that do not learn are computed on the first use."""
+        """Where the batches of both parts come from; what does not learn is computed on the first use."""
+        everything = self.train_regions, self.final_regions, self.config, self.device
+        kept: list[dict[str, Tensor]] | None = None  # of training and validation regions
+        if self.fixed is not None:
+            described = (describe if self.network is None else keep_descriptors)(self.fixed, *everything)
+            kept = [{"vector": vectors} for vectors in described]
+        elif self.network is not None:
+            stores, taps = keep_maps(self.network, *everything), self.network.kept
+            kept = [{"mask": store["mask"], **{f"map {tap}": store[tap] for tap in taps}} for store in stores]
         sources: dict[str, Any] = {}
-        known = None
-        if self.fixed is not None and self.network is not None:
-            known = keep_descriptors(self.fixed, self.train_regions, self.final_regions, self.config, self.device)
-        elif self.fixed is not None:
-            (known,) = describe([self.fixed], self.train_regions, self.final_regions, self.config)
-        resident = self._resident()
-        if self.network is not None and known is None:
-            kept = keep_maps([self.network], self.train_regions, self.final_regions, self.config, self.device)
-            for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
-                maps = kept[0] if regions is self.train_regions else kept[1]
-                sources[part] = MapSource(self.network.kept, maps, regions.labels, self.positions[part])
-            return sources
-        random = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
             positions = self.positions[part]
-            if known is None:
-                drawn: dict[str, Any] = random if part == "train" else {}
-                sources[part] = _source(regions, positions, self.config, resident=resident, dtype=self.dtype, **drawn)
-            else:
-                vectors = known.train if regions is self.train_regions else known.validation
-                sources[part] = VectorSource(vectors, regions.labels, positions)
+            if kept is not None:
+                sources[part] = KeptSource(kept[regions is not self.train_regions], regions.labels, positions)
+                continue
+            options: dict[str, Any] = {"resident": self._resident(), "dtype": self.dtype}
+            if part == "train":
+                options |= {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
+            sources[part] = _source(regions, positions, self.config, **options)
         return sources
 
     def _resident(self) -> bool:
@@ -227,20 +204,15 @@ _kept: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
 
 @torch.no_grad()
 def keep_maps(
-    networks: Sequence[RegionClassifier],
-    train: Regions,
-    validation: Regions,
-    data: RegionDataConfig,
-    device: torch.device,
+    network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig, device: torch.device
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The maps of all regions that networks on one backbone need only once, and the masks, in the device's memory.
+    """The maps of all regions that a network needs only once, and the masks, in the device's memory.
 
     They are computed on the first call and stay until those of another backbone are asked for.
 
     Returns:
         For training and validation: tap → maps (n, c, h, w) in float16, and ``"mask"`` (n, canvas, canvas) in 255ths.
     """
-    network = max(networks, key=lambda one: len(one.backbone.taps))
     start = hashlib.sha256(next(network.backbone.parameters()).detach().cpu().numpy().tobytes()).hexdigest()
     key = cache_key(
         {
@@ -254,15 +226,15 @@ def keep_maps(
     if key not in _kept:
         _kept.clear()
         _kept[key] = {}, {}
-    missing = sorted({tap for one in networks for tap in one.kept} - set(_kept[key][0]))
+    missing = sorted({*network.kept} - {*_kept[key][0]})
     if not missing:
         return _kept[key]
     network = copy.deepcopy(network).to(device).eval()
     for store, regions in zip(_kept[key], (train, validation), strict=True):
         for batch in _in_order(regions, np.arange(len(regions)), data, device):
-            found = network.maps(batch["image"], batch["mask"], missing)
-            found = {"mask": (255 * batch["mask"]).round().byte(), **{tap: m.half() for tap, m in found.items()}}
-            for name, values in found.items():
+            maps = network.maps(batch["image"], batch["mask"], missing)
+            maps = {"mask": (255 * batch["mask"]).round().byte(), **{tap: m.half() for tap, m in maps.items()}}
+            for name, values in maps.items():
                 if name not in store:
                     store[name] = values.new_empty(len(regions), *values.shape[1:])
                 store[name][batch["index"]] = values
@@ -278,40 +250,32 @@ class Described(NamedTuple):
 
 @torch.no_grad()
 def describe(
-    networks: Sequence[RegionClassifier], train: Regions, validation: Regions, data: RegionDataConfig
-) -> list[Described]:
-    """Descriptors of all regions by networks whose features do not learn: computed once, and cached.
+    network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig, device: torch.device
+) -> Described:
+    """Descriptors of all regions by a network whose features do not learn: computed once, and cached.
 
     Projections are started first, on 512 training regions of images that tuning does not hold out, so that they and the
-    descriptors are the same for both splits; the networks have them afterwards. Networks with the same weights see each
-    picture together, once.
+    descriptors are the same for both splits; the network has them afterwards.
     """
-    folder = data.cache or default_cache_folder()
-    paths = [folder / f"described-{cache_key(_described_key(n, train, validation, data))}" for n in networks]
-    missing = [(n, path) for n, path in zip(networks, paths, strict=True) if not path.exists()]
-    if missing:
-        device = choose_device()
-        copies = [copy.deepcopy(network).to(device).eval() for network, _ in missing]
-        fit, _ = tuning_split(train.image_ids, every=data.hold_out)
-        chosen = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
-        if any(pooling.reduce is not None for one in copies for pooling in one.poolings().values()):
-            seen = [_shared_maps(copies, batch) for batch in _in_order(train, chosen, data, device)]
-            for network, batches in zip(copies, zip(*seen, strict=True), strict=True):
-                network.project(batches)
-        vectors: list[dict[str, list[np.ndarray]]] = [{"train": [], "validation": []} for _ in copies]
-        for part, regions in (("train", train), ("validation", validation)):
-            for batch in _in_order(regions, np.arange(len(regions)), data, device):
-                for network, maps, own in zip(copies, _shared_maps(copies, batch), vectors, strict=True):
-                    own[part].append(network.describe_maps(maps, batch["mask"]).half().cpu().numpy())
-        for network, (_, path), own in zip(copies, missing, vectors, strict=True):
-            started = [p.flatten().cpu().numpy() for p in _projections(network)] or [np.zeros(1, np.float32)]
-            write_cache(path, {**own, "projections": [np.concatenate(started)]}, {"regions": train.path.name})
-    out = []
-    for network, path in zip(networks, paths, strict=True):
-        arrays = open_cache(path).arrays
-        _set_projections(network, torch.from_numpy(np.array(arrays["projections"])))
-        out.append(Described(*(torch.from_numpy(np.array(arrays[part])) for part in Described._fields)))
-    return out
+    key = cache_key(_described_key(network, train, validation, data))
+    path = (data.cache or default_cache_folder()) / f"described-{key}"
+    if not path.exists():
+        one = copy.deepcopy(network).to(device).eval()
+
+        def look(regions: Regions, positions: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+            for batch in _in_order(regions, positions, data, device):
+                yield one.maps(batch["image"], batch["mask"]), batch["mask"]
+
+        if _projections(one):
+            one.project([maps for maps, _ in look(train, _first_look(train, data))])
+        vectors = {
+            part: [one.describe_maps(*seen).half().cpu().numpy() for seen in look(regions, np.arange(len(regions)))]
+            for part, regions in (("train", train), ("validation", validation))
+        }
+        write_cache(path, {**vectors, "projections": _flat_projections(one).numpy()}, {"regions": train.path.name})
+    arrays = open_cache(path).arrays
+    _set_projections(network, torch.from_numpy(np.array(arrays["projections"])))
+    return Described(*(torch.from_numpy(np.array(arrays[part])) for part in Described._fields))
 
 
 @torch.no_grad()
@@ -319,7 +283,7 @@ def keep_descriptors(
     network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig, device: torch.device
 ) -> Described:
     """The same as :func:`describe`, of maps that :func:`keep_maps` keeps, and kept beside them."""
-    stores = keep_maps([network], train, validation, data, device)
+    stores = keep_maps(network, train, validation, data, device)
     fields = {name: value for name, value in vars(network.config).items() if not name.endswith("dropout")}
     name = f"described {cache_key(fields)}"
     if name not in stores[0]:
@@ -328,10 +292,8 @@ def keep_descriptors(
         def look(store: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
             return one.maps_behind({tap: store[tap][index].float() for tap in one.kept})
 
-        fit, _ = tuning_split(train.image_ids, every=data.hold_out)
-        chosen = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
-        one.project([look(stores[0], torch.from_numpy(chosen).to(device))])
-        stores[0][f"{name} projections"] = torch.cat([p.flatten() for p in _projections(one)] or [torch.zeros(1)])
+        one.project([look(stores[0], torch.from_numpy(_first_look(train, data)).to(device))])
+        stores[0][f"{name} projections"] = _flat_projections(one)
         for store in stores:
             parts = torch.arange(len(store["mask"]), device=device).split(256)
             store[name] = torch.cat(
@@ -339,6 +301,16 @@ def keep_descriptors(
             )
     _set_projections(network, stores[0][f"{name} projections"])
     return Described(stores[0][name], stores[1][name])
+
+
+def _first_look(train: Regions, data: RegionDataConfig) -> np.ndarray:
+    """The training regions that projections are started on."""
+    fit, _ = tuning_split(train.image_ids, every=data.hold_out)
+    return fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
+
+
+def _flat_projections(network: RegionClassifier) -> Tensor:
+    return torch.cat([p.flatten().cpu() for p in _projections(network)] or [torch.zeros(1)])
 
 
 def _set_projections(network: RegionClassifier, weights: Tensor) -> None:
@@ -363,20 +335,6 @@ def _described_key(
         "network": network.hparams_dict,
         "weights": weights.hexdigest(),
     }
-
-
-def _shared_maps(networks: Sequence[RegionClassifier], batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The maps of every network, computed once where one of them has all that another needs."""
-    wide = max(networks, key=lambda one: len(one.wanted))
-    own, shared = wide.backbone.state_dict(), wide.maps(batch["image"], batch["mask"])
-    return [
-        shared
-        if set(one.wanted) <= set(wide.wanted)
-        and one.config.two_views == wide.config.two_views
-        and all(torch.equal(v, own[k]) for k, v in one.backbone.state_dict().items())
-        else one.maps(batch["image"], batch["mask"])
-        for one in networks
-    ]
 
 
 def _in_order(
