@@ -55,11 +55,23 @@ def test_an_enlarged_image_is_seen_on_the_same_grid_in_the_same_place(zoom):
     assert abs((change.sum(0) * columns).sum() / change.sum() - 43.5) < 0.5
 
 
-def test_zoom_is_refused_where_it_means_nothing():
+@pytest.mark.parametrize("head", ["paper", "none"])
+def test_one_map_of_an_enlarged_image_is_finer_and_in_the_same_place(head):
+    model = small("vgg16-relu5", zoom=2.0, taps=("relu3_1",), head=head).eval()
+    with torch.no_grad():
+        x = torch.full((1, 3, 64, 80), 0.4)
+        y = x.clone()
+        y[..., 20:28, 40:48] = 1.0
+        change = (model(y).features - model(x).features).abs().sum(-1)[0]
+    assert change.shape == model.grid((64, 80)) == (32, 40)  # the map's stride is 4
+    rows, columns = (torch.arange(n) * 2 + 0.5 for n in change.shape)
+    assert abs((change.sum(1) * rows).sum() / change.sum() - 23.5) < 1.5
+    assert abs((change.sum(0) * columns).sum() / change.sum() - 43.5) < 1.5
+
+
+def test_zoom_out_of_range_is_refused():
     with pytest.raises(ConfigurationError, match=r"zoom must be between 1 and 4, got 0\.5"):
         NCutsModelConfig(variant="hypercolumns", zoom=0.5)
-    with pytest.raises(ConfigurationError, match=r"no zoom; got .*zoom=2\.0"):
-        NCutsModelConfig(variant="vgg16-relu5", zoom=2.0)
 
 
 def test_the_papers_widths():

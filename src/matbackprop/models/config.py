@@ -177,7 +177,7 @@ class NCutsModelConfig:
     boundary: bool | None = field(default=None, metadata=ADDED)
     """Also learn how likely humans separate two neighbouring superpixels, for merging; by default the variant's."""
     zoom: float = field(default=1.0, metadata=ADDED)
-    """The backbone sees the image enlarged by this factor, 1 to 4; for hypercolumns."""
+    """The backbone sees the image enlarged by this factor, 1 to 4."""
     kernel: int = 3
     """Size of the first new convolution of the paper's head."""
     dropout: float = 0.25
@@ -206,11 +206,11 @@ class NCutsModelConfig:
             raise ConfigurationError(f"zoom must be between 1 and 4, got {self.zoom}.")
         self.taps, self.cost = tuple(self.taps), tuple(self.cost)  # type: ignore[assignment]
         full = self.resolved()
-        more = len(full["taps"]) != 1 or full["boundary"] or full["stride"] or self.zoom != 1
+        more = len(full["taps"]) != 1 or full["boundary"] or full["stride"]
         if full["head"] != "hypercolumn" and more:
             raise ConfigurationError(
-                f"head {full['head']!r} takes exactly one feature map, no stride, no boundary channel and no zoom; got "
-                f"taps={list(full['taps'])}, stride={full['stride']}, boundary={full['boundary']}, zoom={self.zoom}. "
+                f"head {full['head']!r} takes exactly one feature map, no stride and no boundary channel; got "
+                f"taps={list(full['taps'])}, stride={full['stride']}, boundary={full['boundary']}. "
                 "Choose head='hypercolumn' for more."
             )
 

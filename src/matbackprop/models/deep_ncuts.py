@@ -349,6 +349,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         widths = [info.channels for info in maps]
         self.geometry = [_Geometry(info) for info in maps]
         self.stride: int = full["stride"] or min(info.stride for info in maps)
+        self._enlarged = 1.0 if full["stride"] else self.config.zoom
         self.space, self.ridge, self.merge_ridge = self.config.space, self.config.ridge, self.config.merge_ridge
         self.cost, self.superpixels = MergeCost(*self.config.cost), superpixels
         head, hidden, channels, dropout = full["head"], full["hidden"], full["channels"], self.config.dropout
@@ -382,7 +383,8 @@ class DeepNCuts(PretrainedMixin, nn.Module):
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """The grid of F for images of ``size`` pixels."""
-        return max(1, round(size[0] / self.stride)), max(1, round(size[1] / self.stride))
+        height, width = (max(1, round(side * self._enlarged / self.stride)) for side in size)
+        return height, width
 
     def _head_output(self, image: Tensor) -> Tensor:
         """What the head says, (b, c, h, w): F, or the hidden map of hypercolumns."""

@@ -98,6 +98,7 @@ class Group:
         rows: the rows.
         preset: the training preset, or "" for none.
         variant: the untrained network, or "" for none.
+        zoom: by how much it sees images enlarged.
         seconds: roughly how long a training takes on a fast GPU; long ones are started first.
     """
 
@@ -105,6 +106,7 @@ class Group:
     rows: tuple[Row, ...]
     preset: str = ""
     variant: str = ""
+    zoom: float = 1.0
     seconds: float = 1.0
 
     @property
@@ -144,6 +146,13 @@ def _groups() -> dict[str, Group]:
             Group(deep.key, (deep, span), preset=f"paper-{name}", seconds=20),
             Group(soft.key, (soft,), preset=f"soft-{name}", seconds=10),
         ]
+    for name in ("alexnet-relu5", "vgg16-relu5"):  # the paper does not say at which size its networks see images
+        double, network, (before, after) = f"{name}-x2", f"{NETWORKS[name]}, image enlarged twice", _PAPER[name]
+        plain = Row(f"ncuts-{double}", "NCuts", network, "none", "cluster", paper=before)
+        deep = Row(f"deepncuts-{double}", "DeepNCuts", network, "J2", "cluster", plain.key, after)
+        span = Row(f"span-{double}", "DeepNCuts, J2's own space", network, "J2", "cluster", plain.key, space="soft")
+        groups.append(Group(plain.key, (plain,), variant=name, zoom=2))
+        groups.append(Group(deep.key, (deep, span), preset=f"paper-{double}", seconds=30))
     for suffix, network in (
         ("", "VGG-16, frozen"),
         ("-tuned", "VGG-16, tuned"),
@@ -263,7 +272,7 @@ class Table2(Reproduction):
             configuration["training"] = settings(recipe)
             weights = weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights)
         elif group.variant:
-            configuration["network"] = group.variant
+            configuration["network"] = group.variant if group.zoom == 1 else f"{group.variant}-x{group.zoom:g}"
             weights = weights_digest(VARIANTS[group.variant]["backbone"], config.weights or "imagenet")
         else:
             configuration["merging"] = COLOUR_SETTINGS
@@ -340,7 +349,7 @@ class Table2(Reproduction):
             recipe = self.run_config(job, self.device)
             model, seconds = train(recipe, self.place(job), trained_on=self.config.images)
         elif group.variant:
-            model = untrained_model(group.variant, weights=self.config.weights or "imagenet")
+            model = untrained_model(group.variant, weights=self.config.weights or "imagenet", zoom=group.zoom)
         if model is not None:
             model = model.to(self.device).to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
         return model, seconds

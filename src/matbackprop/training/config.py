@@ -591,14 +591,14 @@ class NCutsConfig:
             )
 
 
-def paper_config(variant: str, *, epochs: int = 4) -> NCutsConfig:
+def paper_config(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsConfig:
     """The paper's recipe: J2, 20 channels, one image per batch, 1e-4 and ten times that for new layers.
 
     The paper does not name its optimiser, schedule and epochs: these were best in cross-validation on training images.
     """
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, log_every=20),
-        model=NCutsModelConfig(variant=variant),  # type: ignore[arg-type]
+        model=NCutsModelConfig(variant=variant, zoom=zoom),  # type: ignore[arg-type]
         train=ObjectiveConfig(optimizer="adamw", schedule="one-cycle"),
     )
 
@@ -643,6 +643,7 @@ NCUTS_PRESETS = {
     "small": soft_config("alexnet-relu5", epochs=4),
     "paper": paper_config("vgg16-relu5"),
     **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
+    **{f"paper-{name}-x2": paper_config(name, zoom=2.0) for name in ("alexnet-relu5", "vgg16-relu5")},
     # Rates and weights that differ from the others' were better on the tuning images.
     "soft-alexnet-relu5": soft_config("alexnet-relu5"),
     "soft-vgg16-relu4": soft_config("vgg16-relu4"),

@@ -190,11 +190,12 @@ class NCutsData(Data):
             if network["head"] == "hypercolumn":
                 raise ConfigurationError("hypercolumns are trained on superpixels; set --train.rows superpixels.")
             with torch.device("meta"):
-                self.stride: int | None = build_backbone(network["backbone"]).info(network["taps"][0]).stride
-            if self.stride not in STRIDES:
+                stride = build_backbone(network["backbone"]).info(network["taps"][0]).stride / config.model.zoom
+            self.stride: int | None = int(stride)
+            if stride not in STRIDES:
                 raise ConfigurationError(
                     f"labels are prepared for grids of stride {' and '.join(map(str, STRIDES))}, the map "
-                    f"{network['taps'][0]} has {self.stride}; set --train.rows superpixels."
+                    f"{network['taps'][0]} has {stride:g}; set --train.rows superpixels."
                 )
         else:
             self.stride = None
@@ -233,9 +234,9 @@ def build_model(config: NCutsModelConfig, *, superpixels: int = 600) -> DeepNCut
     return model
 
 
-def untrained_model(variant: str, *, weights: str = "imagenet") -> DeepNCuts:
+def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.0) -> DeepNCuts:
     """The paper's baseline: normalized cuts on the backbone's own feature map, without new layers."""
-    return build_model(NCutsModelConfig(variant=variant, weights=weights, head="none"))  # type: ignore[arg-type]
+    return build_model(NCutsModelConfig(variant, weights, head="none", zoom=zoom))  # type: ignore[arg-type]
 
 
 def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
