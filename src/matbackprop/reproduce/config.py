@@ -75,8 +75,6 @@ class BackbonesConfig(Table1Config):
     """The regions, and how they are presented to every row alike."""
     fine_epochs: int = 5
     """Epochs of the fine-tuned rows."""
-    fine_seeds: int = 1
-    """Seeds of the fine-tuned rows."""
     frozen_epochs: int = 12
     """Epochs of the frozen rows' heads."""
     frozen_seeds: int = 5
