@@ -42,6 +42,7 @@ def test_one_command_fills_the_table(tmp_path):
         frozen_epochs=1,
         frozen_seeds=2,
         fine_epochs=1,
+        fine_seeds=1,
         accelerator="cpu",
         override=("model.weights=none",),
     )
