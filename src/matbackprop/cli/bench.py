@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-__all__ = ["Config", "main"]
-
 
 @dataclass
 class Config:

@@ -13,8 +13,6 @@ import tyro
 from matbackprop.data.pictures import read_mask, read_picture
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 
-__all__ = ["Config", "main"]
-
 
 @dataclass
 class Config:

@@ -15,8 +15,6 @@ import tyro
 from matbackprop.cli import COMMANDS, GROUPS
 from matbackprop.errors import ConfigurationError
 
-__all__ = ["Config", "completion", "main"]
-
 SHELLS = ("bash", "zsh", "tcsh")
 
 

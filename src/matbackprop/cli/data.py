@@ -11,9 +11,6 @@ import tyro
 
 from matbackprop.errors import ConfigurationError, DataError
 
-__all__ = ["CacheConfig", "Check", "Download", "cache", "check", "download"]
-
-
 # ---------------------------------------------------------------------------------------------------------------- check
 
 

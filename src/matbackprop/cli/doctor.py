@@ -15,8 +15,6 @@ from typing import Any
 from matbackprop.cli import EXTRAS
 from matbackprop.training.run_folder import package_versions
 
-__all__ = ["Config", "examine", "main", "parse"]
-
 SOLVES = ((100, 36), (100, 169), (100, 256), (1, 20))
 """Batch and order of the eigenproblems whose route is shown: pool5, ReLU-5, all channels, one image's cuts."""
 

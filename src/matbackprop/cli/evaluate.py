@@ -21,8 +21,6 @@ from matbackprop.metrics import ImageScores, score_images, summarize
 from matbackprop.processes import track
 from matbackprop.report.tables import Cell, Table
 
-__all__ = ["Config", "main"]
-
 
 @dataclass
 class Config:

@@ -12,8 +12,6 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.training.config import RECIPES, Recipe, from_json, get_recipe, merge, read_config_file
 from matbackprop.training.run_folder import RunFolder
 
-__all__ = ["Config", "main", "rebuild"]
-
 
 @dataclass
 class Config:

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import tyro
 
-__all__ = ["Config", "main"]
-
 
 @dataclass
 class Config:

@@ -17,8 +17,6 @@ from matbackprop.processes import track
 if TYPE_CHECKING:
     from matbackprop.inference import Segments
 
-__all__ = ["Config", "main"]
-
 
 @dataclass
 class Config:

@@ -15,8 +15,6 @@ from matbackprop.cli import parse as parse_with_tyro
 from matbackprop.errors import ConfigurationError
 from matbackprop.training.config import EngineConfig, Recipe, get_recipe, resolve
 
-__all__ = ["main", "options", "parse"]
-
 
 @dataclasses.dataclass
 class _Chosen:

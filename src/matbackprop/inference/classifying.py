@@ -17,8 +17,6 @@ from matbackprop.inference.loading import BOX, load_classifier
 from matbackprop.inference.segmenting import read_input
 from matbackprop.models.deep_o2p import RegionClassifier
 
-__all__ = ["Box", "classify", "classify_regions"]
-
 Box = tuple[float, float, float, float]
 """x, y, width and height in pixels."""
 

@@ -7,8 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.errors import LabelError, ShapeError
 
-__all__ = ["as_rgb", "draw_boundaries", "paint_labels"]
-
 YELLOW = (255, 235, 51)
 WHITE = (255, 255, 255)
 

@@ -21,8 +21,6 @@ from matbackprop.spectral import contour_map
 if TYPE_CHECKING:
     from matbackprop.inference.segmenting import Segments
 
-__all__ = ["FORMATS", "Format", "outlines", "save", "to_coco", "to_labelme", "to_svg"]
-
 Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
 FORMATS: tuple[Format, ...] = ("png", "npz", "coco", "svg", "labelme", "ucm2")
 

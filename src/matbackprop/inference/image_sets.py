@@ -19,8 +19,6 @@ from matbackprop.processes import Workers
 from matbackprop.spectral import MergeCost, merge_regions, region_graph, slic_superpixels
 from matbackprop.spectral.superpixels import RegionGraph, assign_superpixels, connect_superpixels, works_on
 
-__all__ = ["Segmented", "Workers", "segment_images"]
-
 
 class Segmented(NamedTuple):
     """Segmentations of a set of images.

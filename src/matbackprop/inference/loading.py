@@ -16,8 +16,6 @@ from matbackprop.models.weights import CONFIG, fetch_pretrained, pretrained_conf
 
 M = TypeVar("M", DeepNCuts, RegionClassifier)
 
-__all__ = ["BOX", "choose_device", "load_classifier", "load_model", "load_segmenter"]
-
 BOX = "box"
 """Name of the small segmenter and of the classifier that come with the package."""
 _IN_THE_PACKAGE = (BOX, f"{BOX}/accurate", f"{BOX}/classifier")

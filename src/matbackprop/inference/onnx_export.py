@@ -28,8 +28,6 @@ from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.nn import SecondOrderPool
 
-__all__ = ["export_onnx"]
-
 _ROOTS = (40, 26, 18, 14, 12, 10, 9, 9)
 """Steps of the square roots one after the other: eigenvalues from 1e-10 on grow by 9/4 in each until they are near 1,
 then converge quadratically; each root begins with what the one before it left."""

@@ -33,19 +33,6 @@ from matbackprop.spectral import (
     slic_superpixels,
 )
 
-__all__ = [
-    "Number",
-    "Segments",
-    "merge_by_colour",
-    "read_input",
-    "segment",
-    "segment_frames",
-    "segment_photograph",
-    "split_region",
-    "suggest_number",
-    "unite_region",
-]
-
 _MAX_CLUSTERS = 1000  # of K-means, which compares every pixel with every cluster
 _RELEASE = 8  # photographs between two releases of free memory, each of which takes some milliseconds
 _segmented = itertools.count(1)

@@ -9,8 +9,6 @@ from numpy.typing import ArrayLike
 
 from matbackprop.errors import DomainError, NonFiniteError, ShapeError
 
-__all__ = ["PairedInterval", "paired_bootstrap"]
-
 
 @dataclass(frozen=True)
 class PairedInterval:

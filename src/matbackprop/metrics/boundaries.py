@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.metrics.regions import as_label_map, size_message
 
-__all__ = ["boundary_counts", "boundary_f_measure", "boundary_map", "f_measure", "match_boundaries", "thin_boundaries"]
-
 #: Two boundary pixels correspond when their distance is at most this share of the image diagonal.
 TOLERANCE = 0.0075
 

@@ -15,8 +15,6 @@ from matbackprop.metrics.objects_parts import objects_and_parts, objects_over_sc
 from matbackprop.metrics.regions import RegionScores, region_scores
 from matbackprop.processes import parallel_map
 
-__all__ = ["ImageScores", "evaluate_segmentations", "score_image", "score_images", "summarize"]
-
 #: One image: its label maps and its human maps, or a function without arguments that reads them.
 Maps = Sequence[Any] | Callable[[], Sequence[Any]]
 

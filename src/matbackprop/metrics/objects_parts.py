@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from matbackprop.errors import ShapeError
 from matbackprop.metrics.regions import as_label_map, compact_labels, size_message
 
-__all__ = ["objects_and_parts", "objects_over_scales"]
-
 # The constants of the public evaluation.
 OBJECT = 0.9
 """Relative overlap from which two regions are the same object, or one lies inside the other."""

@@ -15,16 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.errors import LabelError, ShapeError
 
-__all__ = [
-    "RegionScores",
-    "as_label_map",
-    "compact_labels",
-    "rand_index",
-    "region_scores",
-    "segmentation_covering",
-    "variation_of_information",
-]
-
 # Above this many cells a table of counts is made by sorting instead of densely: 32 MiB of int64.
 _DENSE_CELLS = 1 << 22
 

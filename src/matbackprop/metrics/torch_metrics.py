@@ -29,8 +29,6 @@ except ImportError as error:  # pragma: no cover - the message is all there is
         "the metric classes need torchmetrics; install it with: pip install 'matbackprop[metrics]'"
     ) from error
 
-__all__ = ["BoundaryFMeasure", "RandIndex", "SegmentationCovering", "VariationOfInformation"]
-
 
 class _PerImage(Metric):
     """A metric that keeps one row per image; subclasses fill rows and reduce them."""

@@ -13,8 +13,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 from matbackprop.errors import ConfigurationError
 
-__all__ = ["VARIANTS", "Background", "NCutsModelConfig", "RegionModelConfig", "changed"]
-
 Head = Literal["fc", "o2p", "o2p_fc", "both"]
 Function = Literal["log", "sqrt", "power"]
 Support = Literal["all", "mask", "mask+all"]

@@ -21,8 +21,6 @@ from matbackprop.errors import MissingExtraError, WeightsError
 from matbackprop.files import atomic_write, read_json, shorten, show
 from matbackprop.models.config import LARGEST
 
-__all__ = ["PretrainedMixin", "check_weights", "in_eight_bits", "load_weights_into", "read_weights"]
-
 _SCALE = ".scale"
 """Ends the names of the scales of weights in 8 bits."""
 

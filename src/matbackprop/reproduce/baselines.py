@@ -21,8 +21,6 @@ from matbackprop.processes import Workers
 from matbackprop.reproduce.multiscale_ncut import multiscale_labels
 from matbackprop.spectral import connected_components
 
-__all__ = ["BASELINES", "HUMANS", "KS", "humans_leave_one_out", "run_baseline"]
-
 KS = (2, 3, 4, 6, 8, 12, 16, 20)
 """The numbers of clusters of the eight segmentations."""
 SCALES = (50, 100, 200, 400, 800, 1600, 3200, 6400)

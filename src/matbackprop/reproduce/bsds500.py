@@ -36,8 +36,6 @@ from matbackprop.training.config import NCutsConfig
 from matbackprop.training.ncuts import data_folder, open_images
 from matbackprop.training.run_folder import versions
 
-__all__ = ["PUBLISHED", "Bsds500"]
-
 COLOUR = "colour"
 """The row without a network."""
 

@@ -35,21 +35,6 @@ from matbackprop.reproduce.config import TableConfig
 from matbackprop.training.config import differences, to_json
 from matbackprop.training.run_folder import versions
 
-__all__ = [
-    "Clock",
-    "Device",
-    "Job",
-    "Reproduction",
-    "Store",
-    "data_digest",
-    "fingerprint",
-    "interval_text",
-    "run_jobs",
-    "settings",
-    "shared_workers",
-    "weights_digest",
-]
-
 _ENGINE = ("seed", "max_epochs", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate")
 """Fields of the engine that change numbers; the others say where and how a run is carried out."""
 _PLACES = {"root", "cache", "workers", "threads", "resident"}

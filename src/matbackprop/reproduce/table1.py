@@ -56,8 +56,6 @@ from matbackprop.training.o2p import (
 )
 from matbackprop.training.run_folder import RunFolder
 
-__all__ = ["REFERENCES", "ROWS", "Row", "Table1", "as_option", "paired_difference"]
-
 log = logging.getLogger("matbackprop")
 
 

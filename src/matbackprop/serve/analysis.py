@@ -16,8 +16,6 @@ from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.serve.views import Analysis, Picture
 from matbackprop.spectral import Embedding, ncut_embedding, rgb_to_lab, soft_embedding
 
-__all__ = ["Namer", "Segmenter", "colour_features"]
-
 _COORDINATES = 8
 
 

@@ -35,8 +35,6 @@ try:
 except ImportError:
     raise MissingExtraError("the page needs Gradio: pip install 'matbackprop[serve]'.") from None
 
-__all__ = ["build", "launch"]
-
 log = logging.getLogger("matbackprop")
 
 MAX_UPLOAD = "50mb"

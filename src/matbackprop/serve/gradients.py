@@ -27,22 +27,6 @@ from matbackprop.bench.peers import isqrt
 from matbackprop.errors import GaugeWarning
 from matbackprop.report.figures import GRID, INK, MUTED, PALETTE, figure, styled, svg
 
-__all__ = [
-    "FUNCTIONS",
-    "GAPS",
-    "METHODS",
-    "SPECTRA",
-    "TIE",
-    "Training",
-    "errors",
-    "explored",
-    "gap_of",
-    "gap_text",
-    "matrix",
-    "train",
-    "truth",
-]
-
 FUNCTIONS = ("log", "sqrt")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 EPS = 1e-4

@@ -22,8 +22,6 @@ from urllib.parse import parse_qs
 from matbackprop.errors import DataError
 from matbackprop.files import parse_json
 
-__all__ = ["ALIAS", "FULL", "Guard", "make_room"]
-
 ALIAS = "/matbackprop-files"
 """What the folder of uploads and results is called outside."""
 MAX_SECONDS = 120.0

@@ -20,8 +20,6 @@ from matbackprop.inference.export import Format
 from matbackprop.inference.segmenting import split_region, unite_region
 from matbackprop.report.figures import spectrum
 
-__all__ = ["MAX_REGIONS", "Analysis", "counted", "fit_photograph", "sample_photographs"]
-
 MAX_REGIONS = 40
 MAX_SIDE = 800
 SMALL = 320

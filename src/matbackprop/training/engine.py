@@ -51,9 +51,6 @@ from matbackprop.training.run_folder import (
     set_random_state,
 )
 
-__all__ = ["Data", "RunInterrupted", "System", "evaluate", "fit", "is_first_process", "load_weights", "run_recipe",
-           "seed_all"]  # fmt: skip
-
 log = logging.getLogger("matbackprop")
 _file_log = logging.getLogger("matbackprop.training.file")  # errors, which whoever catches them says on the screen
 _file_log.propagate = False
