@@ -80,7 +80,11 @@ class _ResidentPeak:
         self._thread.join()
 
 
-def _time_cuda(call: Callable[[], Any]) -> float:
+def _milliseconds(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        call()
+        return (time.perf_counter() - begun) * 1e3
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -88,12 +92,6 @@ def _time_cuda(call: Callable[[], Any]) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end))
-
-
-def _time_cpu(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
 
 
 def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1.0) -> Timing:
@@ -104,25 +102,24 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
     On CUDA the time is that between two events on the stream with the device idle before, so that launches count as a
     user would feel them; on the CPU it is the wall clock.
     """
-    clock = _time_cuda if device.type == "cuda" else _time_cpu
     gc.collect()
-    first = clock(call)
+    first = _milliseconds(call, device)
     if first < 1e3 * seconds:
-        clock(call)
+        _milliseconds(call, device)
     if device.type == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        times = [clock(call)]
+        times = [_milliseconds(call, device)]
         peak = float(torch.cuda.max_memory_allocated() - before)
     else:
         with _ResidentPeak() as resident:
-            times = [clock(call)]
+            times = [_milliseconds(call, device)]
         peak = float(resident.peak - resident.start)
     long = first > _LONG * 1e3 * seconds and times[0] > _LONG * 1e3 * seconds
     stop = time.perf_counter() + seconds
     while not long and len(times) < _MOST and (time.perf_counter() < stop or len(times) < 3):
-        times.append(clock(call))
+        times.append(_milliseconds(call, device))
     low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
     return Timing(statistics.median(times), low, high, len(times), peak / 2**20)
 
@@ -143,7 +140,7 @@ def _processor() -> str:
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Processor, device, threads and versions, as JSON can hold them."""
-    facts: dict[str, Any] = {
+    return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "kind": device.type,
         "processor": _processor(),
@@ -152,9 +149,8 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "versions": {**package_versions(PACKAGES), "torch": torch.__version__},
     }
-    facts["versions"] = {**package_versions(PACKAGES), "torch": torch.__version__}
-    return facts
 
 
 def machine_name(machine: dict[str, Any]) -> str:
@@ -303,7 +299,7 @@ def run_suites(
     device = choose_device(str(device))
     results = Results(
         machine=describe_machine(device),
-        command=" ".join(["matbackprop", "bench", *sys.argv[2:]] if len(sys.argv) > 1 else ["matbackprop", "bench"]),
+        command=" ".join(["matbackprop", "bench", *sys.argv[2:]]),
         revision=revision or (git_revision()["git"] or "")[:7],
         date=datetime.date.today().isoformat(),
     )

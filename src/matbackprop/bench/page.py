@@ -51,8 +51,7 @@ def _time(record: Record, unit: str = "") -> str:
 
 def _time_with_spread(record: Record) -> str:
     """The median, whose quartiles show under the pointer."""
-    text = _time(record)
-    median, _, spread = text.partition(" ")
+    median, _, spread = _time(record).partition(" ")
     return f'<span title="{spread[1:-1]}">{median}</span>' if spread else median
 
 
@@ -81,14 +80,9 @@ def _methods(records: Sequence[Record]) -> list[str]:
 
 
 def _cell(record: Record | None, best: bool) -> str:
-    if record is None:
-        return ""
-    if record.status != "ok":
-        return record.status
-    if record.error is not None:
-        text = f"{float(record.error):.1e}"
-    else:
-        text = _time_with_spread(record)
+    if record is None or record.status != "ok":
+        return "" if record is None else record.status
+    text = _time_with_spread(record) if record.error is None else f"{float(record.error):.1e}"
     text = f"**{text}**" if best else text
     return text if record.error is not None or record.peak_mb is None else f"{text}<br>{_memory(record)}"
 

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from matbackprop.errors import DataError
@@ -149,12 +150,10 @@ def _problem(path: Path, sha256: str | None, md5: str | None, size: int | None) 
     for name, expected in (("sha256", sha256), ("md5", md5)):
         if expected is None:
             continue
-        digest = hashlib.new(name, usedforsecurity=False)
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        if not digest.hexdigest().startswith(expected.lower()):
-            return f"{name} {digest.hexdigest()} instead of {expected}"
+            actual_digest = hashlib.file_digest(file, partial(hashlib.new, name, usedforsecurity=False)).hexdigest()
+        if not actual_digest.startswith(expected.lower()):
+            return f"{name} {actual_digest} instead of {expected}"
     return None
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import ConfigurationError, MissingExtraError
+from matbackprop.spectral.components import connected_components
 
 Sample = TypeVar("Sample")
 
@@ -148,7 +149,8 @@ class ShapesSegmentation(_Shapes[ShapesSegmentationSample]):
             image[inside] = _texture(draw, self.size, colour, amplitude=0.1, period=draw.uniform(3, 9))[inside]
         image += draw.normal(0, 0.02, image.shape)
         maps = [labels] + [self._merged(labels, index, a) for a in range(1, ANNOTATORS)]
-        return ShapesSegmentationSample(_to_bytes(image), [torch.from_numpy(_components(m)) for m in maps])
+        parts = connected_components(torch.from_numpy(np.stack(maps)), connectivity=8)
+        return ShapesSegmentationSample(_to_bytes(image), list(parts))
 
     def _merged(self, labels: np.ndarray, index: int, annotator: int) -> np.ndarray:
         """Let each shape vanish into the ground under it with probability a quarter."""
@@ -205,19 +207,6 @@ def _to_bytes(image: np.ndarray) -> Tensor:
 def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return int(columns[0]), int(rows[0]), int(columns[-1] - columns[0] + 1), int(rows[-1] - rows[0] + 1)
-
-
-def _components(labels: np.ndarray) -> np.ndarray:
-    """Number the 8-connected components of a label map from 0, in the order of labels."""
-    from scipy import ndimage
-
-    out = np.zeros(labels.shape, np.int64)
-    count = 0
-    for number in np.unique(labels):
-        parts, number_of_parts = ndimage.label(labels == number, structure=np.ones((3, 3)))
-        out[parts > 0] = parts[parts > 0] - 1 + count
-        count += number_of_parts
-    return out
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -303,6 +292,3 @@ def _write_image(path: Path, image: Tensor) -> None:
         raise MissingExtraError("writing images needs Pillow: pip install 'matbackprop[metrics]'.") from None
     options: dict[str, Any] = {"quality": 97, "subsampling": 0} if path.suffix == ".jpg" else {}
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(path, **options)
-
-
-# ------------------------------------------------------------------------------------------------------------ the place

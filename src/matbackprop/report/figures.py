@@ -193,19 +193,6 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (total[high] - total[low]) / (high - low)
 
 
-def _wants_log(values: NDArray[np.float64]) -> bool:
-    finite = values[np.isfinite(values)]
-    return bool(finite.size and finite.min() > 0 and finite.max() / finite.min() > 300)
-
-
-def _draw_curve(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], colour: str, label: str) -> None:
-    if len(y) > 150:
-        axes.plot(x, y, color=colour, alpha=0.22, linewidth=0.8)
-        axes.plot(x, _smooth(y), color=colour, label=label)
-    else:
-        axes.plot(x, y, color=colour, label=label, marker="o" if len(y) <= 30 else None, markersize=3.5)
-
-
 @styled
 def curves(
     metrics: Sequence[Mapping[str, Any]],
@@ -240,14 +227,20 @@ def curves(
             points = [(row.get("step", i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
             px, py = np.array(points, dtype=np.float64).reshape(-1, 2).T
             stage = name.partition("/")[0]
-            _draw_curve(ax, px, py, colour, stage if stage in _STAGES else name)
+            label = stage if stage in _STAGES else name
+            if len(py) > 150:
+                ax.plot(px, py, color=colour, alpha=0.22, linewidth=0.8)
+                ax.plot(px, _smooth(py), color=colour, label=label)
+            else:
+                ax.plot(px, py, color=colour, label=label, marker="o" if len(py) <= 30 else None, markersize=3.5)
             drawn.append(py)
-        if _wants_log(np.concatenate(drawn)):
+        values = np.concatenate(drawn)
+        finite = values[np.isfinite(values)]
+        if finite.size and finite.min() > 0 and finite.max() / finite.min() > 300:
             ax.set_yscale("log")
         if len(names) > 1:  # above the curves, beside the title
             ax.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(names), borderaxespad=0)
-        ax.set_title(title)
-        ax.set_xlabel("step")
+        ax.set(title=title, xlabel="step")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for ax in axes[len(chosen) :]:
         ax.set_visible(False)
@@ -281,23 +274,9 @@ def lines(
     """
     fig, (ax,) = figure(width=7.0, height=3.8)
     for (name, (px, py)), colour in zip(series.items(), PALETTE * len(series), strict=False):
-        heavy = name == emphasis
-        ax.plot(
-            np.asarray(px),
-            np.asarray(py),
-            color=colour,
-            label=name,
-            marker="o",
-            linewidth=2.6 if heavy else 1.6,
-            zorder=3 if heavy else 2,
-        )
-    if "x" in log:
-        ax.set_xscale("log")
-    if "y" in log:
-        ax.set_yscale("log")
-    ax.set_title(title)
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
+        weight = {"linewidth": 2.6, "zorder": 3} if name == emphasis else {"linewidth": 1.6, "zorder": 2}
+        ax.plot(np.asarray(px), np.asarray(py), color=colour, label=name, marker="o", **weight)  # type: ignore[arg-type]
+    ax.set(title=title, xlabel=xlabel, ylabel=ylabel, **{f"{axis}scale": "log" for axis in log})
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return finish(fig, path)
 
@@ -334,10 +313,7 @@ def spectrum(
         ax.plot(np.arange(1, len(positive) + 1), positive, color=colour, label=label)
     if eps is not None:
         ax.axhline(eps, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), label=f"ε = {eps:g}")
-    ax.set_yscale("log")
-    ax.set_title(title)
-    ax.set_xlabel("index")
-    ax.set_ylabel("eigenvalue")
+    ax.set(yscale="log", title=title, xlabel="index", ylabel="eigenvalue")
     ax.legend(loc="best")
     return finish(fig, path)
 
@@ -374,9 +350,7 @@ def confusion_matrix(
             if array[i, j]:
                 colour = "white" if share[i, j] > 0.55 else INK
                 ax.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=size, color=colour)
-    ax.set_xlabel("predicted")
-    ax.set_ylabel("true")
-    ax.set_title(title)
+    ax.set(xlabel="predicted", ylabel="true", title=title)
     bar = fig.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.set_label("share of the true class")
@@ -419,14 +393,8 @@ def comparison(
     ax.set_yticks(where, names)
     ax.grid(False, axis="y")
     ax.margins(y=0.6 / max(len(names), 1))
-    ax.set_xlabel(xlabel)
-    ax.set_title(title)
+    ax.set(xlabel=xlabel, title=title)
     return finish(fig, path)
-
-
-def _blank(ax: Axes) -> None:
-    ax.set_axis_off()
-    ax.grid(False)
 
 
 def _is_label_map(cell: ArrayLike | None) -> bool:
@@ -457,14 +425,12 @@ def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
 
 
 def _show(ax: Axes, cell: ArrayLike | None) -> None:
-    _blank(ax)
-    if cell is None:
-        return
-    array = np.asarray(cell)
-    if _is_label_map(array):
-        ax.imshow(draw_boundaries(paint_labels(array), array, colour=WHITE), interpolation="nearest")
-    else:
-        ax.imshow(as_rgb(array), interpolation="nearest")
+    ax.set_axis_off()
+    if cell is not None:
+        array = np.asarray(cell)
+        labels = _is_label_map(array)
+        picture = draw_boundaries(paint_labels(array), array, colour=WHITE) if labels else as_rgb(array)
+        ax.imshow(picture, interpolation="nearest")
 
 
 @styled
@@ -546,19 +512,10 @@ def _header_cell(
     fig: Figure, name: tuple[str, ...], level: int, depth: int, span: tuple[float, float], line: float
 ) -> None:
     """Write one header cell; a name shorter than the header's depth is centred over the rows it leaves free."""
-    rows_spanned = depth - level if level == len(name) - 1 else 1
-    middle = 1 - (level + rows_spanned / 2) * line
     leaf = level == len(name) - 1
-    fig.text(
-        (span[0] + span[1]) / 2,
-        middle,
-        name[level],
-        ha="center",
-        va="center",
-        fontsize=9 if leaf else 9.5,
-        fontweight="normal" if leaf and level else "bold",
-        color=INK,
-    )
+    middle = 1 - (level + (depth - level if leaf else 1) / 2) * line
+    font: Any = {"fontsize": 9 if leaf else 9.5, "fontweight": "normal" if leaf and level else "bold", "color": INK}
+    fig.text((span[0] + span[1]) / 2, middle, name[level], ha="center", va="center", **font)
     if not leaf:
         inset = 0.008
         y = 1 - (level + 1) * line

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 import matbackprop
+from matbackprop.bench.peers import eigh_function, pool_with
 from matbackprop.inference import segment
 from matbackprop.report.figures import segmentation_grid
 from matbackprop.report.html import Page
@@ -47,11 +49,6 @@ class DemoConfig:
 
 
 # ------------------------------------------------------------------------------------------------- gradients at ties
-
-
-def _through_eigh(f: Tensor, eps: float = 1e-3) -> Tensor:
-    lam, u = torch.linalg.eigh(f.mT @ f + eps * torch.eye(f.shape[-1], dtype=f.dtype))
-    return (u * lam.log().unsqueeze(-2)) @ u.mT
 
 
 def _finite_differences(function: Callable[[Tensor], Tensor], f: Tensor, direction: Tensor) -> Tensor:
@@ -90,12 +87,13 @@ def gradient_check(seed: int = 0) -> Table:
         "pixels of six pure kinds": torch.eye(6, dtype=torch.float64).repeat(2, 1),
         "no signal, F = 0": torch.zeros(10, 6, dtype=torch.float64),
     }
+    ours = partial(matbackprop.second_order_pool, eps=0.1)
     rows: list[list[Any]] = []
     for name, f in cases.items():
         direction = draw(f.shape[1], f.shape[1])
-        truth = _finite_differences(lambda x: matbackprop.second_order_pool(x, eps=0.1), f, direction)
+        truth = _finite_differences(ours, f, direction)
         row: list[Any] = [name]
-        for function in (lambda x: _through_eigh(x, eps=0.1), lambda x: matbackprop.second_order_pool(x, eps=0.1)):
+        for function in (pool_with(eigh_function("log"), 0.1), ours):
             leaf = f.clone().requires_grad_()
             (got,) = torch.autograd.grad(function(leaf), leaf, direction)
             row.append(float((got - truth).norm() / truth.norm().clamp_min(1)))
@@ -128,7 +126,6 @@ def _train(
 
 
 def _accuracy(system: Any, data: Any) -> float:
-    """Share of the validation regions whose class is right."""
     return 1 - evaluate(system.config, system, data)["val/error"] / 100
 
 
