@@ -1,38 +1,54 @@
-"""What long work needs: worker processes that never outlive their parent, signals, what the processes of a training ask
-each other, and how far it is."""
+"""What long work needs: a device, worker processes that never outlive their parent, signals, what the processes of a
+training ask each other, and how far it is."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import islice
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from matbackprop.errors import WorkerError
+from matbackprop.errors import ConfigurationError, WorkerError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-import logging
-import sys
-import time
-from contextvars import ContextVar
-from types import FrameType
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Return a device by name; ``"auto"`` takes CUDA where there is one, ``"gpu"`` is another word for ``"cuda"``.
+
+    Raises:
+        ConfigurationError: CUDA was asked for and there is none.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = "cuda" if name == "gpu" else name
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("there is no CUDA device that torch can use; take cpu or auto.")
+    return torch.device(name)
 
 
 @contextmanager

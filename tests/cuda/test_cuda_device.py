@@ -9,7 +9,7 @@ from matbackprop.cuda import cusolver, cuts, jacobi, pool, refined
 from matbackprop.cuda.graphs import replayed
 from matbackprop.solvers import batched_eigh, route
 from matbackprop.spectral.clustering import weighted_kmeans
-from matbackprop.spectral.components import connected_components
+from matbackprop.spectral.segment import connected_components
 
 pytestmark = pytest.mark.cuda
 

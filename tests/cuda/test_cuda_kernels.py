@@ -11,7 +11,7 @@ from matbackprop.cuda import jacobi as jacobi_kernel
 from matbackprop.cuda import pool
 from matbackprop.numerics import gram_tolerance
 from matbackprop.spectral import components
-from matbackprop.spectral.components import _number, connected_components
+from matbackprop.spectral.segment import _number, connected_components
 
 IN = {np.float32: "float", np.float64: "double"}
 

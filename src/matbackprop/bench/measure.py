@@ -26,7 +26,7 @@ from matbackprop.bench.suites import SUITES
 from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.files import read_json
-from matbackprop.inference.loading import choose_device
+from matbackprop.processes import choose_device
 from matbackprop.training.run_folder import git_revision, is_number, package_versions
 
 _SAMPLE_SECONDS = 0.002

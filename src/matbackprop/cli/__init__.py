@@ -67,7 +67,11 @@ _REPRODUCE = "matbackprop.reproduce.table:reproduce"
 _RESUME = "stopped; finished runs are kept; give the same command again to resume."
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command("matbackprop.cli.demo", "Train and show both systems in a few minutes, on data made on the fly."),
+    "demo": Command(
+        "matbackprop.training.demo",
+        "Train and show both systems in a few minutes, on data made on the fly.",
+        "DemoConfig",
+    ),
     "train o2p": Command(
         "matbackprop.cli.train", "Train a region classifier (DeepO2P).", parse="parse", arguments=("o2p",)
     ),

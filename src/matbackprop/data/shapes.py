@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import ConfigurationError, MissingExtraError
-from matbackprop.spectral.components import connected_components
+from matbackprop.spectral import connected_components
 
 Sample = TypeVar("Sample")
 

@@ -1,9 +1,10 @@
 """Using trained models, or none: load one, segment photographs, name regions. Programs and pages use only this room."""
 
 from matbackprop.inference.classifying import classify, classify_regions
-from matbackprop.inference.loading import choose_device, load_classifier, load_model, load_segmenter
+from matbackprop.inference.loading import load_classifier, load_model, load_segmenter
 from matbackprop.inference.onnx_export import export_onnx
 from matbackprop.inference.segmenting import Segments, merge_by_colour, segment, segment_frames, segment_photograph
+from matbackprop.processes import choose_device
 
 __all__ = [
     "Segments",

@@ -6,13 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
-from matbackprop.errors import ConfigurationError, WeightsError
+from matbackprop.errors import WeightsError
 from matbackprop.files import shorten
 from matbackprop.models.deep_ncuts import DeepNCuts
 from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.models.weights import CONFIG, fetch_pretrained, pretrained_config
+from matbackprop.processes import choose_device
 
 M = TypeVar("M", DeepNCuts, RegionClassifier)
 
@@ -21,20 +20,6 @@ BOX = "box"
 _IN_THE_PACKAGE = (BOX, f"{BOX}/accurate", f"{BOX}/classifier")
 """Folders beside this file, each with its card, ``README.md``."""
 _FOLDER = Path(__file__).parent / BOX
-
-
-def choose_device(name: str = "auto") -> torch.device:
-    """Return a device by name; ``"auto"`` takes CUDA where there is one, ``"gpu"`` is another word for ``"cuda"``.
-
-    Raises:
-        ConfigurationError: CUDA was asked for and there is none.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = "cuda" if name == "gpu" else name
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("there is no CUDA device that torch can use; take cpu or auto.")
-    return torch.device(name)
 
 
 def load_segmenter(source: str | Path = BOX, device: str = "auto") -> DeepNCuts:

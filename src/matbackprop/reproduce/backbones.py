@@ -22,7 +22,7 @@ from torch.nn import functional as nnf
 
 from matbackprop.errors import DataError
 from matbackprop.files import read_json
-from matbackprop.inference.loading import choose_device
+from matbackprop.processes import choose_device
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import BackbonesConfig
 from matbackprop.reproduce.table import Device, Job, fingerprint, interval_text

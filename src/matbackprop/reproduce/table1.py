@@ -26,8 +26,8 @@ import torch
 
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.files import atomic_write, read_json
-from matbackprop.inference.loading import choose_device
 from matbackprop.metrics.bootstrap import paired_bootstrap
+from matbackprop.processes import choose_device
 from matbackprop.report import figures
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Table1Config

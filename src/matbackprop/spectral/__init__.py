@@ -9,7 +9,6 @@ from matbackprop.spectral.clustering import (
     weighted_kmeans,
     yu_shi_rotation,
 )
-from matbackprop.spectral.components import connected_components
 from matbackprop.spectral.hierarchy import MERGE_KS, Hierarchy, MergeCost, contour_map, merge_regions, number_strengths
 from matbackprop.spectral.segment import (
     CLUSTER_KS,
@@ -19,6 +18,7 @@ from matbackprop.spectral.segment import (
     Segmentation,
     SoftSpace,
     choose_k,
+    connected_components,
     ncut_embedding,
     segment_features,
     soft_embedding,

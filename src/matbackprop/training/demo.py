@@ -36,7 +36,10 @@ _PANELS = {
 
 @dataclass
 class DemoConfig:
-    """Where the demonstration goes and how large it is."""
+    """Train both systems in their smallest presets on images made on the fly, and write a report.
+
+    It takes about a minute on two processor cores and needs no data, no weights and no network.
+    """
 
     run: Path = Path("runs/demo")
     """Folder for both runs and the report; what an earlier demonstration left there is replaced."""
@@ -152,6 +155,12 @@ def _segment_photographs(path: Path) -> dict[str, int]:
 
 
 # ------------------------------------------------------------------------------------------------------- the whole
+
+
+def main(config: DemoConfig) -> dict[str, Any]:
+    """The command: run the demonstration and say where its page is."""
+    report, results = run_demo(config), RunFolder(config.run).read_summary()
+    return {"summary": f"The report with pictures: {report}", "run": config.run, "report": report, "results": results}
 
 
 def run_demo(config: DemoConfig | None = None) -> Path:

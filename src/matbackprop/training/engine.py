@@ -28,11 +28,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, NumericalError, SolverError
-from matbackprop.inference.loading import choose_device
 from matbackprop.processes import (
     Progress,
     RunInterrupted,
     any_process,
+    choose_device,
     gather_objects,
     is_first_process,
     log_on_screen,

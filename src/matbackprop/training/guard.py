@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -168,7 +169,9 @@ class Guard:
             report["weights"] = self._usable_weights(unchanged)
             folder.mkdir(parents=True, exist_ok=True)
             if batch is not None:
-                _write_batch(folder / "batch.safetensors", batch)
+                if tensors := dict(flatten_tensors(batch)):
+                    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+                    save_file(copies, str(folder / "batch.safetensors"))
                 report["layer"] = self._diagnose(batch)
             atomic_write(folder / "report.json", json.dumps(plain_numbers(report), indent=2) + "\n")
         try:
@@ -204,14 +207,6 @@ class Guard:
             return {"error": f"{type(error).__name__}: {error}"}
         finally:
             self.system.train(training)
-
-
-def _write_batch(path: Path, batch: Any) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in flatten_tensors(batch)}
-    if tensors:
-        save_file(tensors, str(path))
 
 
 PARTS = ("data", "network forward", "layer forward", "network backward", "layer backward", "gradient checks",

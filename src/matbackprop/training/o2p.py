@@ -31,10 +31,9 @@ from matbackprop.data.coco_regions import (
     tuning_split,
 )
 from matbackprop.errors import DataError
-from matbackprop.inference.loading import choose_device
 from matbackprop.models.backbones.base import load_backbone_weights
 from matbackprop.models.deep_o2p import RegionClassifier, SecondOrderVector
-from matbackprop.processes import gather_rows
+from matbackprop.processes import choose_device, gather_rows
 from matbackprop.solvers import batched_eigh
 from matbackprop.training.config import O2PConfig, RegionDataConfig
 from matbackprop.training.engine import Data, System, evaluate

@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -84,9 +83,7 @@ _WRITTEN = (
 
 def versions() -> dict[str, Any]:
     """Return versions, git revision, platform and command of this process."""
-    import torch
-
-    entry: dict[str, Any] = {
+    return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "packages": package_versions(_PACKAGES),
@@ -94,15 +91,15 @@ def versions() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
         "platform": platform.platform(),
         "command": sys.argv,
+        **git_revision(),
     }
-    return entry | git_revision()
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
     known = {}
     for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        with suppress(metadata.PackageNotFoundError):
             known[name] = metadata.version(name)
     return known
 
