@@ -10,7 +10,7 @@ from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
 from matbackprop.cuda import pool
 from matbackprop.numerics import gram_tolerance
-from matbackprop.spectral import components
+from matbackprop.spectral import segment
 from matbackprop.spectral.segment import _number, connected_components
 
 IN = {np.float32: "float", np.float64: "double"}
@@ -215,7 +215,7 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
 
 @pytest.mark.parametrize("connectivity", [4, 8])
 def test_component_kernels_find_the_first_pixels(connectivity, tmp_path):
-    program = cuda_on_cpu.build(tmp_path, components.SOURCE, COMPONENTS)
+    program = cuda_on_cpu.build(tmp_path, segment._COMPONENTS, COMPONENTS)
     shape = (2, 9, 13)
     labels = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(0))
     out = cuda_on_cpu.run(program, (*shape, int(connectivity == 8)), labels.numpy(), dtype=np.int64)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
 from matbackprop.inference.segmenting import merge_by_colour
-from matbackprop.spectral import components, connected_components, slic_superpixels
+from matbackprop.spectral import connected_components, segment, slic_superpixels
 
 
 def flood(labels, connectivity):
@@ -42,7 +42,7 @@ def flood(labels, connectivity):
 def test_both_ways_equal_flood_fill(h, w, kinds, connectivity, seed):
     labels = torch.randint(-1, kinds, (h, w), generator=torch.Generator().manual_seed(seed))
     expected = flood(labels, connectivity)
-    for find in (components._components_torch, components._components_skimage):
+    for find in (segment._components_torch, segment._components_skimage):
         assert torch.equal(find(labels[None], connectivity)[0], expected), find
 
 
@@ -51,7 +51,7 @@ def test_a_long_winding_region_stays_one(device):
     spiral[1::2] = 1
     spiral[1::4, -1] = 0
     spiral[3::4, 0] = 0
-    actual = components._components_torch(spiral[None], 4)[0]
+    actual = segment._components_torch(spiral[None], 4)[0]
     assert len(actual[spiral == 0].unique()) == 1
 
 
