@@ -55,7 +55,9 @@ def values_checkable(a: Tensor) -> bool:
 
 def is_plain(*tensors: Tensor) -> bool:
     """Whether tensors have memory to point to: neither compiled, transformed, fake nor of a class of their own."""
-    return all(values_checkable(t) and type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    if torch.compiler.is_compiling():
+        return False
+    return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or is_wrapped(t)) for t in tensors)
 
 
 def wants_check(check: bool | None, a: Tensor) -> bool:

@@ -1,20 +1,26 @@
 """The kernels of the singular value decomposition, compiled for the CPU and run thread by thread."""
 
+from functools import partial
+
 import pytest
 import torch
 
+import matbackprop
 from helpers import cuda_on_cpu
+from matbackprop.checks import is_plain
 from matbackprop.cuda import svd as kernel
+from matbackprop.functional import _svd
 from matbackprop.functional._svd import _SVD
 from matbackprop.functional._ties import TiePolicy
 
 LAUNCHER = """
-extern "C" void launch_svd_factor(int batch, int threads, REAL* x, REAL* y, REAL* u, REAL* q, REAL* s, REAL* v,
-                                  double limit, int k, int l, int tall) {
-    launch({batch, 1, 1}, threads, Sizes(k).a_threads, [=] { svd_factor(x, y, u, q, s, v, limit, k, l, tall); });
+extern "C" void launch_svd_factor(int batch, int threads, IN* x, REAL* y, REAL* u, REAL* q, REAL* s, REAL* v,
+                                  IN* q_out, IN* s_out, IN* v_out, double limit, int k, int l, int tall) {
+    launch({batch, 1, 1}, threads, Sizes(k).a_threads,
+           [=] { svd_factor(x, y, u, q, s, v, q_out, s_out, v_out, limit, k, l, tall); });
 }
-extern "C" void launch_svd_adjoint(int batch, int threads, REAL* q, REAL* s, REAL* v, REAL* gq, REAL* gs, REAL* gv,
-                                   REAL* out, unsigned char* flag, double tolerance, double broadening,
+extern "C" void launch_svd_adjoint(int batch, int threads, REAL* q, REAL* s, REAL* v, IN* gq, IN* gs, IN* gv,
+                                   IN* out, unsigned char* flag, double tolerance, double broadening,
                                    double gauge, int k, int l, int tall) {
     launch({batch, 1, 1}, threads, 0, [=] {
         svd_adjoint(q, s, v, gq, gs, gv, out, flag, tolerance, broadening, gauge, k, l, tall);
@@ -24,22 +30,31 @@ extern "C" void launch_svd_adjoint(int batch, int threads, REAL* q, REAL* s, REA
 
 
 TINY_LAUNCHER = """
-extern "C" void launch_svd_tiny(int blocks, int threads, double* x, double* q, double* s, double* v, int count,
-                                int tall) {
-    launch({blocks, 1, 1}, threads, 0, [=] { svd_tiny(x, q, s, v, count, tall); });
+extern "C" void launch_svd_tiny(int blocks, int threads, IN* x, double* q, double* s, double* v, IN* q_out,
+                                IN* s_out, IN* v_out, int count, int tall) {
+    launch({blocks, 1, 1}, threads, 0, [=] { svd_tiny(x, q, s, v, q_out, s_out, v_out, count, tall); });
 }
 """
 
 
+def of_blocks(folder, kind):
+    choices = {"REAL_IS_DOUBLE": 1, "IN": kind}
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, kernel.SOURCE, LAUNCHER, shared=True, **choices))
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    program = cuda_on_cpu.build(tmp_path_factory.mktemp("svd"), kernel.SOURCE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1)
-    return cuda_on_cpu.Kernels(program)
+    return of_blocks(tmp_path_factory.mktemp("svd"), "double")
 
 
-def of_one_thread(folder, m, n):
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    return of_blocks(tmp_path_factory.mktemp("svd_of_float32"), "float")
+
+
+def of_one_thread(folder, m, n, kind="double"):
     """The kernel of tiny matrices, compiled for one shape."""
-    choices = {"K": min(m, n), "L": max(m, n)}
+    choices = {"K": min(m, n), "L": max(m, n), "IN": kind}
     return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, kernel.TINY, TINY_LAUNCHER, shared=True, **choices))
 
 
@@ -74,29 +89,52 @@ def check(x, u, s, vh, orthogonality):
 @pytest.mark.parametrize("limit", [4e-15, 1e-9])
 def test_factors_are_orthonormal_and_multiply_to_the_matrix(kernels, m, n, limit):
     x = matrices(m, n)
-    check(x, *kernel.factor(x, limit, kernels), limit)
+    check(x, *kernel.factor(x, limit, kernels)[0], limit)
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 2), (3, 3), (3, 5), (4, 2), (4, 4)])
 def test_one_thread_decomposes_a_tiny_matrix(tmp_path, m, n):
     kernels, x = of_one_thread(tmp_path, m, n), matrices(m, n)
-    check(x, *kernel.factor(x, 0.0, kernels), 0.0)
+    check(x, *kernel.factor(x, 0.0, kernels)[0], 0.0)
     assert kernels.launched == ["svd_tiny"]
     x[1, 0, 0] = torch.nan
-    factors = kernel.factor(x, 0.0, kernels)
+    factors = kernel.factor(x, 0.0, kernels)[0]
     assert all(part[1].isnan().all() and part[[0, 2, 3]].isfinite().all() for part in factors)
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 70), (9, 4), (7, 7), (3, 2), (2, 3)])
+def test_float32_matrices_are_read_as_they_are_and_their_factors_come_rounded_too(single, tmp_path, m, n):
+    launched = of_one_thread(tmp_path, m, n, "float") if m * n <= 16 else single
+    x = matrices(m, n)[:6].float()
+    factors, rounded = kernel.factor(x, 1e-9, launched)
+    check(x.double(), *factors, 1e-9)
+    for wide, narrow in zip(factors, rounded, strict=True):
+        assert wide.dtype == torch.float64 and torch.equal(wide.float(), narrow)
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 70), (9, 4), (6, 6)])
+def test_the_adjoint_of_float32_gradients_is_that_of_float64_ones_rounded(kernels, single, m, n):
+    factors = torch.linalg.svd(matrices(m, n)[[0, 1]], full_matrices=False)
+    generator = torch.Generator().manual_seed(3)
+    gradients = [torch.randn(t.shape, generator=generator) for t in factors]
+    for absent in range(4):
+        given = [None if i == absent else g for i, g in enumerate(gradients)]
+        wide = [None if g is None else g.double() for g in given]
+        expected = kernel.adjoint(tuple(factors), tuple(wide), 1e-14, 0.0, 1e-8, None, kernels)
+        out = kernel.adjoint(tuple(factors), tuple(given), 1e-14, 0.0, 1e-8, None, single)
+        assert out.dtype == torch.float32 and torch.equal(out, expected.float())
 
 
 def test_small_singular_values_keep_their_digits(kernels):
     values = torch.tensor([1.0, 1e-3, 1e-6, 1e-9], dtype=torch.float64)
     x = (values.unsqueeze(-1) * torch.linalg.qr(matrices(9, 4)[0])[0].mT).unsqueeze(0)  # rows orthogonal as given
-    torch.testing.assert_close(kernel.factor(x, 4e-15, kernels)[1][0], values, rtol=1e-14, atol=0)
+    torch.testing.assert_close(kernel.factor(x, 4e-15, kernels)[0][1][0], values, rtol=1e-14, atol=0)
 
 
 def test_what_is_not_finite_gives_nan_for_that_matrix_only(kernels):
     x = matrices(5, 7)[:3].clone()
     x[1, 0, 0] = torch.inf
-    u, s, vh = kernel.factor(x, 1e-9, kernels)
+    u, s, vh = kernel.factor(x, 1e-9, kernels)[0]
     for part in (u, s, vh):
         assert part[1].isnan().all() and part[[0, 2]].isfinite().all()
 
@@ -139,3 +177,44 @@ def test_zero_singular_values_are_flagged_where_the_long_side_is_used(kernels):
             flag = torch.zeros((), dtype=torch.bool)
             kernel.adjoint(factors, gradients, 1e-12, 0.0, gauge, flag, kernels)
             assert bool(flag) is expected
+
+
+@pytest.fixture
+def layer(single, monkeypatch):
+    """`matbackprop.svd` of float32 matrices, as on a GPU, with the kernels on the CPU."""
+    single.launched.clear()
+    monkeypatch.setattr(kernel, "takes", lambda x, dtype=torch.float64: x.dtype == dtype == torch.float32)
+    monkeypatch.setattr(kernel, "factor", partial(kernel.factor, kernels=single))
+    monkeypatch.setattr(kernel, "adjoint", partial(kernel.adjoint, kernels=single))
+    monkeypatch.setattr(_svd, "kernels_may_take", is_plain)
+    return partial(matbackprop.svd, ties="drop")
+
+
+def weighted(factors):
+    """A loss of all factors that does not see their signs."""
+    return sum((t.square() * torch.arange(1, t.numel() + 1).view(t.shape).to(t)).sum() for t in factors)
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 4), (3, 20), (6, 6)])
+def test_the_layer_of_float32_matrices_by_kernels_is_the_one_without_to_second_order(layer, single, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    results = []
+    for call, a in ((layer, x.clone().requires_grad_()), (matbackprop.svd, x.double().requires_grad_())):
+        factors = call(a)
+        assert all(t.dtype == a.dtype for t in factors)
+        grad = torch.autograd.grad(weighted(factors), a)[0]
+        again = torch.autograd.grad(weighted(call(a)), a, create_graph=True)[0]
+        second = torch.autograd.grad(again.square().sum(), a)[0]
+        results.append([factors[1], grad, again, second])
+    assert single.launched.count("svd_adjoint") == 1
+    for ours, expected in zip(*results, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - expected).abs().max() < 2e-6 * expected.abs().max()
+
+
+def test_batched_gradients_of_the_layer_by_kernels(layer):
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    directions = torch.eye(5)
+    rows = torch.autograd.grad(layer(x).S, x, directions, is_grads_batched=True)[0]
+    u, _, vh = matbackprop.svd(x.detach())
+    torch.testing.assert_close(rows, torch.einsum("ik,kj->kij", u, vh))

@@ -89,11 +89,12 @@ __device__ __forceinline__ void rotate(const Rotation& r, REAL& x, REAL& y) {
 }
 
 // A power of two near the largest of `count` entries; 0 if all are zero, NaN if one is not finite. scratch: blockDim.x.
-__device__ REAL matrix_scale(const REAL* a, int count, REAL* scratch) {
+template <typename T>
+__device__ REAL matrix_scale(const T* a, int count, REAL* scratch) {
     REAL largest = 0;
     int bad = 0;
     for (int e = threadIdx.x; e < count; e += blockDim.x) {
-        const REAL x = fabs(a[e]);
+        const REAL x = fabs((REAL)a[e]);
         if (!(x <= (REAL)REAL_MAX)) bad = 1;
         if (x > largest) largest = x;
     }

@@ -2,24 +2,39 @@
 // and its adjoint, one thread block per matrix. Appended to jacobi.cu, separate.cu and rows.cu, with REAL double.
 //
 // Q (k, k) has vectors of the short side in columns, V (k, l) those of the long side in rows. A wide matrix is X, Q and V
-// as torch lays them out; of a tall one all three are transposed. Matrices are dense.
+// as torch lays them out; of a tall one all three are transposed. Matrices are dense. X, the results that a user sees and
+// their gradients are of type IN, float or double; the factors that the adjoint takes are REAL.
+
+template <typename T>
+struct Entries {  // entry j of vector i
+    T* x;
+    int next, step;
+    __device__ T& operator()(int i, int j) const { return x[(long long)i * next + (long long)j * step]; }
+};
 
 struct Layout {
     int k, l, long_next, long_step, short_next, short_step;  // steps from vector to vector and from entry to entry
     __device__ Layout(int k, int l, int tall)
         : k(k), l(l), long_next(tall ? 1 : l), long_step(tall ? k : 1), short_next(tall ? k : 1), short_step(tall ? 1 : k) {}
-    __device__ Rows<REAL> rows(const REAL* x) const {
+    template <typename T>
+    __device__ Rows<T> rows(const T* x) const {
         return {x == nullptr ? nullptr : x + (long long)blockIdx.x * k * l, l, long_next, long_step};
     }
+    template <typename T>
+    __device__ Rows<T> short_rows(const T* x) const {
+        return {x == nullptr ? nullptr : x + (long long)blockIdx.x * k * k, k, short_next, short_step};
+    }
+    __device__ Entries<IN> entries(IN* x) const { return {x + (long long)blockIdx.x * k * l, long_next, long_step}; }
     __device__ Vectors long_vectors(REAL* x) const { return {x + (long long)blockIdx.x * k * l, l, long_next, long_step}; }
     __device__ Vectors short_vectors(REAL* x) const { return {x + (long long)blockIdx.x * k * k, k, short_next, short_step}; }
 };
 
 // x (batch, k, l) -> q (batch, k, k), sigma (batch, k) descending, v (batch, k, l). |v_i . v_j| up to `limit` is left. y (batch,
-// k, l) and u (batch, k, k) are scratch. Shared memory as pool_spectrum's.
+// k, l) and u (batch, k, k) are scratch. q_out, sigma_out and v_out, if given, receive the same rounded to IN. Shared memory
+// as pool_spectrum's.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-    svd_factor(const REAL* __restrict__ x, REAL* y, REAL* u, REAL* q, REAL* sigma, REAL* v, double limit, int k, int l,
-               int tall) {
+    svd_factor(const IN* __restrict__ x, REAL* y, REAL* u, REAL* q, REAL* sigma, REAL* v, IN* q_out, IN* sigma_out,
+               IN* v_out, double limit, int k, int l, int tall) {
     const Sizes z(k);
     const Layout layout(k, l, tall);
     const int ldt = z.players + 2, square = z.players * z.ld;
@@ -31,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     REAL* basis = tile + front;
     REAL* values = basis + back;
     int* order = (int*)(values + z.players);
-    const Rows<REAL> rows = layout.rows(x);
+    const Rows<IN> rows = layout.rows(x);
     y += (long long)blockIdx.x * k * l;
     u += (long long)blockIdx.x * k * k;
     sigma += (long long)blockIdx.x * k;
@@ -92,6 +107,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     }
     __syncthreads();
     complete(out_v, sigma, k, basis);
+    if (q_out == nullptr) return;
+    __syncthreads();
+    const long long squares = (long long)blockIdx.x * k * k, longs = (long long)blockIdx.x * k * l;
+    for (int e = threadIdx.x; e < k * k; e += blockDim.x) q_out[squares + e] = (IN)q[squares + e];
+    for (int e = threadIdx.x; e < k * l; e += blockDim.x) v_out[longs + e] = (IN)v[longs + e];
+    if (threadIdx.x < k) sigma_out[(long long)blockIdx.x * k + threadIdx.x] = (IN)sigma[threadIdx.x];
 }
 
 // 1/x by the policy of ties: 0 up to `tied`, or x/(x^2 + width^2).
@@ -107,8 +128,8 @@ __device__ __forceinline__ REAL inverted(REAL x, REAL tied, REAL width) {
 // gradients. Shared memory for 2 tiles, 3 k (k | 1) + 2 k + 4 blockDim.x numbers and k int.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     svd_adjoint(const REAL* __restrict__ q, const REAL* __restrict__ sigma, const REAL* __restrict__ v,
-                const REAL* __restrict__ g_q, const REAL* __restrict__ g_sigma, const REAL* __restrict__ g_v,
-                REAL* __restrict__ out, unsigned char* flag, double tolerance, double broadening, double gauge, int k,
+                const IN* __restrict__ g_q, const IN* __restrict__ g_sigma, const IN* __restrict__ g_v,
+                IN* __restrict__ out, unsigned char* flag, double tolerance, double broadening, double gauge, int k,
                 int l, int tall) {
     const Sizes z(k);
     const Layout layout(k, l, tall);
@@ -122,8 +143,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     REAL* inverse = s + k;
     REAL* scratch = inverse + k;
     int* used = (int*)(scratch + 4 * blockDim.x);
-    const Rows<REAL> rows = layout.rows(v), g_rows = layout.rows(g_v);
-    const Vectors basis = layout.short_vectors((REAL*)q), g_basis = layout.short_vectors((REAL*)g_q);
+    const Rows<REAL> rows = layout.rows(v), basis = layout.short_rows(q);
+    const Rows<IN> g_rows = layout.rows(g_v), g_basis = layout.short_rows(g_q);
     if (threadIdx.x < k) {
         s[threadIdx.x] = sigma[(long long)blockIdx.x * k + threadIdx.x];
         used[threadIdx.x] = 0;
@@ -185,11 +206,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         const REAL q_skew = (REAL)0.5 * (of_q[i * ld + j] - of_q[j * ld + i]);
         const REAL v_skew = (REAL)0.5 * (of_v[i * ld + j] - of_v[j * ld + i]);
         const REAL even = q_skew + v_skew, odd = q_skew - v_skew, gap = s[j] - s[i], sum = s[j] + s[i];
-        const REAL g_s = g_sigma == nullptr ? (REAL)0 : g_sigma[(long long)blockIdx.x * k + i];
+        const REAL g_s = g_sigma == nullptr ? (REAL)0 : (REAL)g_sigma[(long long)blockIdx.x * k + i];
         inner[at] = even * inverted(gap, tied, width) + odd * inverted(sum, tied, width) - inverse[i] * of_v[j * ld + i];
         if (i == j) inner[at] += g_s;
         if (i != j && fabs(gap) <= tied) {
-            const REAL other = g_sigma == nullptr ? (REAL)0 : g_sigma[(long long)blockIdx.x * k + j];
+            const REAL other = g_sigma == nullptr ? (REAL)0 : (REAL)g_sigma[(long long)blockIdx.x * k + j];
             if (gauge < 0) {
                 complain |= used[i] || used[j] || g_s != 0 || other != 0;
             } else {
@@ -210,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
     // of_v is looked at again only where a singular value is zero; of_q becomes Q diag(1/s)
     for (int e = threadIdx.x; e < k * k; e += blockDim.x) of_q[e / k * ld + e % k] = basis(e % k, e / k) * inverse[e % k];
-    const Vectors result = layout.long_vectors(out);
+    const Entries<IN> result = layout.entries(out);
     const int near_zero = gauge >= 0 && l > k && g_v != nullptr && s[k - 1] <= tied;
     for (int start = 0; start < l; start += CHUNK) {
         __syncthreads();
@@ -229,8 +250,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             if (g_v != nullptr && l > k) multiply_rows(sum, second, 1, g_tile, ldt, k);
 #pragma unroll
             for (int p = 0; p < 4; ++p) {
-                if (r + p < k && start + lane < l) result(r + p, start + lane) = sum[p][0];
-                if (r + p < k && start + lane + 32 < l) result(r + p, start + lane + 32) = sum[p][1];
+                if (r + p < k && start + lane < l) result(r + p, start + lane) = (IN)sum[p][0];
+                if (r + p < k && start + lane + 32 < l) result(r + p, start + lane + 32) = (IN)sum[p][1];
             }
         }
         for (int e = threadIdx.x; near_zero && e < CHUNK * k; e += blockDim.x) {

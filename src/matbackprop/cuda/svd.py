@@ -1,6 +1,8 @@
 """The thin singular value decomposition of matrices with a short side up to 64, and its adjoint, in one kernel each.
 
-Matrices of up to 16 entries are decomposed by one thread each (``svd_tiny.cu``), others by one block each (``svd.cu``).
+Everything is computed in float64. float32 matrices, and gradients, are read as they are; their factors come rounded as
+well, because a conversion costs as much as the kernel. Matrices of up to 16 entries are decomposed by one thread each
+(``svd_tiny.cu``), others by one block each (``svd.cu``).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from matbackprop.cuda import jacobi, separate
 from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.product import TYPES
 from matbackprop.cuda.rows import ROWS, tile
 from matbackprop.cuda.twin import kernels_may_take
 
@@ -30,13 +33,16 @@ _TINY_THREADS = 128
 TINY = Source("svd_tiny.cu")
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the kernels decompose matrices ``(*batch, m, n)``: float64 and a short side up to 64."""
-    return x.dtype == torch.float64 and min(x.shape[-2:]) <= jacobi.MAX_ORDER and kernels_may_take(x)
+Factors = tuple[Tensor, Tensor, Tensor]
 
 
-def _on(x: Tensor) -> Module:
-    return SOURCE.on(x.get_device(), REAL_IS_DOUBLE=1)
+def takes(x: Tensor, dtype: torch.dtype = torch.float64) -> bool:
+    """Whether the kernels decompose matrices ``(*batch, m, n)`` of a dtype, with a short side up to 64."""
+    return x.dtype == dtype and min(x.shape[-2:]) <= jacobi.MAX_ORDER and kernels_may_take(x)
+
+
+def _on(x: Tensor, dtype: torch.dtype) -> Module:
+    return SOURCE.on(x.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[dtype])
 
 
 def _sides(m: int, n: int) -> tuple[int, int, int]:
@@ -44,35 +50,45 @@ def _sides(m: int, n: int) -> tuple[int, int, int]:
     return min(m, n), max(m, n), int(m > n)
 
 
-def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Factors, Factors]:
     """U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``; NaN where it did not converge.
 
+    In float64, and in the dtype of X, which are the same tensors for float64.
+
     Args:
-        x: matrices ``(*batch, m, n)`` that the kernels take.
+        x: matrices ``(*batch, m, n)`` that the kernels take, float32 or float64.
         limit: the largest |vᵢ·vⱼ| of the long side's vectors that may be left.
         kernels: where to run, unless on the device of X.
     """
     *batch, m, n = x.shape
     k, long, tall = _sides(m, n)
     x, count = x.contiguous(), x.numel() // (m * n)
-    u, s, vh = x.new_empty(*batch, m, k), x.new_empty(*batch, k), x.new_empty(*batch, k, n)
-    q, v = (vh, u) if tall else (u, vh)
+    shapes = (*batch, m, k), (*batch, k), (*batch, k, n)
+    u, s, vh = (x.new_empty(shape, dtype=torch.float64) for shape in shapes)
+    factors = rounded = (u, s, vh)
+    results = [t.data_ptr() for t in ((vh, s, u) if tall else factors)]
+    if x.dtype == torch.float64:
+        results += [0, 0, 0]
+    else:
+        rounded = (x.new_empty(shapes[0]), x.new_empty(shapes[1]), x.new_empty(shapes[2]))
+        results += [t.data_ptr() for t in (rounded[::-1] if tall else rounded)]
     if m * n <= _MAX_TINY:
-        kernels = kernels or TINY.on(x.get_device(), K=k, L=long)
-        arguments = (*(t.data_ptr() for t in (x, q, s, v)), count, tall)
-        kernels.launch("svd_tiny", (-(-count // _TINY_THREADS),), _TINY_THREADS, 0, arguments)
-        return u, s, vh
-    scratch, turned = torch.empty_like(x), x.new_empty(*batch, k, k)
+        kernels = kernels or TINY.on(x.get_device(), K=k, L=long, IN=TYPES[x.dtype])
+        blocks = (-(-count // _TINY_THREADS),)
+        kernels.launch("svd_tiny", blocks, _TINY_THREADS, 0, (x.data_ptr(), *results, count, tall))
+        return factors, rounded
+    scratch = u.new_empty(count * k * (long + k))
+    turned = scratch.data_ptr() + 8 * count * k * long
     sizes = jacobi.Sizes(k)
-    addresses = tuple(t.data_ptr() for t in (x, scratch, turned, q, s, v))
     shared = sizes.shared_bytes(8, tile=tile(k))
-    kernels = kernels or _on(x)
+    kernels = kernels or _on(x, x.dtype)
+    addresses = (x.data_ptr(), scratch.data_ptr(), turned, *results)
     kernels.launch("svd_factor", (count,), sizes.threads, shared, (*addresses, limit, k, long, tall))
-    return u, s, vh
+    return factors, rounded
 
 
 def adjoint(
-    factors: tuple[Tensor, Tensor, Tensor],
+    factors: Factors,
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None],
     tolerance: float,
     broadening: float,
@@ -80,11 +96,11 @@ def adjoint(
     flag: Tensor | None,
     kernels: Module | None = None,
 ) -> Tensor:
-    """dL/dX for the gradients of U, σ and Vᵀ, of which some may be absent.
+    """dL/dX for the gradients of U, σ and Vᵀ, of which some may be absent, in the dtype of the gradients.
 
     Args:
-        factors: U, σ and Vᵀ as :func:`factor` returns them.
-        gradients: of the loss with respect to them.
+        factors: U, σ and Vᵀ in float64, as :func:`factor` returns them.
+        gradients: of the loss with respect to them, all of one dtype, float32 or float64.
         tolerance: share of the largest σ up to which a gap is a tie, whose rotation is left out.
         broadening: η > 0 as a share of the largest σ to use x/(x² + η²) for every 1/x instead; 0 otherwise.
         gauge: share of the gradients by which a loss may see the choice of tied vectors; below 0 it may not use them.
@@ -96,11 +112,12 @@ def adjoint(
     m, n = u.shape[-2], vh.shape[-1]
     k, long, tall = _sides(m, n)
     q, v, g_q, g_v = (vh, u, g_vh, g_u) if tall else (u, vh, g_u, g_vh)
-    out = u.new_empty(*u.shape[:-1], n)
+    dtype = next(g.dtype for g in gradients if g is not None)
+    out = u.new_empty((*u.shape[:-1], n), dtype=dtype)
     addresses = tuple(0 if t is None else t.data_ptr() for t in (q, s, v, g_q, g_s, g_v, out, flag))
     threads = _ADJOINT_THREADS if k > 8 or k * long > 512 else 64
     shared = 8 * (2 * tile(k) + 3 * k * (k | 1) + 2 * k + 4 * threads) + 4 * k
-    kernels = kernels or _on(u)
+    kernels = kernels or _on(u, dtype)
     arguments = (*addresses, tolerance, broadening, gauge, k, long, tall)
     kernels.launch("svd_adjoint", (s.numel() // k,), threads, shared, arguments)
     return out

@@ -1,5 +1,6 @@
 // The thin singular value decomposition of very small matrices by one-sided Jacobi rotations, one thread per matrix, all in
-// registers. K is the short side and L the long side; of a tall matrix all is transposed, as in svd.cu.
+// registers. K is the short side and L the long side; of a tall matrix all is transposed, and IN is the type of X and of the
+// results that a user sees, as in svd.cu.
 
 #define SWEEPS 30
 #define NEGLIGIBLE 1e-15  // |y_a . y_b| / (|y_a| |y_b|) that is not turned any further
@@ -26,16 +27,22 @@ __device__ __forceinline__ void turn(double (&a)[N], double (&b)[N], double c, d
     }
 }
 
-// x (count, K, L) -> q (count, K, K), sigma (count, K) descending, v (count, K, L); NaN where an entry is not finite.
+// x (count, K, L) -> q (count, K, K), sigma (count, K) descending, v (count, K, L); NaN where an entry is not finite. q_out,
+// sigma_out and v_out, if given, receive the same rounded to IN.
 extern "C" __global__ void __launch_bounds__(128)
-    svd_tiny(const double* __restrict__ x, double* __restrict__ q, double* __restrict__ sigma, double* __restrict__ v,
-             int count, int tall) {
+    svd_tiny(const IN* __restrict__ x, double* __restrict__ q, double* __restrict__ sigma, double* __restrict__ v,
+             IN* __restrict__ q_out, IN* __restrict__ sigma_out, IN* __restrict__ v_out, int count, int tall) {
     const int number = blockIdx.x * blockDim.x + threadIdx.x;
     if (number >= count) return;
     x += (long long)number * K * L;
     q += (long long)number * K * K;
     v += (long long)number * K * L;
     sigma += (long long)number * K;
+    if (q_out != nullptr) {
+        q_out += (long long)number * K * K;
+        v_out += (long long)number * K * L;
+        sigma_out += (long long)number * K;
+    }
     Row rows[K];
     double largest = 0;
     bool bad = false;
@@ -131,9 +138,18 @@ extern "C" __global__ void __launch_bounds__(128)
         }
         const double missing = bad ? nan("") : 0;
         sigma[i] = norm * unit + missing;
+        if (q_out != nullptr) sigma_out[i] = (IN)sigma[i];
 #pragma unroll
-        for (int j = 0; j < K; ++j) q[tall ? i * K + j : j * K + i] = rows[i].q[j] + missing;
+        for (int j = 0; j < K; ++j) {
+            const int at = tall ? i * K + j : j * K + i;
+            q[at] = rows[i].q[j] + missing;
+            if (q_out != nullptr) q_out[at] = (IN)q[at];
+        }
 #pragma unroll
-        for (int j = 0; j < L; ++j) v[tall ? j * K + i : i * L + j] = rows[i].x[j] + missing;
+        for (int j = 0; j < L; ++j) {
+            const int at = tall ? j * K + i : i * L + j;
+            v[at] = rows[i].x[j] + missing;
+            if (q_out != nullptr) v_out[at] = (IN)v[at];
+        }
     }
 }

@@ -100,7 +100,7 @@ class Thin(NamedTuple):
 
     def feature_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
-        ye = self.y @ e + self.y @ e.mH
+        ye = self.y @ (e + e.mH)
         return self.basis @ self._through_slopes(g, ye)
 
     def _through_slopes(self, g: BoundFunction, k: Tensor) -> Tensor:

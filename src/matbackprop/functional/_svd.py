@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop._torch import differentiated_again, forward_mode_active
+from matbackprop._torch import differentiated_again, forward_mode_active, reverse_mode_only
 from matbackprop.checks import check_finite, check_matrix, check_result, into_range_and_back, wants_check
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.twin import kernels_may_take
@@ -25,6 +25,7 @@ from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_svd
+from matbackprop.solvers.svd import KERNEL_LIMIT
 
 __all__ = ["SingularTriples", "svd"]
 
@@ -160,6 +161,32 @@ class _SVD(Operation):
         return du, dp.diagonal(dim1=-2, dim2=-1).real.clone(), dv.mH
 
 
+class _SVDByKernel(Operation):
+    """Of float32 matrices that the kernels take: the factors rounded, and as float64 tells them for the adjoint."""
+
+    @staticmethod
+    def forward(x: Tensor, policy: TiePolicy) -> tuple[Tensor, ...]:
+        factors, rounded = kernels.factor(x, KERNEL_LIMIT[False])
+        return *rounded, *factors
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
+        return *outputs[3:], inputs[1]
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        rounded, factors = gradients[:3], gradients[3:]
+        given = [g for g in rounded if g is not None]
+        first_order = not differentiated_again() and all(g is None for g in factors)
+        if first_order and kernels_may_take(saved[1], *given):
+            return _adjoint_by_kernel(saved, rounded)
+        total = []
+        for g, more in zip(rounded, factors, strict=True):
+            wide = None if g is None else g.double()
+            total.append(wide if more is None else more if wide is None else wide + more)
+        return _SVD.adjoint(saved, needed, *total).float()
+
+
 def _adjoint_apart(
     u: Tensor, s: Tensor, vh: Tensor, g_u: Tensor | None, g_s: Tensor | None, g_vh: Tensor | None
 ) -> Tensor:
@@ -187,8 +214,8 @@ def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -
     return (
         thin
         and not differentiated_again()
-        and all(kernels.takes(t) for t in (u, vh))
-        and kernels_may_take(s, *(g for g in gradients if g is not None))
+        and kernels.takes(u)
+        and kernels_may_take(s, vh, *(g for g in gradients if g is not None))
     )
 
 
@@ -280,12 +307,16 @@ def svd(
     dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("svd", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
-        if not wants_check(check, a):
-            u, s, vh = apply(_SVD, a.to(dtype), full_matrices, is_double(a.dtype), policy)
-            return SingularTriples(u.to(a.dtype), s.to(real_dtype(a.dtype)), vh.to(a.dtype))
-        check_finite(a, "a")
-        x, back = into_range_and_back(a, dtype)
-        u, s, vh = apply(_SVD, x.to(dtype), full_matrices, is_double(a.dtype), policy)
-        s = back(s).to(real_dtype(a.dtype))
-        check_result(s, "a singular value", "Scale the matrices.")
-        return SingularTriples(u.to(a.dtype), s, vh.to(a.dtype))
+        x, back = a, None
+        if wants_check(check, a):
+            check_finite(a, "a")
+            x, back = into_range_and_back(a, dtype)
+        if dtype == torch.float64 and not full_matrices and reverse_mode_only() and kernels.takes(x, torch.float32):
+            u, s, vh, *_ = apply(_SVDByKernel, x, policy)
+        else:
+            u, s, vh = apply(_SVD, x.to(dtype), full_matrices, is_double(a.dtype), policy)
+            u, s, vh = u.to(a.dtype), s.to(real_dtype(a.dtype)), vh.to(a.dtype)
+        if back is not None:
+            s = back(s)
+            check_result(s, "a singular value", "Scale the matrices.")
+        return SingularTriples(u, s, vh)

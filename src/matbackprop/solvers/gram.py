@@ -84,13 +84,15 @@ def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -
 
 
 def _separate(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
-    s, by_kernel = squared_norms(y), kernels_may_take(q, y, eps)
-    if not by_kernel and not bool((s.amax(-1) > SAFE_RATIO * limit * (s.amin(-1) + eps)).any()):
+    if kernels_may_take(q, y, eps):
+        if fine:
+            q, y = _newton_step(squared_norms(y), q, y)
+        return separate_by_kernel(q, y, eps, limit)
+    s = squared_norms(y)
+    if not bool((s.amax(-1) > SAFE_RATIO * limit * (s.amin(-1) + eps)).any()):
         return q, y
     if fine:
         q, y = _newton_step(s, q, y)
-    if by_kernel:
-        return separate_by_kernel(q, y, eps, limit)
     mixed = _largest_overlap(y, eps) > limit
     if bool(mixed.any()):
         q[mixed], y[mixed] = _separate_mixed(q[mixed], y[mixed], eps[mixed], limit)

@@ -21,7 +21,7 @@ __all__ = ["batched_svd"]
 _LIMIT = {True: 2e-14, False: 1e-9}  # |vᵢ·vⱼ| that is left, for float64 and for float32 digits
 _NARROW = 1e6  # σ²_max/σ²_min up to which the eigenvalues of a Gram matrix have float32 digits, with two to spare
 _FEW = 8  # columns of a tall matrix up to which products with its transpose are so much faster that a copy pays
-_KERNEL_LIMIT = {True: 4e-15, False: 1e-9}
+KERNEL_LIMIT = {True: 4e-15, False: 1e-9}  # the same in the kernels
 
 
 def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,7 +49,7 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if kernels.takes(x):
-        return kernels.factor(x, _KERNEL_LIMIT[fine])
+        return kernels.factor(x, KERNEL_LIMIT[fine])[0]
     return _thin_svd(x, fine)
 
 
