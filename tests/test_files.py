@@ -1,5 +1,6 @@
 """Files that survive: atomic writes, locks, and removing only what we wrote."""
 
+import errno
 import multiprocessing
 
 import pytest
@@ -13,10 +14,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     atomic_write(path, "old")
 
     def fail(*_):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match=f"disk full: '{path}'"):
         atomic_write(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

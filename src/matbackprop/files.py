@@ -3,13 +3,14 @@ what we wrote."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -132,6 +133,8 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of ``path`` when it is written: at every moment, also after a crash, either the
     old or the new one is there."""
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     name = path.name if len(os.fsencode(path.name)) < 230 else path.name[:50]  # systems take 255 bytes
     temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
@@ -140,8 +143,13 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # None: the disk is full
+            error.filename = str(path)
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     fsync_folder(path.parent)
 
 

@@ -216,9 +216,11 @@ def _missing_extra(error: BaseException, name: str | None) -> str | None:
 
 
 def _system_error(error: BaseException) -> str | None:
-    """Return a message where the system refused memory, or a file or folder that an option names."""
+    """Return a message where the system refused memory, depth, or a file or folder that an option names."""
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
         return "there is not enough memory for this. Give smaller files, or a machine with more memory."
+    if isinstance(error, RecursionError):
+        return "a path or a file that was given is nested too deeply."
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}. Check the path and its permissions, or name another one."
     return None

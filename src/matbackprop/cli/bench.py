@@ -50,10 +50,9 @@ def main(config: Config) -> dict[str, Any]:
 
     if config.page is not None and config.output is None:
         raise ConfigurationError("--page draws the results in a folder; name it with --output.")
-    if config.threads < 0 or not 0 < config.seconds < math.inf:
+    if not (0 <= config.threads <= 1024 and 0 < config.seconds < math.inf):
         raise ConfigurationError(
-            f"--threads {config.threads} --seconds {config.seconds}: no negative number of threads and a positive time "
-            "are needed."
+            f"--threads {config.threads} --seconds {config.seconds}: give from 0 to 1024 threads and a positive time."
         )
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -290,8 +290,8 @@ def segment_photograph(
         raise ConfigurationError(f"unknown method {method!r}; choose merge or cluster.")
     if method == "cluster" and model is None:
         raise ConfigurationError("clustering needs the features of a network; give a model, or choose merge.")
-    if side < 1:
-        raise ConfigurationError(f"side must be positive, got {side}.")
+    if side < 2:
+        raise ConfigurationError(f"side must be at least 2 pixels, got {side}.")
     ks = tuple(default_ks(method) if ks is None else ks)
     if not ks or min(ks) < 1:
         raise ConfigurationError(f"ks must name at least one positive number of regions, got {list(ks)}.")

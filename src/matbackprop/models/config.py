@@ -140,7 +140,9 @@ class RegionModelConfig:
         _choose(self, standardize=Standardize, precision=Literal["float64", "float32"])
         _whole(self, "hidden", "reduce", "reduce_rest")
         _real(self, "dropout", "input_dropout", "vector_dropout", most=1)
-        _real(self, "feature_scale", "vector_scale")
+        _real(self, "feature_scale", "vector_scale", "eps")
+        if self.function == "log" and self.eps == 0:
+            raise ConfigurationError("eps must be positive for function='log', got 0.")
         if self.learn_power and self.function != "power":
             raise ConfigurationError(f"learn_power needs function='power', got {self.function!r}.")
         self.taps = tuple(self.taps)

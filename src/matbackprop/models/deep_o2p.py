@@ -316,6 +316,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             raise ConfigurationError("head 'fc' does not pool and takes no taps.")
         self.wanted = [part for tap in self.taps for part in tap.split("+")]
         self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
+        needed = max(self.backbone.info(tap).reach for tap in self.wanted)
+        if canvas < needed:
+            raise ConfigurationError(
+                f"canvas {canvas}: the maps {', '.join(self.wanted)} of {config.backbone} need {needed} pixels."
+            )
         if config.train_from is not None:
             self.backbone.freeze(config.train_from)
         self.backbone.cut(self.wanted)

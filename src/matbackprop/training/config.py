@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 
 _MOST_DEVICES = 64  # per node; on a CPU each is a process
+_LARGEST = 2**53  # of whole numbers without another limit: torch takes no more than 64 bits, and JSON 53
+_AT_ONCE = "[0, 256]"  # threads or processes
 
 
 @dataclass
@@ -97,10 +99,18 @@ class EngineConfig:
     """Draw figures and write report.html at the end."""
 
     def __post_init__(self) -> None:
-        whole = dict.fromkeys(("max_epochs", "checkpoint_every_steps", "checkpoint_min_seconds"), "[0, inf)")
-        counts = ("nodes", "accumulate", "log_every", "validate_every", "checkpoint_every_epochs", "guard_every")
+        whole = dict.fromkeys(("checkpoint_every_steps", "checkpoint_min_seconds"), "[0, inf)")
+        counts = (
+            "max_epochs",
+            "nodes",
+            "accumulate",
+            "log_every",
+            "validate_every",
+            "checkpoint_every_epochs",
+            "guard_every",
+        )
         check_ranges("engine", self, **whole, **dict.fromkeys(counts, "[1, inf)"), gradient_clip="(0, inf)")
-        check_ranges("engine", self, seed=f"[0, {2**53}]", profile_steps="[1, inf)")
+        check_ranges("engine", self, seed="[0, inf)", profile_steps="[1, inf)")
         number = int(self.devices) if self.devices.isdecimal() else None
         if number is None and self.devices != "auto" and not re.fullmatch(r"(\d+,)+\d*", self.devices):
             raise ConfigurationError(
@@ -127,8 +137,10 @@ def check_ranges(where: str, config: Any, **ranges: str) -> None:
     """
     for name, interval in ranges.items():
         value = getattr(config, name)
-        low, high = (float(end) for end in interval[1:-1].split(","))
         for number in value if isinstance(value, (tuple, list)) else [] if value is None else [value]:
+            if isinstance(number, int) and number > _LARGEST:
+                interval = interval.replace("inf)", f"{_LARGEST}]")
+            low, high = (float(end) for end in interval[1:-1].split(","))
             above = number > low or (interval[0] == "[" and number == low)
             below = number < high or (interval[-1] == "]" and number == high)
             if not (above and below):
@@ -399,8 +411,8 @@ class RegionDataConfig:
         counts = ("batch_size", "validation_batch_size")
         check_ranges("data", self, **dict.fromkeys(counts, "[1, inf)"), hold_out="[2, inf)")
         check_ranges("data", self, made="[0, 100000]", side="[1, 4096]", canvas="[1, 4096]")
-        check_ranges("data", self, **dict.fromkeys(("minimum_area", "margin", "threads"), "[0, inf)"))
-        check_ranges("data", self, jitter="[0, 4096]")
+        check_ranges("data", self, **dict.fromkeys(("minimum_area", "margin"), "[0, inf)"))
+        check_ranges("data", self, jitter="[0, 4096]", threads=_AT_ONCE)
 
 
 @dataclass
@@ -537,8 +549,8 @@ class ImageDataConfig:
 
     def __post_init__(self) -> None:
         check_ranges("data", self, superpixels="[1, inf)", batch_size="[1, inf)", limit="[1, inf)", fold="[0, 4]")
-        check_ranges("data", self, made="[0, 100000]", workers="[0, inf)", threads="[0, inf)")
-        check_ranges("data", self, scale="(0, inf)", jitter="[0, 1]")
+        check_ranges("data", self, made="[0, 100000]", workers=_AT_ONCE, threads=_AT_ONCE)
+        check_ranges("data", self, scale="(0, 16]", jitter="[0, 1]")
 
 
 @dataclass

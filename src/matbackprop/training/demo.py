@@ -22,7 +22,7 @@ from matbackprop.inference import segment
 from matbackprop.report.figures import segmentation_grid
 from matbackprop.report.html import Page
 from matbackprop.report.tables import Table
-from matbackprop.training.config import RECIPES, merge
+from matbackprop.training.config import RECIPES, check_ranges, merge
 from matbackprop.training.engine import evaluate, fit, load_weights, seed_all
 from matbackprop.training.run_folder import RunFolder
 
@@ -49,6 +49,9 @@ class DemoConfig:
     """Images that the classifier trains on; the segmenter takes half as many."""
     epochs: int = 8
     """Passes over them."""
+
+    def __post_init__(self) -> None:
+        check_ranges("demo", self, seed="[0, inf)", images="[2, 100000]", epochs="[1, inf)")
 
 
 # ------------------------------------------------------------------------------------------------- gradients at ties

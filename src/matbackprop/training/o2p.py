@@ -484,7 +484,7 @@ class RegionModule(System):
             "index": index[order].cpu().numpy(),
             "target": target[order].cpu().numpy().astype(np.int16),
             "predicted": predicted[order].cpu().numpy().astype(np.int16),
-            "loss": loss[order].cpu().numpy().astype(np.float16),
+            "loss": loss[order].half().cpu().numpy(),
             "large": large[order].cpu().numpy(),
             "image": self._image_ids[index[order].cpu().numpy()],
         }
