@@ -1,12 +1,13 @@
 """Change key lines of the package one at a time, and see whether a test notices: ``python benchmarks/mutation.py``.
 
 A mutant is one changed expression: an operator, a comparison, a sign, a constant, a transpose, a minimum for a maximum,
-a condition, or a line left out. First the tests run once under coverage, which tells the tests that run each line (kept
-in ``build/mutation_lines.json``; ``--lines`` measures again). A mutant then meets the tests of its line, quick and
-different ones first, in a copy of the package that holds it, until one fails or they have taken ``--seconds``. One that
-none of them notices is a survivor; ``benchmarks/mutation_judgements.json`` says of each whether it is equivalent (no
-input shows it) or what was done. The sample is drawn by ``--seed``; a run that was interrupted resumes. The summary
-goes to ``benchmarks/results/mutation.json``.
+a condition, or a line left out. First the tests run once without any mutant, which tells the tests that run each line
+(kept in ``build/mutation_lines.json``; ``--lines`` measures again, as it must when the package or its tests have
+changed). A mutant then meets the tests of its line, quick and different ones first, in a copy of the package that holds
+it, until one fails or they have taken ``--seconds``. One that none of them notices is a survivor;
+``benchmarks/mutation_judgements.json`` says of each whether it is equivalent (no input shows it) or what was done. The
+sample is drawn by ``--seed``; a run that was interrupted resumes. The summary goes to
+``benchmarks/results/mutation.json``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -22,12 +24,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/matbackprop"
@@ -35,8 +41,8 @@ FILES = ("functional/*.py", "solvers/*.py", "metrics/*.py", "spectral/*.py", "di
 FILES += ("numerics.py", "training/run_folder.py")
 TESTS = ("functional", "solvers", "paper", "nn", "spd", "metrics", "spectral")
 TESTS += ("training/test_engine_checkpoint.py", "training/test_engine_run_folder.py")
-CHOSEN = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not cuda")
-SLOW = ("operator_compile", "operator_accuracy", "hostile_matrices")  # under coverage: a compiler, and many digits
+CHOSEN = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not cuda and not data")
+SLOW = ("operator_compile", "operator_accuracy", "hostile_matrices")  # a compiler, and many digits
 LINES = ROOT / "build" / "mutation_lines.json"
 
 
@@ -47,37 +53,140 @@ def files() -> list[str]:
     return [file for file in found if not file.endswith("__init__.py")]
 
 
-def measure() -> dict:
-    """Run the tests once: which of them run each line of each file, and how long each takes."""
-    import coverage
+class Watcher:
+    """A pytest plugin: which tests fail, and if asked the lines of the files that each test runs, and its seconds."""
+
+    def __init__(self, package: Path, watched: Iterable[str]) -> None:
+        self.failed: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, dict[str, list[int]]] = {}  # of each test, and of import under ""
+        self._names = {str(package / file): file for file in watched}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._seen: dict[str, set[int]] = {path: set() for path in self._names}
+        if self._names:
+            threading.settrace(self._trace)
+            sys.settrace(self._trace)
+
+    def _end(self, test: str) -> None:
+        self.lines[test] = {self._names[path]: sorted(lines) for path, lines in self._seen.items() if lines}
+
+    def _trace(self, frame: Any, event: str, argument: object) -> Any:
+        lines = self._seen.get(frame.f_code.co_filename)
+        if lines is None:
+            return None
+
+        def local(frame: Any, event: str, argument: object) -> Any:
+            lines.add(frame.f_lineno)
+            return local
+
+        return local
+
+    def pytest_collection_finish(self) -> None:
+        self._end("")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._begin()
+        self.seconds[nodeid] = time.perf_counter()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.seconds[nodeid] = time.perf_counter() - self.seconds[nodeid]
+        self._end(nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def run(folder: Path, arguments: Iterable[str], seconds: float, watched: Iterable[str] = ()) -> dict:
+    """What a `Watcher` sees of tests in a child process, with the copy of the package in ``folder``."""
+    answer = folder / "answer.json"
+    answer.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            _in_child(folder, arguments, watched, answer)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return json.loads(answer.read_text()) if answer.exists() else {"failed": ["the interpreter crashed"]}
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"failed": ["no end in time"]}
+
+
+def _in_child(folder: Path, arguments: Iterable[str], watched: Iterable[str], answer: Path) -> None:
+    os.setsid()
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    os.chdir(ROOT)
     import pytest
 
-    covered = coverage.Coverage(data_file=None, source=[str(ROOT / PACKAGE)], concurrency="thread")
-    seconds: dict[str, float] = {}
+    watcher = Watcher(folder / "matbackprop", watched)
+    code = int(pytest.main([*CHOSEN, *arguments], plugins=[watcher]))
+    if code not in (0, 1, 5):  # as where the changed package cannot be imported
+        watcher.failed.append(f"pytest ended with {code}")
+    seen = {"failed": watcher.failed, "seconds": watcher.seconds, "lines": watcher.lines}
+    answer.write_text(json.dumps(seen))
 
-    class Contexts:
-        @pytest.hookimpl(hookwrapper=True)
-        def pytest_runtest_protocol(self, item):  # type: ignore[no-untyped-def]
-            covered.switch_context(item.nodeid)
-            started = time.perf_counter()
-            yield
-            seconds[item.nodeid] = time.perf_counter() - started
-            covered.switch_context("")
 
-    left_out = [f"--ignore={ROOT}/tests/functional/test_{name}.py" for name in SLOW]
-    covered.start()
-    code = pytest.main([*CHOSEN, *left_out, *(str(ROOT / "tests" / name) for name in TESTS)], plugins=[Contexts()])
-    covered.stop()
-    if code:
-        raise RuntimeError("the tests fail without any mutant.")
-    data, lines = covered.get_data(), {}
-    names = sorted(seconds)
-    number = {name: i for i, name in enumerate(names)}
-    for file in files():
-        found = data.contexts_by_lineno(str(ROOT / PACKAGE / file))
-        # −1 stands for the time of import
-        lines[file] = {line: sorted(number.get(name, -1) for name in contexts) for line, contexts in found.items()}
-    return {"tests": names, "seconds": [seconds[name] for name in names], "lines": lines}
+_folder = Path()  # of each worker: its own copy of the package
+
+
+def _prepare_worker() -> None:
+    global _folder
+    _folder = Path(tempfile.mkdtemp(prefix=f"worker{os.getpid()}_"))
+    shutil.copytree(ROOT / PACKAGE, _folder / "matbackprop", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@contextmanager
+def workers(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Forked processes that have imported what most tests do, but not the package, each with a copy of it."""
+    import mpmath  # noqa: F401
+    import pytest  # noqa: F401
+    import scipy.linalg  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        tempfile.tempdir = name
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _prepare_worker) as pool:
+            yield pool
+        tempfile.tempdir = None
+
+
+def _measure_file(path: str) -> dict:
+    return run(_folder, [path], 900, files())
+
+
+def measure(processes: int) -> dict:
+    """Run the tests once, each file apart: which of them run each line, and how long each takes. Some may fail."""
+    left_out = {f"test_{name}.py" for name in SLOW}
+    paths = [ROOT / "tests" / name for name in TESTS]
+    chosen = chain.from_iterable([p] if p.is_file() else sorted(p.glob("test_*.py")) for p in paths)
+    names, seconds, failed = [], [], []
+    lines: dict[str, dict[int, list[int]]] = {file: defaultdict(list) for file in files()}
+    with workers(processes) as pool:
+        for seen in pool.map(_measure_file, [str(path) for path in chosen if path.name not in left_out]):
+            failed += seen["failed"]
+            for test, found in seen.get("lines", {}).items():
+                if test in seen["failed"]:
+                    continue
+                number = len(names) if test else -1  # −1 stands for the time of import
+                if test:
+                    names.append(test)
+                    seconds.append(seen["seconds"][test])
+                for file, numbers in found.items():
+                    for line in numbers:
+                        lines[file][line].append(number)
+    return {"tests": names, "seconds": seconds, "failed": failed, "lines": lines}
 
 
 class Tests:
@@ -247,45 +356,19 @@ def mutants(file: str) -> Iterator[Mutant]:
         )
 
 
-def passes(tests: list[str], folder: Path, seconds: float) -> bool:
-    """Whether the tests pass, in time, with the copy of the package in ``folder``."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-            os.dup2(nothing.fileno(), 2)
-        sys.path.insert(0, str(folder))
-        os.chdir(ROOT)
-        import pytest
-
-        code = 2
-        try:
-            code = int(pytest.main([*CHOSEN, *tests]))
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            if code == 5:
-                raise RuntimeError(f"no test was found: {tests}")
-            return code == 0
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
-
-
-def survives(mutant: Mutant, tests: Tests, folder: Path, budget: float) -> bool:
-    """Whether no test notices the mutant: a fifth of the time first, and the rest if nothing has failed."""
+def noticed_by(mutant: Mutant, slices: Iterable[tuple[list[str], float]], folder: Path) -> str | None:
+    """The first test that notices the mutant, if one does."""
     target = folder / "matbackprop" / mutant.file
     source = (ROOT / PACKAGE / mutant.file).read_bytes()
     target.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
     try:
-        slices = tests.slices(tests.of(mutant), 0.2 * budget, 0.8 * budget)
-        return all(passes(names, folder, 60 + 10 * taken) for names, taken in slices)
+        for names, taken in slices:
+            seen = run(folder, ["-x", *names], 60 + 10 * taken)
+            if seen["failed"]:
+                return seen["failed"][0]
+            if len(seen["seconds"]) < len(names):
+                raise RuntimeError(f"tests were not found: {set(names) - set(seen['seconds'])}")
+        return None
     finally:
         target.write_bytes(source)
 
@@ -296,13 +379,13 @@ def processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def record(mutant: Mutant, tests: Tests, folder: Path, budget: float) -> dict:
-    """What became of one mutant."""
+def record(mutant: Mutant, count: int, slices: list[tuple[list[str], float]]) -> dict:
+    """What became of one mutant, of as many tests that run its line, some of them in slices with their seconds."""
     line = (ROOT / PACKAGE / mutant.file).read_text().splitlines()[mutant.line - 1].strip()
     key = f"{mutant.file}: {mutant.before} -> {mutant.after} in {line}"
-    count = len(tests.of(mutant))
-    verdict = "not run" if not count else "survives" if survives(mutant, tests, folder, budget) else "noticed"
-    return {**asdict(mutant), "key": key, "tests": count, "verdict": verdict}
+    by = noticed_by(mutant, slices, _folder)
+    verdict = "not run" if not count else "survives" if by is None else "noticed"
+    return {**asdict(mutant), "key": key, "tests": count, "verdict": verdict, "by": by}
 
 
 def main() -> int:
@@ -313,49 +396,50 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=files(), help="these files only")
     parser.add_argument("--seconds", type=float, default=20, help="time that the tests of one mutant took unchanged")
     parser.add_argument("--lines", action="store_true", help="measure again which tests run which lines, and end")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--revision", help="of the package, where git cannot tell it")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "mutation.json")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
     os.environ["OMP_NUM_THREADS"] = "1"
     if options.lines or not LINES.exists():
         LINES.parent.mkdir(exist_ok=True)
-        LINES.write_text(json.dumps(measure()))
-        return 0 if options.lines else os.execv(sys.executable, [sys.executable, *sys.argv])
+        measured = measure(options.processes)
+        LINES.write_text(json.dumps(measured))
+        print(f"{len(measured['tests'])} tests, and {len(measured['failed'])} that fail: {measured['failed'][:5]}")
+        if options.lines:
+            return 0
+    started = time.perf_counter()
     tests = Tests(json.loads(LINES.read_text()))
     everything = [m for file in options.only or files() for m in mutants(file)]
     sample = random.Random(options.seed).sample(everything, min(options.mutants, len(everything)))
-    import mpmath  # noqa: F401 (what most tests import, once for all children)
-    import pytest  # noqa: F401
-    import scipy.linalg  # noqa: F401
-    import torch
-
-    torch.set_num_threads(1)
     progress = LINES.with_name(f"mutation_{options.seed}.jsonl")
     rows = [json.loads(line) for line in progress.read_text().splitlines()] if progress.exists() else []
     done = {(row["file"], row["start"], row["after"]): row for row in rows}
-    with tempfile.TemporaryDirectory() as name, progress.open("a") as log:
-        folder = Path(name)
-        shutil.copytree(ROOT / PACKAGE, folder / "matbackprop", ignore=shutil.ignore_patterns("__pycache__"))
-        few = random.Random(options.seed).sample(tests.names, min(30, len(tests.names)))
-        if not passes(few, folder, 600):
-            raise RuntimeError(f"tests fail without any mutant, among them: {few[:3]}")
-        for number, mutant in enumerate(sample, 1):
-            place = (mutant.file, mutant.start, mutant.after)
-            if place not in done:
-                done[place] = record(mutant, tests, folder, options.seconds)
-                log.write(json.dumps(done[place], ensure_ascii=False) + "\n")
-                log.flush()
-            print(f"\r{number} of {len(sample)}", end="", file=sys.stderr)
-    result = summary(options, everything, [done[m.file, m.start, m.after] for m in sample])
+    left = [m for m in sample if (m.file, m.start, m.after) not in done]
+    with progress.open("a") as log, workers(options.processes) as pool:
+        tasks = []
+        for mutant in left:  # a fifth of the time first, and the rest if nothing has failed
+            chosen = tests.of(mutant)
+            slices = list(tests.slices(chosen, 0.2 * options.seconds, 0.8 * options.seconds))
+            tasks.append(pool.submit(record, mutant, len(chosen), slices))
+        for number, task in enumerate(as_completed(tasks), 1):
+            row = task.result()
+            done[row["file"], row["start"], row["after"]] = row
+            log.write(json.dumps(row, ensure_ascii=False) + "\n")
+            log.flush()
+            print(f"\r{number} of {len(left)}", end="", file=sys.stderr)
+    seconds = round(time.perf_counter() - started) if len(left) == len(sample) else None
+    result = summary(options, everything, [done[m.file, m.start, m.after] for m in sample], seconds)
     options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     print(f"\n{result['noticed']} of {len(sample)} noticed: {options.output}")
     return int(any(s["judgement"] == "not judged" for s in result["survivors"]))
 
 
-def summary(options: argparse.Namespace, everything: list[Mutant], rows: list[dict]) -> dict:
+def summary(options: argparse.Namespace, everything: list[Mutant], rows: list[dict], seconds: int | None) -> dict:
     """Counts by file, and every survivor with its judgement."""
     judgements = json.loads((ROOT / "benchmarks" / "mutation_judgements.json").read_text())
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
 
     def count(verdict: str, file: str | None = None) -> int:
         return sum(row["verdict"] == verdict and file in (None, row["file"]) for row in rows)
@@ -363,8 +447,9 @@ def summary(options: argparse.Namespace, everything: list[Mutant], rows: list[di
     tried = sorted({row["file"] for row in rows})
     return {
         "command": f"python benchmarks/mutation.py --mutants {options.mutants} --seed {options.seed}",
-        "revision": revision.stdout.strip(),
+        "revision": options.revision or git.stdout.strip(),
         "processor": processor(),
+        "seconds": seconds,  # of a run that was not interrupted
         "possible": len(everything),
         "tried": len(rows),
         "noticed": count("noticed"),

@@ -1,9 +1,11 @@
 """The generalised eigenproblem: values against SciPy, gradients for both matrices, ties."""
 
+import mpmath
 import pytest
 import scipy.linalg
 import torch
 
+from helpers import truth
 from helpers.matrices import symmetric
 from matbackprop import (
     eigh,
@@ -113,3 +115,30 @@ def test_functions_of_pencils_move_with_a_change_of_basis_and_are_those_of_the_g
         generalized_matrix_function(B, A, "exp")
     with pytest.raises(DomainError, match="log needs positive eigenvalues"):
         generalized_matrix_function(A, B, "log")
+
+
+def test_eigenvalues_that_spread_far_keep_the_digits_that_the_matrices_determine():
+    """B of condition 1e12 beside a tame A: against 120 digits. The reduced matrix alone tells five."""
+    a, b = symmetric((2.0, 2.3, 2.9), seed=3), symmetric((1e-12, 1e-6, 1.0), seed=4)
+    g, da, db = (symmetric((-1.0, 0.4, 1.0), seed=i) for i in (5, 6, 7))
+    db = b @ db @ b  # which leaves the small eigenvalues of B in place
+    with mpmath.workdps(120):
+        x, y, e, h = (mpmath.matrix(m.tolist()) for m in (a, b, da, db))
+
+        def inside(t):
+            return truth.pencil_function(x + t * e, y + t * h, mpmath.log)
+
+        step = mpmath.mpf(10) ** -40
+        expected = torch.tensor([[float(v) for v in row] for row in inside(0).tolist()], dtype=torch.float64)
+        slope = (inside(step) - inside(-step)) / (2 * step)
+        slope = float(sum(v * w for v, w in zip(mpmath.matrix(g.tolist()), slope, strict=True)))
+    a.requires_grad_()
+    b.requires_grad_()
+    actual = generalized_matrix_function(a, b, "log")
+    torch.testing.assert_close(actual.detach(), expected, rtol=0, atol=2e-14 * float(expected.abs().max()))
+    in_a, in_b = torch.autograd.grad((g * actual).sum(), (a, b))
+    assert float((in_a * da).sum() + (in_b * db).sum()) == pytest.approx(slope, rel=1e-9)
+    values = generalized_eigh(a.detach(), b.detach()).eigenvalues
+    with mpmath.workdps(60):
+        assert values.tolist() == pytest.approx([float(v) for v in truth.pencil(x, y)[0]], rel=1e-4)
+        assert float(values[0]) == pytest.approx(float(truth.pencil(x, y)[0][0]), rel=1e-14)

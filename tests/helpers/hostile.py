@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 import mpmath
 import numpy as np
@@ -23,6 +24,7 @@ from helpers.operators import CASES
 from helpers.truth import Undefined
 from matbackprop import errors
 from matbackprop.numerics import gram_tolerance, rank_tolerance, rounding_of_zero
+from matbackprop.spd._metrics import Metric
 
 KINDS = (
     "plain",
@@ -182,7 +184,8 @@ class Row:
         least: the size that its rounding is measured by where the value itself is smaller, as a difference of ranks is.
         composed: ``seen`` computes with rounded outputs, which then carry the rounding of their dtype. So does the
             gradient that reaches them, and the condition number lifts it.
-        pole: the value has no bound near some matrices, as an inverse has none near a singular one.
+        pole: the value has no bound near some matrices, as an inverse has none near a singular one. There, within some
+            hundred roundings, every large number may come back, also one beyond the range, but no small one.
         noisy: directions at the level of rounding may count or not (``case.noise``).
         smooth: whether there is a derivative at the inputs, where the truth has directional ones only.
         left_out: the largest direction that counts as rounding, as a share of the smallest that does not: the operator
@@ -515,11 +518,10 @@ def _of_error(error, judged):
 
 def _of_number(got, wanted, allowed, size, dtype, tiny):
     """The verdict on a number that belongs to something of a size: without digits if less than one is determined."""
-    if got != got:  # inf − inf, where there is no floating-point number to give
-        return "undetermined" if abs(wanted) > torch.finfo(dtype).max else "silently wrong"
     if mpmath.isinf(got):
-        return "exact" if abs(wanted) + allowed > 0.5 * torch.finfo(dtype).max else "silently wrong"
-    if abs(got - wanted) <= allowed + tiny:
+        beyond = (wanted if got > 0 else -wanted) + allowed
+        return "exact" if beyond >= torch.finfo(dtype).max else "silently wrong"
+    if abs(got - wanted) <= allowed + tiny:  # not so NaN
         return "exact" if allowed <= size / 2 or allowed <= tiny else "undetermined"
     return "silently wrong"
 
@@ -615,6 +617,20 @@ def judge(seed, number):
     return record
 
 
+def _least_near_pole(case, inputs, unit, k):
+    """A quarter of the smallest that output k can be where eigenvalues move by some hundred roundings."""
+    if not case.row.symmetric:
+        return mpf(0)
+    sizes = []
+    for share in (-_SLACK, _SLACK):
+        a = inputs[0] + share * unit * truth.norm(inputs[0]) * mpmath.eye(inputs[0].rows)
+        try:
+            sizes.append(truth.norm(case.row.truth(a, *inputs[1:], case=case)[k]))
+        except ArithmeticError:
+            continue
+    return min(sizes, default=mpf(0)) / 4
+
+
 def _compare(case, answers, cotangents, how, step, record):
     row, dtype = case.row, case.dtype
     info = torch.finfo(dtype)
@@ -688,14 +704,20 @@ def _compare(case, answers, cotangents, how, step, record):
         size = truth.norm(matrix)
         own = (256 * _ROUNDING * row.condition(case) + loose) * max(size, row.least) + 4 * info.eps * size
         allowed = None if any(s is None for s in spread) else max(spread, default=mpf(0)) + own
+        least = mpf(0)
         if row.pole and allowed is not None and max(spread, default=mpf(0)) > size:
-            allowed = None  # within some hundred roundings there is a pole, where every value is taken
+            least = _least_near_pole(case, inputs, unit, k)
+            # Within some hundred roundings there is a pole, where every large value is taken; elsewhere it is smaller.
+            allowed = None if least < size else allowed
         bounded &= allowed is not None
         determined &= (
             allowed is not None and (allowed <= mpf("1e-3") * size + own) and (size == 0 or fits < size < info.max)
         )
         if given is None:
             continue
+        if allowed is None and max(map(abs, given[k]), default=0.0) < least:
+            worst = "silently wrong"
+            record["value"] = ["small near a pole", mpmath.nstr(size, 8), mpmath.nstr(least, 3)]
         for got, wanted in zip(given[k], list(matrix), strict=True):
             if allowed is None:  # near a pole a number may be beyond the range
                 verdict = "undetermined" if math.isfinite(got) or (row.pole and math.isinf(got)) else "silently wrong"
@@ -725,7 +747,7 @@ def _compare(case, answers, cotangents, how, step, record):
             if isinstance(got, Exception):
                 verdicts[name] = _of_error(got, False)
             else:
-                verdicts[name] = "silently wrong" if mpmath.isnan(got) and moderate else "undetermined"
+                verdicts[name] = "silently wrong" if mpmath.isnan(got) else "undetermined"
             continue
         pairs = [_pair(cotangents, t) for t in told]
         sizes = [mpf(0), *(truth.norm(m) for m in centre.value)]
@@ -752,8 +774,10 @@ def _compare(case, answers, cotangents, how, step, record):
         # A number beyond the range on the way is told by the largest entry that it can be made of.
         slow = least if mpmath.isinf(got) else slowest
         beyond = max(pairs[0][1], ordinary) / mpf(slow) if name != "tangent" else max(pairs[0][1], *sizes)
-        if not mpmath.isfinite(got) and beyond > mpf(info.max) / 100:
+        if mpmath.isinf(got) and beyond > mpf(info.max) / 100:
             verdicts[name] = "exact"
+        elif name == "second" and mpmath.isnan(got) and abs(pairs[0][0]) > info.max:
+            verdicts[name] = "undetermined"  # of a gradient that is beyond the range itself
         else:
             verdicts[name] = _of_number(got, pairs[0][0], allowed, pairs[0][1] + ordinary, dtype, tiny)
         if verdicts[name] == "silently wrong":
@@ -1079,6 +1103,15 @@ def _draw_clamp(draw):
     return (draw.symmetric(),)
 
 
+def _draw_threshold(draw):
+    draw.options["least"] = draw.pick(1e-4, 1.3, 1.3 * draw.scale, 1e-3 * draw.scale)
+    return (draw.symmetric(),)
+
+
+def _re_eig(x, least):
+    return mb.spd.re_eig(x, least)
+
+
 def _ranked(draw, matrix):
     draw.options["rank"] = int(draw.rng.integers(0, 1 + min(matrix.shape)))
     return (matrix,)
@@ -1107,6 +1140,98 @@ def _rank_one_of(x, **options):
 def _without_labels(case):
     """The features alone, all rows of which count."""
     return Case(case.row, case.draw, [case.arrays[0], np.zeros(len(case.arrays[0]))])
+
+
+def _two(draw):
+    """A hostile symmetric matrix, and another or a tame one, of the same scale or of an ordinary one."""
+    a = draw.symmetric()
+    return a, draw.symmetric(kind=draw.pick("plain", draw.kind), scale=draw.pick(1.0, draw.scale, draw.scale))
+
+
+def _definite_second(draw):
+    a, b = _two(draw)
+    return (a, b) if draw.rng.random() < 0.7 else (b, a)
+
+
+def _pencil_in_range(draw):
+    """Of a scale at which products of the eigenvectors, and gradients that reach them, stay in the range."""
+    limit = 1e70 if draw.dtype == torch.float64 else 1e8
+    draw.scale = min(max(draw.scale, 1 / limit), limit)
+    return _definite_second(draw)
+
+
+def _velocity_at(draw):
+    p = draw.symmetric()
+    v = draw.symmetric(kind=draw.pick("plain", "indefinite", draw.kind))
+    return p, v * draw.pick(1.0, 1.0, 0.25, 1e-8, 16.0)
+
+
+def _apart(a, b, *_, case):
+    """Whether rounding tells the matrices apart, at one of which the distance has a kink."""
+    return not a.rows or truth.norm(a - b) > mpf(10) ** -10 * truth.norm(a)
+
+
+def _with_time(draw):
+    return *_two(draw), np.array(draw.held(0.3, 0.5, 0.0, 1.0, 1.5, -0.5, 1e-8))
+
+
+def _with_weights(draw):
+    return *_two(draw), draw.rng.uniform(0.2, 2, 2) * draw.held(1.0, 1.0, 1e-10, 1e10)
+
+
+def _geometry(metric):
+    """The rows of a metric; second derivatives of the maps of the log-Euclidean one are not promised."""
+    both = {"symmetric": (0, 1)}
+    named = {
+        "distance": (_two, truth.spd_distance, {**both, "smooth": _apart}),
+        "geodesic": (_with_time, lambda a, b, t, metric: truth.spd_geodesic(a, b, t[0], metric), {**both}),
+        "exp_map": (_velocity_at, truth.spd_exp_map, {**both, "mixed": True}),
+        "log_map": (_two, truth.spd_log_map, both),
+    }
+    once = ("exp_map", "log_map") if metric == "log_euclidean" else ()
+    rows = [
+        Row(
+            f"spd_{name}_{metric}",
+            draw,
+            lambda *inputs, case, definition=definition: [definition(*inputs, metric)],
+            call=lambda *inputs, name=name: getattr(mb.spd, name)(*inputs, metric=metric),
+            orders=1 if name in once else 2,
+            **more,
+        )
+        for name, (draw, definition, more) in named.items()
+    ]
+    mean = Row(
+        f"spd_mean_{metric}",
+        _with_weights,
+        lambda a, b, w, case: [truth.spd_mean_of_two(a, b, w, metric)],
+        call=lambda a, b, w: mb.spd.mean(torch.stack([a, b], -3), w, metric=metric),
+        symmetric=(0, 1),
+        relative=(2,),
+        unit=_ROUNDING if metric == "log_euclidean" else 1e-11,
+    )
+    return [*rows, mean]
+
+
+def _pencil_power(a, b, p, case):
+    return [truth.pencil_function(a, b, lambda x: mpmath.exp(p[0] * mpmath.log(x)))]
+
+
+def _nonzero(values):
+    if any(x == 0 for x in values):
+        raise Undefined("nonzero")
+    return values
+
+
+_PENCIL_FUNCTIONS = {
+    "log": (mpmath.log, truth.positive),
+    "inv_sqrt": (lambda x: 1 / mpmath.sqrt(x), truth.positive),
+    "inverse": (lambda x: 1 / x, _nonzero),
+}
+
+
+def _pencil_by_name(draw):
+    draw.options["function"] = draw.pick(*_PENCIL_FUNCTIONS)
+    return _definite_second(draw)
 
 
 _arctan = (torch.arctan, lambda x: 1 / (1 + x * x))
@@ -1298,12 +1423,28 @@ ROWS = [
     ),
     Row(
         "generalized_eigh",
-        lambda draw: (draw.symmetric(), draw.symmetric(kind="plain", scale=draw.pick(1.0, draw.scale))),
+        _pencil_in_range,
         lambda a, b, case: truth.pencil(a, b),
         call=mb.generalized_eigh,
         seen=lambda lam, v: (lam, v @ v.mT, (v * lam.unsqueeze(-2)) @ v.mT, v[..., :1] @ v[..., :1].mT),
         symmetric=(0, 1),
         composed=True,
+    ),
+    Row(
+        "generalized_matrix_function",
+        lambda draw: (*_definite_second(draw), np.array(draw.held(0.7, 0.3, -1.3, 2.0, 1e-8))),
+        _pencil_power,
+        call=lambda a, b, p: mb.generalized_matrix_function(a, b, "power", exponent=p),
+        symmetric=(0, 1),
+        relative=(2,),
+    ),
+    Row(
+        "generalized_matrix_function_by_name",
+        _pencil_by_name,
+        lambda a, b, case: [truth.pencil_function(a, b, *_PENCIL_FUNCTIONS[case.options["function"]])],
+        call=mb.generalized_matrix_function,
+        symmetric=(0, 1),
+        pole=True,
     ),
     Row("svd_tall", _tall, _singular, seen=_triples, composed=True, condition=_span_condition, smooth=_full_rank),
     Row(
@@ -1497,5 +1638,25 @@ ROWS = [
         lambda draw: (draw.scaled(draw.rng.normal(size=draw.n * (draw.n + 1) // 2), draw.scale),),
         _untriangle,
         passes=True,
+    ),
+    *(row for metric in get_args(Metric) for row in _geometry(metric)),
+    Row(
+        "spd_bimap",
+        lambda draw: (draw.symmetric(), draw.rng.normal(size=(draw.n, 2))),
+        lambda x, w, case: [w.T * truth.sym(x) * w if x.rows else mpmath.matrix(2, 2)],
+        call=mb.spd.bimap,
+        symmetric=(0,),
+        composed=True,
+        passes=True,
+    ),
+    Row("spd_re_eig", _draw_threshold, _clamp, call=_re_eig, smooth=_off_the_kink, symmetric=(0,), mixed=True),
+    Row("spd_log_eig", _of_matrix, lambda a, case: _triangle(truth.log(a), case), symmetric=(0,)),
+    Row(
+        "spd_batch_norm",
+        lambda draw: (*_two(draw), draw.symmetric(kind="plain", scale=1.0), *draw.rng.uniform(0.5, 2, (2, 1))),
+        lambda x, m, b, v, s, case: [truth.spd_batch_norm(x, m, b, v[0], s[0], mpf(1e-5))],
+        call=lambda x, m, b, v, s: mb.spd.batch_norm(x, m, bias=b, variance=v.squeeze(-1), scale=s.squeeze(-1)),
+        symmetric=(0, 1, 2),
+        relative=(3, 4),
     ),
 ]

@@ -355,6 +355,13 @@ def pencil(a, b):
     return [vector(lam), v * v.T, compose(v, lam), leading(lam, v)]
 
 
+def pencil_function(a, b, g, domain=positive):
+    """B^(½) g(B^(−½)AB^(−½)) B^(½)."""
+    up, down = _roots(b)
+    values, u = eig(down * sym(a) * down)
+    return up * compose(u, [g(x) for x in domain(values)]) * up
+
+
 def inverse_root(a, p, eps, share, relative=False):
     """(A + εI)^(−1/p), eigenvalues that are negative by rounding alone taken as zero."""
     values, u = eig(a)
@@ -443,8 +450,7 @@ def spd_distance(a, b, metric):
 
 def spd_geodesic(a, b, t, metric):
     if metric == "affine_invariant":
-        up, down = _roots(a)
-        return up * function(down * sym(b) * down, lambda x: x**t) * up
+        return pencil_function(b, a, lambda x: mpmath.exp(t * mpmath.log(x)))
     if metric == "log_euclidean":
         return exp((1 - t) * log(a) + t * log(b))
     way = (1 - t) * mpmath.eye(a.rows) + t * _transport(a, b)
@@ -459,22 +465,36 @@ def spd_exp_map(p, v, metric):
     if metric == "log_euclidean":
         return exp(log(p) + _slope(log, p, v))
     values, u = eig(p)
+    positive(values)
     inside = u.T * v * u
     for i in range(p.rows):
         for j in range(p.rows):
             inside[i, j] /= values[i] + values[j]
     way = mpmath.eye(p.rows) + u * inside * u.T
+    positive(eig(way)[0])
     return way * p * way
 
 
 def spd_log_map(p, q, metric):
     if metric == "affine_invariant":
-        up, down = _roots(p)
-        return up * log(down * sym(q) * down) * up
+        return pencil_function(q, p, mpmath.log)
     if metric == "log_euclidean":
         return _slope(exp, log(p), log(q) - log(p))
     moved = _transport(p, q) * sym(p)
     return moved + moved.T - 2 * sym(p)
+
+
+def spd_batch_norm(x, mean, bias, variance, scale, eps):
+    down, back = _roots(mean)[1], _roots(bias)[0]
+    p = scale / mpmath.sqrt(variance + eps)
+    return back * power(down * sym(x) * down, p) * back
+
+
+def spd_mean_of_two(a, b, weights, metric):
+    """The mean of two matrices lies on the geodesic between them."""
+    if any(w < 0 for w in weights) or not sum(weights):
+        raise Undefined("weights")
+    return spd_geodesic(a, b, weights[1] / sum(weights), metric)
 
 
 def spd_mean(points, weights, metric):

@@ -192,3 +192,22 @@ def test_bad_input():
         spd.mean(A, torch.tensor([2.0, -1.0]))
     with pytest.raises(SolverError, match="did not converge in 1 iterations"):
         spd.mean(points(), max_iterations=1)
+
+
+@metrics
+def test_no_geometry_sees_the_unit_in_its_digits(metric):
+    """Of matrices a million million times larger: logarithms of that size would round away what tells them apart."""
+    unit = 2.0**40
+    close = A + 1e-6 * EYE
+    factor = unit**0.5 if metric == "bures_wasserstein" else 1.0
+    small, large = (spd.distance(s * A, s * close, metric=metric) for s in (1.0, unit))
+    torch.testing.assert_close(large, factor * small, rtol=1e-9, atol=0)
+    point = spd.geodesic(A, B, 0.3, metric=metric)
+    torch.testing.assert_close(spd.geodesic(unit * A, unit * B, 0.3, metric=metric), unit * point, rtol=1e-13, atol=0)
+
+
+def test_the_mean_refuses_a_matrix_that_is_singular_though_a_factor_of_it_exists():
+    """In single precision the last pivot is rounding, and positive."""
+    singular = torch.full((2, 2), 1e15, dtype=torch.float32)
+    with pytest.raises((DomainError, NumericalError), match=r"[Aa]dd a multiple of the identity"):
+        spd.mean(torch.stack([singular, 1e15 * torch.eye(2)]))

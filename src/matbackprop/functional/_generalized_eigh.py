@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,18 +13,30 @@ from matbackprop.checks import (
     check_matrix,
     check_scale,
     check_symmetric,
+    is_plain,
     values_checkable,
     wants_check,
 )
+from matbackprop.divided_differences import resolve_function
 from matbackprop.errors import DtypeError, NumericalError, ShapeError
 from matbackprop.functional._eigh import Eigenpairs, gaps_of, largest_entry, phases, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._matrix_function import FunctionLike, matrix_function
+from matbackprop.functional._matrix_function import FunctionLike, from_one_decomposition
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["congruent", "definite_factor", "function_of_pencil", "generalized_eigh", "generalized_matrix_function"]
+__all__ = [
+    "Reduced",
+    "congruent",
+    "definite_factor",
+    "function_of_pencil",
+    "generalized_eigh",
+    "generalized_matrix_function",
+    "spectrum_of_pencil",
+]
+
+_WIDE = 1e3  # largest over smallest eigenvalue beyond which factors are asked
 
 
 def definite_factor(b: Tensor, wanted: bool, name: str) -> Tensor:
@@ -44,19 +56,77 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
     return symmetrize(torch.linalg.solve_triangular(lower, half.mH, upper=False))
 
 
+def spectrum_of_pencil(a: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ.
+
+    The matrix tells an eigenvalue to the rounding of the largest one only. Where those of a positive definite A = RRᵀ
+    spread far, U holds the left singular vectors of L⁻¹R, whose singular values spread half as far, and λ is vᵀAv with
+    v = L⁻ᵀu, in which errors of u count by their squares.
+    """
+    values, vectors = batched_eigh(congruent(lower, a))
+    if not (is_plain(values) and values.is_cpu and bool((values[..., :1] * _WIDE < values[..., -1:]).any())):
+        return values, vectors
+    root, info = torch.linalg.cholesky_ex(a)
+    u = torch.linalg.svd(torch.linalg.solve_triangular(lower, root, upper=False))[0]
+    v = torch.linalg.solve_triangular(lower.mH, u, upper=True)
+    exact, order = (v.conj() * (a @ v)).sum(-2).real.sort(-1)
+    there = (info == 0).unsqueeze(-1)
+    u = u.gather(-1, order.unsqueeze(-2).expand(u.shape))
+    return torch.where(there, exact, values), torch.where(there.unsqueeze(-1), u, vectors)
+
+
+class Reduced(NamedTuple):
+    """A pencil in the coordinates of its own eigenvectors: VᵀAV = Λ and VᵀBV = I, to the bit.
+
+    V is a constant, so that A and B move what is here linearly, and what is computed from it never meets the condition
+    number of B, in no derivative.
+
+    Args:
+        a: Λ, moving with A.
+        lower: the Cholesky factor of I, moving with B.
+        spectrum: eigenvalues and eigenvectors of ``a``.
+        v: V.
+        w: V⁻ᵀ = BV.
+    """
+
+    a: Tensor
+    lower: Tensor
+    spectrum: tuple[Tensor, Tensor]
+    v: Tensor
+    w: Tensor
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, wanted: bool, name: str) -> Reduced:
+        """The pencil of A and B, which is called ``name`` where it is not positive definite."""
+        factor = definite_factor(b.detach(), wanted, name)
+        values, u = spectrum_of_pencil(a.detach(), factor)
+        v = torch.linalg.solve_triangular(factor.mH, u, upper=True)
+        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(u.shape)
+
+        def moving(value: Tensor, x: Tensor) -> Tensor:
+            x = symmetrize(v.mH @ x @ v)
+            return value + (x - x.detach())
+
+        lower = definite_factor(moving(eye, b), False, name)
+        return cls(moving(torch.diag_embed(values).to(a.dtype), a), lower, (values, eye), v, factor @ u)
+
+    def function(self, function: FunctionLike, exponent: float | Tensor | None, wanted: bool) -> Tensor:
+        """g(L⁻¹AL⁻ᵀ) in these coordinates."""
+        inside, given = congruent(self.lower, self.a), [resolve_function(function, exponent)]
+        return from_one_decomposition(inside, given, wanted, real_dtype(inside.dtype), self.spectrum)[0]
+
+
 def function_of_pencil(
-    a: Tensor, lower: Tensor, function: FunctionLike, exponent: float | Tensor | None, wanted: bool
+    a: Tensor, b: Tensor, function: FunctionLike, exponent: float | Tensor | None, wanted: bool, name: str = "b"
 ) -> Tensor:
-    """L g(L⁻¹AL⁻ᵀ) Lᵀ."""
-    inside = congruent(lower, a)
-    value = matrix_function(inside, function, exponent=exponent, check=wanted, precision=real_dtype(a.dtype))
-    return symmetrize(lower @ value @ lower.mH)
+    """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ."""
+    pencil = Reduced.of(a, b, wanted, name)
+    value = pencil.lower @ pencil.function(function, exponent, wanted) @ pencil.lower.mH
+    return symmetrize(pencil.w @ value @ pencil.w.mH)
 
 
-def _prepare(
-    a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None
-) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """A and B, symmetric and in the dtype of the computation, the factor of B, and whether values are checked."""
+def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None) -> tuple[Tensor, Tensor, bool]:
+    """A and B, symmetric and in the dtype of the computation, and whether values are checked."""
     check_matrix(a, "a", square=True, or_complex=True)
     check_matrix(b, "b", square=True, or_complex=True)
     if a.is_complex() != b.is_complex():
@@ -69,8 +139,7 @@ def _prepare(
             check_finite(x, name)
             check_scale(x, dtype, name)
             check_symmetric(x, name)
-    y = symmetrize(b.to(dtype))
-    return symmetrize(a.to(dtype)), y, definite_factor(y, wanted, "b"), wanted
+    return symmetrize(a.to(dtype)), symmetrize(b.to(dtype)), wanted
 
 
 class _GeneralizedEigh(Operation):
@@ -80,9 +149,7 @@ class _GeneralizedEigh(Operation):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, factor: Tensor, policy: TiePolicy) -> tuple[Tensor, Tensor]:
-        half = torch.linalg.solve_triangular(factor, a, upper=False)
-        reduced = torch.linalg.solve_triangular(factor, half.mH, upper=False)
-        lam, u = batched_eigh(symmetrize(reduced))
+        lam, u = spectrum_of_pencil(a, factor)
         return lam.clone(), torch.linalg.solve_triangular(factor.mH, u, upper=True)
 
     @staticmethod
@@ -168,9 +235,9 @@ def generalized_eigh(
         Giles, An extended collection of matrix derivative results (2008), for B = I.
     """
     with autocast_off(a.device.type):
-        x, y, lower, _ = _prepare(a, b, check, precision)
+        x, y, wanted = _prepare(a, b, check, precision)
         policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.dtype)
-        lam, v = apply(_GeneralizedEigh, x, y, lower.detach(), policy)
+        lam, v = apply(_GeneralizedEigh, x, y, definite_factor(y.detach(), wanted, "b"), policy)
         return Eigenpairs(lam.to(real_dtype(a.dtype)), v.to(a.dtype))
 
 
@@ -219,5 +286,5 @@ def generalized_matrix_function(
         Kubo and Ando, Means of positive linear operators (1980).
     """
     with autocast_off(a.device.type):
-        x, _, lower, wanted = _prepare(a, b, check, precision)
-        return function_of_pencil(x, lower, function, exponent, wanted).to(a.dtype)
+        x, y, wanted = _prepare(a, b, check, precision)
+        return function_of_pencil(x, y, function, exponent, wanted).to(a.dtype)

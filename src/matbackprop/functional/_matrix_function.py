@@ -33,6 +33,7 @@ from matbackprop.numerics import autocast_off, compute_dtype, rounding_of_zero, 
 from matbackprop.solvers import batched_eigh
 
 __all__ = [
+    "from_one_decomposition",
     "matrix_exp",
     "matrix_function",
     "matrix_functions",
@@ -128,7 +129,7 @@ def matrix_function(
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
         "EIG matrix function"; Daleckii and Krein (1965) for the fused form.
     """
-    return _from_one_decomposition(a, [resolve_function(function, exponent)], check, precision)[0]
+    return from_one_decomposition(a, [resolve_function(function, exponent)], check, precision)[0]
 
 
 def matrix_functions(
@@ -164,15 +165,17 @@ def matrix_functions(
     resolved = [
         resolve_function("power", f) if isinstance(f, (int, float, Tensor)) else resolve_function(f) for f in functions
     ]
-    return _from_one_decomposition(a, resolved, check, precision)
+    return from_one_decomposition(a, resolved, check, precision)
 
 
-def _from_one_decomposition(
+def from_one_decomposition(
     a: Tensor,
     functions: Sequence[tuple[SpectralFunction, float | Tensor | None]],
     check: bool | None,
     precision: torch.dtype | None,
+    known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
+    """Functions of A, with their values of p, whose eigenvalues and eigenvectors may be known."""
     check_matrix(a, "a", square=True, or_complex=True)
     with autocast_off(a.device.type):
         symmetric = False
@@ -185,7 +188,7 @@ def _from_one_decomposition(
             x = symmetrize(x)
             if wanted:
                 check_result(x, "the sum of a and its transpose", "Scale the matrices.")
-        values, vectors = batched_eigh(x.detach())
+        values, vectors = known or batched_eigh(x.detach())
         outs = []
         for given, p in functions:
             fn, lam = given, round_to_domain(values, given, a.dtype)

@@ -15,10 +15,9 @@ from torch import Tensor
 from matbackprop.checks import check_finite, check_weight_values
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._generalized_eigh import congruent, definite_factor
+from matbackprop.functional._generalized_eigh import congruent, definite_factor, spectrum_of_pencil
 from matbackprop.functional._linear_solve import check_iterations, conjugate_gradient_solve, pull_back, push_forward
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
-from matbackprop.solvers import batched_eigh
 from matbackprop.spd._functions import prepare
 from matbackprop.spd._metrics import METRICS, Metric, check_metric, of_matrix
 
@@ -118,8 +117,7 @@ def _affine_step(points: Tensor, weight: Tensor) -> Callable[[Tensor], tuple[Ten
 
     def step(m: Tensor) -> tuple[Tensor, Tensor]:
         lower = definite_factor(m, False, "a")
-        moved = congruent(lower.unsqueeze(-3), points)
-        values, vectors = batched_eigh(moved)
+        values, vectors = spectrum_of_pencil(points, lower.unsqueeze(-3))
         logs = _weighted((vectors * values.log().unsqueeze(-2)) @ vectors.mH, weight)
         spread = values[..., -1] / values[..., 0]
         bend = torch.where(spread > 1 + 1e-6, 0.5 * spread.log() * (spread + 1) / (spread - 1).clamp_min(1e-6), 1)
@@ -203,7 +201,7 @@ def mean(
                     raise DomainError("weights must not all be zero.")
         w = w / w.sum(-1, keepdim=True)
         closed = metric == "log_euclidean" or x.numel() == 0 or x.is_meta  # of which shapes are all there is
-        logs = _weighted(of_matrix(x if closed else x.detach(), "log", False), w)
+        logs = _weighted(of_matrix(x if closed else x.detach(), "log", wanted), w)
         start = of_matrix(logs, "exp", False)
         if closed:
             return start.to(a.dtype)

@@ -15,8 +15,8 @@ from torch import Tensor
 from matbackprop.checks import check_option
 from matbackprop.divided_differences import named_function
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._generalized_eigh import congruent, definite_factor, function_of_pencil
-from matbackprop.functional._matrix_function import matrix_exp, matrix_function, matrix_log
+from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
+from matbackprop.functional._matrix_function import matrix_function
 from matbackprop.functional._polar import orthogonal_factor
 from matbackprop.functional._spectrum import Spectrum, derivative
 from matbackprop.numerics import inner, real_dtype, symmetrize
@@ -100,37 +100,49 @@ class Geometry(Protocol):
 
 class _AffineInvariant:
     def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
-        return _squared(of_matrix(congruent(definite_factor(a, wanted, "a"), b), "log", wanted))
+        return _squared(Reduced.of(b, a, wanted, "a").function("log", None, wanted))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
-        return function_of_pencil(b, definite_factor(a, wanted, "a"), "power", t, wanted)
+        return function_of_pencil(b, a, "power", t, wanted, "a")
 
     def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
-        return function_of_pencil(v, definite_factor(p, wanted, "p"), "exp", None, wanted)
+        return function_of_pencil(v, p, "exp", None, wanted, "p")
 
     def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
-        return function_of_pencil(q, definite_factor(p, wanted, "p"), "log", None, wanted)
+        return function_of_pencil(q, p, "log", None, wanted, "p")
 
 
 def _scale(t: float | Tensor) -> float | Tensor:
     return t[..., None, None] if isinstance(t, Tensor) else t
 
 
+def _unit(a: Tensor) -> Tensor:
+    """A power of two of the size of A ``(*batch, 1, 1)``: logarithms of what it divides are small, and keep digits."""
+    size = a.detach().abs().sum((-2, -1), keepdim=True)
+    return torch.where(size > 0, size, 1).log2().round().exp2()
+
+
 class _LogEuclidean:
+    """Logarithms are taken of matrices over a common unit, which the metric does not see."""
+
     def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
-        return _squared(of_matrix(a, "log", wanted) - of_matrix(b, "log", wanted))
+        unit = _unit(a)
+        return _squared(of_matrix(a / unit, "log", wanted) - of_matrix(b / unit, "log", wanted))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
-        start, end = of_matrix(a, "log", wanted), of_matrix(b, "log", wanted)
-        return of_matrix(start + _scale(t) * (end - start), "exp", wanted)
+        unit = _unit(a)
+        start, end = of_matrix(a / unit, "log", wanted), of_matrix(b / unit, "log", wanted)
+        return unit * of_matrix(start + _scale(t) * (end - start), "exp", wanted)
 
     def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
-        start = matrix_log(p, check=wanted, precision=real_dtype(p.dtype))
-        return matrix_exp(start + _derivative(p, v, "log"), check=wanted, precision=real_dtype(p.dtype))
+        unit = _unit(p)
+        start = of_matrix(p / unit, "log", wanted)
+        return unit * of_matrix(start + _derivative(p / unit, v / unit, "log"), "exp", wanted)
 
     def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
-        start = of_matrix(p, "log", wanted)
-        return symmetrize(_derivative(start, of_matrix(q, "log", wanted) - start, "exp"))
+        unit = _unit(p)
+        start = of_matrix(p / unit, "log", wanted)
+        return unit * symmetrize(_derivative(start, of_matrix(q / unit, "log", wanted) - start, "exp"))
 
 
 class _BuresWasserstein:
