@@ -5,7 +5,8 @@ Each message says what came, what was needed and what to try.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,6 +94,20 @@ class WorkerError(RuntimeError):
 
 class MissingExtraError(ImportError):
     """An optional dependency is not installed."""
+
+
+@contextmanager
+def needs(reason: str, install: str) -> Iterator[None]:
+    """Say what to install where an import inside fails.
+
+    Args:
+        reason: what needs what, such as ``"superpixels need scikit-image"``.
+        install: the words after ``pip install``.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"{reason}: pip install {install}.") from error
 
 
 class NumericalWarning(UserWarning):

@@ -14,7 +14,7 @@ from matbackprop.errors import DataError
 from matbackprop.inference import Segments
 from matbackprop.inference.export import FORMATS
 from matbackprop.models.deep_ncuts import DeepNCuts
-from matbackprop.serve.analysis import Namer, Segmenter, colour_features
+from matbackprop.serve.analysis import Segmenter, colour_features
 from matbackprop.serve.views import Analysis, fit_photograph, sample_photographs
 from matbackprop.spectral import CLUSTER_KS, MERGE_KS
 
@@ -152,20 +152,6 @@ def test_a_network_is_used_where_there_is_one(picture):
     assert len(actual.levels()) == len(CLUSTER_KS)
     assert actual.coordinates.shape[1:] == segmenter.model.grid((48, 64))
     assert Segmenter().methods == ("merge",) and "colour" in Segmenter().about
-
-
-def test_regions_are_named_inside_their_mask(picture, monkeypatch):
-    seen = {}
-
-    def predict(model, image, boxes=None, masks=None):
-        seen["mask"] = masks[0]
-        return torch.tensor([[0.9, 0.1]])
-
-    monkeypatch.setattr("matbackprop.serve.analysis.classify_regions", predict)
-    model = type("Model", (), {"names": ["cup", "plate"]})()
-    mask = np.eye(48, 64, dtype=bool)
-    assert Namer(model)(picture, mask) == pytest.approx({"cup": 0.9, "plate": 0.1})
-    assert seen["mask"] is mask
 
 
 def test_photographs_are_brought_to_size(tmp_path):

@@ -39,28 +39,25 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Classify and print."""
-    from matbackprop.inference import classify_regions, load_classifier
+    from matbackprop.inference import classify
 
     if config.top < 1:
         raise ConfigurationError(f"--top {config.top}: at least one class is printed.")
     image = read_picture(config.image).pixels
     boxes, masks, truth = _regions(config)
-    model = load_classifier(config.model, config.device)
     try:
-        probabilities = classify_regions(model, image, boxes, masks)
+        named = classify(image, config.model, boxes, masks, device=config.device)
     except ShapeError as error:
         raise ShapeError(f"{config.image}: {error}") from error
-    names = model.names or [str(i) for i in range(probabilities.shape[1])]
     regions: list[dict[str, Any]] = []
-    for i, row in enumerate(probabilities):
-        best = row.argsort(descending=True)[: config.top].tolist()
-        entry: dict[str, Any] = {"classes": [{"name": names[k], "probability": round(float(row[k]), 4)} for k in best]}
+    for i, classes in enumerate(named):
+        best = list(classes.items())[: config.top]
+        entry: dict[str, Any] = {"classes": [{"name": name, "probability": round(p, 4)} for name, p in best]}
         if boxes is not None:
             entry["box"] = list(boxes[i])
         if truth:
             entry["annotated"] = truth[i]
         regions.append(entry)
-    for i, entry in enumerate(regions):
         said = ", ".join(f"{c['name']} {c['probability']:.2f}" for c in entry["classes"])
         place = f" at {','.join(f'{v:g}' for v in entry['box'])}" if "box" in entry else ""
         annotated = f" (annotated: {entry['annotated']})" if "annotated" in entry else ""

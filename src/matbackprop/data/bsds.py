@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,9 +97,6 @@ class BSDS(Dataset[BSDSSample]):
 
     def __len__(self) -> int:
         return len(self._images)
-
-    def __iter__(self) -> Iterator[BSDSSample]:
-        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> BSDSSample:
         name = self.ids[index]
@@ -364,16 +361,14 @@ def prepare_image(sample: Any, superpixels: int = 600) -> PreparedImage:
             )
     regions = in_16_bits(slic_superpixels(image.transpose(1, 2, 0), superpixels))
     graph = region_graph(regions)
-    areas = graph.areas.astype(np.int32)
-    labels = np.empty((len(maps), len(areas)), np.int16)
+    labels = np.empty((len(maps), len(graph.areas)), np.int16)
+    grids = {stride: np.empty((len(maps), *_grid(*size, stride)), np.int16) for stride in STRIDES}
     for a, one in enumerate(maps):
         labels[a] = majority_labels(regions, one)
-    grids = {}
-    for stride in STRIDES:
-        grid = _grid(*size, stride)
-        cells = [np.asarray(labels_to_grid(torch.as_tensor(one.astype(np.int64)), grid)) for one in maps]
-        grids[stride] = np.stack(cells).astype(np.int16) if cells else np.empty((0, *grid), np.int16)
-    return PreparedImage(sample.id, image, regions, labels, areas, graph.edges.astype(np.int16), grids)
+        for cells in grids.values():
+            cells[a] = labels_to_grid(torch.as_tensor(one.astype(np.int64)), cells.shape[1:])
+    areas, edges = graph.areas.astype(np.int32), graph.edges.astype(np.int16)
+    return PreparedImage(sample.id, image, regions, labels, areas, edges, grids)
 
 
 def _prepare(task: tuple[BSDS, int, int]) -> PreparedImage:
@@ -427,9 +422,6 @@ class PreparedImages(Sequence[PreparedImage]):
         }
         grids = {stride: parts.pop(f"grid{stride}") for stride in STRIDES}
         return PreparedImage(row["id"], **parts, grids=grids)
-
-    def __iter__(self) -> Iterator[PreparedImage]:
-        return (self[i] for i in range(len(self)))
 
     def subset(self, indices: Sequence[int]) -> PreparedImages:
         """A view on some of the images."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.data.pictures import MAX_PIXELS, read_picture
-from matbackprop.errors import DataError, MissingExtraError, Problem, first_problems
+from matbackprop.errors import DataError, Problem, first_problems, needs
 from matbackprop.files import read_json, show
 
 Box = tuple[float, float, float, float]
@@ -416,10 +416,8 @@ def _uncompress(text: str) -> NDArray[np.int64]:
 
 
 def _from_polygons(polygons: list[Any], height: int, width: int) -> NDArray[np.uint8]:
-    try:
+    with needs("COCO's polygons need pycocotools", "'matbackprop[train]'"):
         from pycocotools import mask as coco_mask
-    except ImportError as error:
-        raise MissingExtraError("COCO's polygons need pycocotools: pip install 'matbackprop[train]'.") from error
     outlines = []
     for polygon in polygons:
         if not isinstance(polygon, list) or len(polygon) % 2 or any(_number(v) is None for v in polygon):

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 SIDE = 200
 CANVAS = 227
 CACHE_VERSION = 1
+_COLUMNS = {"sizes": np.int64, "labels": np.int64, "areas": np.float64, "image_ids": np.int64,
+            "annotation_ids": np.int64}  # fmt: skip
 
 
 def crop_region(
@@ -205,7 +207,7 @@ def cache_regions(
             return regions
     index = read_regions(annotations, images, minimum_area=minimum_area, missing_images=missing_images)
     skipped = Counter(index.skipped)
-    columns: dict[str, list[Any]] = {n: [] for n in ("sizes", "labels", "areas", "image_ids", "annotation_ids")}
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     problems = list(index.problems)
 
     def pixels() -> Iterator[np.ndarray]:
@@ -234,24 +236,13 @@ def cache_regions(
         if problems:
             _log.warning("%d problems of %s, left out: %s", len(problems), annotations, first_problems(problems, 3))
 
-    def column(name: str, dtype: type) -> Iterator[np.ndarray]:
-        yield np.asarray(columns[name], dtype)  # read only after the pixels have been written
+    def column(name: str) -> Iterator[np.ndarray]:
+        yield np.asarray(columns[name], _COLUMNS[name])  # read only after the pixels have been written
 
     if path.exists():
         remove_cache(path)
     meta: dict[str, Any] = {"categories": index.categories, "skipped": skipped, "unused": index.unused, "side": side}
-    write_cache(
-        path,
-        {
-            "pixels": pixels(),
-            "sizes": column("sizes", np.int64),
-            "labels": column("labels", np.int64),
-            "areas": column("areas", np.float64),
-            "image_ids": column("image_ids", np.int64),
-            "annotation_ids": column("annotation_ids", np.int64),
-        },
-        meta,
-    )
+    write_cache(path, {"pixels": pixels(), **{name: column(name) for name in _COLUMNS}}, meta)
     return Regions(open_cache(path))
 
 
@@ -431,7 +422,7 @@ class RegionSource:
         self.seed, self.jitter, self.flip, self.resident = seed, jitter, flip, resident
         self._placing: dict[str, Any] = {"canvas": canvas, "background": background, "dtype": dtype}
         self._placements: tuple[int, np.ndarray] | None = None
-        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._sizes, self._labels = torch.from_numpy(regions.sizes), torch.from_numpy(regions.labels)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -467,17 +458,12 @@ class RegionSource:
 
     def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """Turn what :meth:`fetch` gave into ``image``, ``mask``, ``target`` and ``index`` on ``device``."""
-        if device not in self._constants:
-            self._constants[device] = (
-                torch.from_numpy(self.regions.sizes).to(device),
-                torch.from_numpy(self.regions.labels).to(device),
-            )
-        sizes, labels = self._constants[device]
+        self._sizes, self._labels = self._sizes.to(device), self._labels.to(device)  # once
         index = batch["index"].to(device, non_blocking=True)
         if "pixels" in batch:
             store, rows = batch["pixels"].to(device, non_blocking=True), torch.arange(len(index), device=device)
         else:
             store, rows = resident_store(self.regions.path, device), index
         placement = batch["placement"].to(device, non_blocking=True)
-        image, mask = place_regions(store, rows, sizes[index], placement, **self._placing)
-        return {"image": image, "mask": mask, "target": labels[index], "index": index}
+        image, mask = place_regions(store, rows, self._sizes[index], placement, **self._placing)
+        return {"image": image, "mask": mask, "target": self._labels[index], "index": index}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
+from matbackprop.errors import ConfigurationError, DataError, needs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -111,10 +111,8 @@ def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Pict
 
 
 def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
-    try:
+    with needs("reading videos needs PyAV", "'matbackprop[video]'"):
         import av
-    except ImportError:
-        raise MissingExtraError("reading videos needs PyAV: pip install 'matbackprop[video]'.") from None
     if not path.is_file():
         raise DataError(f"{path} does not exist or is no regular file; name a video.")
     try:
@@ -147,11 +145,8 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
     Raises:
         DataError: as :func:`read_picture`, also for what goes wrong in the body; the message begins with the path.
     """
-    try:
+    with needs("reading pictures needs Pillow", "'matbackprop[metrics]'"):
         from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise MissingExtraError("reading pictures needs Pillow: pip install 'matbackprop[metrics]'.") from None
-
     path = Path(path)
     if not path.is_file():  # opening a named pipe would wait for ever
         kind = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.errors import ConfigurationError, MissingExtraError
+from matbackprop.errors import ConfigurationError, needs
 from matbackprop.spectral import connected_components
 
 Sample = TypeVar("Sample")
@@ -217,10 +217,8 @@ def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0
 
     ``images/{train,val}/*.png`` and ``annotations/instances_{train,val}.json`` with masks as run-length codes.
     """
-    try:
+    with needs("writing COCO masks needs pycocotools", "'matbackprop[train]'"):
         from pycocotools import mask as coco
-    except ImportError:
-        raise MissingExtraError("writing COCO masks needs pycocotools: pip install 'matbackprop[train]'.") from None
     folder = Path(folder)
     categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
     for number, (split, length) in enumerate((("train", train), ("val", val))):
@@ -286,9 +284,7 @@ def _borders(labels: Tensor) -> np.ndarray:
 
 
 def _write_image(path: Path, image: Tensor) -> None:
-    try:
+    with needs("writing images needs Pillow", "'matbackprop[metrics]'"):
         from PIL import Image
-    except ImportError:
-        raise MissingExtraError("writing images needs Pillow: pip install 'matbackprop[metrics]'.") from None
     options: dict[str, Any] = {"quality": 97, "subsampling": 0} if path.suffix == ".jpg" else {}
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(path, **options)

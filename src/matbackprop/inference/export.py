@@ -86,6 +86,8 @@ def _polygons(result: Segments, k: int | None) -> list[list[NDArray[np.float64]]
 
 def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
     """The regions as a COCO data set of one image: exact run-length masks, boxes and areas, one category per name."""
+    from scipy.ndimage import find_objects
+
     names = [name or "region" for name in result.names or ("",) * result.count(k)]
     categories = list(dict.fromkeys(names))
     labels = result.labels(k)
@@ -95,17 +97,11 @@ def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
     edges = np.concatenate([[0], change, [flat.size]])
     of = flat[edges[:-1]]
     annotations = []
-    for region in range(result.count(k)):
+    for region, (rows, columns) in enumerate(find_objects(labels + 1)):
         begins, ends = edges[:-1][of == region], edges[1:][of == region]
         counts = np.diff(np.stack([begins, ends], 1).ravel(), prepend=0).tolist()
         if ends[-1] < flat.size:
             counts.append(int(flat.size - ends[-1]))
-        columns = np.concatenate([begins // height, (ends - 1) // height])
-        rows_first, rows_last = begins % height, (ends - 1) % height
-        whole = bool((begins // height != (ends - 1) // height).any())  # a run over two columns: top and bottom
-        top = 0 if whole else int(rows_first.min())
-        bottom = height - 1 if whole else int(rows_last.max())
-        left, right = int(columns.min()), int(columns.max())
         annotations.append(
             {
                 "id": region + 1,
@@ -113,7 +109,7 @@ def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
                 "category_id": categories.index(names[region]) + 1,
                 "segmentation": {"size": [height, width], "counts": counts},
                 "area": int((ends - begins).sum()),
-                "bbox": [left, top, right - left + 1, bottom - top + 1],
+                "bbox": [columns.start, rows.start, columns.stop - columns.start, rows.stop - rows.start],
                 "iscrowd": 0,
             }
         )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.data.pictures import MAX_PIXELS
-from matbackprop.errors import ConfigurationError, MissingExtraError
+from matbackprop.errors import ConfigurationError, needs
 from matbackprop.files import atomic_write
 from matbackprop.functional import vectorize_symmetric
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
@@ -61,10 +61,8 @@ def export_onnx(
         raise ConfigurationError(f"the file of an exported network ends in .onnx, got {path}.")
     if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
         raise ConfigurationError(f"images have from 1 to {MAX_PIXELS} pixels, got size {size[0]}×{size[1]}.")
-    try:
+    with needs("writing ONNX files needs onnxscript", "'matbackprop[onnx]'"):
         import onnxscript  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("writing ONNX files needs onnxscript: pip install 'matbackprop[onnx]'.") from None
     path.parent.mkdir(parents=True, exist_ok=True)  # before the work, which would be lost
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder; name a file.")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.data.pictures import Picture, find_pictures, picture_of, read_frames, read_picture
-from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
+from matbackprop.errors import ConfigurationError, ShapeError, needs
 from matbackprop.inference import export
 from matbackprop.inference.drawing import draw_boundaries, paint_labels
 from matbackprop.inference.loading import BOX, load_segmenter
@@ -407,11 +407,9 @@ def merge_by_colour(
         >>> merge_by_colour(picture, [2]).labels[0, 0, [0, 29, 30, 59]].tolist()
         [0, 0, 1, 1]
     """
-    try:
+    with needs("merging by colour needs scikit-image", "'matbackprop[train]'"):
         from scipy.ndimage import gaussian_filter
         from skimage.color import rgb2lab
-    except ImportError as error:
-        raise MissingExtraError("merging by colour needs scikit-image: pip install 'matbackprop[train]'") from error
     regions = slic_superpixels(image, superpixels) if isinstance(superpixels, int) else np.asarray(superpixels)
     lab = rgb2lab(image)
     means = region_means(regions, lab)

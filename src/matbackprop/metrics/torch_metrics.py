@@ -15,19 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matbackprop.errors import MissingExtraError, ShapeError
+from matbackprop.errors import ShapeError, needs
 from matbackprop.metrics.boundaries import TOLERANCE, boundary_counts
 from matbackprop.metrics.evaluation import boundary_average_precision, boundary_over_scales, over_scales
 from matbackprop.metrics.objects_parts import objects_and_parts, objects_over_scales
 from matbackprop.metrics.regions import region_scores
 
-try:
+with needs("the metric classes need torchmetrics", "'matbackprop[metrics]'"):
     from torchmetrics import Metric
     from torchmetrics.utilities import dim_zero_cat
-except ImportError as error:  # pragma: no cover - the message is all there is
-    raise MissingExtraError(
-        "the metric classes need torchmetrics; install it with: pip install 'matbackprop[metrics]'"
-    ) from error
 
 
 class _PerImage(Metric):

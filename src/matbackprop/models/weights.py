@@ -11,13 +11,12 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from matbackprop.errors import MissingExtraError, WeightsError
+from matbackprop.errors import WeightsError, needs
 from matbackprop.files import atomic_write, read_json, shorten, show
 from matbackprop.models.config import LARGEST
 
@@ -59,11 +58,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         )
     if not path.is_file():
         raise WeightsError(f"there is no file of weights {path}.")
-    try:
+    with needs("reading weights needs safetensors", "'matbackprop[train]'"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
-    except ImportError:
-        raise MissingExtraError("reading weights needs safetensors: pip install 'matbackprop[train]'.") from None
     try:
         state = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
@@ -211,8 +208,9 @@ class PretrainedMixin:
         Raises:
             WeightsError: the hub refuses or cannot be reached.
         """
-        hub = _hub(f"to share {name}")
-        api = hub.HfApi(token=token)
+        with needs(f"to share {name} with the Hugging Face hub", "huggingface_hub"):
+            from huggingface_hub import HfApi
+        api = HfApi(token=token)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **options)
             try:
@@ -302,14 +300,6 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def _hub(purpose: str) -> ModuleType:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise MissingExtraError(f"{purpose} with the Hugging Face hub: pip install huggingface_hub.") from None
-    return huggingface_hub
-
-
 def model_card(config: dict[str, Any]) -> str:
     """The card (README.md) of a saved model: how to use it, and what ``config.json`` says about it."""
     notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
@@ -333,9 +323,10 @@ def fetch_pretrained(source: str | Path) -> Path:
         raise WeightsError(
             f"there is no folder {source}; give one that save_pretrained wrote, or owner/name on the hub."
         )
-    hub = _hub(f"there is no folder {source}; to fetch it")
+    with needs(f"there is no folder {source}; to fetch it with the Hugging Face hub", "huggingface_hub"):
+        import huggingface_hub
     try:
-        return Path(hub.snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
+        return Path(huggingface_hub.snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:
         raise WeightsError(
             f"there is no folder {source}, and the Hugging Face hub does not give it: {type(error).__name__}: {error}"

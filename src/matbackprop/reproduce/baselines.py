@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from matbackprop.data.bsds import BSDS
-from matbackprop.errors import ConfigurationError, DataError, MissingExtraError, ShapeError
+from matbackprop.errors import ConfigurationError, DataError, ShapeError, needs
 from matbackprop.metrics import ImageScores, region_scores, score_image, summarize
 from matbackprop.processes import Workers
 from matbackprop.reproduce.multiscale_ncut import multiscale_labels
@@ -75,10 +75,8 @@ def felzenszwalb(image: Tensor) -> list[Tensor]:
 
     Reference: Felzenszwalb, Huttenlocher, "Efficient graph-based image segmentation", IJCV 2004.
     """
-    try:
+    with needs("felzenszwalb needs scikit-image", "'matbackprop[train]'"):
         from skimage.segmentation import felzenszwalb as segment
-    except ImportError as error:
-        raise MissingExtraError("felzenszwalb needs scikit-image: pip install 'matbackprop[train]'") from error
     check_image(image)
     array = image.permute(1, 2, 0).numpy()
     maps = [segment(array, scale=scale, sigma=0.8, min_size=scale) for scale in SCALES]
@@ -93,12 +91,10 @@ def sklearn_spectral(image: Tensor) -> list[Tensor]:
 
     Reference: Shi, Malik, "Normalized cuts and image segmentation", PAMI 2000; Pedregosa et al., JMLR 2011.
     """
-    try:
+    with needs("sklearn_spectral needs scikit-learn", "'matbackprop[bench]'"):
         from sklearn.cluster import KMeans
         from sklearn.feature_extraction.image import img_to_graph
         from sklearn.manifold import spectral_embedding
-    except ImportError as error:
-        raise MissingExtraError("sklearn_spectral needs scikit-learn: pip install 'matbackprop[bench]'") from error
     size = check_image(image)
     grey = shrink(image, 0.25).mean(0).double().numpy()
     count = min(max(KS), grey.size - 1)
@@ -135,11 +131,9 @@ def ncut_pytorch(image: Tensor) -> list[Tensor]:
 
     Reference: Yang, Gee, Shi, "Brain decodes deep nets", CVPR 2024.
     """
-    try:
+    with needs("ncut_pytorch needs ncut-pytorch", "'matbackprop[bench]'"):
         from ncut_pytorch import Ncut, kway_ncut
         from skimage.color import rgb2lab
-    except ImportError as error:
-        raise MissingExtraError("ncut_pytorch needs ncut-pytorch: pip install 'matbackprop[bench]'") from error
     size = check_image(image)
     small = shrink(image, 0.25).permute(1, 2, 0).numpy()
     height, width = small.shape[:2]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.inference import classify_regions, segment_photograph
+from matbackprop.inference import segment_photograph
 from matbackprop.models.deep_ncuts import DeepNCuts
-from matbackprop.models.deep_o2p import RegionClassifier
 from matbackprop.serve.views import Analysis, Picture
 from matbackprop.spectral import Embedding, ncut_embedding, rgb_to_lab, soft_embedding
 
@@ -102,20 +99,3 @@ class Segmenter:
             return soft_embedding(rows, ridge=self.model.ridge), grid
         lam = None if self.model is None else self.model.lam
         return ncut_embedding(rows, min(rows.shape[-1], 24), lam=lam), grid
-
-
-class Namer:
-    """Names the region under a mask with a trained classifier.
-
-    Args:
-        model: the classifier.
-    """
-
-    def __init__(self, model: RegionClassifier) -> None:
-        self.model = model
-
-    def __call__(self, photograph: Picture, mask: NDArray[np.bool_]) -> dict[str, float]:
-        """Class name → probability for the region of ``mask`` (h, w)."""
-        row = classify_regions(self.model, photograph, masks=[mask])[0].tolist()
-        names = self.model.names or [str(i) for i in range(len(row))]
-        return dict(zip(names, row, strict=True))

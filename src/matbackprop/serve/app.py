@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from matbackprop.data.pictures import read_picture
-from matbackprop.errors import ConfigurationError, MissingExtraError
+from matbackprop.errors import ConfigurationError, needs
 from matbackprop.inference.export import FORMATS
 from matbackprop.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explored, gap_text, said
 from matbackprop.serve.guard import AGE, FULL, Guard, make_room
@@ -29,11 +29,9 @@ from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture, counted, fit
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-try:
+with needs("the page needs Gradio", "'matbackprop[serve]'"):
     import gradio as gr
     from starlette.middleware import Middleware
-except ImportError:
-    raise MissingExtraError("the page needs Gradio: pip install 'matbackprop[serve]'.") from None
 
 log = logging.getLogger("matbackprop")
 

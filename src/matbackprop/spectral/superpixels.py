@@ -11,7 +11,7 @@ from torch import Tensor
 
 from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.twin import kernels_may_take
-from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
+from matbackprop.errors import ConfigurationError, ShapeError, needs
 
 
 def rgb_to_lab(image: Tensor) -> Tensor:
@@ -97,10 +97,8 @@ def slic_superpixels(image: ArrayLike, count: int = 600) -> NDArray[np.int32]:
         side = max(1, round(float(np.sqrt(height * width / count))))
         rows, columns = np.arange(height) // side, np.arange(width) // side
         return (rows[:, None] * (columns[-1] + 1) + columns).astype(np.int32)
-    try:
+    with needs("superpixels need scikit-image", "'matbackprop[train]'"):
         from skimage.segmentation import slic
-    except ImportError as error:
-        raise MissingExtraError("superpixels need scikit-image: pip install 'matbackprop[train]'") from error
     for stronger in (1, 4, 16):  # weigh space more until enough are left
         weight = COMPACTNESS * stronger
         out = slic(array, n_segments=count, compactness=weight, sigma=SMOOTHING, start_label=0, channel_axis=-1)

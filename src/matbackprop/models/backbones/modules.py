@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ConfigurationError, MissingExtraError, WeightsError
+from matbackprop.errors import ConfigurationError, WeightsError, needs
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, TapInfo
 
 __all__ = [
@@ -281,10 +281,8 @@ class HuggingFace(ListedMaps):
     """
 
     def __init__(self, source: str) -> None:
-        try:
+        with needs(f"hf:{source} needs the transformers library", "transformers"):
             from transformers import AutoBackbone, AutoConfig
-        except ImportError:
-            raise MissingExtraError(f"hf:{source} needs the transformers library: pip install transformers.") from None
         try:
             config = AutoConfig.from_pretrained(source)
             stages = AutoBackbone.from_config(config).stage_names
@@ -350,10 +348,8 @@ class TimmFeatures(ListedMaps):
 
 
 def _create_timm(source: str, *, pretrained: bool) -> nn.Module:
-    try:
+    with needs(f"timm:{source} needs the timm library", "timm"):
         import timm
-    except ImportError:
-        raise MissingExtraError(f"timm:{source} needs the timm library: pip install timm.") from None
     try:
         network: nn.Module = timm.create_model(source, features_only=True, pretrained=pretrained)
     except Exception as error:  # an unknown name, no features, no connection: all of them of kinds of its own
@@ -382,12 +378,8 @@ class TorchvisionModel(ModuleBackbone):
 
 
 def _create_torchvision(source: str, weights: str | None) -> nn.Module:
-    try:
+    with needs(f"torchvision:{source} needs the torchvision library", "torchvision"):
         from torchvision.models import get_model
-    except ImportError:
-        raise MissingExtraError(
-            f"torchvision:{source} needs the torchvision library: pip install torchvision."
-        ) from None
     try:
         network: nn.Module = get_model(source, weights=weights)
     except Exception as error:  # an unknown name or no connection

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matbackprop.errors import MissingExtraError
+from matbackprop.errors import needs
 from matbackprop.models.backbones.base import Backbone, TapInfo
 
 __all__ = ["DenseSIFT"]
@@ -47,10 +47,8 @@ class DenseSIFT(Backbone):
     @torch.no_grad()
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """Descriptors (b, 128, h, w) at each scale."""
-        try:
+        with needs("dense SIFT needs kornia", "'matbackprop[sift]'"):
             from kornia.feature import DenseSIFTDescriptor
-        except ImportError as error:
-            raise MissingExtraError("dense SIFT needs kornia: pip install 'matbackprop[sift]'.") from error
         image = image.float()
         grey = (image * image.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
         maps = {}
