@@ -1,8 +1,8 @@
 """The files that a region, a photograph and a matrix of features pass, in the order in which they are first entered.
 
-``python benchmarks/walks.py`` fills one row of each table from made images, pools features, and names every file of the
-package in which a function ran, with the first of its functions. Modules are imported before, so that importing does
-not count.
+``python benchmarks/walks.py`` fills one row of each table from generated images, pools features, and names every file
+of the package in which a function ran, with the first of its functions. Modules are imported before, so that importing
+does not count.
 """
 
 from __future__ import annotations

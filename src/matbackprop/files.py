@@ -46,8 +46,8 @@ def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError)
     path = Path(path)
     try:
         if not path.is_file():
-            kind = "it is a folder" if path.is_dir() else "it is no regular file" if path.exists() else "no such file"
-            raise error(f"cannot read {path}: {kind}.")
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise error(f"cannot read {path}: {f'it is {kind}' if path.exists() else 'no such file'}.")
         size = path.stat().st_size
         if size > limit:
             raise error(f"{path} has {size} bytes, far more than such a file takes; at most {limit} are read.")

@@ -149,7 +149,7 @@ def test_empty_and_absent_folders(capsys, folders, tmp_path):
     code, _, err = run(capsys, tmp_path / "empty", "--ground-truth", folders[1])
     assert code == 2 and "holds no label map" in err and ".mat" in err
     code, _, err = run(capsys, folders[0], "--ground-truth", tmp_path / "nowhere")
-    assert code == 2 and "is no folder" in err
+    assert code == 2 and "is not a folder" in err
 
 
 def test_the_same_numbered_names_on_both_sides(capsys, tmp_path):

@@ -65,7 +65,7 @@ def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
     assert main(Config((folder, missing), out=tmp_path / "out"))["exit_code"] == 1
     captured = capsys.readouterr()
     assert "good.png: 2 regions shown" in captured.out
-    assert "bad.png is no picture" in captured.err and "missing.jpg does not exist" in captured.err
+    assert "bad.png is not a picture" in captured.err and "missing.jpg does not exist" in captured.err
     assert "2 of 3 pictures skipped" in captured.err and "notes.txt" not in captured.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "good-colours.png",
@@ -222,7 +222,7 @@ def test_a_video_is_read_frame_by_frame(tmp_path):
     for number, content in enumerate((b"no video", path.read_bytes()[:90], *map(str.encode, lists))):
         bad = tmp_path / f"bad-{number}.mkv"
         bad.write_bytes(content)
-        with pytest.raises(DataError, match=rf"bad-{number}\.mkv (is no video that can be read|holds no moving)"):
+        with pytest.raises(DataError, match=rf"bad-{number}\.mkv (is not a video that can be read|holds no moving)"):
             next(read_frames(bad))
 
 

@@ -64,7 +64,7 @@ CASES = [
     (f"{TRAIN} --model.feature-scale inf", "feature_scale must be a number"),
     (f"{TRAIN} --data.jitter 100000000", "data.jitter is"),
     (f"{TRAIN} --config @/photo.png", "photo.png"),
-    ("data cache @/photo.png", "is no folder"),
+    ("data cache @/photo.png", "is not a folder"),
     ("data check @/maps --threads 0", "threads|layout"),
     ("bench pooling --quick --threads -1", "from 0 to 1024 threads"),
     ("bench pooling --quick --threads 1000000", "from 0 to 1024 threads"),

@@ -263,7 +263,7 @@ def test_index_refuses_two_kinds_and_no_folder(tmp_path):
     touch(tmp_path, "a.png", "a.mat")
     with pytest.raises(DataError, match=r"a has label maps in files of several kinds \(\.mat, \.png\)"):
         index_label_files(tmp_path)
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         index_label_files(tmp_path / "nowhere")
 
 

@@ -160,9 +160,9 @@ def test_what_is_no_picture_is_named_with_the_reason(tmp_path):
     for name, reason in (
         ("missing.png", "does not exist"),
         (".", "is a folder"),
-        ("text.png", "is no picture"),
-        ("empty.jpg", "is no picture"),
-        ("run.eps", "is no picture"),
+        ("text.png", "is not a picture"),
+        ("empty.jpg", "is not a picture"),
+        ("run.eps", "is not a picture"),
     ):
         with pytest.raises(DataError, match=reason) as error:
             read_picture(tmp_path / name)
@@ -172,7 +172,7 @@ def test_what_is_no_picture_is_named_with_the_reason(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 def test_a_named_pipe_is_refused_instead_of_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(DataError, match=r"pipe\.png is no regular file"):
+    with pytest.raises(DataError, match=r"pipe\.png is not a regular file"):
         read_picture(tmp_path / "pipe.png")
 
 

@@ -50,7 +50,7 @@ CASES = {
         ["segment", "TMP/photo.png", "--model", "owner/name", "--out", "OUT/s"],
         "the Hugging Face hub does not give it",
     ),
-    "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is no picture that can be read"),
+    "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is not a picture that can be read"),
 }
 
 

@@ -129,7 +129,7 @@ def test_an_overridden_number_of_epochs_is_run_once(config, monkeypatch):
     pretend(config, Job("alexnet", "seed", 0), 40.0)
     assert Table1(config).ready() == []
     [other] = Table1(dataclasses.replace(config, override=config.override[:-1], stage="all")).ready()
-    assert other == Job("alexnet", "trial", 0)  # what was run for one epoch is no result of two
+    assert other == Job("alexnet", "trial", 0)  # what was run for one epoch is not a result of two
 
 
 OTHER_SETTINGS = {

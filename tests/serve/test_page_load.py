@@ -60,7 +60,7 @@ def test_half_a_character_which_no_answer_could_hold_is_refused(address):
     data = [None, "name", "a \\ud800 b", "borders"]
     body = json.dumps({"fn_index": client.functions["click"]["id"], "data": data, "session_hash": "half"})
     answer = client.ask("POST", "/gradio_api/queue/join", body.replace("\\\\", "\\").encode(), JSON)
-    assert answer == (400, b"This is no request of the page.")
+    assert answer == (400, b"This is not a request of the page.")
     whole = client.ask("POST", "/gradio_api/queue/join", body.replace("\\\\ud800", "\\ud83d\\ude00").encode(), JSON)
     assert whole[0] == 200
 

@@ -122,7 +122,7 @@ def test_a_bad_file_is_one_sentence_without_its_temporary_path_and_changes_nothi
         return str(folder / "bad.jpg")
 
     for bad, sentence in (
-        (no_picture, "bad.jpg is no picture that can be read"),
+        (no_picture, "bad.jpg is not a picture that can be read"),
         (lambda: upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), "each side needs 16"),
     ):
         said = opened(page, visit, bad())[2]

@@ -47,7 +47,7 @@ def visit(browser, address):
 
     def visit(width=1280, height=900):
         context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
-        context.set_default_timeout(120_000)  # a busy machine is no error
+        context.set_default_timeout(120_000)  # a busy machine is not an error
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -191,13 +191,13 @@ def test_a_bad_file_is_one_sentence_and_the_page_goes_on(visit):
     page = visit()
     before = regions(page)
     upload(page, ("broken.png", b"no picture"), ("tiny.png", _png(4, 4)))
-    says(page, "broken.png is no picture that can be read")
+    says(page, "broken.png is not a picture that can be read")
     says(page, "each side needs 16")
     assert "/tmp" not in page.locator("#message").inner_text()
     shows(page, before)
     upload(page, ("good.png", quarters()), ("broken.png", b"no picture"))
     says(page, "good.png. Suggested: 9 regions")
-    says(page, "broken.png is no picture")
+    says(page, "broken.png is not a picture")
 
 
 def _png(height, width):

@@ -79,7 +79,7 @@ def test_summary(run):
 
 
 def test_a_folder_without_a_run(tmp_path):
-    with pytest.raises(ConfigurationError, match="is no run folder"):
+    with pytest.raises(ConfigurationError, match="is not a run folder"):
         RunFolder(tmp_path).read_config()
 
 

@@ -94,7 +94,7 @@ def _data() -> dict[str, str]:
     if not root:
         report["MATBACKPROP_DATA"] = "not set; recipes need --data.root, or make their data"
     elif not Path(root).is_dir():
-        report["MATBACKPROP_DATA"] = f"{root} is no folder"
+        report["MATBACKPROP_DATA"] = f"{root} is not a folder"
     else:
         report["MATBACKPROP_DATA"] = root
         for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):

@@ -250,7 +250,7 @@ def cache_folders(folder: str | Path) -> list[Path]:
     """Return the folders of all caches below a folder; folders that matbackprop did not write are not among them."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is no folder; name the folder of the caches.")
+        raise DataError(f"{folder} is not a folder; name the folder of the caches.")
     parents = (meta.parent for meta in sorted(folder.rglob("meta.json")))
     visible = (p for p in parents if not any(part.startswith(".") for part in p.relative_to(folder).parts))
     return [p for p in visible if _is_ours(p)]
@@ -263,7 +263,7 @@ def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: in
         name: of the folder under ``MATBACKPROP_DATA``, and of the layout.
         root: the folder that the user named, or None.
         made: training images to make on the fly instead, with fewer validation images beside them; 0 for none.
-        cache: where made images are kept; None for the default cache.
+        cache: where generated images are kept; None for the default cache.
 
     Raises:
         DataError: no data set is named.

@@ -215,7 +215,7 @@ def read_regions(
     wrong = [p for p in index.problems if p.kind == "bad image entry"]
     lost = sorted({p.path.name for p in index.problems if p.kind == "missing image"})
     if missing_images == "raise" and wrong:
-        raise DataError(f"{first_problems(wrong)}. Mend the file, or pass missing_images='skip' to leave them out.")
+        raise DataError(f"{first_problems(wrong)}. Fix the file, or pass missing_images='skip' to leave them out.")
     if missing_images == "raise" and index.skipped.get("missing image"):
         raise DataError(
             f"{len(lost)} image files named in {annotations} are not in {images}, the first: {', '.join(lost[:5])}; "

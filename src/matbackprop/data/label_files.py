@@ -66,7 +66,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"{path} is no file of label maps; the kinds that can be read are {', '.join(LABEL_SUFFIXES)}")
+        raise DataError(f"{path} is not a file of label maps; those that can be read are {', '.join(LABEL_SUFFIXES)}")
     if not path.is_file():
         raise DataError(f"{path} does not exist; check the name of the file")
     try:
@@ -88,10 +88,10 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
     content = read_mat(path)
     if isinstance(content.get("groundTruth"), np.ndarray):
         if content["groundTruth"].dtype != object:
-            raise DataError(f"{path}: groundTruth is no cell of structs with a field Segmentation")
+            raise DataError(f"{path}: groundTruth is not a cell of structs with a field Segmentation")
         cells = [np.ravel(cell)[0] for cell in content["groundTruth"].ravel() if np.size(cell)]
         if not all(isinstance(cell, dict) and "Segmentation" in cell for cell in cells):
-            raise DataError(f"{path}: groundTruth is no cell of structs with a field Segmentation")
+            raise DataError(f"{path}: groundTruth is not a cell of structs with a field Segmentation")
         return _all_labels([cell["Segmentation"] for cell in cells], path)
     if "segs" in content:
         segs = content["segs"]
@@ -207,7 +207,7 @@ def _check_size(path: Path, *shape: int) -> None:
 
 def _read_npz(path: Path) -> list[NDArray[np.integer]]:
     if not is_zipfile(path):
-        raise DataError(f"{path} cannot be read: it is no archive of NumPy arrays, or damaged")
+        raise DataError(f"{path} cannot be read: it is not an archive of NumPy arrays, or damaged")
     with ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
             raise DataError(f"{path} unfolds to more than {MAX_BYTES >> 20} MB, far more than label maps take")
@@ -220,7 +220,7 @@ def _read_npz(path: Path) -> list[NDArray[np.integer]]:
 def _read_npy(path: Path) -> list[NDArray[np.integer]]:
     with path.open("rb") as file:
         if file.read(6) != b"\x93NUMPY":
-            raise DataError(f"{path} cannot be read: it is no NumPy array, or damaged")
+            raise DataError(f"{path} cannot be read: it is not a NumPy array, or damaged")
     if path.stat().st_size > MAX_BYTES:
         raise DataError(f"{path} has more than {MAX_BYTES >> 20} MB, far more than label maps take")
     return _all_labels(_stack(np.load(path, allow_pickle=False)), path)
@@ -296,7 +296,7 @@ def index_label_files(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder; give the folder that holds the label maps")
+        raise DataError(f"{folder} is not a folder; give the folder that holds the label maps")
     files_of: dict[str, list[Path]] = {}
     files = [path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES and path.is_file()]
     for path in sorted(files, key=lambda path: _natural(str(path))):
@@ -349,7 +349,7 @@ def read_mat(path: Path) -> dict[str, Any]:
         if head.startswith((b"MATLAB 7.3", b"\x89HDF")):
             raise DataError(f"{path} is a MATLAB 7.3 (HDF5) file; save it again with save(…, '-v7')")
         if len(head) < 128 or head[126:] not in (b"IM", b"MI"):
-            raise DataError(f"{path} cannot be read: it is no MATLAB file of version 5 to 7")
+            raise DataError(f"{path} cannot be read: it is not a MATLAB file of version 5 to 7")
         data = file.read()
     try:
         return _Reader("<" if head[126:] == b"IM" else ">").variables(memoryview(data))

@@ -73,7 +73,7 @@ def read_picture(path: str | Path) -> Picture:
         path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM or JPEG 2000 file.
 
     Raises:
-        DataError: there is no such file, it is no regular file (a folder, a named pipe), no picture, cut short,
+        DataError: there is no such file, it is not a regular file (a folder, a named pipe), no picture, cut short,
             otherwise damaged, or has more than :data:`MAX_PIXELS` pixels; those are never decoded.
     """
     with open_picture(path) as file:
@@ -114,7 +114,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
     with needs("reading videos needs PyAV", "'matbackprop[video]'"):
         import av
     if not path.is_file():
-        raise DataError(f"{path} does not exist or is no regular file; name a video.")
+        raise DataError(f"{path} does not exist or is not a regular file; name a video.")
     try:
         with av.open(f"file:{path}", options=_VIDEO) as file:
             if not file.streams.video:
@@ -125,7 +125,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
                 if number % every == 0:
                     yield number, Picture(frame.to_ndarray(format="rgb24"))
     except (av.FFmpegError, ValueError) as error:
-        raise DataError(f"{path} is no video that can be read, or cut short: {error}.") from error
+        raise DataError(f"{path} is not a video that can be read, or cut short: {error}.") from error
 
 
 def read_mask(path: str | Path) -> NDArray[np.bool_]:
@@ -149,7 +149,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
         from PIL import Image, UnidentifiedImageError
     path = Path(path)
     if not path.is_file():  # opening a named pipe would wait for ever
-        kind = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
+        kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
         raise DataError(f"{path} {kind}; name a picture.")
     try:
         with _FILTERS, warnings.catch_warnings():
@@ -166,7 +166,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
             f"{path} has more than {MAX_PIXELS / 1e6:.0f} million pixels, the most that is decoded; shrink it first."
         ) from None
     except UnidentifiedImageError:
-        raise DataError(f"{path} is no picture that can be read; the kinds are {', '.join(_KINDS)}.") from None
+        raise DataError(f"{path} is not a picture that can be read; the kinds are {', '.join(_KINDS)}.") from None
     except PermissionError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
     except Exception as error:  # a damaged file makes Pillow fail in a dozen ways, all of which mean the same
@@ -240,7 +240,7 @@ def _matches(pattern: Path) -> list[Path]:
     try:
         paths = sorted(top.glob(str(wanted)))
     except ValueError as error:
-        raise DataError(f"{pattern} is no pattern that can be searched for: {error}.") from None
+        raise DataError(f"{pattern} is not a pattern that can be searched for: {error}.") from None
     hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in paths)
     return [path for path, skip in zip(paths, hidden, strict=True) if not skip and not path.is_dir()]
 

@@ -107,7 +107,7 @@ class ShapesRegions(_Shapes[ShapesRegionsSample]):
             owner[mask] = number
             labels.append(label)
         image += draw.normal(0, 0.02, image.shape)
-        # An object of which others left less than 24 pixels is no object any more.
+        # An object of which others left less than 24 pixels is not an object any more.
         visible = [i for i in range(len(labels)) if (owner == i + 1).sum() >= 24]
         masks = np.stack([owner == i + 1 for i in visible])
         return ShapesRegionsSample(

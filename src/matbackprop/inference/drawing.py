@@ -56,7 +56,7 @@ def draw_boundaries(
         (h, w, 3) bytes. With a width of one, pixels whose right or lower neighbour has another label are drawn.
 
     Raises:
-        LabelError: ``labels`` is no map of integers.
+        LabelError: ``labels`` is not a map of integers.
         ShapeError: the sizes differ.
 
     Example:
@@ -100,7 +100,7 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
         (h, w, 3) bytes.
 
     Raises:
-        LabelError: ``labels`` is no map of integers.
+        LabelError: ``labels`` is not a map of integers.
         ShapeError: the sizes differ.
 
     Example:

@@ -219,7 +219,7 @@ def segment(
 
     Raises:
         DataError: a file cannot be read.
-        ShapeError: an array is no picture.
+        ShapeError: an array is not a picture.
         ConfigurationError: clustering without a network, or an unknown method.
 
     Example:
@@ -337,7 +337,7 @@ def read_input(x: Any) -> tuple[Picture, str]:
 
     Raises:
         DataError: the file cannot be read.
-        ShapeError: the array is no picture, or holds neither bytes nor numbers in [0, 1].
+        ShapeError: the array is not a picture, or holds neither bytes nor numbers in [0, 1].
     """
     from PIL import Image
 

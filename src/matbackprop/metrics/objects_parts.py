@@ -25,7 +25,7 @@ def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any])
 
     With p = |r∩g|/|r| and q = |r∩g|/|g| for a region r of the segmentation and g of a person's map: *candidates* are
     the largest regions of a map, in order of area, as long as those before them cover less than 99 % of the image.
-    Candidates r and g are both *objects* where p ≥ .9 and q ≥ .9. A candidate r that is no object is a *part* where
+    Candidates r and g are both *objects* where p ≥ .9 and q ≥ .9. A candidate r that is not an object is a *part* where
     p ≥ .9 and .25 ≤ q < .9 for a candidate g, and g likewise with p and q exchanged. All regions count as *fragments*:
     r collects p from every g with q ≥ .9 > p, and g collects q from every r with p ≥ .9 > q. Then
 

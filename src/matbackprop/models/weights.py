@@ -53,7 +53,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise WeightsError(
-            f"{path} is no .safetensors file. Other formats can execute code when they are read; convert it with "
+            f"{path} is not a .safetensors file. Other formats can execute code when they are read; convert it with "
             "safetensors.torch.save_file(state_dict, 'weights.safetensors')."
         )
     if not path.is_file():
@@ -316,7 +316,7 @@ def model_card(config: dict[str, Any]) -> str:
 
 
 def fetch_pretrained(source: str | Path) -> Path:
-    """Return the folder of a saved model, fetched from the hub where ``source`` is no folder."""
+    """Return the folder of a saved model, fetched from the hub where ``source`` is not a folder."""
     if Path(source).is_dir():
         return Path(source)
     if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):

@@ -163,7 +163,7 @@ class Store:
         """The result of a job that was made by ``provenance``; None where there is none.
 
         Raises:
-            DataError: the file is damaged, or tells of another provenance than its folder's name.
+            DataError: the file is damaged, or has another provenance than its folder's name says.
         """
         path = self.path(job, provenance) / "result.json"
         if path in self._read:  # what is finished does not change

@@ -268,7 +268,7 @@ class Table1(Reproduction):
         for word in self.config.override:
             name, equals, value = word.partition("=")
             if not equals:
-                raise ConfigurationError(f"{word!r} is no override; write it as name=value, such as model.hidden=64.")
+                raise ConfigurationError(f"{word!r} is not an override; write name=value, such as model.hidden=64.")
             try:
                 fields[name] = json.loads(value)
             except json.JSONDecodeError:
@@ -394,7 +394,7 @@ class Table1(Reproduction):
         if {e["key"]: _fingerprints(e) for e in stored["rows"]} != {e["key"]: _fingerprints(e) for e in entries}:
             missing = ", ".join(line.row.key for line in lines if line.incomplete)
             raise DataError(
-                f"predictions of {missing} are missing in {self.store.folder}, and {path} is no table of the same "
+                f"predictions of {missing} are missing in {self.store.folder}, and {path} is not a table of the same "
                 "runs, so rows cannot be compared. Remove the runs' folders to do them again, or give another --out."
             )
         for entry, before in zip(entries, stored["rows"], strict=True):

@@ -27,7 +27,7 @@ ALIAS = "/matbackprop-files"
 MAX_SECONDS = 120.0
 """Seconds that a request may take; streams of events may take ten times as long."""
 MAX_BODY = 1 << 20
-"""Bytes of a request that is no upload."""
+"""Bytes of a request that is not an upload."""
 MAX_KEPT = 1 << 30
 """Bytes of all uploads and results on disk; further uploads wait until older ones are gone."""
 AGE = 3600
@@ -223,7 +223,7 @@ def _sessions(body: bytes) -> Iterator[str]:
     try:
         content = parse_json(body, "the request", object) if body else {}
     except DataError:
-        raise _Refused(400, "This is no request of the page.") from None
+        raise _Refused(400, "This is not a request of the page.") from None
     stack = [content]
     while stack:
         one = stack.pop()

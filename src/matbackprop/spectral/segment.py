@@ -56,7 +56,7 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
         An :class:`Embedding` with e = min(k, m, d) coordinates.
 
     Raises:
-        ShapeError: f is no matrix, Λ does not fit it, or k < 1.
+        ShapeError: f is not a matrix, Λ does not fit it, or k < 1.
         SymmetryError, DomainError: Λ is not symmetric, or not positive semi-definite.
 
     Example:

@@ -298,7 +298,7 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
         )
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
-            f"--devices {engine.devices} with --accelerator {engine.accelerator} cannot be had: {error}"
+            f"--devices {engine.devices} with --accelerator {engine.accelerator} is not available here: {error}"
         ) from error
     fabric.launch()
     with _torch_settings(engine, fabric.device):
@@ -607,7 +607,7 @@ class _Training:
         self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["global_step"]
         self.best_score, self.best_step = state["best_score"], state["best_step"]
         if not all(type(count) is int and count >= 0 for count in (self.epoch, self.batch, self.step, self.best_step)):
-            raise TypeError("a count of steps is no whole number")
+            raise TypeError("a count of steps is not a whole number")
         then, now = len(state["processes"]), self.fabric.world_size
         if then == now:
             own = state["processes"][self.fabric.global_rank]

@@ -255,7 +255,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """Return the resolved configuration in its JSON form."""
         if not self.config_path.exists():
-            raise ConfigurationError(f"{self.path} is no run folder: it has no {self.config_path.name}.")
+            raise ConfigurationError(f"{self.path} is not a run folder: it has no {self.config_path.name}.")
         return read_json(self.config_path, error=ConfigurationError)
 
     def read_versions(self) -> list[dict[str, Any]]:
@@ -284,7 +284,7 @@ class RunFolder:
         if not self.metrics_path.exists():
             return []
         if not self.metrics_path.is_file():
-            raise ConfigurationError(f"{self.metrics_path} is no regular file.")
+            raise ConfigurationError(f"{self.metrics_path} is not a regular file.")
         metrics = []
         with self.metrics_path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
@@ -418,7 +418,7 @@ def verify_checkpoint(path: Path) -> None:
     """Raise :class:`CheckpointError` unless the file is complete and unchanged."""
     try:
         if path.exists() and not path.is_file():
-            raise CheckpointError(f"the checkpoint {path} is no regular file.")
+            raise CheckpointError(f"the checkpoint {path} is not a regular file.")
         size = path.stat().st_size
         with path.open("rb") as file:
             if size < _COMMENT + 22:

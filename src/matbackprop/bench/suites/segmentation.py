@@ -20,7 +20,7 @@ _SUPERPIXELS = 400
 
 
 def scene(height: int, width: int, dims: int) -> tuple[NDArray[np.float32], Tensor]:
-    """A made picture of 25 flat regions with noise (h, w, 3), and its soft colour features (h, w, dims) in (0, 1]."""
+    """A picture of 25 flat regions with noise (h, w, 3), and its soft colour features (h, w, dims) in (0, 1]."""
     generator = np.random.default_rng(0)
     sites = generator.random((25, 2)) * (height, width)
     colors = generator.random((25, 3))

@@ -305,7 +305,7 @@ class HuggingFace(ListedMaps):
             published = type(self.network).from_pretrained(self.source, out_features=self.names)  # type: ignore[attr-defined]
         except (OSError, ValueError) as error:
             raise WeightsError(
-                f"the weights of hf:{self.source} cannot be had: {str(error).splitlines()[0]}"
+                f"the weights of hf:{self.source} cannot be loaded: {str(error).splitlines()[0]}"
             ) from error
         self.network.load_state_dict(published.state_dict())
 
