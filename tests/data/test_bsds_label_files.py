@@ -173,7 +173,7 @@ def test_damaged_and_wrong_files(tmp_path):
     (tmp_path / "photo.jpg").rename(tmp_path / "photo.png")
     with pytest.raises(DataError, match="JPEG file in truth"):
         read_label_maps(tmp_path / "photo.png")
-    with pytest.raises(DataError, match="no file of label maps"):
+    with pytest.raises(DataError, match="not a file of label maps"):
         read_label_maps(tmp_path / "photo.gif")
     with pytest.raises(DataError, match="does not exist"):
         read_label_maps(tmp_path / "nobody.png")

@@ -123,7 +123,7 @@ def test_a_named_pipe_is_not_waited_for(coco, tmp_path):
     root = coco("{}")
     (root / "annotations" / "instances_train.json").unlink()
     os.mkfifo(root / "annotations" / "instances_train.json")
-    with pytest.raises(DataError, match="no regular file"):
+    with pytest.raises(DataError, match="not a regular file"):
         read_coco(root / "annotations" / "instances_train.json", root / "images" / "train")
 
 
