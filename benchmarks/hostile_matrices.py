@@ -71,6 +71,7 @@ def summary(records: list[dict], seed: int, seconds: float | None, revision: str
         "processor": processor(),
         "torch": torch.__version__,
         "seconds": None if seconds is None else round(seconds),  # of a run that was not interrupted
+        "of the exact": {rule: sum(rule in r for r in records) for rule in ("by its digits", "beyond the range")},
         "operators": by("operator"),
         "kinds": by("kind"),
         "to mend": [r for r in records if r["verdict"] in (*BAD, "crash")],

@@ -1,5 +1,8 @@
 """The seeded beginning of the suite of hostile matrices; benchmarks/hostile_matrices.py judges 20,000 cases."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -44,3 +47,40 @@ def test_the_suite_notices_a_wrong_value_a_wrong_gradient_and_an_unclear_error(m
     assert verdict(lambda a: right(a) + 1e-6 * (a - a.detach())) == "silently wrong"
     assert verdict(unclear) == "unclear error"
     assert verdict(lambda a: torch.full_like(right(a), torch.nan)) == "silently wrong"
+
+
+def _infinite(sign):
+    return lambda a: torch.diag_embed(sign * torch.inf * a.diagonal(dim1=-2, dim2=-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "scale", "answer", "verdict"),
+    [
+        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, 1e17), "undetermined"),
+        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, torch.inf), "undetermined"),
+        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, 7.0), "silently wrong"),
+        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, torch.nan), "silently wrong"),
+        ("matrix_cube", "diagonal", 1e150, _infinite(1), "exact"),
+        ("matrix_cube", "diagonal", 1e150, _infinite(-1), "silently wrong"),
+        ("matrix_cube", "diagonal", 1e30, _infinite(1), "silently wrong"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_large_numbers_without_digits_near_a_pole_and_infinities_beyond_the_range_alone_may_pass(
+    monkeypatch, name, kind, scale, answer, verdict
+):
+    index, row = next((i, row) for i, row in enumerate(hostile.ROWS) if row.name == name)
+    changed = replace(row, call=lambda a: answer(a.detach()), orders=0)
+    monkeypatch.setattr(hostile, "ROWS", [*hostile.ROWS[:index], changed, *hostile.ROWS[index + 1 :]])
+    wanted = (kind, scale, torch.float64)
+    for number in range(index, 10**6, len(hostile.ROWS)):
+        case, _ = hostile.make(0, number)
+        if (case.draw.kind, case.draw.scale, case.dtype) == wanted and _suits(case):
+            break
+    assert hostile.judge(0, number)["verdict"] == verdict
+
+
+def _suits(case):
+    """Of several rows, and where it is to be singular not to the bit."""
+    a = case.arrays[0]
+    return len(a) > 2 and (case.draw.kind != "singular" or 0 < abs(np.linalg.eigvalsh(a)).min() < 1e-15)

@@ -754,7 +754,8 @@ def _compare(case, answers, cotangents, how, step, record):
         ordinary = max(*sizes, row.least) * drift ** (2 if name == "second" else 1)
         spread = max(_farthest([p[i] for p in pairs], slacks) for i in (0, 1))
         digits = 1e-10 if name == "second" else 1e-11  # an answer with as many is not called wrong
-        allowed = spread + (digits + 8 * info.eps) * (pairs[0][1] + ordinary)
+        by_digits = digits * (pairs[0][1] + ordinary)
+        allowed = spread + by_digits + 8 * info.eps * (pairs[0][1] + ordinary)
         allowed += (64 * _ROUNDING + 2 * info.eps) * answers.weight
         allowed += loose * (pairs[0][1] + ordinary)
         rounding = 256 * _ROUNDING + (unit if row.composed else 0)
@@ -776,10 +777,15 @@ def _compare(case, answers, cotangents, how, step, record):
         beyond = max(pairs[0][1], ordinary) / mpf(slow) if name != "tangent" else max(pairs[0][1], *sizes)
         if mpmath.isinf(got) and beyond > mpf(info.max) / 100:
             verdicts[name] = "exact"
+            record.setdefault("beyond the range", []).append(name)
         elif name == "second" and mpmath.isnan(got) and abs(pairs[0][0]) > info.max:
             verdicts[name] = "undetermined"  # of a gradient that is beyond the range itself
         else:
             verdicts[name] = _of_number(got, pairs[0][0], allowed, pairs[0][1] + ordinary, dtype, tiny)
+            error = abs(got - pairs[0][0])
+            if verdicts[name] == "exact" and error > allowed + tiny - by_digits + 256 * _ROUNDING * pairs[0][1]:
+                size = pairs[0][1] + ordinary
+                record.setdefault("by its digits", {})[name] = mpmath.nstr(error / size, 3)
         if verdicts[name] == "silently wrong":
             record[name] = [mpmath.nstr(got, 12), mpmath.nstr(pairs[0][0], 12), mpmath.nstr(allowed, 3)]
     return verdicts
