@@ -16,7 +16,7 @@ PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPA
   MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
 PORTABLE   := ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
 
-.PHONY: demo test $(STEPS) coverage processors bench clean
+.PHONY: demo test $(STEPS) coverage processors versions bench clean
 
 $(VENV)/.user: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -62,6 +62,28 @@ processors: $(VENV)/.dev
 	  env OMP_NUM_THREADS=1 $$(echo $$settings | tr , ' ') $(PYTEST) -q -r fE --durations=0 --durations-min=30 \
 	    -m "not slow and not cuda" -k "not compil" $(NUMERICAL) || failed=1; \
 	done; exit $$failed
+
+# The tests at every Python, with the newest packages and, at the oldest, with the lowest versions that pyproject.toml promises.
+VERSIONS     ?= 3.11-lowest 3.12-newest 3.13-newest
+ENVIRONMENTS ?= build/versions
+UV           ?= $(BIN)/uv
+VERSION_TESTS ?=
+
+versions: $(UV)
+	@failed=""; for version in $(VERSIONS); do \
+	  echo "== $$version"; $(MAKE) --no-print-directory version-$$version || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; echo "== passed: $(VERSIONS)"
+
+version-%-lowest: WANTED := --resolution lowest-direct
+version-%-newest: WANTED := "$(TORCH)"
+version-%: $(UV)
+	$(UV) venv --quiet --allow-existing --python $(firstword $(subst -, ,$*)) $(ENVIRONMENTS)/$*
+	$(UV) pip install --quiet --python $(ENVIRONMENTS)/$*/bin/python $(WANTED) --editable ".[test]"
+	OMP_NUM_THREADS=1 $(ENVIRONMENTS)/$*/bin/python -m pytest -n 2 --dist worksteal -q $(VERSION_TESTS)
+
+$(BIN)/uv: $(VENV)/.user
+	$(BIN)/python -m pip install --quiet uv
 
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules --doctest-continue-on-failure -q src/matbackprop

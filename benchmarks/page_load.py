@@ -92,6 +92,8 @@ def main() -> int:
         "revision": git.stdout.strip(),
     }
     options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    if summary["tracebacks_in_log"]:
+        print("".join(log[-200:]))
     print(f"{dict(tally.answers)}: {options.output}")
     return 0 if kept else 1
 

@@ -177,6 +177,10 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         except OSError:
             if not path.is_dir():
                 raise
+    except OSError as error:
+        if error.filename is None:  # the disk is full
+            error.filename = str(path)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

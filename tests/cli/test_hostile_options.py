@@ -12,6 +12,7 @@ from PIL import Image
 from matbackprop.cli import main
 from matbackprop.data.pictures import find_pictures
 from matbackprop.errors import DataError
+from matbackprop.training.run_folder import RunFolder
 
 HUGE = str(10**30)
 SEGMENT = "segment @/photo.png --out @/out --model none"
@@ -134,3 +135,24 @@ def test_patterns_do_not_follow_links_in_circles(tmp_path):
     assert find_pictures([tmp_path / "a" / ".hidden" / "*.png"]) == [inner / "x.png"]
     with pytest.raises(DataError, match="nothing matches"):
         find_pictures([tmp_path / "*.tif"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
+@pytest.mark.parametrize(("words", "file"), [(f"{SCORE} --csv @/x.csv", "x.csv"), ("report @/run", "run/report.html")])
+def test_a_full_disk_is_one_message_with_the_file(folder, tmp_path, words, file):
+    import resource
+
+    run = RunFolder(folder / "run").create({"seed": 0})
+    run.append_metrics({"step": 1, "epoch": 0, "train/loss": 0.5})
+    before = sorted(path for path in folder.rglob("*") if path.is_file())
+    done = subprocess.run(
+        [sys.executable, "-m", "matbackprop", *(word.replace("@", str(folder)) for word in words.split())],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MATBACKPROP_CACHE": str(folder / "cache")},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),  # bytes of a file
+    )
+    assert done.returncode == 2, done.stderr
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith(f"matbackprop: error: {folder / file}") and "Make room on the disk" in message
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == before

@@ -5,6 +5,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -19,16 +20,22 @@ import matbackprop
 from helpers.tiny_run import TinyData, tiny_config
 from matbackprop.inference import load_segmenter, segment_photograph
 from matbackprop.nn import SecondOrderPool
+from matbackprop.processes import release_memory
 from matbackprop.training.engine import System, fit, seed_all
 
 SAMPLES = 40  # looks at the process in a long run
 
 
 def footprint(folder: Path) -> dict[str, int]:
-    """What this process holds: memory in bytes, open files, threads, child processes, and files in ``folder``."""
+    """What this process holds: memory in bytes, open files, threads, child processes, and files in ``folder``.
+
+    What is free within the process is given back first, so that the allocator's reserves do not count.
+    """
     gc.collect()
+    release_memory()
     children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
     return {
+        "python_blocks": sys.getallocatedblocks(),
         "bytes": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
         "open_files": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
@@ -57,7 +64,10 @@ class Steady:
         return {
             "megabytes": [round(one["bytes"] / 2**20, 1) for one in self.seen],
             "rise_in_second_half": rise([one["bytes"] / 2**20 for one in half]),
-            "grew": {name: half[-1][name] - half[0][name] for name in half[0] if name != "bytes"},
+            "rise_of_python_blocks": rise([one["python_blocks"] for one in half]),
+            "grew": {
+                name: half[-1][name] - half[0][name] for name in half[0] if name not in ("bytes", "python_blocks")
+            },
         }
 
 
@@ -113,19 +123,24 @@ def train_long(steps: int, folder: Path) -> dict[str, object]:
 
 
 def segment_long(photographs: int, folder: Path, sizes: tuple[int, int] = (40, 120)) -> dict[str, object]:
-    """Segment made-up photographs of random or equal sizes with the network in the package, and watch the process."""
-    draw, model, steady = (
-        np.random.default_rng(0),
-        load_segmenter(device="cpu"),
-        Steady(photographs, _temporary(folder)),
-    )
-    for _ in range(photographs):
+    """Segment made-up photographs of random or equal sizes with the network in the package, and watch the process.
+
+    The same photographs come again and again, and the process is looked at after each round: what differs from one look
+    to the next is then no matter of sizes.
+    """
+    model, steady = load_segmenter(device="cpu"), Steady(photographs, _temporary(folder))
+    for number in range(photographs):
+        draw = np.random.default_rng(number % steady.every)
         height, width = draw.integers(*sizes, 2, endpoint=True)
         picture = draw.integers(0, 60, (height, width, 3), np.uint8)
         picture[:, width // 3 :] += 120
         assert segment_photograph(picture, model, (2, 4)).labels(2).shape == (height, width)
         steady.tick()
-    return {"photographs": photographs, "size": f"{sizes[0]} to {sizes[1]} pixels per side"} | steady.summary()
+    return {
+        "photographs": photographs,
+        "in_a_round": steady.every,
+        "size": f"{sizes[0]} to {sizes[1]} pixels per side",
+    } | steady.summary()
 
 
 def _temporary(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """A few visitors at once, some of them hostile; ``python benchmarks/page_load.py`` sends thousands of requests."""
 
 import json
+import time
 
 import pytest
 
@@ -21,11 +22,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(folder):
+def page(folder):
     segmenter = Segmenter()
     page = build(segmenter, segmenter.methods, folder)
-    yield launch(page, folder, port=0)
+    yield page
     page.close()
+
+
+@pytest.fixture(scope="module")
+def address(page, folder):
+    return launch(page, folder, port=0)
 
 
 @pytest.mark.parametrize("kind", page_load.KINDS, ids=lambda kind: kind.__name__)
@@ -33,6 +39,17 @@ def test_a_visitor_gets_only_what_is_theirs(kind, address, monkeypatch):
     monkeypatch.setattr(page_load, "KINDS", {kind: 1})
     tally = page_load.besiege(address, 2, 2)
     assert not tally.wrong
+
+
+def test_nothing_is_kept_of_a_session_that_waits_for_nothing(page, address):
+    client = page_load.Client(address, 0, page_load.Tally())
+    for _ in range(3):
+        assert b"process_completed" in client.call("undo", [None, "borders"], client.session)[1]
+    deadline = time.monotonic() + 10
+    kept = page._queue.pending_event_ids_session, page._queue.pending_messages_per_session
+    while any(client.session in one for one in kept) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(client.session in one for one in kept)
 
 
 def test_every_way_to_files_of_the_machine_is_closed(address):

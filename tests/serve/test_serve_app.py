@@ -62,7 +62,7 @@ def test_a_photograph_gives_every_view(page, visit, folder, picture):
     assert (stage["width"], stage["height"], sum(stage["runs"][1::2])) == (64, 48, 64 * 48)
     assert stage["alt"] == "The photograph photo.png divided into 2 regions"
     assert tree.count("<rect") == 40 and archive["visible"] is False
-    assert len(levels) == 8 and len(vectors) >= 2 and spectrum.ndim == 3
+    assert len(levels) == 8 and len(vectors) >= 2 and "<polyline" in spectrum
     moved = _function(page, "move_slider")(now, 5, "borders")
     assert len(moved[1]["colours"]) == 5
     assert len(_function(page, "undo")(moved[0], "borders")[1]["colours"]) == 2

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,7 +50,12 @@ def test_what_is_drawn_has_the_photograph_s_size_and_the_regions_mean_colours(an
     np.testing.assert_array_equal(labels, analysis.level(3).shown.labels())
     np.testing.assert_allclose(stage["colours"][labels[40, 50]], picture[40, 50], atol=12)
     assert all(shown.shape == picture.shape for shown, _ in analysis.eigenvectors())
-    assert analysis.spectrum().ndim == 3
+
+
+def test_the_spectrum_is_drawn_on_a_logarithmic_scale(analysis):
+    drawn = replace(analysis, eigenvalues=np.array([1.0, 0.1, 0.0, 0.01])).spectrum()
+    assert 'points="40.0,0.0 220.0,85.0 400.0,170.0"' in drawn and "3 eigenvalues" in drawn
+    assert "No eigenvalue" in replace(analysis, eigenvalues=np.zeros(3)).spectrum()
 
 
 def test_the_mask_is_the_region_under_the_pixel(analysis):

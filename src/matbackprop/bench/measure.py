@@ -25,7 +25,7 @@ from matbackprop.bench.peers import MissingPeer
 from matbackprop.bench.suites import SUITES
 from matbackprop.bench.suites.entry import Entry, Scale
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.files import read_json
+from matbackprop.files import atomic_write, read_json
 from matbackprop.processes import choose_device
 from matbackprop.training.run_folder import git_revision, is_number, package_versions
 
@@ -250,7 +250,7 @@ def save_results(results: Results, folder: Path) -> Path:
         records = [r for r in load_results(path).records if r.suite not in measured] + records
     folder.mkdir(parents=True, exist_ok=True)
     merged = {**asdict(results), "records": [asdict(r) for r in records]}
-    path.write_text(json.dumps(merged, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    atomic_write(path, json.dumps(merged, indent=1, ensure_ascii=False) + "\n")
     return path
 
 

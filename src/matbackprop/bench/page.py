@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matbackprop.bench.measure import Record, Results, load_results
 from matbackprop.errors import DataError
-from matbackprop.files import read_json, shorten
+from matbackprop.files import atomic_write, read_json, shorten
 from matbackprop.report.figures import lines
 
 TITLES = {
@@ -203,5 +203,5 @@ def write_page(folder: Path, page: Path) -> Path:
     figures.mkdir(parents=True, exist_ok=True)
     everything = sorted((load_results(f) for f in files), key=lambda r: (r.machine["kind"] != "cuda", r.name))
     text = [INTRODUCTION, *(line for results in everything for line in _machine_section(results, figures, link))]
-    page.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
+    atomic_write(page, "\n".join(text).rstrip() + "\n")
     return page

@@ -11,6 +11,7 @@ Errors of the library's own kinds end a command with one message and exit code 2
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import inspect
 import json
@@ -221,8 +222,11 @@ def _system_error(error: BaseException) -> str | None:
         return "there is not enough memory for this. Give smaller files, or a machine with more memory."
     if isinstance(error, RecursionError):
         return "a path or a file that was given is nested too deeply."
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}. Check the path and its permissions, or name another one."
+    if isinstance(error, OSError) and error.strerror:
+        place = "" if error.filename is None else f"{error.filename}: "
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "Make room on the disk" if full else "Check the path and its permissions"
+        return f"{place}{error.strerror}. {advice}, or name another one."
     return None
 
 

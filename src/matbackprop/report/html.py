@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from matbackprop.data.pictures import open_picture
 from matbackprop.errors import DataError
-from matbackprop.files import read_bytes
+from matbackprop.files import atomic_write, read_bytes
 from matbackprop.report.figures import curve_panels, curves, svg
 from matbackprop.report.tables import Table, format_number
 
@@ -124,7 +124,7 @@ class Page:
         """Write the page and return its path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.html(), encoding="utf-8")
+        atomic_write(path, self.html())
         return path
 
 

@@ -296,13 +296,7 @@ def _segmenting(
                     tree = gr.HTML(elem_classes="dendrogram")
                 with gr.Tab("Eigenvectors"):
                     vectors = gr.Gallery(label="The coordinates that cells are grouped by", format="png", **gallery)
-                    eigenvalues = gr.Image(
-                        label="Spectrum",
-                        interactive=False,
-                        format="png",
-                        buttons=_BUTTONS,
-                        alt_text="The eigenvalues of the features, from the largest to the smallest",
-                    )
+                    eigenvalues = gr.HTML(elem_classes="dendrogram")
                 with gr.Tab("Levels"):
                     levels = gr.Gallery(label="From coarse to fine", format="png", **gallery)
 
@@ -403,7 +397,7 @@ def launch(page: gr.Blocks, folder: Path, *, host: str = LOOPBACK, port: int = 7
     try:
         _, address, _ = page.launch(
             server_name=host,
-            app_kwargs={"middleware": [Middleware(Guard, folder=folder)]},  # type: ignore[arg-type]
+            app_kwargs={"middleware": [Middleware(Guard, folder=folder, forget=_forget_in(page))]},  # type: ignore[arg-type]
             server_port=port or _free_port(),
             inbrowser=browser,
             share=False,
@@ -422,6 +416,18 @@ def launch(page: gr.Blocks, folder: Path, *, host: str = LOOPBACK, port: int = 7
         place = f"{host}, port {port}"
         raise ConfigurationError(f"the page cannot listen on {place}: choose another with --port, or 0.") from error
     return address
+
+
+def _forget_in(page: gr.Blocks) -> Callable[[str], None]:
+    """What forgets a session that waits for nothing: Gradio keeps its empty queues, some thousand bytes, for ever."""
+
+    def forget(session: str) -> None:
+        queue = page._queue
+        if not queue.pending_event_ids_session.get(session):
+            queue.pending_event_ids_session.pop(session, None)
+            queue.pending_messages_per_session.pop(session, None)
+
+    return forget
 
 
 def _free_port() -> int:

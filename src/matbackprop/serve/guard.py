@@ -8,6 +8,7 @@ its folder by another name, keeps each session to the browser that began it, and
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 import shutil
@@ -64,11 +65,18 @@ class Guard:
     Args:
         app: the page's application.
         folder: of its uploads and results; what lies directly in it stays, folders in it are removed when they are old.
+        forget: called with a session when its stream of events has ended.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], folder: Path) -> None:
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        folder: Path,
+        forget: Callable[[str], None] = lambda session: None,
+    ) -> None:
         self.app = app
         self.folder = folder
+        self.forget = forget
         self.owners: OrderedDict[str, str] = OrderedDict()  # session → the visitor who began it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,14 +127,19 @@ class Guard:
         while len(self.owners) > _MAX_SESSIONS:
             self.owners.popitem(last=False)
         await self.app(scope, receive, send)
+        if path.startswith("/gradio_api/queue/data"):
+            for session in sessions:
+                self.forget(session)
 
 
 def make_room(folder: Path) -> bool:
     """Remove what is old, and say whether there is room for another file."""
     kept, now = 0, time.time()
-    for one in (path for path in folder.iterdir() if path.is_dir()):
+    with os.scandir(folder) as entries:
+        folders = [one for one in entries if one.is_dir(follow_symlinks=False)]
+    for one in folders:
         try:
-            files = [path.stat() for path in one.rglob("*") if path.is_file()]
+            files = [os.stat(os.path.join(place, name)) for place, _, names in os.walk(one) for name in names]
             age = now - max((file.st_mtime for file in files), default=one.stat().st_mtime)
             if age > (UPLOAD_AGE if len(one.name) == 64 else AGE):  # Gradio calls uploads by their SHA-256
                 shutil.rmtree(one, ignore_errors=True)

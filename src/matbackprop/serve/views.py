@@ -18,7 +18,7 @@ from matbackprop.inference import Segments
 from matbackprop.inference.drawing import WHITE, draw_boundaries, mean_colours, paint_labels
 from matbackprop.inference.export import Format
 from matbackprop.inference.segmenting import split_region, unite_region
-from matbackprop.report.figures import spectrum
+from matbackprop.report.figures import PALETTE
 
 MAX_REGIONS = 40
 MAX_SIDE = 800
@@ -261,11 +261,28 @@ class Analysis:
             out.append((np.asarray(picture), f"{i + 1}: eigenvalue {self.eigenvalues[i]:.3f}"))
         return out
 
-    def spectrum(self) -> Picture:
-        """The eigenvalues as a figure."""
-        fig = spectrum({"eigenvalues": self.eigenvalues}, title="Spectrum of the features")
-        fig.canvas.draw()
-        return np.asarray(fig.canvas.buffer_rgba(), dtype=np.uint8)[..., :3].copy()  # type: ignore[attr-defined]
+    def spectrum(self) -> str:
+        """The eigenvalues from the largest to the smallest as an SVG, on a logarithmic scale; drawn in no time."""
+        values = np.sort(self.eigenvalues[self.eigenvalues > 0])[::-1]
+        if not len(values):
+            return "<p>No eigenvalue is positive.</p>"
+        low, high = math.floor(math.log10(values[-1])), math.ceil(math.log10(values[0]))
+        scale = 170 / max(high - low, 1)
+        decades = range(high, low - 1, -max((high - low) // 6, 1))
+        grid = "".join(f"M40 {scale * (high - d):.1f}H400" for d in decades)
+        marks = "".join(
+            f'<text x="34" y="{scale * (high - d) + 4:.1f}" text-anchor="end">1e{d}</text>' for d in decades
+        )
+        places = np.linspace(40, 400, len(values)) if len(values) > 1 else [40.0]
+        line = " ".join(f"{x:.1f},{scale * (high - math.log10(v)):.1f}" for x, v in zip(places, values, strict=True))
+        return (
+            "<p>Spectrum: the eigenvalues of the features, from the largest to the smallest.</p>"
+            f'<svg viewBox="-2 -8 408 204" role="img" aria-label="{len(values)} eigenvalues of the features, from '
+            f'{values[0]:.3g} to {values[-1]:.3g}" font-size="11" fill="currentColor">'
+            f'<path d="{grid}" stroke="currentColor" opacity="0.2"/>{marks}'
+            f'<polyline points="{line}" fill="none" stroke="{PALETTE[0]}" stroke-width="2"/>'
+            f'<text x="220" y="192" text-anchor="middle">index, 1 to {len(values)}</text></svg>'
+        )
 
 
 def counted(count: int) -> str:
