@@ -389,7 +389,10 @@ def save_checkpoint(content: Mapping[str, Any], path: str | Path, *, keep: str |
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         hashing = _HashingFile(file)
-        torch.save(plain, hashing)  # type: ignore[arg-type]
+        try:
+            torch.save(plain, hashing)  # type: ignore[arg-type]
+        except RuntimeError as error:  # torch's complaint about the archive hides that the disk is full
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         hashing.finish()
         if keep is not None and path.exists():
             _link(path, Path(keep))
