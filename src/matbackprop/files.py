@@ -144,7 +144,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if error.filename in (None, str(temporary)):  # None: the disk is full
+        if error.errno is not None and error.filename in (None, str(temporary)):  # None: the disk is full
             error.filename = str(path)
         raise
     finally:
@@ -178,7 +178,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
             if not path.is_dir():
                 raise
     except OSError as error:
-        if error.filename is None:  # the disk is full
+        if error.errno is not None and error.filename is None:  # the disk is full
             error.filename = str(path)
         raise
     finally:
