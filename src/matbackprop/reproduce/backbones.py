@@ -57,7 +57,7 @@ class Place(NamedTuple):
 BACKBONES = {
     "alexnet": Place("AlexNet", "pool5", ("pool5", "relu5"), 0.03, "relu2", 0.003),
     "vgg16": Place("VGG-16", "pool5", ("pool5", "relu5_3"), 0.03, "pool4", 0.003),
-    "efficientnet-lite2": Place("EfficientNet-Lite2", "head", ("stage7", "head"), 0.03, "stage5", 0.02),
+    "efficientnet-lite2": Place("EfficientNet-Lite2", "head", ("stage7", "head"), 0.03, "stage5", 0.005),
     "xception": Place("Xception", "conv4", ("conv4", "conv3"), 0.05, "block11", 0.02),
     "tiny-vit": Place("MobileSAM's TinyViT", "layer3", ("layer3", "layer2"), 0.03, "layer1", 0.003),
 }
