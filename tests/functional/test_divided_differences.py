@@ -106,6 +106,13 @@ def test_own_functions_at_zero_and_between_signs():
     assert function.first(_tensor(-0.5), _tensor(0.5)).item() == pytest.approx(float(mpmath.sin(0.5)) * 2)
 
 
+def test_wide_gaps_of_own_functions_are_quotients():
+    """Over which a rule of quadrature has few digits: log between a thousandth and ten."""
+    function = SpectralFunction.from_derivative(torch.log, torch.reciprocal)
+    expected = float((mpmath.log(10) - mpmath.log(0.001)) / (10 - mpmath.mpf(0.001)))
+    assert function.first(_tensor(0.001), _tensor(10.0)).item() == pytest.approx(expected, rel=1e-15)
+
+
 @pytest.mark.parametrize("point", [0.0, 1e-3, -0.7, 0.5, 3.0, -40.0])
 @pytest.mark.parametrize("spread", [0.0, 1e-14, 1e-7, 1e-4])
 def test_second_differences_of_own_functions_keep_their_promise_at_ties(point, spread):

@@ -173,3 +173,10 @@ def test_derivatives_at_the_end_of_the_range_are_refused_and_values_are_not():
     torch.testing.assert_close(q.mT @ q, torch.eye(3, dtype=torch.float64))
     with pytest.raises(DomainError, match="Scale it"):
         polar(a.requires_grad_())
+
+
+def test_the_largest_matrices_have_their_factors():
+    """P is as large as A, and so is what it is made of on the way."""
+    a = torch.tensor([[-1.7e308], [1e306]], dtype=torch.float64)
+    q, p = polar(a)
+    torch.testing.assert_close(q @ p, a)

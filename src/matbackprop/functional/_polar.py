@@ -176,4 +176,5 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
             q = orthogonal_factor(unit, False, a.dtype, wanted, "polar decomposition")
         else:
             q = orthogonal_factor(unit.mH, False, a.dtype, wanted, "polar decomposition").mH.resolve_conj()
-        return PolarFactors(q.to(a.dtype), symmetrize(product(q.mH, x)).to(a.dtype))
+        half = product(0.5 * q.mH, x)  # whose symmetric part does not leave the range where P does not
+        return PolarFactors(q.to(a.dtype), (half + half.mH).to(a.dtype))
