@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and
 def test_nothing_stays_behind(work, count, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     result = work(count, tmp_path)
-    assert result["rise_in_second_half"]["megabytes"] < 64
+    assert result["megabytes_in_second_half"]["amount"] < 64
     assert max(result["grew"].values()) <= 0, result
 
 

@@ -63,21 +63,22 @@ class Steady:
         half = self.seen[len(self.seen) // 2 :]
         return {
             "megabytes": [round(one["bytes"] / 2**20, 1) for one in self.seen],
-            "rise_in_second_half": rise([one["bytes"] / 2**20 for one in half]),
-            "rise_of_python_blocks": rise([one["python_blocks"] for one in half]),
+            "megabytes_in_second_half": rise([one["bytes"] / 2**20 for one in half]),
+            "python_blocks_in_second_half": rise([one["python_blocks"] for one in half]),
             "grew": {
                 name: half[-1][name] - half[0][name] for name in half[0] if name not in ("bytes", "python_blocks")
             },
         }
 
 
-def rise(megabytes: Sequence[float]) -> dict[str, float]:
-    """How far the line through some numbers rises from the first to the last, and the standard error of that."""
-    place = np.linspace(-0.5, 0.5, len(megabytes))
-    slope = float(place @ megabytes / (place @ place))
-    rest = np.asarray(megabytes) - np.mean(megabytes) - slope * place
-    error = float(np.sqrt(rest @ rest / max(len(megabytes) - 2, 1) / (place @ place)))
-    return {"megabytes": round(slope, 2), "standard_error": round(error, 2)}
+def rise(numbers: Sequence[float]) -> dict[str, float]:
+    """How far the line through some numbers rises from the first to the last, the standard error of that, and the
+    upper end of its 95 % interval."""
+    place = np.linspace(-0.5, 0.5, len(numbers))
+    slope = float(place @ numbers / (place @ place))
+    rest = np.asarray(numbers) - np.mean(numbers) - slope * place
+    error = float(np.sqrt(rest @ rest / max(len(numbers) - 2, 1) / (place @ place)))
+    return {"amount": round(slope, 2), "standard_error": round(error, 2), "at_most": round(slope + 2 * error, 2)}
 
 
 class PoolingModule(System):

@@ -29,6 +29,8 @@ from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture, counted, fit
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ["GRADIO_ANALYTICS_MAX_EVENTS"] = "100"  # nobody sees what it notes about past events and computes of them
+os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(10**9)
 with needs("the page needs Gradio", "'matbackprop[serve]'"):
     import gradio as gr
     from starlette.middleware import Middleware
