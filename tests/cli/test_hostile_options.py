@@ -54,7 +54,7 @@ CASES = [
     (f"{TRAIN} --accumulate {HUGE}", "engine.accumulate is"),
     (f"{TRAIN} --data.batch-size {HUGE}", "data.batch_size is"),
     (f"{TRAIN} --data.threads {HUGE}", "data.threads is"),
-    (f"{TRAIN} --data.canvas 1", "canvas 1: the maps .* of alexnet need [0-9]+ pixels"),
+    (f"{TRAIN} --data.canvas 1", "canvas 1 is too small for .* of alexnet; [0-9]+ pixels are enough"),
     (f"{TRAIN} --model.eps 0", "eps must be positive"),
     ("train ncuts --preset smoke --data.made 2 --run @/out --data.scale 1e9 1e9", "data.scale is"),
     ("demo --epochs 0 --run @/out", "demo.epochs is 0"),

@@ -411,7 +411,7 @@ def _regions(folder: Path) -> None:
 
 def _coco(folder: Path) -> None:
     write_shapes_coco(folder, train=2, val=1)
-    (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\nmade = 0\nside = 12\ncanvas = 16\n')
+    (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\nmade = 0\nside = 12\ncanvas = 32\n')
 
 
 def _bsds(folder: Path) -> None:

@@ -317,10 +317,15 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         self.wanted = [part for tap in self.taps for part in tap.split("+")]
         self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
         needed = max(self.backbone.info(tap).reach for tap in self.wanted)
-        if canvas < needed:
-            raise ConfigurationError(
-                f"canvas {canvas}: the maps {', '.join(self.wanted)} of {config.backbone} need {needed} pixels."
-            )
+        if canvas < needed:  # whether padding makes up for it, shapes alone tell
+            try:
+                with torch.device("meta"):
+                    build_backbone(config.backbone)(torch.empty(1, 3, canvas, canvas), self.wanted)
+            except RuntimeError as error:
+                maps = ", ".join(self.wanted)
+                raise ConfigurationError(
+                    f"canvas {canvas} is too small for {maps} of {config.backbone}; {needed} pixels are enough."
+                ) from error
         if config.train_from is not None:
             self.backbone.freeze(config.train_from)
         self.backbone.cut(self.wanted)
