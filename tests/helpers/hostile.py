@@ -191,6 +191,7 @@ class Row:
         left_out: the largest direction that counts as rounding, as a share of the smallest that does not: the operator
             takes the one for zero, as it says, and its derivatives differ by that share.
         loss: how many times rounding its second derivative may lose, by its documentation.
+        system: the condition number of the system that its derivatives solve, to a residual of ``unit``.
         condition: a condition number that the directions of the case may not show: of the features, of the system.
         passes: NaN and Inf go through it, as through a permutation of entries.
     """
@@ -214,6 +215,7 @@ class Row:
     left_out: Callable = lambda case: 0.0
     passes: bool = False
     loss: Callable = lambda case: 0.0
+    system: Callable = lambda case: 0.0
     condition: Callable = lambda case: 1.0
 
 
@@ -791,7 +793,7 @@ def _compare(case, answers, cotangents, how, step, record):
         by_digits = digits * (pairs[0][1] + ordinary)
         allowed = spread + by_digits + 8 * info.eps * (pairs[0][1] + ordinary)
         allowed += (64 * _ROUNDING + 2 * info.eps) * answers.weight
-        allowed += loose * (pairs[0][1] + ordinary)
+        allowed += loose * (1 + row.system(case)) * (pairs[0][1] + ordinary)
         rounding = 256 * _ROUNDING + (unit if row.composed else 0)
         allowed += rounding * row.condition(case) ** (2 if name == "second" else 1) * ordinary
         allowed += 4 * row.left_out(case) * (pairs[0][1] + ordinary)
@@ -1216,6 +1218,12 @@ def _with_weights(draw):
     return *_two(draw), draw.rng.uniform(0.2, 2, 2) * draw.held(1.0, 1.0, 1e-10, 1e10)
 
 
+def _largest_condition(case):
+    """Of the two matrices."""
+    spectra = [np.linalg.eigvalsh(a / (np.abs(a).max() or 1.0)) for a in case.arrays[:2] if a.size]
+    return max((float(x[-1] / max(x[0], 1e-16)) for x in spectra), default=0.0)
+
+
 def _geometry(metric):
     """The rows of a metric; second derivatives of the maps of the log-Euclidean one are not promised."""
     both = {"symmetric": (0, 1)}
@@ -1245,6 +1253,7 @@ def _geometry(metric):
         symmetric=(0, 1),
         relative=(2,),
         unit=_ROUNDING if metric == "log_euclidean" else 1e-11,
+        system=_largest_condition if metric == "bures_wasserstein" else lambda case: 0.0,
     )
     return [*rows, mean]
 

@@ -56,19 +56,23 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
     return symmetrize(torch.linalg.solve_triangular(lower, half.mH, upper=False))
 
 
-def spectrum_of_pencil(a: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
-    """Ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ.
+def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or of LᵀAL: of the pencil of A and LLᵀ or its inverse.
 
     The matrix tells an eigenvalue to the rounding of the largest one only. Where those of a positive definite A = RRᵀ
     spread far, U holds the left singular vectors of L⁻¹R, whose singular values spread half as far, and λ is vᵀAv with
     v = L⁻ᵀu, in which errors of u count by their squares.
     """
-    values, vectors = batched_eigh(congruent(lower, a))
+
+    def carry(x: Tensor) -> Tensor:
+        return lower.mH @ x if inverse else torch.linalg.solve_triangular(lower, x, upper=False)
+
+    values, vectors = batched_eigh(symmetrize(carry(carry(a).mH)))
     if not (is_plain(values) and values.is_cpu and bool((values[..., :1] * _WIDE < values[..., -1:]).any())):
         return values, vectors
     root, info = torch.linalg.cholesky_ex(a)
-    u = torch.linalg.svd(torch.linalg.solve_triangular(lower, root, upper=False))[0]
-    v = torch.linalg.solve_triangular(lower.mH, u, upper=True)
+    u = torch.linalg.svd(carry(root))[0]
+    v = lower @ u if inverse else torch.linalg.solve_triangular(lower.mH, u, upper=True)
     exact, order = (v.conj() * (a @ v)).sum(-2).real.sort(-1)
     there = (info == 0).unsqueeze(-1)
     u = u.gather(-1, order.unsqueeze(-2).expand(u.shape))
@@ -79,41 +83,47 @@ class Reduced(NamedTuple):
     """A pencil in the coordinates of its own eigenvectors: VᵀAV = Λ and VᵀBV = I, to the bit.
 
     V is a constant, so that A and B move what is here linearly, and what is computed from it never meets the condition
-    number of B, in no derivative.
+    number of B, in no derivative. Of the pencil of A and B⁻¹ VᵀBV = I and WᵀAW = Λ.
 
     Args:
         a: Λ, moving with A.
         lower: the Cholesky factor of I, moving with B.
-        spectrum: eigenvalues and eigenvectors of ``a``.
+        values: λ.
         v: V.
-        w: V⁻ᵀ = BV.
+        w: W = V⁻ᵀ.
+        inverse: whether the pencil is that of A and B⁻¹.
     """
 
     a: Tensor
     lower: Tensor
-    spectrum: tuple[Tensor, Tensor]
+    values: Tensor
     v: Tensor
     w: Tensor
+    inverse: bool
 
     @classmethod
-    def of(cls, a: Tensor, b: Tensor, wanted: bool, name: str) -> Reduced:
-        """The pencil of A and B, which is called ``name`` where it is not positive definite."""
+    def of(cls, a: Tensor, b: Tensor, wanted: bool, name: str, inverse: bool = False) -> Reduced:
+        """The pencil of A and B, or of A and B⁻¹; B is called ``name`` where it is not positive definite."""
         factor = definite_factor(b.detach(), wanted, name)
-        values, u = spectrum_of_pencil(a.detach(), factor)
-        v = torch.linalg.solve_triangular(factor.mH, u, upper=True)
-        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(u.shape)
+        values, u = spectrum_of_pencil(a.detach(), factor, inverse)
+        v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
 
-        def moving(value: Tensor, x: Tensor) -> Tensor:
-            x = symmetrize(v.mH @ x @ v)
-            return value + (x - x.detach())
+        def moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
+            x = symmetrize(basis.mH @ x @ basis)
+            return torch.diag_embed(value).to(x.dtype) + (x - x.detach())
 
-        lower = definite_factor(moving(eye, b), False, name)
-        return cls(moving(torch.diag_embed(values).to(a.dtype), a), lower, (values, eye), v, factor @ u)
+        lower = definite_factor(moving(torch.ones_like(values), b, v), False, name)
+        return cls(moving(values, a, w if inverse else v), lower, values, v, w, inverse)
 
     def function(self, function: FunctionLike, exponent: float | Tensor | None, wanted: bool) -> Tensor:
-        """g(L⁻¹AL⁻ᵀ) in these coordinates."""
-        inside, given = congruent(self.lower, self.a), [resolve_function(function, exponent)]
-        return from_one_decomposition(inside, given, wanted, real_dtype(inside.dtype), self.spectrum)[0]
+        """g(L⁻¹AL⁻ᵀ), or g(LᵀAL), in these coordinates."""
+        if self.inverse:
+            inside = symmetrize(self.lower.mH @ self.a @ self.lower)
+        else:
+            inside = congruent(self.lower, self.a)
+        eye = torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device).expand_as(inside)
+        given = [resolve_function(function, exponent)]
+        return from_one_decomposition(inside, given, wanted, real_dtype(inside.dtype), (self.values, eye))[0]
 
 
 def function_of_pencil(

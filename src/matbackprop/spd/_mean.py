@@ -129,12 +129,18 @@ def _affine_step(points: Tensor, weight: Tensor) -> Callable[[Tensor], tuple[Ten
 
 
 def _bures_step(points: Tensor, weight: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """M ↦ SMS with S the mean of the transport maps (Álvarez-Esteban and others)."""
+    """M ↦ SMS with S the mean of the transport maps (Álvarez-Esteban and others).
+
+    What is left, I − S, carries the rounding of maps that may be large; nothing is left where M no longer moves.
+    """
 
     def step(m: Tensor) -> tuple[Tensor, Tensor]:
         left = _bures_gradient(m, points, weight)
         way = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device) - left
-        return symmetrize(way @ m @ way), torch.linalg.matrix_norm(left)
+        new = symmetrize(way @ m @ way)
+        moved = torch.linalg.matrix_norm(new - m) / torch.linalg.matrix_norm(m)
+        still = moved <= 4 * m.shape[-1] * torch.finfo(m.dtype).eps
+        return new, torch.where(still, 0, torch.linalg.matrix_norm(left))
 
     return step
 

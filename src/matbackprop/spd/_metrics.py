@@ -148,10 +148,10 @@ class _LogEuclidean:
 class _BuresWasserstein:
     def transport(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
         """T = Tᵀ > 0 with TAT = B."""
-        lower = definite_factor(a, wanted, "a")
-        root = of_matrix(symmetrize(lower.mH @ b @ lower), "sqrt", wanted)
-        half = torch.linalg.solve_triangular(lower.mH, root, upper=True)
-        return symmetrize(torch.linalg.solve_triangular(lower.mH, half.mH, upper=True))
+        pencil = Reduced.of(b, a, wanted, "a", inverse=True)
+        half = torch.linalg.solve_triangular(pencil.lower.mH, pencil.function("sqrt", None, wanted), upper=True)
+        inside = torch.linalg.solve_triangular(pencil.lower.mH, half.mH, upper=True)
+        return symmetrize(pencil.v @ inside @ pencil.v.mH)
 
     def squared_distance(self, a: Tensor, b: Tensor, wanted: bool) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U: the traces of the usual formula cancel where A and B are close.
