@@ -7,7 +7,6 @@ compiling or under a transformation, where there are no values.
 from __future__ import annotations
 
 import cmath
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -148,7 +147,7 @@ def _sizes_outside(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor
     """The largest entry of each matrix, and where it is neither zero nor between two sizes; None where it always is."""
     if a.numel() == 0 or torch.finfo(a.dtype).max <= most or not values_checkable(a):
         return None
-    largest = torch.linalg.vector_norm(a.detach(), math.inf, (-2, -1))
+    largest = a.detach().abs().amax((-2, -1))  # vector_norm takes ten times as long
     bad = (largest > most) | ((largest < least) & (largest > 0))
     return (largest, bad) if bool(bad.any()) else None
 

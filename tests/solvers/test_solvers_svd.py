@@ -1,5 +1,6 @@
 """The singular value decomposition on our own eigensolver: any spectrum, to rounding, with and without its kernel."""
 
+import math
 from functools import partial
 
 import mpmath
@@ -145,3 +146,18 @@ def test_vectors_of_a_matrix_with_a_column_of_zeros_and_a_repeated_row_are_ortho
     torch.testing.assert_close((u * s) @ vh, x, rtol=0, atol=1e-13)
     rotation = matbackprop.project_rotation(x.bfloat16()).double()
     torch.testing.assert_close(rotation.mT @ rotation, eye, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "spread"), [(5, 4, 1e3), (4, 9, 1e3), (300, 3, 1e3), (5, 4, 1e14), (4, 9, 1e14), (300, 3, 1e12)]
+)
+def test_few_and_small_matrices_keep_float32_digits_of_every_singular_value(m, n, spread):
+    """They are LAPACK's where that is accurate enough, which for a wide spectrum it is not."""
+    x = torch.randn(m, n, generator=generator(7), dtype=torch.float64)
+    sizes = torch.logspace(-math.log10(spread), 0, min(m, n), dtype=torch.float64)
+    x = (x * sizes if m > n else x * sizes.unsqueeze(-1)).float().double()
+    with mpmath.workdps(60):
+        short = mpmath.matrix((x if m < n else x.mT).tolist())
+        squares = mpmath.eigsy(short * short.T, eigvals_only=True)
+        expected = torch.tensor(sorted((float(mpmath.sqrt(v)) for v in squares), reverse=True), dtype=torch.float64)
+    torch.testing.assert_close(batched_svd(x, fine=False)[1], expected, rtol=1e-9, atol=0)
