@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.training.config import RECIPES, Recipe, from_json, get_recipe, merge, read_config_file
+from matbackprop.training.config import RECIPES, Recipe, from_json, merge, read_config_file
 from matbackprop.training.run_folder import RunFolder
 
 
@@ -31,14 +31,12 @@ def recipe_of(run: RunFolder) -> Recipe[Any]:
     """Return the recipe whose configuration a run folder holds."""
     data = run.read_config()
     problems = []
-    for name in RECIPES:
-        recipe = get_recipe(name)
+    for recipe in RECIPES.values():
         try:
             from_json(recipe.config_class, data)
+            return recipe
         except ConfigurationError as error:
-            problems.append(f"{name}: {error}")
-            continue
-        return recipe
+            problems.append(f"{recipe.name}: {error}")
     raise ConfigurationError(f"the configuration of {run.path} fits no recipe. {' '.join(problems)}")
 
 

@@ -11,7 +11,7 @@ import tyro
 from matbackprop.errors import DataError
 from matbackprop.report.html import write_report
 from matbackprop.report.tables import Table
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.training.run_folder import RunFolder, is_number
 
 
 @dataclass
@@ -50,7 +50,7 @@ def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table
     Raises:
         DataError: if a run has no number of a name that was asked for.
     """
-    numbers = [{k: v for k, v in folder.read_summary().items() if _is_number(v)} for folder in folders]
+    numbers = [{k: v for k, v in folder.read_summary().items() if is_number(v)} for folder in folders]
     names = metrics or tuple(k for k in numbers[0] if all(k in n for n in numbers))
     for folder, known in zip(folders, numbers, strict=True):
         for name in names:
@@ -58,7 +58,3 @@ def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table
                 raise DataError(f"{folder.path} has no number {name!r}; it has {', '.join(known) or 'none yet'}.")
     rows = [[folder.path.name, *(known[n] for n in names)] for folder, known in zip(folders, numbers, strict=True)]
     return Table(["run", *names], rows)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

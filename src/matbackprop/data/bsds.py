@@ -463,14 +463,9 @@ def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers:
 
 
 def _row(one: PreparedImage) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "height": int(one.image.shape[1]),
-        "width": int(one.image.shape[2]),
-        "superpixels": len(one.areas),
-        "annotators": len(one.labels),
-        "edges": len(one.edges),
-    }
+    _, height, width = one.image.shape
+    numbers = {"superpixels": len(one.areas), "annotators": len(one.labels), "edges": len(one.edges)}
+    return {"id": one.id, "height": height, "width": width, **numbers}
 
 
 def _flatten(images: Sequence[PreparedImage]) -> dict[str, NDArray[Any]]:

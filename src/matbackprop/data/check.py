@@ -35,9 +35,6 @@ class CheckResult:
         return not self.problems
 
 
-_TRUTH = ("groundTruth", "human")
-
-
 def find_layout(root: str | Path) -> str:
     """Return ``"coco"`` or ``"bsds"`` for a folder; raise DataError where it is missing or has neither layout."""
     root = Path(root)
@@ -45,7 +42,8 @@ def find_layout(root: str | Path) -> str:
         raise DataError(f"there is no folder {root}; give the folder of a data set in BSDS's or COCO's layout.")
     if list((root / "annotations").glob("instances_*.json")):
         return "coco"
-    if any((base / name).is_dir() for base in (root, root / "data", root / "BSDS500" / "data") for name in _TRUTH):
+    bases = (root, root / "data", root / "BSDS500" / "data")
+    if any((base / name).is_dir() for base in bases for name in ("groundTruth", "human")):
         return "bsds"
     raise DataError(
         f"{root} has neither COCO's layout (annotations/instances_*.json, images/) nor BSDS's "

@@ -152,7 +152,7 @@ def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: floa
     listed = {one.image_id: one for one in entries("image", image)}
     label_of = {c["id"]: i for i, c in enumerate(categories)}
     present = {p.path for p in os.scandir(images) if p.is_file()} if images.is_dir() else set()
-    absent = {i for i, one in listed.items() if str(one.path) not in present and not _is_file(one.path)}
+    absent = {i for i, one in listed.items() if str(one.path) not in present and not os.path.isfile(one.path)}
     problems += [Problem(listed[i].path, "is missing", "missing image") for i in absent]
 
     def annotation(entry: dict[str, Any]) -> tuple[ImageRegions, Region] | None:
@@ -287,13 +287,6 @@ def _box(box: Any, image: ImageRegions) -> Box | None:
         place = f"outside its image of {image.width} × {image.height}"
         raise _BadEntry(f"has a box {show(box)} {place}", "box outside the image")
     return x, y, width, height
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file system takes
-        return False
 
 
 # ----------------------------------------------------------------------------------------------------- images and masks

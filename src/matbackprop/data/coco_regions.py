@@ -159,20 +159,10 @@ def regions_key(
     annotations: str | Path, images: str | Path, *, side: int, minimum_area: float, margin: float = 0.0
 ) -> str:
     """The hash that names the cache of these regions: it changes with the annotation file and every setting."""
-    annotations = Path(annotations)
-    stat = annotations.stat()
-    return cache_key(
-        {
-            "version": CACHE_VERSION,
-            "annotations": annotations.name,
-            "bytes": stat.st_size,
-            "changed": stat.st_mtime_ns,
-            "images": str(Path(images).resolve()),
-            "side": side,
-            "minimum_area": minimum_area,
-            **({"margin": margin} if margin else {}),
-        }
-    )
+    stat = Path(annotations).stat()
+    file = {"annotations": Path(annotations).name, "bytes": stat.st_size, "changed": stat.st_mtime_ns}
+    made = {"version": CACHE_VERSION, "images": str(Path(images).resolve()), "side": side, "minimum_area": minimum_area}
+    return cache_key(file | made | ({"margin": margin} if margin else {}))
 
 
 def cache_regions(

@@ -135,7 +135,13 @@ def read_mask(path: str | Path) -> NDArray[np.bool_]:
         DataError: as :func:`read_picture`.
     """
     with open_picture(path) as file:
-        return _mask_of(file)
+        from PIL import ImageOps
+
+        image = ImageOps.exif_transpose(file)
+        if image.mode[0] in "IF1L" and not image.has_transparency_data:
+            return np.asarray(image) != 0
+        rgba = np.asarray(image.convert("RGBA"))
+        return rgba[..., :3].any(-1) & (rgba[..., 3] > 0)
 
 
 @contextmanager
@@ -205,16 +211,6 @@ def _strips(image: Image) -> Iterator[tuple[slice, Image]]:
     for top in range(0, image.height, _STRIP):
         bottom = min(top + _STRIP, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))
-
-
-def _mask_of(image: Image) -> NDArray[np.bool_]:
-    from PIL import ImageOps
-
-    image = ImageOps.exif_transpose(image)
-    if image.mode[0] in "IF1L" and not image.has_transparency_data:
-        return np.asarray(image) != 0
-    rgba = np.asarray(image.convert("RGBA"))
-    return rgba[..., :3].any(-1) & (rgba[..., 3] > 0)
 
 
 def _rescale(image: Image) -> Picture:

@@ -19,7 +19,6 @@ BOX = "box"
 """Name of the small segmenter and of the classifier that come with the package."""
 _IN_THE_PACKAGE = (BOX, f"{BOX}/accurate", f"{BOX}/classifier")
 """Folders beside this file, each with its card, ``README.md``."""
-_FOLDER = Path(__file__).parent / BOX
 
 
 def load_segmenter(source: str | Path = BOX, device: str = "auto") -> DeepNCuts:
@@ -49,8 +48,8 @@ def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionCla
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    folder = _FOLDER / "classifier" if source == BOX else source
-    return _load(folder, RegionClassifier, "classify regions", "o2p").to(choose_device(device))
+    source = f"{BOX}/classifier" if source == BOX else source
+    return _load(source, RegionClassifier, "classify regions", "o2p").to(choose_device(device))
 
 
 def load_model(source: str | Path) -> DeepNCuts | RegionClassifier:

@@ -36,6 +36,7 @@ from matbackprop.spectral import (
     segment_features,
     soft_embedding,
 )
+from matbackprop.spectral.segment import resample
 from matbackprop.spectral.superpixels import slic_of
 
 
@@ -179,17 +180,8 @@ class _HypercolumnHead(nn.Module):
         total = self.place(torch.cat([colour, xs, ys], 1))
         for projection, one in zip(self.projections, maps, strict=True):
             # A projection is linear, so it may come before the resampling, where maps are small.
-            total = total + _resample(projection(nnf.normalize(one, dim=1, eps=1e-6)), grid)
+            total = total + resample(projection(nnf.normalize(one, dim=1, eps=1e-6)), grid)
         return torch.relu(total)
-
-
-def _resample(maps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Bring maps (b, c, h, w) to a grid: bilinear when it is finer, by area when it is coarser."""
-    if maps.shape[-2:] == grid:
-        return maps
-    if maps.shape[-2] > grid[0] or maps.shape[-1] > grid[1]:
-        return nnf.adaptive_avg_pool2d(maps, grid)
-    return nnf.interpolate(maps, size=grid, mode="bilinear", align_corners=False)
 
 
 def pool_superpixels(maps: Tensor, superpixels: Tensor, count: int) -> tuple[Tensor, Tensor]:

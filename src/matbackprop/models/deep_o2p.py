@@ -291,15 +291,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
         self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
         self.names = None if names is None else list(names)
-        self.hparams_dict = {
-            "classes": classes,
-            **asdict(config),
-            "canvas": canvas,
-            "names": self.names,
-            "background": background,
-            "side": side,
-            "margin": margin,
-        }
+        presented = {"canvas": canvas, "names": self.names, "background": background, "side": side, "margin": margin}
+        self.hparams_dict = {"classes": classes, **asdict(config), **presented}
         if config.two_views and background == "mask":
             raise ConfigurationError("two_views needs background 'keep' or 'dim': with 'mask' both views are the same.")
         if config.head == "sift":

@@ -68,6 +68,7 @@ class Page:
         self._parts = [f"<h1>{html.escape(title)}</h1>"]
         if subtitle:
             self._parts.append(f'<p class="subtitle">{html.escape(subtitle)}</p>')
+        self._top = len(self._parts)
 
     def section(self, heading: str) -> None:
         """Begin a section."""
@@ -78,13 +79,13 @@ class Page:
         self._parts.append(f"<p>{html.escape(paragraph)}</p>")
 
     def tiles(self, values: Mapping[str, float | str]) -> None:
-        """Add a row of headline numbers."""
+        """Put a row of headline numbers below the title."""
         cells = []
         for name, value in values.items():
             shown = value if isinstance(value, str) else format_number(value)
             cells.append(f'<div class="tile"><div class="name">{html.escape(name)}</div>')
             cells.append(f'<div class="value">{html.escape(shown)}</div></div>')
-        self._parts.append(f'<div class="tiles">{"".join(cells)}</div>')
+        self._parts.insert(self._top, f'<div class="tiles">{"".join(cells)}</div>')
 
     def table(self, table: Table) -> None:
         """Add a table."""
@@ -105,7 +106,11 @@ class Page:
             raise DataError(f"cannot embed {path}: a PNG, JPEG or SVG file that exists is needed.")
         data = base64.b64encode(read_bytes(path, 1 << 26)).decode("ascii")
         alt = html.escape(caption or path.stem, quote=True)
-        kind, width = _PICTURES[path.suffix.lower()], _display_width(path)
+        kind, width = _PICTURES[path.suffix.lower()], ""
+        if path.suffix.lower() != ".svg":  # shown at its size in inches, where it says one
+            with open_picture(path) as picture:
+                dpi = max(float(picture.info.get("dpi", (96.0,))[0]), 96.0)
+                width = f' width="{round(picture.width * 96 / dpi)}"'
         image = f'<img alt="{alt}"{width} src="data:{kind};base64,{data}">'
         below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
         self._parts.append(f'<figure class="card">{image}{below}</figure>')
@@ -126,15 +131,6 @@ class Page:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, self.html())
         return path
-
-
-def _display_width(path: Path) -> str:
-    """The width attribute that shows a picture at its size in inches, where it says one."""
-    if path.suffix.lower() == ".svg":
-        return ""
-    with open_picture(path) as picture:
-        dpi = float(picture.info.get("dpi", (96.0,))[0])
-        return f' width="{round(picture.width * 96 / max(dpi, 96.0))}"'
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -238,16 +238,18 @@ def _to_maps(x: Tensor, grid: tuple[int, int]) -> Tensor:
     return x.reshape(-1, *grid, x.shape[-1]).movedim(-1, 1)
 
 
+def resample(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bring maps (b, c, h, w) to another size: bilinear when growing, by area when shrinking."""
+    if maps.shape[-2:] == size:
+        return maps
+    if maps.shape[-2] > size[0] or maps.shape[-1] > size[1]:
+        return nnf.adaptive_avg_pool2d(maps, size)
+    return nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+
+
 def _resize(x: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """(*b, h·w, c) on ``grid`` → (*b, H·W, c): bilinear when growing, by area when shrinking."""
-    if size == grid:
-        return x
-    maps = _to_maps(x, grid)
-    if size[0] < grid[0] or size[1] < grid[1]:
-        maps = nnf.adaptive_avg_pool2d(maps, size)
-    else:
-        maps = nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
-    return maps.movedim(1, -1).reshape(*x.shape[:-2], size[0] * size[1], x.shape[-1])
+    """(*b, h·w, c) on ``grid`` → (*b, H·W, c) by :func:`resample`."""
+    return resample(_to_maps(x, grid), size).movedim(1, -1).reshape(*x.shape[:-2], size[0] * size[1], x.shape[-1])
 
 
 def working_grid(size: tuple[int, int], cells: int) -> tuple[int, int]:

@@ -34,6 +34,15 @@ _PANELS = {
 }
 
 
+_NEXT = [
+    ["matbackprop segment photo.jpg", "regions of a photograph"],
+    ["matbackprop serve", "the same in the browser"],
+    ["matbackprop train ncuts --help", "train the segmentation system"],
+    ["matbackprop train o2p --help", "train the classification system"],
+    ["matbackprop report RUN", "the report of any run folder"],
+]
+
+
 @dataclass
 class DemoConfig:
     """Train both systems in their smallest presets on images made on the fly, and write a report.
@@ -178,81 +187,55 @@ def run_demo(config: DemoConfig | None = None) -> Path:
 
 
 def _run(config: DemoConfig, console: Console) -> Path:
-    console.rule("[bold]1 · Gradients where eigenvalues meet", align="left")
+    page = Page("matbackprop: the demonstration", f"seed {config.seed} · images made on the fly · trained on the CPU")
+
+    def section(title: str, text: str) -> None:
+        console.rule(f"[bold]{title}", align="left")
+        page.section(title)
+        page.text(text)
+
+    section(
+        "1 · Gradients where eigenvalues meet",
+        "Dead channels, or more channels than pixels, give the matrix FᵀF + εI repeated eigenvalues. Autograd through "
+        "the eigendecomposition divides by their gap; the fused layer uses divided differences, which have a limit.",
+    )
     gradients = gradient_check(config.seed)
     console.print(gradients.rich())
-    console.rule("[bold]2 · Regions classified through second-order pooling", align="left")
+    page.table(gradients)
+    section(
+        "2 · Regions classified through second-order pooling",
+        "An AlexNet that starts at random sees the box of a textured shape. Its features are pooled to log(FᵀF + εI), "
+        "and a classifier reads the upper triangle.",
+    )
     pooling, accuracy = _train(config, "o2p", config.images, _accuracy)
-    console.print(f"accuracy {100 * accuracy['before']:.1f} % before, [bold]{100 * accuracy['after']:.1f} %[/] after")
-    console.rule("[bold]3 · Images segmented by learned normalized cuts", align="left")
+    percent = {when: f"{100 * value:.1f} %" for when, value in accuracy.items()}
+    console.print(f"accuracy {percent['before']} before, [bold]{percent['after']}[/] after")
+    page.curves(pooling.read_metrics(), _PANELS["o2p"])
+    page.picture(pooling.figure_path("confusion"), "Each row shows where a true class went, in percent")
+    section(
+        "3 · Images segmented by learned normalized cuts",
+        "The objective ½‖Π_λ − Π_Ψ‖² (soft projector) turns the subspace that an AlexNet's features span towards the "
+        "regions that annotators drew; K-means in that subspace gives the segmentations.",
+    )
     cuts, covering = _train(config, "ncuts", config.images // 2, _covering)
     console.print(f"covering {covering['before']:.3f} before, [bold]{covering['after']:.3f}[/] after")
-    console.rule("[bold]4 · Photographs segmented by the network in the package", align="left")
+    page.curves(cuts.read_metrics(), _PANELS["ncuts"])
+    page.picture(cuts.figure_path("segmentations"), "Held-out images, clusters for three K, and what an annotator drew")
+    section(
+        "4 · Photographs segmented by the network in the package",
+        "The same objective, trained on people's segmentations of photographs: superpixels are merged into a hierarchy "
+        "of regions, from which any number can be read off.",
+    )
     photographs = config.run / "photographs.png"
     numbers = _segment_photographs(photographs)
     console.print(", ".join(f"{name}: {count} regions" for name, count in numbers.items()))
-    errors = {str(name): {"eigh": eigh, "second_order_pool": ours} for name, eigh, ours in gradients.rows}
-    summary: dict[str, dict[str, Any]] = {"accuracy": accuracy, "covering": covering, "gradient error": errors}
-    report = _write_page(config, gradients, pooling, cuts, photographs, summary)
-    RunFolder(config.run).write_summary(summary)
-    return report
-
-
-def _write_page(
-    config: DemoConfig,
-    gradients: Table,
-    pooling: RunFolder,
-    cuts: RunFolder,
-    photographs: Path,
-    summary: dict[str, dict[str, Any]],
-) -> Path:
-    page = Page("matbackprop: the demonstration", f"seed {config.seed} · images made on the fly · trained on the CPU")
-    accuracy, covering = summary["accuracy"], summary["covering"]
-    page.tiles(
-        {
-            "accuracy before": f"{100 * accuracy['before']:.1f} %",
-            "accuracy after": f"{100 * accuracy['after']:.1f} %",
-            "covering before": f"{covering['before']:.3f}",
-            "covering after": f"{covering['after']:.3f}",
-        }
-    )
-    page.section("1 · Gradients where eigenvalues meet")
-    page.text(
-        "Dead channels, or more channels than pixels, give the matrix FᵀF + εI repeated eigenvalues. Autograd through "
-        "the eigendecomposition divides by their gap; the fused layer uses divided differences, which have a limit."
-    )
-    page.table(gradients)
-    page.section("2 · Regions classified through second-order pooling")
-    page.text(
-        "An AlexNet that starts at random sees the box of a textured shape. Its features are pooled to log(FᵀF + εI), "
-        "and a classifier reads the upper triangle."
-    )
-    page.curves(pooling.read_metrics(), _PANELS["o2p"])
-    page.picture(pooling.figure_path("confusion"), "Each row shows where a true class went, in percent")
-    page.section("3 · Images segmented by learned normalized cuts")
-    page.text(
-        "The objective ½‖Π_λ − Π_Ψ‖² (soft projector) turns the subspace that an AlexNet's features span towards the "
-        "regions that annotators drew; K-means in that subspace gives the segmentations."
-    )
-    page.curves(cuts.read_metrics(), _PANELS["ncuts"])
-    page.picture(cuts.figure_path("segmentations"), "Held-out images, clusters for three K, and what an annotator drew")
-    page.section("4 · Photographs segmented by the network in the package")
-    page.text(
-        "The same objective, trained on people's segmentations of photographs: superpixels are merged into a hierarchy "
-        "of regions, from which any number can be read off."
-    )
     page.picture(photographs, "Sample photographs of scikit-image")
     page.section("What to try next")
-    page.table(
-        Table(
-            ["command", "what it does"],
-            [
-                ["matbackprop segment photo.jpg", "regions of a photograph"],
-                ["matbackprop serve", "the same in the browser"],
-                ["matbackprop train ncuts --help", "train the segmentation system"],
-                ["matbackprop train o2p --help", "train the classification system"],
-                ["matbackprop report RUN", "the report of any run folder"],
-            ],
-        )
-    )
-    return page.write(config.run / "report.html")
+    page.table(Table(["command", "what it does"], _NEXT))
+    tiles = {f"accuracy {when}": text for when, text in percent.items()}
+    page.tiles(tiles | {f"covering {when}": f"{value:.3f}" for when, value in covering.items()})
+    errors = {str(name): {"eigh": eigh, "second_order_pool": ours} for name, eigh, ours in gradients.rows}
+    summary: dict[str, Any] = {"accuracy": accuracy, "covering": covering, "gradient error": errors}
+    report = page.write(config.run / "report.html")
+    RunFolder(config.run).write_summary(summary)
+    return report

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,21 +251,18 @@ class StepProfile:
         self._hooks = [hook for layer in layers for hook in self._watch(layer)]
 
     def _watch(self, layer: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        started = {"forward": 0.0, "backward": 0.0}
+        started: dict[str, float] = {}
 
-        def start(direction: str) -> Callable[..., None]:
-            return lambda *_: started.update({direction: self._now()})
+        def start(direction: str, *_: Any) -> None:
+            started[direction] = self._now()
 
-        def stop(direction: str) -> Callable[..., None]:
-            def add(*_: Any) -> None:
-                self._layer[direction] += self._now() - started[direction]
+        def stop(direction: str, *_: Any) -> None:
+            self._layer[direction] += self._now() - started[direction]
 
-            return add
-
-        yield layer.register_forward_pre_hook(start("forward"))
-        yield layer.register_forward_hook(stop("forward"))
-        yield layer.register_full_backward_pre_hook(start("backward"))
-        yield layer.register_full_backward_hook(stop("backward"))
+        yield layer.register_forward_pre_hook(partial(start, "forward"))
+        yield layer.register_forward_hook(partial(stop, "forward"))
+        yield layer.register_full_backward_pre_hook(partial(start, "backward"))
+        yield layer.register_full_backward_hook(partial(stop, "backward"))
 
     def _now(self) -> float:
         if self._device.type == "cuda":

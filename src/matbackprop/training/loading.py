@@ -135,18 +135,8 @@ class EpochLoader:
         self.rank, self.world = rank, world
         return self
 
-    @property
-    def drop_last(self) -> bool:
-        """Whether an incomplete last batch is left out: in training, where one batch at least is whole."""
-        return self.shuffle and len(self.source) >= self.batch_size * self.world
-
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.source), self.batch_size * self.world)
-        if self.drop_last or not rest:
-            return whole
-        if self.shuffle or self.batch_size > 1:
-            return whole + 1
-        return whole + (self.rank < rest)
+        return len(self.batches(0))
 
     def order(self, epoch: int) -> Tensor:
         """Return the indices of an epoch in their order, int64 (n,), before they are shared."""
@@ -161,7 +151,7 @@ class EpochLoader:
         order = self.order(epoch)
         size = self.batch_size * self.world
         whole, rest = divmod(len(order), size)
-        if self.drop_last or not rest:
+        if not rest or (self.shuffle and whole):
             order = order[: whole * size]
         elif self.shuffle:
             order = order.repeat(-(-size // len(order)))[:size]

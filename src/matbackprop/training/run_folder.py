@@ -184,8 +184,9 @@ class RunFolder:
                 )
         for folder in (self.path, self.checkpoints, self.figures, self.predictions):
             folder.mkdir(parents=True, exist_ok=True)
-        for path in self._temporaries():
-            path.unlink(missing_ok=True)
+        for name in (*(f".{name}.*.tmp" for name in _FILES), "checkpoints/.*.ckpt.*.tmp"):
+            for path in self.path.glob(name):  # which a process that was killed left half-written
+                path.unlink(missing_ok=True)
         if overwrite or not marked:
             (self.path / _MARK).write_text("A folder of matbackprop: --overwrite removes what a run wrote.\n")
         atomic_write(self.config_path, json.dumps(data, indent=2) + "\n")
@@ -208,11 +209,6 @@ class RunFolder:
         noted = read_bytes(mark, 1 << 24).decode(errors="replace").splitlines()[1:] if mark.is_file() else []
         temporary = [(Path(name).parent / f".{Path(name).name}.*.tmp").as_posix() for name in _WRITTEN]
         return [*_WRITTEN, *temporary, *(line.replace("[", "[[]") for line in noted)]
-
-    def _temporaries(self) -> list[Path]:
-        """Return the files that a process that was killed left half-written."""
-        names = [f".{name}.*.tmp" for name in _FILES] + ["checkpoints/.*.ckpt.*.tmp"]
-        return [path for name in names for path in self.path.glob(name)]
 
     def _check_same(self, data: Any) -> None:
         prefix = "engine." if "engine" in data else ""
