@@ -30,26 +30,13 @@ def options(name: str, preset: str | None = None, file: Path | None = None) -> t
     recipe = get_recipe(name)
     preset = preset or next(iter(recipe.presets))
     config = resolve(recipe, preset, file)
-    return dataclasses.make_dataclass(
-        f"Train{name.title()}",
-        [
-            (
-                "preset",
-                Annotated[Literal[tuple(recipe.presets)], tyro.conf.arg(help="Where the defaults come from.")],  # type: ignore[misc]
-                preset,
-            ),
-            (
-                "config",
-                Annotated[Path | None, tyro.conf.arg(help="TOML or JSON file of fields, laid over the preset.")],
-                file,
-            ),
-            (
-                "recipe",
-                Annotated[recipe.config_class, tyro.conf.arg(name="")],
-                dataclasses.field(default_factory=lambda: config),
-            ),
-        ],
-    )
+    presets: Any = Literal[tuple(recipe.presets)]
+    chosen: Any = Annotated[presets, tyro.conf.arg(help="Where the defaults come from.")]
+    path: Any = Annotated[Path | None, tyro.conf.arg(help="TOML or JSON file of fields, laid over the preset.")]
+    whole: Any = Annotated[recipe.config_class, tyro.conf.arg(name="")]
+    default = dataclasses.field(default_factory=lambda: config)
+    fields = [("preset", chosen, preset), ("config", path, file), ("recipe", whole, default)]
+    return dataclasses.make_dataclass(f"Train{name.title()}", fields)
 
 
 def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:

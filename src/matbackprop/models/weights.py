@@ -100,14 +100,10 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
         if k in state and state[k].shape != own[k].shape
     ]
     kinds = [k for k in own if k in state and state[k].is_floating_point() != own[k].is_floating_point()]
+    wrong = {"missing": missing, "not in the model": surplus, "other shapes": shapes, "other kinds of numbers": kinds}
     problems = [
         f"{what}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-        for what, names in (
-            ("missing", missing),
-            ("not in the model", surplus),
-            ("other shapes", shapes),
-            ("other kinds of numbers", kinds),
-        )
+        for what, names in wrong.items()
         if names
     ]
     if problems:

@@ -192,11 +192,7 @@ class Backbones(Table1):
         """The table of all that has finished; where no seed has, of the trials alone."""
         if any(self.finished(self.seeds(row))[1] for row in self.chosen.values()):
             return super().summarize()
-        tried = [
-            {"name": row.name, "key": row.key, "model": row.model, "trials": trials}
-            for row in self.chosen.values()
-            if (trials := self.trials(row, self.device))
-        ]
+        tried = self._tried(*self.chosen.values())
         if not tried:
             raise DataError(f"there is no finished run in {self.store.folder}; train first.")
         content = {"rows": [], "candidates": tried}

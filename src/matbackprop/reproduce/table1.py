@@ -369,19 +369,14 @@ class Table1(Reproduction):
             "rows": [line.entry(self, by_key.get(line.row.reference or REFERENCES[line.row.kind])) for line in lines],
             "regions": len(first["large"]),
             "large_regions": int(first["large"].sum()),
-            "candidates": [
-                {"name": row.name, "key": row.key, "model": row.model, "trials": trials}
-                for row in self.chosen.values()
-                if row.key not in {line.row.key for line in lines} and (trials := self.trials(row, self.device))
-            ],
+            "candidates": self._tried(*(row for row in self.chosen.values() if row not in [one.row for one in lines])),
             "budget": {
                 "trials": self.config.trials,
                 "epochs": self.epochs,
                 "data": to_json(dataclasses.replace(self.config.data, root=None, cache=None)),
             },
         }
-        out, *more = self._tables(table)
-        self.write_table(table, out, *more)
+        self.write_table(table, *self._tables(table))
         self._draw(lines)
         return table
 
@@ -400,8 +395,7 @@ class Table1(Reproduction):
         for entry, before in zip(entries, stored["rows"], strict=True):
             entry |= {name: before[name] for name in ("difference",) if name in before}
         table = stored | {"rows": entries}
-        out, *more = self._tables(table)
-        self.write_table(table, out, *more)
+        self.write_table(table, *self._tables(table))
         return table
 
     def trials(self, row: Row, device: Device) -> list[dict[str, Any]]:
@@ -410,6 +404,11 @@ class Table1(Reproduction):
             return []
         tried = ((s, self.tried(Job(row.key, "trial", i), device)) for i, s in enumerate(row.trials))
         return [{"setting": s, **_brief(r)} for s, r in list(tried)[: self.config.trials] if r is not None]
+
+    def _tried(self, *rows: Row) -> list[dict[str, Any]]:
+        """Those rows that tried anything, as table.json keeps them."""
+        tried = ((row, self.trials(row, self.device)) for row in rows)
+        return [{"name": row.name, "key": row.key, "model": row.model, "trials": t} for row, t in tried if t]
 
     def command(self, row: Row, device: Device) -> str:
         """The command that trains one seed of a row with its chosen setting."""
@@ -488,13 +487,11 @@ class Table1(Reproduction):
         figures.comparison(
             bars, folder / "errors.png", reference=paper, xlabel="error (%)", title="all regions; bars span the seeds"
         )
-        series = {}
-        for line in lines:
-            points = [(m["step"], m["train/loss"]) for m in line.metrics if m.get("train/loss") is not None]
-            if points:
-                steps, losses = zip(*points, strict=True)
-                series[line.row.name] = (list(steps), list(losses))
-        if series:
+        losses = {
+            line.row.name: [(m["step"], m["train/loss"]) for m in line.metrics if m.get("train/loss") is not None]
+            for line in lines
+        }
+        if series := {name: tuple(np.transpose(points)) for name, points in losses.items() if points}:
             figures.lines(series, folder / "curves.png", xlabel="step", ylabel="training loss", log="y")
         names = open_regions(self.config.data)[0].classes
         predicting = [line for line in lines if line.predictions]

@@ -259,16 +259,13 @@ class Table2(Reproduction):
 
     def provenance(self, job: Job, device: Device) -> dict[str, Any]:
         """Configuration, images, starting weights, device and measure of a run."""
-        recipe = self.run_config(job, device) if GROUPS[job.key].preset else None
-        return self._provenance(job, device, recipe)
-
-    def _provenance(self, job: Job, device: Device, recipe: NCutsConfig | None) -> dict[str, Any]:
         group, config = GROUPS[job.key], self.config
         weights = "none"
         configuration: dict[str, Any] = {"images": config.images, "limit": config.data.limit, "seed": job.number}
         if group.baseline:
             configuration["method"], device = group.key, "cpu"
-        elif recipe is not None:
+        elif group.preset:
+            recipe = self.run_config(job, device)
             configuration["training"] = settings(recipe)
             weights = weights_digest(recipe.model.resolved()["backbone"], recipe.model.weights)
         elif group.variant:

@@ -236,6 +236,9 @@ def _segmenting(
         given = name or (max(guesses, key=guesses.__getitem__) if guesses else "")
         return *changed(lambda analysis: analysis.named(x, y, given), visit, view), guesses
 
+    def choose_action(action: str) -> tuple[Any, Any]:
+        return gr.update(visible=action == "name"), gr.update(visible=action == "name" and classify is not None)
+
     def export(visit: Visit, formats: list[Any]) -> Any:
         if visit.analysis is None or not formats:
             return hidden
@@ -315,15 +318,7 @@ def _segmenting(
     k.input(move_slider, [state, k, view], shown, trigger_mode="always_last", **quick)
     view.input(views, [state, view], shown, **quick)
     back.click(undo, [state, view], shown, **quick)
-    action.input(
-        lambda action: [
-            gr.update(visible=action == "name"),
-            gr.update(visible=action == "name" and classify is not None),
-        ],
-        action,
-        [name, guesses],
-        **quick,
-    )
+    action.input(choose_action, action, [name, guesses], **quick)
     stage.select(click, [state, action, name, view], [*shown, guesses], **quick)
     write.click(export, [state, formats], archive, **private)
 
@@ -354,16 +349,11 @@ def _exploring(tab: gr.Tab) -> None:
     sentence = gr.Markdown(elem_id="sentence")
     picture = gr.HTML(elem_id="explored")
     choices: list[Any] = [spectrum, gap, function, dtype]
-    tab.select(explore, choices, [sentence, picture], api_visibility="private")
+    private: dict[str, Any] = {"api_visibility": "private"}
+    tab.select(explore, choices, [sentence, picture], **private)
+    quick: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", **private}
     for control in choices:
-        control.input(
-            explore,
-            choices,
-            [sentence, picture],
-            trigger_mode="always_last",
-            show_progress="hidden",
-            api_visibility="private",
-        )
+        control.input(explore, choices, [sentence, picture], **quick)
 
 
 def _comment(analysis: Analysis, note: str) -> str:
