@@ -37,34 +37,11 @@ if TYPE_CHECKING:
         VariationOfInformation,
     )
 
-__all__ = [
-    "BoundaryFMeasure",
-    "ImageScores",
-    "ObjectsAndParts",
-    "PairedInterval",
-    "RandIndex",
-    "RegionScores",
-    "SegmentationCovering",
-    "VariationOfInformation",
-    "as_label_map",
-    "boundary_counts",
-    "boundary_f_measure",
-    "boundary_map",
-    "compact_labels",
-    "evaluate_segmentations",
-    "f_measure",
-    "match_boundaries",
-    "objects_and_parts",
-    "paired_bootstrap",
-    "rand_index",
-    "region_scores",
-    "score_image",
-    "score_images",
-    "segmentation_covering",
-    "summarize",
-    "thin_boundaries",
-    "variation_of_information",
-]
+__all__ = ["BoundaryFMeasure", "ImageScores", "ObjectsAndParts", "PairedInterval", "RandIndex", "RegionScores",
+           "SegmentationCovering", "VariationOfInformation", "as_label_map", "boundary_counts", "boundary_f_measure",
+           "boundary_map", "compact_labels", "evaluate_segmentations", "f_measure", "match_boundaries",
+           "objects_and_parts", "paired_bootstrap", "rand_index", "region_scores", "score_image", "score_images",
+           "segmentation_covering", "summarize", "thin_boundaries", "variation_of_information"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

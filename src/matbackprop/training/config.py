@@ -100,15 +100,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         whole = dict.fromkeys(("checkpoint_every_steps", "checkpoint_min_seconds"), "[0, inf)")
-        counts = (
-            "max_epochs",
-            "nodes",
-            "accumulate",
-            "log_every",
-            "validate_every",
-            "checkpoint_every_epochs",
-            "guard_every",
-        )
+        counts = ("max_epochs", "nodes", "accumulate", "log_every", "validate_every", "checkpoint_every_epochs",
+                  "guard_every")  # fmt: skip
         check_ranges("engine", self, **whole, **dict.fromkeys(counts, "[1, inf)"), gradient_clip="(0, inf)")
         check_ranges("engine", self, seed="[0, inf)", profile_steps="[1, inf)")
         number = int(self.devices) if self.devices.isdecimal() else None
