@@ -69,7 +69,7 @@ def read_json(
         what: what the file should be, such as "a COCO instances file", for the message.
 
     Raises:
-        error: the file cannot be read, is too large or no JSON, is nested too deeply, or holds something else than
+        error: the file cannot be read, is too large, not JSON or nested too deeply, or holds something other than
             ``kind``.
     """
     return parse_json(read_bytes(path, limit, error), str(path), kind, error=error, what=what)

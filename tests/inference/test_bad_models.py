@@ -48,7 +48,7 @@ CASES = {
     "no such folder": (["segment", "TMP/photo.png", "--model", "TMP/nothing", "--out", "OUT/s"], "there is no folder"),
     "a hub that cannot be reached": (
         ["segment", "TMP/photo.png", "--model", "owner/name", "--out", "OUT/s"],
-        "the Hugging Face hub does not give it",
+        "it cannot be fetched from the Hugging Face hub",
     ),
     "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is not a picture that can be read"),
 }

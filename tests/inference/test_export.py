@@ -123,7 +123,7 @@ def test_every_format_is_written_and_the_tree_gives_the_levels_again(result, tmp
     assert len(np.unique(contours[-1] + 2 * result.small_labels(2))) == 2
     with pytest.raises(ConfigurationError, match="needs a hierarchy"):
         dataclasses.replace(result, hierarchy=None).save(tmp_path, formats=("ucm2",))
-    with pytest.raises(ConfigurationError, match="unknown format gif; choose of png"):
+    with pytest.raises(ConfigurationError, match="unknown format gif; choose from png"):
         result.save(tmp_path, formats=("gif",))
 
 

@@ -80,7 +80,7 @@ def download(config: Download) -> dict[str, Any]:
     if target is None:
         root = os.environ.get("MATBACKPROP_DATA")
         if not root:
-            raise DataError("where to? Give --folder, or set MATBACKPROP_DATA to the folder of all data sets.")
+            raise DataError("no folder to download to: give --folder, or set MATBACKPROP_DATA.")
         target = Path(root) / _FOLDERS[config.what]
     path = download_dataset(config.what, target, keep_archives=config.keep_archives)
     return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}

@@ -451,7 +451,7 @@ def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers:
         cache = open_cache(path)
     except DataError as error:
         if path.exists():
-            log.warning("%s It is made again now.", error)
+            log.warning("%s It is rebuilt now.", error)
             remove_cache(path)
         tasks = [(data, i, superpixels) for i in range(len(data))]
         # One by one, so that progress is seen, and a signal waits for no more than one image per process.

@@ -167,7 +167,7 @@ def _read_png(path: Path) -> list[NDArray[np.integer]]:
     with open_picture(path) as picture:
         _check_size(path, picture.height, picture.width)
         if picture.format != "PNG":
-            raise DataError(f"is a {picture.format} file in truth; label maps must be PNG, which loses nothing")
+            raise DataError(f"is a {picture.format} file in fact; label maps must be PNG, which loses nothing")
         array = np.asarray(picture)
         palette = picture.mode == "P"
     if array.ndim == 2:
@@ -210,7 +210,7 @@ def _read_npz(path: Path) -> list[NDArray[np.integer]]:
         raise DataError(f"{path} cannot be read: it is not an archive of NumPy arrays, or damaged")
     with ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
-            raise DataError(f"{path} unfolds to more than {MAX_BYTES >> 20} MB, far more than label maps take")
+            raise DataError(f"{path} decompresses to more than {MAX_BYTES >> 20} MB, far more than label maps take")
     with np.load(path, allow_pickle=False) as content:
         # What `matbackprop segment` writes holds more than its label maps.
         names = ["labels"] if {"labels", "ks"} <= set(content.files) else sorted(content.files, key=_natural)
@@ -320,7 +320,7 @@ def _image_name(path: Path, names: Collection[str] | None, numbered: Numbered) -
 
 
 MAX_BYTES = 1 << 28
-"""Most bytes that a file may unfold to; a human's maps of an image take a few million."""
+"""Most bytes that a file may decompress to; a human's maps of an image take a few million."""
 
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15
@@ -340,7 +340,7 @@ def read_mat(path: Path) -> dict[str, Any]:
         Text, functions, objects and sparse matrices are None.
 
     Raises:
-        DataError: the file is damaged, unfolds to more than :data:`MAX_BYTES`, or is of another version.
+        DataError: the file is damaged, decompresses to more than :data:`MAX_BYTES`, or is of another version.
     """
     if path.stat().st_size > MAX_BYTES:
         raise DataError(f"{path} has more than {MAX_BYTES >> 20} MB, far more than label maps take")
@@ -362,7 +362,7 @@ class _DamagedError(Exception):
 
 
 class _Reader:
-    """Reads variables in one byte order, and counts what they unfold to."""
+    """Reads variables in one byte order, and counts what they decompress to."""
 
     def __init__(self, order: str) -> None:
         self.order = order
@@ -373,23 +373,23 @@ class _Reader:
         variables: dict[str, Any] = {}
         for kind, payload in self.elements(data):
             if kind == _COMPRESSED:
-                unfolded = list(self.elements(self.unfold(payload)))
-                kind, payload = unfolded[0] if unfolded else (0, payload)
+                content = list(self.elements(self.decompress(payload)))
+                kind, payload = content[0] if content else (0, payload)
             if kind == _MATRIX:
                 name, value = self.matrix(payload, 0)
                 variables[name] = value
         return variables
 
-    def unfold(self, data: memoryview) -> memoryview:
+    def decompress(self, data: memoryview) -> memoryview:
         stream = zlib.decompressobj()
         try:
-            unfolded = stream.decompress(data, self.left + 1)
+            content = stream.decompress(data, self.left + 1)
         except zlib.error as error:
             raise _DamagedError(f"seems damaged ({error})") from None
-        self.left -= len(unfolded)
+        self.left -= len(content)
         if self.left < 0:
-            raise _DamagedError(f"unfolds to more than {MAX_BYTES >> 20} MB, far more than label maps take")
-        return memoryview(unfolded)
+            raise _DamagedError(f"decompresses to more than {MAX_BYTES >> 20} MB, far more than label maps take")
+        return memoryview(content)
 
     def elements(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
         """Kinds and contents, one after the other."""

@@ -118,7 +118,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
     try:
         with av.open(f"file:{path}", options=_VIDEO) as file:
             if not file.streams.video:
-                raise DataError(f"{path} holds no moving picture.")
+                raise DataError(f"{path} holds no video stream.")
             for number, frame in enumerate(file.decode(file.streams.video[0])):
                 if frame.width * frame.height > MAX_PIXELS:  # which may change from frame to frame
                     raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels.")

@@ -181,7 +181,7 @@ def save(
 
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        raise ConfigurationError(f"unknown format {', '.join(unknown) or '(none)'}; choose of {', '.join(FORMATS)}.")
+        raise ConfigurationError(f"unknown format {', '.join(unknown) or '(none)'}; choose from {', '.join(FORMATS)}.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stem = Path(result.name).stem if stem is None else stem

@@ -214,7 +214,7 @@ class PretrainedMixin:
                 return str(api.upload_folder(repo_id=name, folder_path=folder).commit_url)
             except Exception as error:  # its own errors, and those of two libraries for the network
                 raise WeightsError(
-                    f"the Hugging Face hub does not take {name}: {type(error).__name__}: {error}"
+                    f"{name} cannot be uploaded to the Hugging Face hub: {type(error).__name__}: {error}"
                 ) from error
 
     @classmethod
@@ -325,5 +325,6 @@ def fetch_pretrained(source: str | Path) -> Path:
         return Path(huggingface_hub.snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:
         raise WeightsError(
-            f"there is no folder {source}, and the Hugging Face hub does not give it: {type(error).__name__}: {error}"
+            f"there is no folder {source}, and it cannot be fetched from the Hugging Face hub "
+            f"({type(error).__name__}: {error})"
         ) from error

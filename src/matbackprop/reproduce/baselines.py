@@ -192,7 +192,7 @@ def humans_leave_one_out(id: str, ground_truth: Sequence[Any]) -> dict[str, floa
     """
     people = len(ground_truth)
     if people < 2:
-        raise DataError(f"{id} has {people} human map; people can be compared from two maps on")
+        raise DataError(f"{id} has {people} human map; at least two are needed to compare people")
     scores = region_scores(ground_truth, ground_truth)
     others = ~np.eye(people, dtype=bool)
     covering = scores.covering[others].reshape(people, people - 1)

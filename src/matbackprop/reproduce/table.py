@@ -176,7 +176,7 @@ class Store:
             raise DataError(f"{error} To do the run again, remove its folder.") from error
         if fingerprint(result.get("provenance", {})) == fingerprint(provenance):
             return self._read.setdefault(path, result)
-        raise DataError(f"{path} was made by something else than its folder says; remove the folder.")
+        raise DataError(f"{path} was not made by what its folder's name says; remove the folder.")
 
     def write(self, job: Job, provenance: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Keep a result."""
@@ -448,7 +448,7 @@ class Reproduction(ABC):
         ]
         if others:
             shown = "\n  ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
-            log.info("%d results were made otherwise and are not used:\n  %s", len(others), shown)
+            log.info("%d results were made with other settings and are not used:\n  %s", len(others), shown)
 
     def write_table(self, content: Mapping[str, Any], table: Table, *more: str) -> None:
         """Write table.json and table.md, and show the table."""

@@ -620,7 +620,7 @@ class _Training:
             )
         else:
             log.warning(
-                "The run resumes with %d processes instead of %d: random numbers start anew, the order of the data "
+                "The run resumes with %d processes instead of %d: random numbers start afresh, the order of the data "
                 "stays.",
                 now,
                 then,

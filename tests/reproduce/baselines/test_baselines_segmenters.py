@@ -113,5 +113,5 @@ def test_humans_by_hand():
     assert row["paper_best"] == pytest.approx((1 + 1 + 0.5) / 3)
     assert row["paper_average"] == pytest.approx((0.75 + 0.75 + 0.5) / 3)
     assert row["annotators"] == 3
-    with pytest.raises(DataError, match="from two maps on"):
+    with pytest.raises(DataError, match="at least two"):
         humans_leave_one_out("a", [half])
