@@ -171,7 +171,7 @@ def test_damaged_and_wrong_files(tmp_path):
         read_label_maps(tmp_path / "real.mat")
     Image.fromarray(LABELS.astype(np.uint8)).save(tmp_path / "photo.jpg")
     (tmp_path / "photo.jpg").rename(tmp_path / "photo.png")
-    with pytest.raises(DataError, match="JPEG file in truth"):
+    with pytest.raises(DataError, match="JPEG file in fact"):
         read_label_maps(tmp_path / "photo.png")
     with pytest.raises(DataError, match="not a file of label maps"):
         read_label_maps(tmp_path / "photo.gif")
