@@ -1,4 +1,4 @@
-"""The command line: a table of commands, each in a file of its own that is imported only when it is called.
+"""The command line: a table of commands, each in a module of its own that is imported only when it is called.
 
 A command's module has a dataclass ``Config``, from which tyro makes the options, and ``main(config)``, which prints
 what people read and returns a document of what was done: its ``summary`` is the last line that is printed,

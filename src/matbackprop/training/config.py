@@ -17,6 +17,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
@@ -290,9 +291,7 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return _build_union(arguments, data, where)
     if origin is Literal:
         if data not in arguments:
-            raise ConfigurationError(
-                f"{where} is {shorten(repr(data))}; it must be one of {', '.join(map(repr, arguments))}."
-            )
+            raise _wrong(where, data, f"one of {', '.join(map(repr, arguments))}")
         return data
     if origin in (list, tuple):
         if not isinstance(data, (list, tuple)):
@@ -330,23 +329,15 @@ def _build_dataclass(kind: Any, data: Any, where: str) -> Any:
     return kind(**{k: _build(hints[k], v, f"{where}.{k}".lstrip(".")) for k, v in data.items()})
 
 
+_PLAIN: dict[Any, Any] = {bool: bool, int: int, float: (int, float, str), str: (int, str), Path: (str, Path)}
+"""What values are built from: JSON has no "inf" and "nan", and a file may say ``devices = 8``."""
+
+
 def _build_plain(kind: Any, data: Any, where: str) -> Any:
-    if kind is Path and isinstance(data, str):
-        return Path(data)
-    if kind is float and isinstance(data, str):  # "inf" and "nan", which JSON does not have
-        try:
-            return float(data)
-        except ValueError:
-            raise _wrong(where, data, "a number") from None
-    if isinstance(data, bool) and kind is not bool:
-        raise _wrong(where, data, kind.__name__)
-    if kind is float and isinstance(data, (int, float)):
-        return float(data)
-    if kind is str and isinstance(data, int):
-        return str(data)  # devices = 8 in a file
-    if kind is not float and isinstance(data, kind):
-        return data
-    raise _wrong(where, data, kind.__name__)
+    if isinstance(data, _PLAIN[kind]) and isinstance(data, bool) == (kind is bool):
+        with suppress(ValueError, OverflowError):
+            return kind(data)
+    raise _wrong(where, data, "a number" if kind is float else kind.__name__)
 
 
 def _wrong(where: str, data: Any, needed: str) -> ConfigurationError:
