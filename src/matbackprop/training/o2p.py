@@ -115,10 +115,8 @@ class RegionData(Data):
 
     def __init__(self, config: O2PConfig) -> None:
         self.config = config.data
-        self.fixed: RegionClassifier | None = None
-        """The network, where its features do not learn: regions are described by it once."""
         self.network: RegionClassifier | None = None
-        """The network, where its first layers do not learn: their maps are computed once."""
+        """What is trained: where its features, or its first layers, do not learn, they are computed once."""
         self.seed, self.device = config.engine.seed, choose_device(config.engine.accelerator)
         self.dtype = {"bf16-mixed": torch.bfloat16, "64": torch.float64}.get(config.engine.precision, torch.float32)
         self.train_regions, validation = open_regions(self.config)
@@ -142,11 +140,12 @@ class RegionData(Data):
         """Where the batches of both parts come from; what does not learn is computed on the first use."""
         everything = self.train_regions, self.final_regions, self.config, self.device
         kept: list[dict[str, Tensor]] | None = None  # of training and validation regions
-        if self.fixed is not None:
-            described = (describe if self.network is None else keep_descriptors)(self.fixed, *everything)
+        network, starts = self.network, self.network is not None and self.network.config.train_from is not None
+        if network is not None and not network.learns_features:
+            described = (keep_descriptors if starts else describe)(network, *everything)
             kept = [{"vector": vectors} for vectors in described]
-        elif self.network is not None:
-            stores, taps = keep_maps(self.network, *everything), self.network.kept
+        elif network is not None and starts:
+            stores, taps = keep_maps(network, *everything), network.kept
             kept = [{"mask": store["mask"], **{f"map {tap}": store[tap] for tap in taps}} for store in stores]
         sources: dict[str, Any] = {}
         for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
@@ -371,8 +370,7 @@ class RegionModule(System):
         super().__init__()
         self.config = config
         self.model = build_model(config, data.classes)
-        data.network = None if config.model.train_from is None else self.model
-        data.fixed = None if self.model.learns_features else self.model
+        data.network = self.model
         areas = torch.from_numpy(data.validation_regions.areas)
         self.register_buffer("areas", areas, persistent=False)
         self.areas: Tensor
@@ -406,7 +404,7 @@ class RegionModule(System):
         """Measure what the descriptors are standardised and projected by on the first training batches, once."""
         if all(bool(one.calibrated) for one in self.model.descriptors()):
             return
-        if data.fixed is not None:
+        if not self.model.learns_features:
             batches = data.first_batches(50, self.device)
             self.model.calibrate_described(torch.cat([b["vector"] for b in batches]))
             return
