@@ -1,6 +1,7 @@
 """Classifying regions of one image, from Python and from the command line."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_the_classifier_in_the_package_names_what_a_photograph_shows(picture_of,
 
 
 def test_the_classifier_in_the_package_is_small_and_has_a_card():
-    folder = loading._FOLDER / "classifier"
+    folder = Path(loading.__file__).parent / "box" / "classifier"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 7e6
     card = (folder / "README.md").read_text()
     assert "matbackprop train o2p --preset lite2" in card and "24.67 %" in card and "license: apache-2.0" in card
