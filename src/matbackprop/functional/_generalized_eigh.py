@@ -284,7 +284,8 @@ def generalized_matrix_function(
 
     Gradient:
         For both matrices and the exponent, two orders, exact where generalised eigenvalues coincide: that of
-        `matrix_function` between Cholesky factors of B, of which the result does not depend.
+        `matrix_function` in coordinates in which B is the identity and A diagonal, so that nothing cancels where B is
+        nearly singular.
 
     Example:
         >>> import torch, matbackprop

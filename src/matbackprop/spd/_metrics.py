@@ -1,7 +1,8 @@
 """The three metrics as classes with the same methods, on matrices that are checked and in the dtype of the computation.
 
-With the Cholesky factor A = LLᵀ every formula of the affine-invariant metric is one function of L⁻¹BL⁻ᵀ: it has the
-eigenvalues of A^(−½)BA^(−½), and costs no root of A. (ᵀ is the conjugate transpose for complex matrices.)
+With the Cholesky factor A = LLᵀ every formula of the affine-invariant metric is one function of L⁻¹BL⁻ᵀ, and the
+transport of the Bures–Wasserstein one of LᵀBL: they have the eigenvalues of A^(∓½)BA^(∓½), and cost no root of A. Both
+are taken in coordinates in which they are diagonal. (ᵀ is the conjugate transpose for complex matrices.)
 """
 
 from __future__ import annotations
