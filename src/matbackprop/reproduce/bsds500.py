@@ -29,8 +29,8 @@ from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.deep_ncuts import DeepNCuts, Merging
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import Bsds500Config
-from matbackprop.reproduce.table import Device, Job, Reproduction, data_digest, fingerprint, settings, weights_digest
-from matbackprop.reproduce.table2 import COLOUR_SETTINGS, check_data, measure_digest, train, training_recipe, workers_of
+from matbackprop.reproduce.table import Device, Job, data_digest, fingerprint, settings, weights_digest
+from matbackprop.reproduce.table2 import COLOUR_SETTINGS, SegmentationTable, measure_digest
 from matbackprop.spectral import contour_map
 from matbackprop.training.config import NCutsConfig
 from matbackprop.training.ncuts import data_folder, open_images
@@ -82,8 +82,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, float]]] = {
 """Published results on the 200 test images: method → (source, measures)."""
 
 
-class Bsds500(Reproduction):
+class Bsds500(SegmentationTable):
     """The table of BSDS500; see the module."""
+
+    config: Bsds500Config
 
     rows: ClassVar[dict[str, str]] = {
         COLOUR: "Merging by Lab colour and contrast (no network)",
@@ -92,11 +94,6 @@ class Bsds500(Reproduction):
         "hypercolumns-tiny-vit": "Hypercolumns, merging (MobileSAM's TinyViT, tuned)",
     }
     parts: ClassVar[dict[str, tuple[str, ...]]] = {"all": ("seed",), "train": ("seed",)}
-
-    def __init__(self, config: Bsds500Config) -> None:
-        super().__init__(config)
-        check_data(config)
-        self.config = config
 
     # ---------------------------------------------------------------------------------------------------------- runs
 
@@ -119,7 +116,7 @@ class Bsds500(Reproduction):
         return [Job(key, "seed", seed) for seed in ((0,) if key == COLOUR else self.config.seeds)]
 
     def _recipe(self, job: Job, device: Device) -> NCutsConfig:
-        recipe = training_recipe(self.config, job.key, device, seed=job.number, split="final")
+        recipe = self.recipe(job.key, device, seed=job.number, split="final")
         cache = self.config.data.cache or default_cache_folder()
         recipe.data.root = join_splits(data_folder(self.config.data), self.splits, cache)
         recipe.data.made = 0
@@ -155,15 +152,15 @@ class Bsds500(Reproduction):
         folder = self.place(job) / "ucm2"
         model, seconds = None, None
         if job.key != COLOUR:
-            model, seconds = train(self._recipe(job, self.device), folder.parent, trained_on="+".join(self.splits))
-            model = model.to(self.device).to(memory_format=model.backbone.memory_format).eval()  # type: ignore[call-overload]
+            trained, seconds = self.train(self._recipe(job, self.device), job, trained_on="+".join(self.splits))
+            model = self.on_device(trained).eval()
         folder.mkdir(parents=True, exist_ok=True)
         for path in images:
             merging = self._merge(model, read_picture(path).pixels)
             drawn = contour_map(merging.superpixels, merging.hierarchy)
             savemat(folder / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
         tasks = [(folder / f"{path.stem}.mat", truth[path.stem]) for path in images if path.stem in truth]
-        scores = list(workers_of(self.config).map(partial(_score, boundary=self.config.boundary), tasks))
+        scores = list(self.workers.map(partial(_score, boundary=self.config.boundary), tasks))
         result: dict[str, Any] = {
             "images": len(images),
             "scored": len(scores),

@@ -200,8 +200,66 @@ _IMAGES = {
 }
 
 
-class Table2(Reproduction):
+class SegmentationTable(Reproduction):
+    """A table whose rows segment images, with networks that are trained for it or without any.
+
+    Raises:
+        ConfigurationError: an option of the data is given that would change nothing, because every row has its own.
+    """
+
+    def __init__(self, config: SegmentationConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        default = type(config.data)()
+        names = [field.name for field in dataclasses.fields(default) if field.name not in (*_PLACES, "workers")]
+        if given := [name for name in names if getattr(config.data, name) != getattr(default, name)]:
+            raise ConfigurationError(
+                f"--data.{given[0].replace('_', '-')} is each row's own; a table's command sets only "
+                f"{', '.join(_PLACES)} and workers."
+            )
+
+    @property
+    def workers(self) -> Workers:
+        """The processes of a run."""
+        return shared_workers(self.config.workers or max(1, (os.cpu_count() or 1) // max(self.config.jobs, 1)))
+
+    def recipe(self, preset: str, device: Device, *, seed: int, **data: Any) -> NCutsConfig:
+        """A preset's training as the command wants it, with ``data`` that the command does not name."""
+        config, recipe = self.config, RECIPES["ncuts"].preset(preset)
+        recipe.engine = dataclasses.replace(
+            recipe.engine,
+            seed=seed,
+            accelerator=config.accelerator,
+            **NUMBERS_ONLY,
+            max_epochs=config.epochs or recipe.engine.max_epochs,
+            precision=recipe.engine.precision if device == "cuda" else "32",
+        )
+        places = {name: getattr(config.data, name) for name in _PLACES}
+        recipe.data = dataclasses.replace(recipe.data, **(places | data))
+        if config.weights is not None:
+            recipe.model.weights = config.weights
+        return recipe
+
+    def train(self, recipe: NCutsConfig, job: Job, **notes: Any) -> tuple[DeepNCuts, float]:
+        """Train in the run's folder, save the model beside it, and return it with the seconds that training took."""
+        recipe.engine.run = folder = self.place(job)
+        seed_all(recipe.engine.seed)
+        started = time.perf_counter()
+        module, data = build(recipe)
+        fit(recipe, module, data, name=folder.name)
+        seconds = time.perf_counter() - started
+        module.model.save_pretrained(folder / "model", dtype=torch.float16, seed=recipe.engine.seed, **notes)
+        return module.model, seconds
+
+    def on_device(self, model: DeepNCuts) -> DeepNCuts:
+        """A model on the device of the table's runs, in the layout that its convolutions want."""
+        return model.to(self.device).to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
+
+
+class Table2(SegmentationTable):
     """The second table; see the module."""
+
+    config: Table2Config
 
     rows: ClassVar[dict[str, Row]] = ROWS
     parts: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -213,8 +271,6 @@ class Table2(Reproduction):
 
     def __init__(self, config: Table2Config) -> None:
         super().__init__(config)
-        check_data(config)
-        self.config = config
         if config.images == "folds" and not {*config.seeds} <= {*range(FOLDS)}:
             raise ConfigurationError(
                 f"--images folds takes seeds of 0 to {FOLDS - 1}, one per fold; got {config.seeds}."
@@ -243,14 +299,8 @@ class Table2(Reproduction):
     def run_config(self, job: Job, device: Device) -> NCutsConfig:
         """The training configuration of a run."""
         held_out = self.config.images != "test" or job.part == "curve"
-        recipe = training_recipe(
-            self.config,
-            GROUPS[job.key].preset,
-            device,
-            seed=job.number,
-            split="tuning" if held_out else "final",
-            fold=job.number if self.config.images == "folds" else 0,
-        )
+        split, fold = "tuning" if held_out else "final", job.number if self.config.images == "folds" else 0
+        recipe = self.recipe(GROUPS[job.key].preset, device, seed=job.number, split=split, fold=fold)
         if job.part == "timing":
             recipe.engine.max_epochs = 3
         if job.part == "curve":
@@ -301,11 +351,6 @@ class Table2(Reproduction):
         """The split of BSDS500 that the scored images are of."""
         return "val" if self.config.images == "test" else "train"
 
-    @property
-    def workers(self) -> Workers:
-        """The processes of a run."""
-        return workers_of(self.config)
-
     def run(self, job: Job) -> str:
         """Train a group if need be, segment, score, and keep the results of its rows."""
         if job.part == "baseline":
@@ -341,15 +386,13 @@ class Table2(Reproduction):
     def _model(self, job: Job) -> tuple[DeepNCuts | None, float | None]:
         """The network of a group on its device, trained if need be, and the seconds that training took."""
         group = GROUPS[job.key]
-        model, seconds = None, None
         if group.preset:
-            recipe = self.run_config(job, self.device)
-            model, seconds = train(recipe, self.place(job), trained_on=self.config.images)
-        elif group.variant:
-            model = untrained_model(group.variant, weights=self.config.weights or "imagenet", zoom=group.zoom)
-        if model is not None:
-            model = model.to(self.device).to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
-        return model, seconds
+            model, seconds = self.train(self.run_config(job, self.device), job, trained_on=self.config.images)
+            return self.on_device(model), seconds
+        if group.variant:
+            weights = self.config.weights or "imagenet"
+            return self.on_device(untrained_model(group.variant, weights=weights, zoom=group.zoom)), None
+        return None, None
 
     def _segment(
         self, row: Row, model: DeepNCuts | None, images: PreparedImages, seed: int, prepared: bool = True
@@ -553,56 +596,6 @@ class _Line:
             for image, scores in result["rows"][self.key]["per_image"].items():
                 values.setdefault(image, []).append(scores[name])
         return {image: float(np.mean(values[image])) for image in sorted(values)}
-
-
-def check_data(config: SegmentationConfig) -> None:
-    """Refuse options of the data that would change nothing, because every row has its own.
-
-    Raises:
-        ConfigurationError: such an option is given.
-    """
-    default = type(config.data)()
-    names = [field.name for field in dataclasses.fields(default) if field.name not in (*_PLACES, "workers")]
-    if given := [name for name in names if getattr(config.data, name) != getattr(default, name)]:
-        raise ConfigurationError(
-            f"--data.{given[0].replace('_', '-')} is each row's own; a table's command sets only "
-            f"{', '.join(_PLACES)} and workers."
-        )
-
-
-def training_recipe(config: SegmentationConfig, preset: str, device: Device, *, seed: int, **data: Any) -> NCutsConfig:
-    """A preset's training as a table's command wants it, with ``data`` that the command does not name."""
-    recipe: NCutsConfig = RECIPES["ncuts"].preset(preset)
-    recipe.engine = dataclasses.replace(
-        recipe.engine,
-        seed=seed,
-        accelerator=config.accelerator,
-        **NUMBERS_ONLY,
-        max_epochs=config.epochs or recipe.engine.max_epochs,
-        precision=recipe.engine.precision if device == "cuda" else "32",
-    )
-    places = {name: getattr(config.data, name) for name in _PLACES}
-    recipe.data = dataclasses.replace(recipe.data, **(places | data))
-    if config.weights is not None:
-        recipe.model.weights = config.weights
-    return recipe
-
-
-def train(recipe: NCutsConfig, folder: Path, **notes: Any) -> tuple[DeepNCuts, float]:
-    """Train in a run folder, save the model beside it, and return it with the seconds that training took."""
-    recipe.engine.run = folder
-    seed_all(recipe.engine.seed)
-    started = time.perf_counter()
-    module, data = build(recipe)
-    fit(recipe, module, data, name=folder.name)
-    seconds = time.perf_counter() - started
-    module.model.save_pretrained(folder / "model", dtype=torch.float16, seed=recipe.engine.seed, **notes)
-    return module.model, seconds
-
-
-def workers_of(config: SegmentationConfig) -> Workers:
-    """The processes of a run."""
-    return shared_workers(config.workers or max(1, (os.cpu_count() or 1) // max(config.jobs, 1)))
 
 
 @cache
