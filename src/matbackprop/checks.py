@@ -7,6 +7,7 @@ compiling or under a transformation, where there are no values.
 from __future__ import annotations
 
 import cmath
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -239,3 +240,14 @@ def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, lik
             f"{name} must broadcast to the batch shape {tuple(batch)}, one value per matrix; got shape "
             f"{tuple(p.shape)}."
         ) from error
+
+
+def check_ks(ks: Sequence[int]) -> list[int]:
+    """Return numbers of regions or clusters as a list of positive integers, or raise."""
+    try:
+        out = [operator.index(k) for k in ks]
+    except TypeError:
+        out = []
+    if not out or min(out) < 1:
+        raise ConfigurationError(f"ks must name at least one number, all of them whole and positive; got {list(ks)}.")
+    return out

@@ -103,10 +103,34 @@ def test_a_folder_with_another_model_is_refused(tmp_path):
 def test_one_line_names_the_regions_of_a_picture_file(model, shapes, tmp_path):
     model.save_pretrained(tmp_path / "model")
     path = sorted((shapes / "images" / "train").iterdir())[0]
-    (answer,) = matbackprop.classify(path, str(tmp_path / "model"), [(0, 0, 20, 20)], device="cpu")
+    (answer,) = matbackprop.classify(path, [(0, 0, 20, 20)], model=str(tmp_path / "model"), device="cpu")
     expected = classify_regions(model, picture(path), [(0, 0, 20, 20)])[0]
     assert answer == pytest.approx(dict(zip(NAMES, expected.tolist(), strict=True)), abs=1e-5)
     assert next(iter(answer)) == NAMES[int(expected.argmax())]
+
+
+def test_regions_come_as_labels_boxes_masks_or_segments(model):
+    photo = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    labels = np.full((40, 60), -1)
+    labels[:20, :30], labels[20:, 30:] = 0, 4
+    masks = [labels == 0, labels == 4]
+    expected = classify_regions(model, photo, masks=masks)
+    for regions in (labels, torch.from_numpy(labels), masks, np.stack(masks), [m.astype(float) for m in masks]):
+        got = matbackprop.classify(photo, regions, model=model)
+        assert [list(one) for one in got] == [[NAMES[i] for i in row.argsort(descending=True)] for row in expected]
+        np.testing.assert_allclose([one[NAMES[0]] for one in got], expected[:, 0], rtol=1e-6)
+    assert len(matbackprop.classify(photo, masks[0], model=model)) == 1
+    segments = matbackprop.segment(photo, None)
+    assert len(matbackprop.classify(photo, segments, model=model)) == segments.labels().max() + 1
+    assert matbackprop.classify(photo, [], model=model) == []
+
+
+@pytest.mark.parametrize("regions", [np.zeros(3), [(0, 0, 5)], "everything", [np.ones((40, 60)), (0, 0, 5, 5)], 7])
+def test_regions_of_no_kind_are_refused(model, regions):
+    with pytest.raises(ShapeError, match="regions are what segment"):
+        matbackprop.classify(np.zeros((40, 60, 3), np.uint8), regions, model=model)
+    with pytest.raises(ShapeError, match="A classifier is given by name"):
+        matbackprop.classify(np.zeros((40, 60, 3), np.uint8), model)
 
 
 def run(capsys, *words):

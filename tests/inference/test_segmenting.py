@@ -114,7 +114,7 @@ def test_bad_input():
         segment_photograph(halves(), method="guess")
     with pytest.raises(ConfigurationError, match="side"):
         segment_photograph(halves(), side=0)
-    with pytest.raises(ConfigurationError, match="at least one positive"):
+    with pytest.raises(ConfigurationError, match="whole and positive"):
         segment_photograph(halves(), ks=())
 
 
@@ -172,3 +172,8 @@ def test_the_number_is_within_a_factor_of_two_of_people_s_on_most_training_photo
         people = np.median([len(np.unique(labels)) for labels in sample.segmentations])
         near.append(0.5 <= segment_photograph(sample.image.permute(1, 2, 0).numpy()).k / people <= 2)
     assert len(near) == 10 and sum(near) >= 7
+
+
+def test_segments_name_themselves_in_one_line():
+    segments = segment(np.zeros((40, 60, 3), np.uint8), None)
+    assert repr(segments) == "Segments('picture.png', 60×40 pixels, 1 region by merge)"

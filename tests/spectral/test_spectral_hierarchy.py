@@ -7,6 +7,7 @@ import pytest
 
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.spectral import (
+    Hierarchy,
     MergeCost,
     RegionGraph,
     border_mean,
@@ -251,3 +252,10 @@ def test_superpixels_refuse_what_is_no_image():
         slic_superpixels(np.zeros((4, 4)))
     with pytest.raises(ConfigurationError):
         slic_superpixels(np.zeros((4, 4, 3)), 0)
+
+
+@pytest.mark.parametrize("ks", [[], [0], [2.5], ["3"], [3, -1]])
+def test_levels_are_whole_and_positive_numbers(ks):
+    tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
+    with pytest.raises(ConfigurationError, match="whole and positive"):
+        tree.levels(ks)

@@ -39,14 +39,14 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Classify and print."""
-    from matbackprop.inference import classify
+    from matbackprop.inference import load_classifier, name_regions
 
     if config.top < 1:
         raise ConfigurationError(f"--top {config.top}: at least one class is printed.")
     image = read_picture(config.image).pixels
     boxes, masks, truth = _regions(config)
     try:
-        named = classify(image, config.model, boxes, masks, device=config.device)
+        named = name_regions(load_classifier(config.model, config.device), image, boxes, masks)
     except ShapeError as error:
         raise ShapeError(f"{config.image}: {error}") from error
     regions: list[dict[str, Any]] = []

@@ -51,7 +51,7 @@ def main(config: Config) -> dict[str, Any]:
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
     os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which makes a folder elsewhere otherwise
 
-    from matbackprop.inference import classify, load_classifier, load_segmenter
+    from matbackprop.inference import load_classifier, load_segmenter, name_regions
     from matbackprop.serve.analysis import Segmenter
     from matbackprop.serve.app import build, launch
 
@@ -59,7 +59,7 @@ def main(config: Config) -> dict[str, Any]:
     segmenter, name = Segmenter(model), None
     if config.classifier != "none":
         classifier = load_classifier(config.classifier, config.device)
-        name = lambda photograph, mask: classify(photograph, classifier, masks=[mask])[0]  # noqa: E731
+        name = lambda photograph, mask: name_regions(classifier, photograph, masks=[mask])[0]  # noqa: E731
     page = build(segmenter, segmenter.methods, Path(folder.name), about=segmenter.about, classify=name)
     address = launch(page, Path(folder.name), host=config.host, port=config.port, browser=config.browser)
 

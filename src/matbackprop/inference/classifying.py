@@ -14,7 +14,7 @@ from matbackprop.data.coco import region_window
 from matbackprop.data.coco_regions import crop_region, place_regions
 from matbackprop.errors import DataError, ShapeError
 from matbackprop.inference.loading import BOX, load_classifier
-from matbackprop.inference.segmenting import read_input
+from matbackprop.inference.segmenting import Segments, read_input
 from matbackprop.models.deep_o2p import RegionClassifier
 
 Box = tuple[float, float, float, float]
@@ -22,22 +22,17 @@ Box = tuple[float, float, float, float]
 
 
 def classify(
-    x: Any,
-    model: RegionClassifier | str | Path = BOX,
-    boxes: Sequence[Box] | None = None,
-    masks: Sequence[np.ndarray | None] | None = None,
-    *,
-    device: str = "auto",
+    x: Any, regions: Any = None, *, model: RegionClassifier | str | Path = BOX, device: str = "auto"
 ) -> list[dict[str, float]]:
     """Name the objects in regions of a picture.
 
     Args:
         x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
+        regions: what :func:`matbackprop.segment` returned; a label map (h, w), one region per label from 0 on; a list
+            of boxes, x, y, width and height in pixels; or a list of masks (h, w), nonzero inside the region. None takes
+            the whole picture as one region.
         model: a trained classifier, or where to load one from (see :func:`load_classifier`); by default the one that
             comes with the package.
-        boxes: x, y, width and height of each region in pixels; None takes the masks' own boxes or, without masks, the
-            whole picture as one region.
-        masks: (h, w) arrays, nonzero inside the region; None, or a None among them, takes the whole box.
         device: where a model that is loaded computes: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns:
@@ -46,12 +41,46 @@ def classify(
     Example:
         >>> _ = torch.manual_seed(0)
         >>> network = RegionClassifier(2, names=["cup", "plate"], head="o2p", canvas=67, reduce=4)
-        >>> [sorted(region) for region in classify(np.zeros((40, 60, 3), np.uint8), network)]
-        [['cup', 'plate']]
+        >>> picture = np.zeros((40, 60, 3), np.uint8)
+        >>> [sorted(region) for region in classify(picture, [(0, 0, 30, 40), (30, 0, 30, 40)], model=network)]
+        [['cup', 'plate'], ['cup', 'plate']]
     """
+    boxes, masks = _boxes_or_masks(regions)
     if isinstance(model, (str, Path)):
         model = load_classifier(model, device)
-    probabilities = classify_regions(model, read_input(x)[0].pixels, boxes, masks)
+    return name_regions(model, read_input(x)[0].pixels, boxes, masks)
+
+
+def _boxes_or_masks(regions: Any) -> tuple[list[Box] | None, list[np.ndarray] | None]:
+    """The regions that :func:`classify` takes, as boxes or as masks."""
+    if regions is None:
+        return None, None
+    if isinstance(regions, Segments):
+        regions = regions.labels()
+    if isinstance(regions, (list, tuple)) and all(np.shape(one) == (4,) for one in regions):
+        return [(float(x), float(y), float(width), float(height)) for x, y, width, height in regions], None
+    if isinstance(regions, (np.ndarray, Tensor)):
+        array = np.asarray(regions)
+        if array.ndim == 2 and array.dtype.kind in "iu":
+            return None, [array == label for label in np.unique(array) if label >= 0]
+        regions = [array] if array.ndim == 2 else list(array)
+    if isinstance(regions, (list, tuple)) and all(np.ndim(one) == 2 for one in regions):
+        return None, [np.asarray(one) for one in regions]
+    kind = f"shape {tuple(regions.shape)}" if hasattr(regions, "shape") else type(regions).__name__
+    raise ShapeError(
+        "regions are what segment() returned, a label map of whole numbers (h, w), a list of boxes (x, y, width, "
+        f"height), or a list of masks (h, w); got {kind}. A classifier is given by name, model=…."
+    )
+
+
+def name_regions(
+    model: RegionClassifier,
+    image: np.ndarray,
+    boxes: Sequence[Box] | None = None,
+    masks: Sequence[np.ndarray | None] | None = None,
+) -> list[dict[str, float]]:
+    """:func:`classify_regions` with the names of the classes, most likely first."""
+    probabilities = classify_regions(model, image, boxes, masks)
     names = model.names or [str(i) for i in range(probabilities.shape[1])]
     return [dict(sorted(zip(names, row, strict=True), key=lambda pair: -pair[1])) for row in probabilities.tolist()]
 

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from matbackprop.checks import check_ks
 from matbackprop.data.pictures import Picture, find_pictures, picture_of, read_frames, read_picture
 from matbackprop.errors import ConfigurationError, ShapeError, needs
 from matbackprop.inference import export
@@ -38,7 +39,7 @@ _RELEASE = 8  # photographs between two releases of free memory, each of which t
 _segmented = itertools.count(1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Segments:
     """The segmentations of one photograph, kept small: label maps are made when they are asked for.
 
@@ -73,6 +74,11 @@ class Segments:
     name: str = "picture.png"
     note: str = ""
     names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        regions = "1 region" if self.k == 1 else f"{self.k} regions"
+        return f"Segments({self.name!r}, {width}×{height} pixels, {regions} by {self.method})"
 
     @property
     def size(self) -> tuple[int, int]:
@@ -292,9 +298,7 @@ def segment_photograph(
         raise ConfigurationError("clustering needs the features of a network; give a model, or choose merge.")
     if side < 2:
         raise ConfigurationError(f"side must be at least 2 pixels, got {side}.")
-    ks = tuple(default_ks(method) if ks is None else ks)
-    if not ks or min(ks) < 1:
-        raise ConfigurationError(f"ks must name at least one positive number of regions, got {list(ks)}.")
+    ks = tuple(default_ks(method) if ks is None else check_ks(ks))
     if method == "cluster" and max(ks) > _MAX_CLUSTERS:
         raise ConfigurationError(f"at most {_MAX_CLUSTERS} clusters can be made, got {max(ks)}; choose merge for more.")
     picture, name = read_input(x)
@@ -356,13 +360,15 @@ def read_input(x: Any) -> tuple[Picture, str]:
         array = array[None] if channels is None else np.moveaxis(array, channels, -1)
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise ShapeError(
-            f"a picture is (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got {np.shape(x)}."
+            f"a picture is (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got "
+            f"{tuple(np.shape(x))}. Give several pictures as a list."
         )
     if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:  # NaN is neither
         array = (array * 255).round().astype(np.uint8)
     if array.dtype != np.uint8:
         raise ShapeError(
             f"a picture holds uint8 or floating point in [0, 1]; got {array.dtype} from {array.min()} to {array.max()}."
+            " Convert it first, for example by x.astype('uint8') for values from 0 to 255."
         )
     squeezed = array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
     return picture_of(Image.fromarray(np.ascontiguousarray(squeezed))), "picture.png"

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, check_weight, check_weight_values, wants_check
+from matbackprop.checks import check_ks, check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.cuda.graphs import replayed
 from matbackprop.errors import ConfigurationError, ShapeError
 
@@ -29,14 +29,6 @@ class KMeans(NamedTuple):
     labels: Tensor
     centers: Tensor
     distortion: Tensor
-
-
-def check_ks(ks: Sequence[int]) -> list[int]:
-    """Return ``ks`` as a list of positive integers, or raise."""
-    out = [int(k) for k in ks]
-    if not out or min(out) < 1:
-        raise ConfigurationError(f"ks must name at least one positive number of clusters, got {list(ks)}.")
-    return out
 
 
 def center_scores(points: Tensor, centers: Tensor) -> Tensor:

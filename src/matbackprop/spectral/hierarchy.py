@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.checks import check_ks
+from matbackprop.errors import ShapeError
 from matbackprop.spectral.superpixels import RegionGraph, region_graph
 
 MERGE_KS = (2, 3, 4, 6, 8, 11, 16, 25)
@@ -54,9 +55,7 @@ class Hierarchy:
             >>> tree.levels([1, 2, 9]).tolist()
             [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
         """
-        if len(ks) == 0 or min(ks) < 1:
-            raise ConfigurationError(f"ks must name at least one positive number of segments, got {list(ks)}.")
-        steps = [max(self.count - int(k), 0) for k in ks]
+        steps = [max(self.count - k, 0) for k in check_ks(ks)]
         out = np.empty((len(steps), self.count), dtype=np.int64)
         parent = np.arange(self.count)
         done = 0

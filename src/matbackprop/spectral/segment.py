@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.checks import check_floating, check_matrix, check_weight, check_weight_values, wants_check
+from matbackprop.checks import check_floating, check_ks, check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.cuda.compiler import Source
 from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
@@ -22,7 +22,7 @@ from matbackprop.functional._matrix_function import matrix_sqrt
 from matbackprop.functional._spectral_embedding import spectral_embedding
 from matbackprop.numerics import autocast_off, symmetrize
 from matbackprop.solvers import batched_eigh
-from matbackprop.spectral.clustering import KMeansRounding, Rounding, check_ks
+from matbackprop.spectral.clustering import KMeansRounding, Rounding
 
 
 class Embedding(NamedTuple):
