@@ -23,7 +23,7 @@ TRAIN = "train o2p --preset smoke --data.made 4 --run @/out"
 
 CASES = [
     (f"{SEGMENT} --side 1", "side must be at least 2 pixels, got 1"),
-    (f"{SEGMENT} --ks 0", "at least one positive number"),
+    (f"{SEGMENT} --ks 0", "whole and positive; got .0"),
     (f"{SEGMENT} --k -5", "a number of regions is at least 1"),
     (f"{SEGMENT} --frames 0", "every must be at least 1"),
     (f"{SEGMENT} --out @/photo.png", "File exists"),

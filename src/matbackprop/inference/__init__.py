@@ -6,5 +6,6 @@ from matbackprop.inference.onnx_export import export_onnx
 from matbackprop.inference.segmenting import Segments, merge_by_colour, segment, segment_frames, segment_photograph
 from matbackprop.processes import choose_device
 
-__all__ = ["Segments", "choose_device", "classify", "classify_regions", "export_onnx", "load_classifier", "load_model",
-           "load_segmenter", "merge_by_colour", "name_regions", "segment", "segment_frames", "segment_photograph"]  # fmt: skip
+__all__ = ["Segments", "choose_device", "classify", "classify_regions", "export_onnx", "load_classifier",
+           "load_model", "load_segmenter", "merge_by_colour", "name_regions", "segment", "segment_frames",
+           "segment_photograph"]  # fmt: skip
