@@ -47,9 +47,17 @@ def test_a_model_is_pushed_with_its_card_and_loaded_again(tmp_path):
     assert json.loads(files["config.json"])["class"] == "DeepNCuts"
     card = files["README.md"].decode()
     assert card.startswith("---\nlibrary_name: matbackprop\n") and "license: cc-by-4.0" in card
-    assert "matbackprop.segment(" in card and '| trained_on | `"shapes"` |' in card and "| hidden | `8` |" in card
+    assert (
+        'matbackprop.segment("photo.jpg", model="owner/name")' in card
+        and '| trained_on | `"shapes"` |' in card
+        and "| hidden | `8` |" in card
+    )
 
 
 def test_a_card_without_notes_has_no_empty_table():
     card = model_card({"library": "matbackprop", "class": "RegionClassifier", "arguments": {"classes": 3}})
-    assert "matbackprop.classify(" in card and "## Notes" not in card and "license" not in card
+    assert (
+        'matbackprop.classify("photo.jpg", model="owner/name")' in card
+        and "## Notes" not in card
+        and "license" not in card
+    )

@@ -303,7 +303,7 @@ def model_card(config: dict[str, Any]) -> str:
     lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
     lines += [f"license: {config['license']}"] if "license" in config else []
     lines += ["---", "", f"# {kind}", "", "Use this folder, or its name on the hub, with matbackprop:", ""]
-    lines += ["```python", "import matbackprop", "", f'matbackprop.{use}("photo.jpg", "owner/name")', "```", ""]
+    lines += ["```python", "import matbackprop", "", f'matbackprop.{use}("photo.jpg", model="owner/name")', "```", ""]
     for title, content in (("Notes", notes), ("Arguments", config["arguments"])):
         if content:
             lines += [f"## {title}", "", "| name | value |", "| --- | --- |"]
