@@ -106,7 +106,7 @@ def test_with_the_kernels_that_separate_and_complete_rows(kernels, name, m, n, f
     options = {"kernels": kernels, "threads": 64}
     monkeypatch.setattr(gram, "separate_by_kernel", partial(separate.separate_by_kernel, **options))
     monkeypatch.setattr(svd, "complete_by_kernel", partial(separate.complete_by_kernel, **options))
-    monkeypatch.setattr(svd, "_all_right", lambda *_: False)
+    monkeypatch.setattr(svd, "_right", lambda sigma, ratio: torch.zeros(sigma.shape[:-1], dtype=torch.bool))
     monkeypatch.setattr(svd, "_NARROW", 0)
     for module in (gram, svd):
         monkeypatch.setattr(module, "kernels_may_take", lambda *tensors: True)
@@ -161,3 +161,13 @@ def test_few_and_small_matrices_keep_float32_digits_of_every_singular_value(m, n
         squares = mpmath.eigsy(short * short.T, eigvals_only=True)
         expected = torch.tensor(sorted((float(mpmath.sqrt(v)) for v in squares), reverse=True), dtype=torch.float64)
     torch.testing.assert_close(batched_svd(x, fine=False)[1], expected, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("m", "n"), [(12, 20), (20, 12), (15, 15)])
+def test_a_wide_spectrum_in_a_batch_leaves_the_others_as_they_are(m, n):
+    names = ("random", "graded", "repeated", "one outlier", "zero", "random")
+    x = torch.stack([SPECTRA[name](m, n, min(m, n)).float().double() for name in names]).view(2, 3, m, n)
+    u, s, vh = _thin_svd(x, False)
+    check(x, u, s, vh, orthogonality=1e-8)
+    for one, value in zip(x.view(-1, m, n), s.view(-1, min(m, n)), strict=True):
+        torch.testing.assert_close(_thin_svd(one, False)[1], value, rtol=1e-9, atol=1e-14 * float(value[0]))

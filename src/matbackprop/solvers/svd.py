@@ -99,8 +99,12 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> tuple[Tensor, T
     y = (x.mH @ q).mH
     if known:
         sigma = torch.linalg.vector_norm(y, dim=-1)
-        if _all_right(sigma, SAFE_RATIO * _LIMIT[fine]):
-            return q, sigma, y.div_(sigma.unsqueeze(-1))
+        right = _right(sigma, SAFE_RATIO * _LIMIT[fine])
+        if bool(right.any()):
+            y.div_(sigma.unsqueeze(-1))
+            if not bool(right.all()):
+                q[~right], sigma[~right], y[~right] = _gram_svd(x[~right], fine, q[~right])
+            return q, sigma, y
     q, y = separate_rows(q, _cleared(y), x.new_zeros(x.shape[:-2]), fine, _LIMIT[fine])
     y = _cleared(y)  # once more: a direction that X does not have is left smaller than rounding
     s, order = squared_norms(y).sort(-1, descending=True)
@@ -123,10 +127,10 @@ def _cleared(y: Tensor) -> Tensor:
     return y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)
 
 
-def _all_right(sigma: Tensor, ratio: float) -> bool:
-    """Whether σ is descending, positive, and σ² of so narrow a range that no row has to be cleared of larger ones."""
+def _right(sigma: Tensor, ratio: float) -> Tensor:
+    """Where σ is descending, positive, and σ² of so narrow a range that no row has to be cleared of larger ones."""
     first, last = sigma[..., 0].square(), sigma[..., -1].square()
-    return bool((sigma.diff(dim=-1) <= 0).all() & (first < ratio * last).all())
+    return (sigma.diff(dim=-1) <= 0).all(-1) & (first < ratio * last)
 
 
 def _complete(v: Tensor, there: Tensor) -> Tensor:
