@@ -14,6 +14,7 @@ import importlib
 import json
 import logging
 import os
+import statistics
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -33,7 +34,7 @@ from matbackprop.processes import Workers, log_on_screen
 from matbackprop.report.tables import Table
 from matbackprop.reproduce.config import TableConfig
 from matbackprop.training.config import differences, to_json
-from matbackprop.training.run_folder import versions
+from matbackprop.training.run_folder import RunFolder, versions
 
 _ENGINE = ("seed", "max_epochs", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate")
 """Fields of the engine that change numbers; the others say where and how a run is carried out."""
@@ -408,6 +409,12 @@ class Reproduction(ABC):
         processors = f" with {timed['processors']} processors" if timed.get("processors") else ""
         revision = f", revision {timed['git'][:7]}" if timed.get("git") else ""
         return f" Speeds: one run, each row alone on one {timed['device']}{processors}{revision}."
+
+    def training_rate(self, job: Job) -> float:
+        """Items per second of a run's training, its first third left out."""
+        run = RunFolder(self.place(job))
+        rates = [m["train/steps_per_second"] for m in run.read_metrics() if m.get("train/steps_per_second")]
+        return statistics.median(rates[len(rates) // 3 :]) * run.read_config()["data"]["batch_size"]
 
     def _fingerprint(self, job: Job, device: Device) -> str:
         provenance = self.provenance(job, device)

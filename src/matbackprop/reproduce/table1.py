@@ -14,7 +14,6 @@ import dataclasses
 import json
 import logging
 import shlex
-import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -335,13 +334,9 @@ class Table1(Reproduction):
     def time(self, job: Job) -> dict[str, dict[str, Any]]:
         """Regions per second, and the division of a step's time."""
         self._train(job)
-        run = RunFolder(self.place(job))
-        rates = [m["train/steps_per_second"] for m in run.read_metrics() if m.get("train/steps_per_second")]
-        batch = run.read_config()["data"]["batch_size"]
-        speed: dict[str, Any] = {"regions_per_second": round(statistics.median(rates[1:] or rates) * batch)}
-        if run.profile_path.is_file():
-            speed["profile"] = read_json(run.profile_path)
-        return {job.key: speed}
+        speed: dict[str, Any] = {"regions_per_second": round(self.training_rate(job))}
+        profile = RunFolder(self.place(job)).profile_path
+        return {job.key: speed | ({"profile": read_json(profile)} if profile.is_file() else {})}
 
     # ------------------------------------------------------------------------------------------------------- summary
 

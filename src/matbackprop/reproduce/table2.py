@@ -430,9 +430,7 @@ class Table2(SegmentationTable):
         warm(self.workers)
         model, _ = self._model(job)
         if group.preset:
-            run = RunFolder(self.place(job))
-            rates = [m["train/steps_per_second"] for m in run.read_metrics() if "train/steps_per_second" in m]
-            training = float(np.median(rates[len(rates) // 3 :])) * run.read_config()["data"]["batch_size"]
+            training = self.training_rate(job)
         speeds = {}
         few = images.subset(range(min(16, len(images))))
         for row in group.rows:
