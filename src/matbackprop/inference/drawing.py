@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.errors import LabelError, ShapeError
+from matbackprop.spectral.superpixels import region_means
 
 YELLOW = (255, 235, 51)
 WHITE = (255, 255, 255)
@@ -78,17 +79,6 @@ def draw_boundaries(
     return out
 
 
-def mean_colours(labels: NDArray[np.integer], pixels: NDArray[np.uint8], count: int) -> NDArray[np.float64]:
-    """Mean colour (count, 3) of each region of a map (h, w) numbered from 0, on pixels (h, w, 3)."""
-    sums = np.zeros((count, 4))
-    for start in range(0, len(labels), 256):  # in strips, because large photographs have large maps
-        strip, colours = labels[start : start + 256].ravel(), pixels[start : start + 256].reshape(-1, 3)
-        sums[:, 3] += np.bincount(strip, minlength=count)
-        for c in range(3):
-            sums[:, c] += np.bincount(strip, colours[:, c], count)
-    return sums[:, :3] / sums[:, 3:]
-
-
 def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.uint8]:
     """Colour a label map: each region in the mean colour of ``image``, or in a hue of its own.
 
@@ -114,7 +104,7 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
     if image is not None:
         rgb = as_rgb(image)
         _check_sizes(rgb, lab)
-        table = mean_colours(index, rgb, len(ids))
+        table = region_means(index, rgb)
     else:
         # Golden-angle hues: neighbours in number are far apart in colour, and a number has one colour in every map.
         hue = (0.58 + 0.618034 * ids) % 1.0

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.files import atomic_file, atomic_write
-from matbackprop.inference.drawing import mean_colours
-from matbackprop.spectral import contour_map
+from matbackprop.spectral import contour_map, region_means
 
 if TYPE_CHECKING:
     from matbackprop.inference.segmenting import Segments
@@ -161,7 +160,7 @@ def _signed_area(loop: NDArray[np.float64]) -> float:
 def to_svg(result: Segments, k: int | None = None) -> str:
     """The regions as one SVG path each, in their mean colours."""
     height, width = result.size
-    colours = mean_colours(result.labels(k), result.pixels, result.count(k)).round().astype(int).tolist()
+    colours = region_means(result.labels(k), result.pixels).round().astype(int).tolist()
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     ]

@@ -15,10 +15,11 @@ from PIL import Image
 
 from matbackprop.errors import DataError
 from matbackprop.inference import Segments
-from matbackprop.inference.drawing import WHITE, draw_boundaries, mean_colours, paint_labels
+from matbackprop.inference.drawing import WHITE, draw_boundaries, paint_labels
 from matbackprop.inference.export import Format
 from matbackprop.inference.segmenting import split_region, unite_region
 from matbackprop.report.figures import PALETTE
+from matbackprop.spectral import region_means
 
 MAX_REGIONS = 40
 MAX_SIDE = 800
@@ -160,7 +161,7 @@ class Analysis:
         flat = labels.ravel()
         starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
         lengths = np.diff(starts, append=flat.size)
-        colours = mean_colours(labels, self.photograph, count).round().astype(int)
+        colours = region_means(labels, self.photograph).round().astype(int)
         return {
             "photo": photo,
             "alt": f"The photograph {self.segments.name} divided into {counted(count)}",
@@ -197,7 +198,7 @@ class Analysis:
         step, high = 400 / leaves, 190.0
         scale = high / math.log(max(leaves, 2))
         place = {i: (step * (x + 0.5), high) for x, i in enumerate(order[group[0]])}
-        colours = mean_colours(self.segments.labels(leaves), self.photograph, leaves).round().astype(int).tolist()
+        colours = region_means(self.segments.labels(leaves), self.photograph).round().astype(int).tolist()
         box = f'y="{high:.0f}" width="{step - 1:.1f}" height="14"'
         fills = [
             f'<rect x="{x - step / 2 + 0.5:.1f}" {box} fill="rgb{tuple(colours[i])}"/>' for i, (x, _) in place.items()

@@ -144,11 +144,15 @@ def border_mean(regions: ArrayLike, graph: RegionGraph, values: ArrayLike) -> ND
 
 def region_means(regions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
     """Mean of a map (h, w, e) in every region: (S, e); regions without a pixel get zeros."""
-    r, v = np.asarray(regions).ravel(), np.asarray(values, dtype=np.float64)
-    v = v.reshape(r.size, -1)
-    size = int(r.max()) + 1
-    area = np.maximum(np.bincount(r, minlength=size), 1)
-    return np.stack([np.bincount(r, weights=v[:, c], minlength=size) for c in range(v.shape[1])], 1) / area[:, None]
+    r = np.asarray(regions)
+    v, size = np.asarray(values).reshape(*r.shape, -1), int(r.max()) + 1
+    sums = np.zeros((size, v.shape[-1] + 1))
+    rows = max(1, (1 << 22) // r.shape[1])  # in strips, because large photographs have large maps
+    for strip, part in ((r[i : i + rows].ravel(), v[i : i + rows]) for i in range(0, len(r), rows)):
+        for c, column in enumerate(part.reshape(strip.size, -1).T):
+            sums[:, c] += np.bincount(strip, column, size)
+        sums[:, -1] += np.bincount(strip, minlength=size)
+    return sums[:, :-1] / np.maximum(sums[:, -1:], 1)
 
 
 SOURCE = Source("slic.cu")
