@@ -10,7 +10,7 @@ import time
 import pytest
 
 from matbackprop.errors import WorkerError
-from matbackprop.processes import Workers, is_first_process, parallel_map, signals_held
+from matbackprop.processes import Workers, is_first_process, parallel_map, processors, signals_held
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="needs sigtimedwait")
 
@@ -108,3 +108,11 @@ def test_the_first_process_knows_itself(environment, first, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_first_process() is first
+
+
+def test_processors_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    assert processors() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS and Windows have none
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert processors() == 1

@@ -35,6 +35,11 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def choose_device(name: str = "auto") -> torch.device:
     """Return a device by name; ``"auto"`` takes CUDA where there is one, ``"gpu"`` is another word for ``"cuda"``.
 

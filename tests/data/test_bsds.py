@@ -123,7 +123,7 @@ def test_missing_folders(tmp_path, bsds500):
         BSDS(bsds500, "validation")
     for path in (bsds500 / "data/images/val").iterdir():
         path.unlink()
-    with pytest.raises(DataError, match="holds no image"):
+    with pytest.raises(DataError, match="holds no picture"):
         BSDS(bsds500, "val")
 
 

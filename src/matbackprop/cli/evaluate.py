@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from matbackprop.data.label_files import LABEL_SUFFIXES, index_label_files, read
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.files import atomic_write
 from matbackprop.metrics import ImageScores, score_images, summarize
-from matbackprop.processes import track
+from matbackprop.processes import processors, track
 from matbackprop.report.tables import Cell, Table
 
 
@@ -67,7 +66,8 @@ def main(config: Config) -> dict[str, Any]:
         boundary=config.boundary,
         objects=config.objects,
         tolerance=config.tolerance,
-        workers=config.workers or _workers(len(segmentations)),
+        # A process takes a second or two to start, so each should have some images to do.
+        workers=config.workers or min(processors(), len(segmentations) // 8),
     )
     results = list(track(scores, "Scoring images", len(segmentations)))
     summary = summarize(results)
@@ -99,12 +99,6 @@ def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]
 
 def _read(paths: list[Path], thresholds: int) -> list[Any]:
     return [labels for path in paths for labels in read_label_maps(path, thresholds=thresholds)]
-
-
-def _workers(images: int) -> int:
-    # A process takes a second or two to start, so each should have some images to do.
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors, images // 8)
 
 
 def _document(results: list[ImageScores], summary: dict[str, float]) -> dict[str, Any]:

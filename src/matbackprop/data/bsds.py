@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from matbackprop.data.cache import cache_key, open_cache, remove_cache, write_cache
 from matbackprop.data.label_files import index_label_files, read_label_maps
-from matbackprop.data.pictures import PICTURE_SUFFIXES, read_picture
+from matbackprop.data.pictures import find_pictures, read_picture
 from matbackprop.errors import ConfigurationError, DataError, LabelError, Problem, ShapeError, first_problems
 from matbackprop.metrics.regions import compact_labels
 from matbackprop.processes import parallel_map, track
@@ -161,13 +161,10 @@ def find_split(root: Path, split: str) -> SplitFiles:
         )
     images: dict[str, Path] = {}
     problems = []
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in PICTURE_SUFFIXES and path.name[0] != ".":
-            first = images.setdefault(path.stem, path)
-            if first is not path:
-                problems.append(Problem(first, f"has the same name as {path}; keep one"))
-    if not images:
-        raise DataError(f"{folder} holds no image; the kinds that can be read are {', '.join(PICTURE_SUFFIXES)}")
+    for path in find_pictures([folder]):
+        first = images.setdefault(path.stem, path)
+        if first is not path:
+            problems.append(Problem(first, f"has the same name as {path}; keep one"))
     truth_folder = root / "groundTruth" / part
     if bsds300:
         truth_folder = root / "human" / "color" if (root / "human" / "color").is_dir() else root / "human"

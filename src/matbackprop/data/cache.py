@@ -23,6 +23,7 @@ import numpy as np
 
 from matbackprop.errors import DataError
 from matbackprop.files import atomic_folder, atomic_write, read_bytes, read_json, remove_written, show
+from matbackprop.processes import processors
 
 FORMAT = 1
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
@@ -155,7 +156,7 @@ def _checksums(path: Path) -> list[str]:
             file.seek(start)
             return hashlib.sha256(file.read(_BLOCK)).hexdigest()
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, processors())) as pool:
         return list(pool.map(one, range(0, size, _BLOCK)))
 
 

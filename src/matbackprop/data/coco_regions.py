@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +29,7 @@ from matbackprop.errors import ConfigurationError, DataError, Problem, first_pro
 from matbackprop.files import show
 from matbackprop.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.models.config import Background
-from matbackprop.processes import parallel_map, track
+from matbackprop.processes import parallel_map, processors, track
 
 _log = logging.getLogger(__name__)
 
@@ -238,7 +237,7 @@ def cache_regions(
 
 def _crop_all(images: list[ImageRegions], side: int, margin: float, workers: int | None) -> Iterator[_CroppedImage]:
     tasks = [(entry, side, margin) for entry in images]
-    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    workers = processors() if workers is None else workers
     return parallel_map(_crop_image, tasks, workers if len(tasks) >= 32 else 0, chunk=8)
 
 

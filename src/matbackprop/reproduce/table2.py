@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from matbackprop.metrics.bootstrap import paired_bootstrap
 from matbackprop.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.models.config import VARIANTS
 from matbackprop.models.deep_ncuts import DeepNCuts, default_ks
-from matbackprop.processes import Workers
+from matbackprop.processes import Workers, processors
 from matbackprop.report.figures import curves, segmentation_grid
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.baselines import HUMANS, run_baseline
@@ -221,7 +220,7 @@ class SegmentationTable(Reproduction):
     @property
     def workers(self) -> Workers:
         """The processes of a run."""
-        return shared_workers(self.config.workers or max(1, (os.cpu_count() or 1) // max(self.config.jobs, 1)))
+        return shared_workers(self.config.workers or max(1, processors() // max(self.config.jobs, 1)))
 
     def recipe(self, preset: str, device: Device, *, seed: int, **data: Any) -> NCutsConfig:
         """A preset's training as the command wants it, with ``data`` that the command does not name."""

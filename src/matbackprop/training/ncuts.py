@@ -7,7 +7,6 @@ in :mod:`matbackprop.training.config`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +27,7 @@ from matbackprop.models.backbones import build_backbone
 from matbackprop.models.backbones.base import load_backbone_weights
 from matbackprop.models.config import NCutsModelConfig
 from matbackprop.models.deep_ncuts import DeepNCuts
+from matbackprop.processes import processors
 from matbackprop.solvers import batched_eigh
 from matbackprop.training.config import ImageDataConfig, NCutsConfig
 from matbackprop.training.engine import Data, System
@@ -50,7 +50,7 @@ def data_folder(config: ImageDataConfig) -> Path:
 
 def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> PreparedImages:
     """All images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), prepared on first use."""
-    workers = config.workers or min(16, os.cpu_count() or 1)
+    workers = config.workers or min(16, processors())
     return prepare_images(
         BSDS(data_folder(config), split),
         config.cache or default_cache_folder(),
