@@ -32,6 +32,7 @@ def colour_features(photograph: Picture, *, stride: int = 8, anchors: int = 8, s
         (h/stride, w/stride, anchors²) in [0, 1].
 
     Example:
+        >>> import numpy as np
         >>> colour_features(np.zeros((64, 96, 3), np.uint8)).shape
         torch.Size([8, 12, 64])
     """
@@ -55,6 +56,7 @@ class Segmenter:
         seed: of K-means.
 
     Example:
+        >>> import numpy as np
         >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200
         >>> analysis = Segmenter()(picture, "merge")
         >>> [analysis.level(k).shown.count() for k in (2, 3)]
