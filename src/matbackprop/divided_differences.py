@@ -154,10 +154,12 @@ def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Ten
 
 
 def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
-    low = torch.minimum(a, b)
-    x = (a - b).abs_().div_(low).clamp_min_(_SMALLEST_GAP)
-    t = x.log1p()
-    return low ** (p - 1) * (_expm1(p * t) / x)
+    """By the end at which λ^p is larger, so that only what vanishes beside it leaves the range."""
+    low, high = torch.minimum(a, b), torch.maximum(a, b)
+    end = torch.where(p > 0, high, low)
+    gap = (a - b).abs_()
+    shrunk = _expm1(-p.abs() * (gap / low).clamp_min_(_SMALLEST_GAP).log1p_())
+    return end ** (p - 1) * (shrunk / (gap / end).clamp_min_(_SMALLEST_GAP) * torch.where(p > 0, -1, 1))
 
 
 def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
@@ -181,10 +183,12 @@ def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
 
 def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     """Divided difference of λ^p log λ, the derivative of λ^p in p."""
-    low = torch.minimum(a, b)
+    low, high = torch.minimum(a, b), torch.maximum(a, b)
     x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
     t = x.log1p()
-    return low ** (p - 1) * ((low.log() * _expm1(p * t) + t * torch.exp(p * t)) / x)
+    shrunk = _expm1(-p.abs() * t)
+    by_high = high ** (p - 1) * ((t - low.log() * shrunk) / ((high - low) / high).clamp_min(_SMALLEST_GAP))
+    return torch.where(p > 0, by_high, low ** (p - 1) * ((low.log() * shrunk + t * (1 + shrunk)) / x))
 
 
 def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:

@@ -1,6 +1,7 @@
 """Caches: written once and whole, damage found."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,3 +181,10 @@ def test_caches_from_before_there_were_tags_are_known_by_their_description(path)
     assert cache_folders(path.parent) == [path]
     remove_cache(path)
     assert not path.exists()
+
+
+def test_the_name_of_a_configuration_sees_values_and_not_their_types():
+    plain = cache_key({"folder": "a/b", "side": 200, "scales": [1.0, 0.5]})
+    assert cache_key({"folder": Path("a/b"), "side": np.int64(200), "scales": np.array([1.0, 0.5])}) == plain
+    with pytest.raises(DataError, match="cannot hold a set"):
+        cache_key({"side": {200}})

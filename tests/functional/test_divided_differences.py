@@ -9,7 +9,7 @@ import torch
 from helpers.reference import divided_difference
 from matbackprop import divided_differences
 from matbackprop.divided_differences import SpectralFunction, power_function, resolve_function
-from matbackprop.errors import DomainError, DtypeError
+from matbackprop.errors import DomainError, DtypeError, OrderError
 
 GAPS = [0.0, 1e-16, 1e-13, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 10.0, 1e4, 1e9]
 FUNCTIONS = {
@@ -148,3 +148,24 @@ def test_what_is_not_a_function():
         resolve_function("power", torch.tensor(2))
     with pytest.raises(DtypeError, match="number or a tensor"):
         resolve_function("power", "2")
+
+
+def test_what_there_is_no_derivative_of_is_said():
+    function, _ = resolve_function("log")
+    with pytest.raises(OrderError, match="no exponent"):
+        function.in_parameter()
+    with pytest.raises(DomainError, match="belongs to function"):
+        resolve_function("log", 2.0)
+    assert resolve_function(function) == (function, None)
+
+
+@pytest.mark.parametrize("p", [40.0, 60.5, -40.0, 0.7])
+def test_powers_of_numbers_far_apart_do_not_leave_the_range_on_the_way(p):
+    function, exponent = power_function(torch.tensor(p, dtype=torch.float64))
+    low, high = (1e-12, 1.0) if p > 0 else (0.5, 1e12)
+    actual = function.first(_tensor(low), _tensor(high), exponent).item()
+    expected = divided_difference(lambda x: x ** mpmath.mpf(p), (low, high))
+    assert actual == pytest.approx(float(expected), rel=1e-13)
+    in_exponent = function.in_parameter().first(_tensor(low), _tensor(high), exponent).item()
+    expected = divided_difference(lambda x: x ** mpmath.mpf(p) * mpmath.log(x), (low, high))
+    assert in_exponent == pytest.approx(float(expected), rel=1e-12)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+from helpers import truth
 from helpers.cuts import OBJECTIVES, dense_value, features, lambda_matrix, regions
+from helpers.matrices import orthogonal
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 
 NAMES = list(OBJECTIVES)
@@ -287,3 +289,27 @@ def test_rows_without_a_label_cost_the_soft_objective_no_digits():
     whole = slope(f.clone().requires_grad_(), every)
     torch.testing.assert_close(whole[counted], slope(f[counted].requires_grad_(), counted), rtol=0, atol=1e-12)
     assert not bool(whole[[0, 3, 4]].any())
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (6, 3)])
+@pytest.mark.parametrize("ridge", [1e-3, 1e-8])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_soft_cuts_of_features_that_spread_over_five_decades_keep_their_digits(shape, ridge, weighted):
+    """Whose Gram matrix knows the small directions to half of their digits: value and slope with 60 digits."""
+    m, d = shape
+    k = min(m, d)
+    left, right = orthogonal(m, seed=1)[:, :k], orthogonal(d, seed=2)[:k]
+    f = (left * torch.logspace(0, -5, k, dtype=torch.float64)) @ right
+    turn = 0.5 * f @ orthogonal(d, seed=3)  # a direction that keeps the small ones small
+    weight = torch.linspace(0.5, 2, m, dtype=torch.float64) if weighted else None
+    labels = torch.arange(m) % 3
+    with mpmath.workdps(90):
+        x, v, step = mpmath.matrix(f.tolist()), mpmath.matrix(turn.tolist()), mpmath.mpf(10) ** -30
+        w = None if weight is None else mpmath.matrix(weight.tolist())
+        middle, forth, back = (truth.soft(x + t * v, labels.tolist(), ridge, w)[0] for t in (0, step, -step))
+        expected, slope = float(middle), float((forth - back) / (2 * step))
+    f.requires_grad_()
+    value = normalized_cut_soft(f, labels, num_labels=3, ridge=ridge, weight=weight)
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+    (gradient,) = torch.autograd.grad(value, f)
+    assert (gradient * turn).sum().item() == pytest.approx(slope, rel=1e-8, abs=1e-11)

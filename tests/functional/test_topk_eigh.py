@@ -307,3 +307,19 @@ def test_derivatives_of_several_leading_pairs_of_a_dense_matrix():
 
     assert gradcheck(pairs, a.requires_grad_(), check_forward_ad=True)
     assert gradgradcheck(pairs, a, check_fwd_over_rev=True)
+
+
+def test_all_pairs_of_a_product_have_the_derivatives_of_the_matrix():
+    """Nothing is left outside of the span of the vectors then."""
+    a = symmetric((0.5, 1.2, 2.1), seed=3).requires_grad_()
+
+    def products(x, a):
+        return 0.5 * (a + a.mT) @ x
+
+    one, other = (
+        torch.autograd.grad(loss(pairs), a)[0] for pairs in (topk_eigh(a, 3), topk_eigh(products, 3, (a,), n=3))
+    )
+    torch.testing.assert_close(one, other)
+    v = topk_subspace(products, 3, (a,), n=3)
+    (of_identity,) = torch.autograd.grad((v @ v.mT * torch.arange(9.0).view(3, 3)).sum(), a)
+    torch.testing.assert_close(of_identity, torch.zeros_like(a))
