@@ -106,16 +106,16 @@ class _Eigh(Operation):
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         (lam, u, policy), (g_lam, g_u) = saved, gradients
-        inner = torch.zeros_like(u)
-        if g_u is not None:
-            seen = u.mH @ g_u
-            if not u.is_complex() and policy.apart(lam):
-                policy.report_flag(None)
-                inner = symmetrize(rates_apart(lam) * seen)
-            else:
-                visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mH, largest_entry(g_u))
-                policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u)))
-                inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
+        if g_u is None:
+            return (u * g_lam.unsqueeze(-2)) @ u.mH
+        seen = u.mH @ g_u
+        if not u.is_complex() and policy.apart(lam):
+            policy.report_flag(None)
+            inner = symmetrize(rates_apart(lam) * seen)
+        else:
+            visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mH, largest_entry(g_u))
+            policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u)))
+            inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
         if g_lam is not None:
             inner = inner + torch.diag_embed(g_lam)
         return u @ inner @ u.mH
