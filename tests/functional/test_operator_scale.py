@@ -73,3 +73,8 @@ def test_a_gradient_that_leaves_the_range_on_its_way_is_refused():
     _, u = mb.eigh(a)
     with pytest.raises(DomainError, match="Scale them"):
         (1e300 * u[1, 0]).backward()
+
+
+def test_functions_of_the_largest_matrices_are_finite_where_their_values_are():
+    a = torch.tensor([[1.2e308, -1.2e308], [-1.2e308, 1.2e308]], dtype=torch.float64).mul(0.7)
+    torch.testing.assert_close(mb.matrix_power(a, 1), a)

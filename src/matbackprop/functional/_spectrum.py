@@ -71,8 +71,9 @@ class Spectrum(NamedTuple):
     def value(self, g: BoundFunction) -> Tensor:
         """g(A), symmetric to the bit."""
         u, values = self.vectors, g.value(self.values)
-        if self.rest is None:
-            return symmetrize((u * values.unsqueeze(-2)) @ u.mH)
+        if self.rest is None:  # halves first: the sum of two of the largest numbers leaves the range
+            half = (u * (0.5 * values).unsqueeze(-2)) @ u.mH
+            return half + half.mH
         rest = g.value(self.rest).unsqueeze(-1)
         out = symmetrize((u * (values - rest).unsqueeze(-2)) @ u.mH)
         return out + torch.diag_embed(rest.expand(*rest.shape[:-1], u.shape[-2]))
