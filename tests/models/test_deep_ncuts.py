@@ -70,7 +70,7 @@ def test_one_map_of_an_enlarged_image_is_finer_and_in_the_same_place(head):
 
 
 def test_zoom_out_of_range_is_refused():
-    with pytest.raises(ConfigurationError, match=r"zoom must be between 1 and 4, got 0\.5"):
+    with pytest.raises(ConfigurationError, match=r"zoom is 0\.5; it must lie in \[1, 4\]"):
         NCutsModelConfig(variant="hypercolumns", zoom=0.5)
 
 

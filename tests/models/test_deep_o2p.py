@@ -202,7 +202,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "function": "sin"}, "unknown function 'sin'"),
         ({"head": "o2p", "support": "half"}, "unknown support"),
         ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
-        ({"head": "o2p", "hidden": 1 << 40}, "hidden must be a whole number from 1 to 65536"),
+        ({"head": "o2p", "hidden": 1 << 40}, "hidden is .*; it must be a whole number from 1 to 65536"),
         ({"head": "o2p", "bias": True}, "RegionModelConfig has no field 'bias'"),
         ({"head": "o2p", "taps": ("relu1+relu2",)}, "have equally many channels"),
         ({"head": "o2p", "average": True}, "average is for the heads fc and both, got 'o2p'"),

@@ -7,7 +7,6 @@ has its fields. Nothing heavy is imported, so that the command line can explain 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -27,6 +26,8 @@ ADDED = {"added": True}
 
 C = TypeVar("C")
 LARGEST = 1 << 16  # channels of a layer: wider ones ask for more memory than machines have
+_WIDTH = f"1 to {LARGEST}"
+_LARGEST_NUMBER = 2**53  # of whole numbers without another limit: torch takes no more than 64 bits, and JSON 53
 
 
 def changed(config: C, changes: dict[str, Any]) -> C:
@@ -49,18 +50,31 @@ def _choose(config: Any, **choices: Any) -> None:
             raise ConfigurationError(f"unknown {name} {value!r}; choose one of {', '.join(get_args(kind))}.")
 
 
-def _whole(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and (not isinstance(value, int) or not 1 <= value <= LARGEST):
-            raise ConfigurationError(f"{name} must be a whole number from 1 to {LARGEST}, got {value!r}.")
+def check_ranges(where: str, config: Any, **ranges: str) -> None:
+    """Raise unless numbers lie in their intervals; None passes, NaN does not, and of a tuple all must.
 
+    Args:
+        where: name of the section, for the message.
+        config: its dataclass.
+        ranges: field → interval, such as ``"[0, 1)"`` or ``"(0, inf)"``, or ``"1 to 9"`` for whole numbers.
 
-def _real(config: Any, *names: str, most: float = 1e30) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value <= most:
-            raise ConfigurationError(f"{name} must be a number from 0 to {most:g}, got {value!r}.")
+    Example:
+        >>> check_ranges("model", RegionModelConfig(), hidden="1 to 10")
+        Traceback (most recent call last):
+        matbackprop.errors.ConfigurationError: model.hidden is 4096; it must be a whole number from 1 to 10.
+    """
+    for name, interval in ranges.items():
+        value, whole = getattr(config, name), " to " in interval
+        interval = f"[{interval.replace(' to ', ', ')}]" if whole else interval
+        for number in value if isinstance(value, (tuple, list)) else [] if value is None else [value]:
+            if isinstance(number, int) and number > _LARGEST_NUMBER:
+                interval = interval.replace("inf)", f"{_LARGEST_NUMBER}]")
+            low, high = (float(end) for end in interval[1:-1].split(","))
+            known = isinstance(number, int if whole else (int, float))
+            above = known and (number > low or (interval[0] == "[" and number == low))
+            if not above or not (number < high or (interval[-1] == "]" and number == high)):
+                needed = f"be a whole number from {low:g} to {high:g}" if whole else f"lie in {interval}"
+                raise ConfigurationError(f"{where}.{name} is {value}; it must {needed}.")
 
 
 @dataclass
@@ -138,9 +152,9 @@ class RegionModelConfig:
     def __post_init__(self) -> None:
         _choose(self, head=Literal["fc", "o2p", "o2p_fc", "both", "sift"], function=Function, support=Support)
         _choose(self, standardize=Standardize, precision=Literal["float64", "float32"])
-        _whole(self, "hidden", "reduce", "reduce_rest")
-        _real(self, "dropout", "input_dropout", "vector_dropout", most=1)
-        _real(self, "feature_scale", "vector_scale", "eps")
+        check_ranges("model", self, hidden=_WIDTH, reduce=_WIDTH, reduce_rest=_WIDTH)
+        check_ranges("model", self, dropout="[0, 1]", input_dropout="[0, 1]", vector_dropout="[0, 1]")
+        check_ranges("model", self, feature_scale="[0, 1e30]", vector_scale="[0, 1e30]", eps="[0, 1e30]")
         if self.function == "log" and self.eps == 0:
             raise ConfigurationError("eps must be positive for function='log', got 0.")
         if self.learn_power and self.function != "power":
@@ -197,13 +211,8 @@ class NCutsModelConfig:
         if self.variant not in VARIANTS:
             raise ConfigurationError(f"unknown model {self.variant!r}; choose one of {', '.join(VARIANTS)}.")
         _choose(self, head=Literal["paper", "hypercolumn", "none"], affinity=Affinity, space=Space)
-        _whole(self, "hidden", "channels", "stride", "kernel")
-        _real(self, "dropout", most=1)
-        for name in ("ridge", "merge_ridge"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{name} must be positive and finite, got {getattr(self, name)}.")
-        if not 1 <= self.zoom <= 4:
-            raise ConfigurationError(f"zoom must be between 1 and 4, got {self.zoom}.")
+        check_ranges("model", self, hidden=_WIDTH, channels=_WIDTH, stride=_WIDTH, kernel=_WIDTH, zoom="[1, 4]")
+        check_ranges("model", self, dropout="[0, 1]", ridge="(0, inf)", merge_ridge="(0, inf)")
         self.taps, self.cost = tuple(self.taps), tuple(self.cost)  # type: ignore[assignment]
         full = self.resolved()
         more = len(full["taps"]) != 1 or full["boundary"] or full["stride"]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.files import read_bytes, read_json, shorten
-from matbackprop.models.config import ADDED, Background, NCutsModelConfig, RegionModelConfig
+from matbackprop.models.config import ADDED, Background, NCutsModelConfig, RegionModelConfig, check_ranges
 
 if TYPE_CHECKING:
     from matbackprop.training.engine import Data, System
@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 
 _MOST_DEVICES = 64  # per node; on a CPU each is a process
-_LARGEST = 2**53  # of whole numbers without another limit: torch takes no more than 64 bits, and JSON 53
 _AT_ONCE = "[0, 256]"  # threads or processes
 
 
@@ -114,31 +113,6 @@ class EngineConfig:
             raise ConfigurationError(f"engine.devices is {number}; a node has from 1 to {_MOST_DEVICES}.")
         if self.resume and self.overwrite:
             raise ConfigurationError("engine.resume and engine.overwrite contradict each other; give one of them.")
-
-
-def check_ranges(where: str, config: Any, **ranges: str) -> None:
-    """Raise unless numbers lie in their intervals; None passes, NaN does not, and of a tuple all must.
-
-    Args:
-        where: name of the section, for the message.
-        config: its dataclass.
-        ranges: field → interval, such as ``"[0, 1)"`` or ``"(0, inf)"``.
-
-    Example:
-        >>> check_ranges("engine", EngineConfig(), log_every="[1, 10]")
-        Traceback (most recent call last):
-        matbackprop.errors.ConfigurationError: engine.log_every is 50; it must lie in [1, 10].
-    """
-    for name, interval in ranges.items():
-        value = getattr(config, name)
-        for number in value if isinstance(value, (tuple, list)) else [] if value is None else [value]:
-            if isinstance(number, int) and number > _LARGEST:
-                interval = interval.replace("inf)", f"{_LARGEST}]")
-            low, high = (float(end) for end in interval[1:-1].split(","))
-            above = number > low or (interval[0] == "[" and number == low)
-            below = number < high or (interval[-1] == "]" and number == high)
-            if not (above and below):
-                raise ConfigurationError(f"{where}.{name} is {value}; it must lie in {interval}.")
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from torch import Tensor
 import matbackprop
 from matbackprop.bench.peers import eigh_function, pool_with
 from matbackprop.inference import segment
+from matbackprop.models.config import check_ranges
 from matbackprop.report.figures import segmentation_grid
 from matbackprop.report.html import Page
 from matbackprop.report.tables import Table
-from matbackprop.training.config import RECIPES, check_ranges, merge
+from matbackprop.training.config import RECIPES, merge
 from matbackprop.training.engine import evaluate, fit, load_weights, seed_all
 from matbackprop.training.run_folder import RunFolder
 
