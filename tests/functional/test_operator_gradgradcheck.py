@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch.autograd import gradgradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from helpers.operators import CASES, SPECTRA_OF_CASES, case_id
-from matbackprop import matrix_log, second_order_pool
+from matbackprop import eigh, matrix_log, second_order_pool
 from matbackprop.errors import OrderError
 
 
@@ -25,6 +25,16 @@ def test_gradgradcheck_of_all_outputs(spectrum, device):
     for case in CASES:
         if case.name in ("matrix_log", "pool_thin_log"):
             assert gradgradcheck(case, _one(case, spectrum, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_eigenvalues_alone_have_two_orders(dtype):
+    x = torch.randn(2, 4, 4, dtype=dtype, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def eigenvalues(x):
+        return eigh(x + x.mH).eigenvalues
+
+    assert gradcheck(eigenvalues, x) and gradgradcheck(eigenvalues, x)
 
 
 def test_second_derivative_at_the_identity_is_that_of_the_series():
