@@ -78,3 +78,10 @@ def test_a_gradient_that_leaves_the_range_on_its_way_is_refused():
 def test_functions_of_the_largest_matrices_are_finite_where_their_values_are():
     a = torch.tensor([[1.2e308, -1.2e308], [-1.2e308, 1.2e308]], dtype=torch.float64).mul(0.7)
     torch.testing.assert_close(mb.matrix_power(a, 1), a)
+
+
+def test_an_eigenvalue_beyond_the_range_is_said_and_not_lost():
+    """Its inverse root would be zero in the sum."""
+    a = torch.full((2, 2), 1.2e308, dtype=torch.float64) + torch.diag(torch.tensor([1e300, 0.0], dtype=torch.float64))
+    with pytest.raises(DomainError, match="an eigenvalue of a overflows"):
+        mb.matrix_inv_sqrt(a)

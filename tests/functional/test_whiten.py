@@ -210,3 +210,10 @@ def test_principal_axes_of_rows_without_variance_in_a_direction():
     torch.testing.assert_close(last.detach(), height.square() / eps, rtol=1e-12, atol=0)
     gradient, _ = torch.autograd.grad(last, (rows, w))
     torch.testing.assert_close(gradient[3], 2 * height / eps * normal / normal.norm(), rtol=1e-11, atol=0)
+
+
+def test_samples_whose_rounding_is_larger_than_eps_are_refused():
+    """Two equal samples have no variance: what their mean leaves is rounding, and may not be divided by √ε."""
+    x = 1e30 * torch.tensor([[0.1, 0.3], [0.1, 0.3]], dtype=torch.float64)
+    with pytest.raises(DomainError, match="lost in the rounding of samples"):
+        whiten(x, weight=torch.tensor([0.3, 0.9], dtype=torch.float64), eps=1e8)

@@ -463,7 +463,11 @@ def spd_exp_map(p, v, metric):
         up, down = _roots(p)
         return up * exp(down * v * down) * up
     if metric == "log_euclidean":
-        return exp(log(p) + _slope(log, p, v))
+        size = norm(p) or mpf(1)
+        exponent = log(p / size) + _slope(log, p / size, v / size)
+        if any(x < -300 for x in eig(exponent)[0]):  # which is zero in floating point
+            raise Undefined("positive definite")
+        return size * exp(exponent)
     values, u = eig(p)
     positive(values)
     inside = u.T * v * u

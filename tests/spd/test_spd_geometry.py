@@ -211,3 +211,28 @@ def test_the_mean_refuses_a_matrix_that_is_singular_though_a_factor_of_it_exists
     singular = torch.full((2, 2), 1e15, dtype=torch.float32)
     with pytest.raises((DomainError, NumericalError), match=r"[Aa]dd a multiple of the identity"):
         spd.mean(torch.stack([singular, 1e15 * torch.eye(2)]))
+
+
+def test_velocities_out_of_the_range_and_times_that_are_not_finite_are_refused():
+    p = torch.diag(torch.tensor([1e-8, 1.0], dtype=torch.float64))
+    with pytest.raises(NumericalError, match="zero in floating point"):
+        spd.exp_map(p, -torch.eye(2, dtype=torch.float64), metric="log_euclidean")
+    for metric in METRICS:
+        with pytest.raises(NonFiniteError, match="t "):
+            spd.geodesic(A, B, torch.tensor(torch.nan), metric=metric)
+
+
+def test_the_mean_says_so_where_an_iterate_is_not_finite():
+    """A gradient of NaN is not a small one."""
+    with pytest.raises(SolverError, match="nearly singular"):
+        spd._mean._iterate(lambda m: (m, torch.tensor(torch.nan)), EYE, 1e-11, 5)
+
+
+def test_a_geodesic_of_transports_arrives_at_its_end_from_a_nearly_singular_matrix():
+    a, b = symmetric((1e-14, 1e-7, 1.0), seed=1), symmetric((1.0, 1.5, 2.0), seed=2)
+    torch.testing.assert_close(spd.geodesic(a, b, 1.0, metric="bures_wasserstein"), b, rtol=0, atol=1e-15)
+
+
+def test_a_bimap_of_half_precision_is_finite_where_its_values_are():
+    x = 1e4 * torch.eye(2, dtype=torch.float16)
+    torch.testing.assert_close(spd.bimap(x, 2 * torch.eye(2, dtype=torch.float16)), 4 * x)

@@ -210,8 +210,8 @@ def from_one_decomposition(
 
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
     """Raise where g(λ) is too large for the dtype of the computation; what is too large for that of A is infinite."""
-    if g.function.name in ("log", "sqrt"):  # they cannot, but the eigenvalues of the largest matrices can
-        check_result(lam, "an eigenvalue of a", "Scale the matrices.")
+    check_result(lam, "an eigenvalue of a", "Scale the matrices.")  # as of the largest matrices
+    if g.function.name in ("log", "sqrt"):  # they cannot
         return
     if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(g.value(lam)).all()):
         raise DomainError(

@@ -339,7 +339,8 @@ def normalized_cut_soft(
     Gradient:
         With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,
         ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. Smooth, all orders; zero at F = 0, where the objective
-        jumps. For fewer rows than features it is computed from FFᵀ, where a small ridge costs no digits.
+        jumps. For fewer rows than features it is computed from FFᵀ, where a small ridge costs no digits; rows of no
+        weight are among them only where weights learn.
 
     Example:
         >>> import torch

@@ -163,20 +163,20 @@ def whiten(
             else:
                 turn = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
         if wanted and covariance is None:
-            _check_eps(rows - center, eps)
+            _check_eps(rows, eps)
         if method == "pca":  # the largest variance first, the largest entry of each axis positive
             y = turned * (positive_phase(vectors) * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2))
             return y.flip(-1).to(x.dtype)
         return product(rows - center, turn.expand(*x.shape[:-2], d, d)).to(x.dtype)
 
 
-def _check_eps(centered: Tensor, eps: float) -> None:
+def _check_eps(rows: Tensor, eps: float) -> None:
     """Raise where rounding of the samples, divided by √ε in directions without variance, would drown the result."""
-    largest = float(centered.detach().abs().max()) if centered.numel() else 0.0
-    if largest * torch.finfo(centered.dtype).eps > 1e-3 * eps**0.5 or eps < 1e-90:
+    largest = float(rows.detach().abs().max()) if rows.numel() else 0.0
+    if largest * torch.finfo(rows.dtype).eps > 1e-3 * eps**0.5 or eps < 1e-90:
         raise DomainError(
-            f"eps={eps} is lost in the rounding of samples that are up to {largest:.3g} from their mean. Raise eps, or "
-            f"scale the samples down."
+            f"eps={eps} is lost in the rounding of samples with entries up to {largest:.3g}. Raise eps, or scale the "
+            f"samples down."
         )
 
 

@@ -154,6 +154,8 @@ def geodesic(
     (x, y), wanted = prepare(check, precision, a=a, b=b)
     if isinstance(t, Tensor):
         check_floating(t, "t")
+        if wanted:
+            check_finite(t, "t")
         t = t.to(device=a.device, dtype=real_dtype(x.dtype))
     with autocast_off(a.device.type):
         return geometry.geodesic(x, y, t, wanted).to(a.dtype)
@@ -182,8 +184,9 @@ def exp_map(
         ``(*batch, n, n)``, positive definite, in the dtype of ``p``.
 
     Raises:
-        NumericalError: P is not positive definite, or V of ``"bures_wasserstein"`` leads out of the positive definite
-            matrices; the other errors are those of `distance`.
+        NumericalError: P is not positive definite, or V leads out of the positive definite matrices, with
+            ``"log_euclidean"`` to an eigenvalue that is zero in floating point; the other errors are those of
+            `distance`.
 
     Gradient:
         In P and V, two orders, exact where eigenvalues coincide; for ``"log_euclidean"`` the first order in P.
@@ -269,7 +272,8 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
     check_matrix(w, "w", or_complex=True)
     if w.shape[-2] != x.shape[-1]:
         raise ShapeError(f"w must have {x.shape[-1]} rows for x of shape {tuple(x.shape)}, got {tuple(w.shape)}.")
-    return symmetrize(w.mH @ x @ w)
+    half = w.mH @ x @ (0.5 * w)  # the sum of two large numbers may leave the range
+    return half + half.mH
 
 
 def check_threshold(threshold: float) -> None:

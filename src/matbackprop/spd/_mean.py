@@ -104,8 +104,10 @@ def _iterate(
     left = torch.full_like(m.real[..., 0, 0], torch.inf)
     for _ in range(max_iterations):
         m, left = step(m)
-        if not bool((left > tolerance).any()):
+        if bool((left <= tolerance).all()):
             return m
+        if bool(left.isnan().any()):
+            break
     raise SolverError(
         f"the mean did not converge in {max_iterations} iterations: {float(left.max()):.3g} is left, {tolerance:.3g} "
         f"was wanted. Raise max_iterations or tolerance, and look for matrices that are nearly singular."

@@ -13,8 +13,9 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_option
+from matbackprop.checks import check_option, values_checkable
 from matbackprop.divided_differences import named_function
+from matbackprop.errors import NumericalError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
 from matbackprop.functional._matrix_function import matrix_function
@@ -25,6 +26,7 @@ from matbackprop.solvers import batched_eigh
 
 __all__ = ["METRICS", "Geometry", "Metric", "check_metric", "lyapunov", "of_matrix"]
 
+_LOWEST = 300.0  # e to the minus of it, and its reciprocal, are far inside of the range of float64
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
 
@@ -123,6 +125,15 @@ def _unit(a: Tensor) -> Tensor:
     return torch.where(size > 0, size, 1).log2().round().exp2()
 
 
+def _check_exponent(a: Tensor) -> None:
+    """Raise where the exponential of A has an eigenvalue of zero in floating point."""
+    if a.numel() and float(a.abs().max()) > _LOWEST and float(low := torch.linalg.eigvalsh(a).min()) < -_LOWEST:
+        raise NumericalError(
+            f"v leads to a matrix with an eigenvalue of exp({float(low):.3g}) times the size of p, which is zero in "
+            f"floating point. Scale v down."
+        )
+
+
 class _LogEuclidean:
     """Logarithms are taken of matrices over a common unit, which the metric does not see."""
 
@@ -137,8 +148,10 @@ class _LogEuclidean:
 
     def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
         unit = _unit(p)
-        start = of_matrix(p / unit, "log", wanted)
-        return unit * of_matrix(start + _derivative(p / unit, v / unit, "log"), "exp", wanted)
+        exponent = of_matrix(p / unit, "log", wanted) + _derivative(p / unit, v / unit, "log")
+        if wanted and values_checkable(exponent):
+            _check_exponent(exponent.detach())
+        return unit * of_matrix(exponent, "exp", wanted)
 
     def log_map(self, p: Tensor, q: Tensor, wanted: bool) -> Tensor:
         unit = _unit(p)
@@ -161,9 +174,9 @@ class _BuresWasserstein:
         return _squared(one - other @ turn)
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor, wanted: bool) -> Tensor:
-        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        way = eye + _scale(t) * (self.transport(a, b, wanted) - eye)
-        return symmetrize(way @ a @ way)
+        # ((1 − t)I + tT)A((1 − t)I + tT) without the product TAT, which is B
+        t, moved = _scale(t), self.transport(a, b, wanted) @ a
+        return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
 
     def exp_map(self, p: Tensor, v: Tensor, wanted: bool) -> Tensor:
         definite_factor(p, wanted, "p")
