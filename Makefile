@@ -75,11 +75,11 @@ versions: $(UV)
 	done; \
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; echo "== passed: $(VERSIONS)"
 
-version-%-lowest: WANTED := --resolution lowest-direct
-version-%-newest: WANTED := "$(TORCH)"
+version-%-lowest: WANTED := --resolution lowest-direct --editable ".[test]"
+version-%-newest: WANTED := "$(TORCH)" --editable ".[test,onnx]" onnxruntime
 version-%: $(UV)
 	$(UV) venv --quiet --allow-existing --python $(firstword $(subst -, ,$*)) $(ENVIRONMENTS)/$*
-	$(UV) pip install --quiet --python $(ENVIRONMENTS)/$*/bin/python $(WANTED) --editable ".[test]"
+	$(UV) pip install --quiet --python $(ENVIRONMENTS)/$*/bin/python $(WANTED)
 	OMP_NUM_THREADS=1 $(ENVIRONMENTS)/$*/bin/python -m pytest -n 2 --dist worksteal -q $(VERSION_TESTS)
 
 $(BIN)/uv: $(VENV)/.user

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,17 @@ from torch._functorch import eager_transforms
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+WHOLE_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
+"""Whether torch.compile makes one graph of a network with our operations in it.
+
+That of torch 2.6 mistakes what a Function has saved and returns wrong gradients, without a word.
+"""
+
+
+def outside_old_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which an older torch.compile leaves out of its graphs and calls as it is."""
+    return function if WHOLE_GRAPHS else torch.compiler.disable(function)
 
 
 def transforms_active() -> bool:

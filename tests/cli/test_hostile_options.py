@@ -138,8 +138,10 @@ def test_patterns_do_not_follow_links_in_circles(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
-@pytest.mark.parametrize(("words", "file"), [(f"{SCORE} --csv @/x.csv", "x.csv"), ("report @/run", "run/report.html")])
-def test_a_full_disk_is_one_message_with_the_file(folder, tmp_path, words, file):
+@pytest.mark.parametrize(
+    ("words", "file", "limit"), [(f"{SCORE} --csv @/x.csv", "x.csv", 10), ("report @/run", "run/report.html", 5000)]
+)
+def test_a_full_disk_is_one_message_with_the_file(folder, tmp_path, words, file, limit):
     import resource
 
     run = RunFolder(folder / "run").create({"seed": 0})
@@ -150,7 +152,7 @@ def test_a_full_disk_is_one_message_with_the_file(folder, tmp_path, words, file)
         capture_output=True,
         text=True,
         env={**os.environ, "MATBACKPROP_CACHE": str(folder / "cache")},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),  # bytes of a file
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert done.returncode == 2, done.stderr
     message = done.stderr.splitlines()[-1]

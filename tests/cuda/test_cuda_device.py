@@ -5,6 +5,7 @@ import torch
 
 import matbackprop as mb
 from helpers.spectra import defects, hard_spectra
+from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import cusolver, cuts, jacobi, pool, refined
 from matbackprop.cuda.graphs import replayed
 from matbackprop.solvers import batched_eigh, route
@@ -241,7 +242,9 @@ def test_cut_kernels_differentiated_twice(objective):
 def test_compiled_layer_in_one_graph():
     torch._dynamo.reset()
     f = torch.randn(4, 9, 20, device="cuda").relu().requires_grad_()
-    compiled = torch.compile(lambda x: mb.second_order_pool(x).square().sum(), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x: mb.second_order_pool(x).square().sum(), fullgraph=WHOLE_GRAPHS, backend="aot_eager"
+    )
     (actual,) = torch.autograd.grad(compiled(f), f)
     (expected,) = torch.autograd.grad(mb.second_order_pool(f).square().sum(), f)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

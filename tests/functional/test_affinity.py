@@ -6,6 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from helpers.cuts import features, lambda_matrix, regions
 from matbackprop import affinity, normalized_affinity, normalized_cut_value
+from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.errors import DomainError, DtypeError, LabelError, NonFiniteError, ShapeError, SymmetryError
 from matbackprop.numerics import symmetrize
 
@@ -86,7 +87,7 @@ def test_transformations():
     loss(whole, labels).backward()
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(f, labels), whole.grad)
     compiled = f.clone().requires_grad_()
-    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled, labels).backward()
+    torch.compile(loss, fullgraph=WHOLE_GRAPHS, backend="aot_eager")(compiled, labels).backward()
     torch.testing.assert_close(compiled.grad, whole.grad)
     assert affinity(f.bfloat16()).dtype == torch.bfloat16
     assert normalized_cut_value(torch.empty(2, 4, 4, device="meta"), torch.empty(2, 4, device="meta").long()).shape == (

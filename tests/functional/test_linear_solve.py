@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from matbackprop import conjugate_gradient_solve, gaussian_crf, linear_solve
+from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.errors import (
     DomainError,
     DtypeError,
@@ -189,7 +190,7 @@ def test_transformations_of_the_dense_routes():
     loss(one, b[1]).backward()
     torch.testing.assert_close(whole.grad[1], one.grad)
     compiled = a[1].clone().requires_grad_()
-    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled, b[1]).backward()
+    torch.compile(loss, fullgraph=WHOLE_GRAPHS, backend="aot_eager")(compiled, b[1]).backward()
     torch.testing.assert_close(compiled.grad, one.grad)
     assert linear_solve(a.bfloat16(), b.bfloat16(), check=False).dtype == torch.bfloat16
     assert linear_solve(torch.empty(2, 3, 3, device="meta"), torch.empty(2, 3, device="meta")).shape == (2, 3)

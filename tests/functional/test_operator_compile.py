@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True) of every operator, and what the default backend makes of the formulas.
+"""torch.compile of every operator, and what the default backend makes of the formulas.
 
 ``aot_eager`` checks tracing and the adjoint graph without generating code. The default backend, inductor, has its own
 versions of the elementary functions; all formulas that use them are compared in one kernel. To generate code for every
@@ -10,6 +10,7 @@ import torch
 
 from helpers.operators import TRACED, case_id
 from matbackprop import nn, second_order_pool
+from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.divided_differences import resolve_function
 
 
@@ -31,7 +32,7 @@ COMPILED = [case for case in TRACED if not (case.complex or case.composed) or ca
 @pytest.mark.parametrize("case", COMPILED, ids=case_id)
 def test_fullgraph_equals_eager(case, compile_backend, device, dtype):
     inputs = [t.requires_grad_() for t in case.inputs("separated", device, dtype)]
-    compiled = torch.compile(lambda *args: case.loss(*args), fullgraph=True, backend=compile_backend)
+    compiled = torch.compile(lambda *args: case.loss(*args), fullgraph=WHOLE_GRAPHS, backend=compile_backend)
     value, expected = compiled(*inputs), case.loss(*inputs)
     torch.testing.assert_close(value, expected)
     for one, other in zip(torch.autograd.grad(value, inputs), torch.autograd.grad(expected, inputs), strict=True):
@@ -56,7 +57,7 @@ def test_inductor_keeps_the_digits_of_divided_differences():
     gaps = torch.tensor([0, 1e-16, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1, 3, 10, 30])
     a = torch.full((16,), 0.5, dtype=torch.float64)
     b = a + gaps.double()
-    torch.testing.assert_close(torch.compile(tables, fullgraph=True)(a, b), tables(a, b), rtol=1e-13, atol=0)
+    torch.testing.assert_close(torch.compile(tables, fullgraph=WHOLE_GRAPHS)(a, b), tables(a, b), rtol=1e-13, atol=0)
 
 
 def test_a_compiled_training_step_with_inductor():
@@ -67,12 +68,13 @@ def test_a_compiled_training_step_with_inductor():
     wanted = [x, *model.parameters()]
     expected = model(x)
     grads = torch.autograd.grad(expected.square().sum(), wanted)
-    out = torch.compile(model, fullgraph=True)(x)
+    out = torch.compile(model, fullgraph=WHOLE_GRAPHS)(x)
     torch.testing.assert_close(out, expected)
     for one, other in zip(torch.autograd.grad(out.square().sum(), wanted), grads, strict=True):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.skipif(not WHOLE_GRAPHS, reason="needs torch 2.11 at least")
 def test_a_module_can_be_exported():
     module = torch.nn.Sequential(torch.nn.Linear(3, 5), nn.SecondOrderPool(), nn.MatrixFunction("exp", check=True))
     x = torch.linspace(-1, 1, 24).reshape(2, 4, 3)
@@ -80,7 +82,8 @@ def test_a_module_can_be_exported():
     torch.testing.assert_close(exported(x), module(x))
 
 
+@pytest.mark.skipif(not WHOLE_GRAPHS, reason="needs torch 2.11 at least")
 def test_checks_do_not_run_while_compiling():
     f = torch.full((2, 3), float("nan"))
-    out = torch.compile(lambda x: second_order_pool(x, check=True), fullgraph=True, backend="aot_eager")(f)
+    out = torch.compile(lambda x: second_order_pool(x, check=True), fullgraph=WHOLE_GRAPHS, backend="aot_eager")(f)
     assert out.isnan().any()

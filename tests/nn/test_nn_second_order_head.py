@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import matbackprop as mb
+from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.nn import SecondOrderHead, SecondOrderPool2d, replace_pool
 
@@ -97,8 +98,9 @@ def test_a_model_is_at_first_what_it_was_and_then_learns_from_second_order(name,
     again = replace_pool(MODELS[name](), image, reduce=4).eval()
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again(image), model(image))
-    exported = torch.export.export(model, (image,)).module()
-    torch.testing.assert_close(exported(image), model(image))
+    if WHOLE_GRAPHS:
+        exported = torch.export.export(model, (image,)).module()
+        torch.testing.assert_close(exported(image), model(image))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -121,7 +123,7 @@ def test_the_last_average_is_the_place_and_compiles(image):
     model = replace_pool(Residual().eval(), image, reduce=4)
     assert isinstance(model.squeeze[0], nn.AdaptiveAvgPool2d) and hasattr(model.avgpool, "head")
     nn.init.normal_(model.avgpool.head.classifier.weight)
-    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(image), model(image))
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=WHOLE_GRAPHS)(image), model(image))
 
 
 def test_a_flattening_of_what_is_averaged_is_not_the_place(image):

@@ -28,6 +28,7 @@ from matbackprop._torch import (
     forward_mode_active,
     jvp_nesting,
     keep_signature,
+    outside_old_graphs,
     transforms_active,
 )
 from matbackprop.errors import OrderError
@@ -131,6 +132,7 @@ class Operation(Function):
         cls._with_tangent = WithTangent
 
 
+@outside_old_graphs
 def apply(operation: type[Operation], *inputs: Any) -> Any:
     """Call an operation so that every transformation that is active works on it."""
     if torch.compiler.is_compiling():

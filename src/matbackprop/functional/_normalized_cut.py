@@ -277,7 +277,7 @@ def _evaluate(
 ) -> Tensor:
     """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels where they apply and on the rows elsewhere."""
     images = images.in_range(dtype)
-    f, labels, weight, k = images[:4]
+    f, labels, weight, k = images.f, images.labels, images.weight, images.num_labels
 
     def general(x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
         labellings = y.shape[0] // x.shape[0]

@@ -274,7 +274,7 @@ class _Pool(Operation):
         f: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         moments = factor(_root_weighted(f, w), eps, fine)
-        return moments.value(BoundFunction(function, p)), *moments[:3]
+        return moments.value(BoundFunction(function, p)), moments.s, moments.basis, moments.y
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
