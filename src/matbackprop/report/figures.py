@@ -381,7 +381,7 @@ def comparison(
         ['AlexNet']
     """
     names = list(rows)
-    fig, (ax,) = figure(width=6.4, height=0.36 * len(names) + 1.3)
+    fig, (ax,) = figure(width=max(6.4, 3.8 + 0.072 * max(map(len, names), default=0)), height=0.36 * len(names) + 1.3)
     where = np.arange(len(names))[::-1]
     values, low, high = np.array([rows[name] for name in names], dtype=np.float64).reshape(-1, 3).T
     ax.hlines(where, low, high, color=PALETTE[0], linewidth=2.4, alpha=0.45)

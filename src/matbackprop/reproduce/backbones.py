@@ -23,6 +23,7 @@ from torch.nn import functional as nnf
 from matbackprop.errors import DataError
 from matbackprop.files import read_json
 from matbackprop.processes import choose_device
+from matbackprop.report.figures import comparison
 from matbackprop.report.tables import Measured, Table
 from matbackprop.reproduce.config import BackbonesConfig
 from matbackprop.reproduce.table import Device, Job, fingerprint, interval_text
@@ -184,9 +185,10 @@ class Backbones(Table1):
         return {job.key: measure_speed(config, classes, choose_device(self.device), steps)}
 
     def speed(self, row: str, job: Job) -> dict[str, Any]:
-        """What was measured of a row, frozen or not."""
+        """What was measured of a row; of a fine-tuned one its speed in use, which is the frozen one's."""
         key = row.replace("-fine-", "-frozen-")
-        return super().speed(key, Job(key, job.part))
+        speed = super().speed(key, Job(key, job.part))
+        return speed if key == row else {name: speed[name] for name in ("regions_per_second",) if name in speed}
 
     def summarize(self) -> dict[str, Any]:
         """The table of all that has finished; where no seed has, of the trials alone."""
@@ -205,6 +207,16 @@ class Backbones(Table1):
         tables = [self._held_out_table(held_out)] if held_out else []
         tables += [] if (segmentation := self._segmentation()) is None else [segmentation]
         super().write_table({**content, "held_out": held_out}, table, *more, *(one.markdown() for one in tables))
+        gains = {row["name"]: row["difference"]["all"] for row in content["rows"] if "difference" in row}
+        comparison(
+            {name: (gain["difference"], gain["low"], gain["high"]) for name, gain in gains.items()},
+            self.out / "figures" / "differences.png",
+            xlabel="points against first order, 95 % interval",
+        )
+
+    def curves(self, row: Row) -> str:
+        """The figure that shows a row's training, one for each backbone."""
+        return f"curves-{row.model['model.backbone']}"
 
     def _best(self, row: Row) -> tuple[Job, Device, dict[str, Any]] | None:
         """The trial with the smallest error among those that have ended, and where it was done."""

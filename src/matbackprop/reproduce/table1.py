@@ -474,6 +474,10 @@ class Table1(Reproduction):
             formats={error: ".2f", "≥ 400 px": ".2f"},
         )
 
+    def curves(self, row: Row) -> str:
+        """The figure that shows a row's training."""
+        return "curves"
+
     def _draw(self, lines: list[_Line]) -> None:
         folder = self.out / "figures"
         folder.mkdir(parents=True, exist_ok=True)
@@ -482,12 +486,13 @@ class Table1(Reproduction):
         figures.comparison(
             bars, folder / "errors.png", reference=paper, xlabel="error (%)", title="all regions; bars span the seeds"
         )
-        losses = {
-            line.row.name: [(m["step"], m["train/loss"]) for m in line.metrics if m.get("train/loss") is not None]
-            for line in lines
-        }
-        if series := {name: tuple(np.transpose(points)) for name, points in losses.items() if points}:
-            figures.lines(series, folder / "curves.png", xlabel="step", ylabel="training loss", log="y")
+        curves: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            points = [(m["step"], m["train/loss"]) for m in line.metrics if m.get("train/loss") is not None]
+            if points:
+                curves.setdefault(self.curves(line.row), {})[line.row.name] = tuple(np.transpose(points))
+        for name, series in curves.items():
+            figures.lines(series, folder / f"{name}.png", xlabel="step", ylabel="training loss", log="y")
         names = open_regions(self.config.data)[0].classes
         predicting = [line for line in lines if line.predictions]
         target = predicting[0].predictions[0]["target"].astype(np.int64)
