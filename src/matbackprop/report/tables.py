@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html as _html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from matbackprop.errors import ShapeError
 
@@ -127,16 +127,6 @@ class Table:
             return cell.mean
         return None if cell is None or isinstance(cell, (str, bool)) else float(cell)
 
-    def _bold(self) -> set[tuple[int, int]]:
-        bold: set[tuple[int, int]] = set()
-        for name, rule in self.best.items():
-            column = list(self.columns).index(name)
-            known = {r: v for r in range(len(self.rows)) if (v := self._value(r, column)) is not None and v == v}
-            if known:
-                pick = min(known.values()) if rule == "min" else max(known.values())
-                bold |= {(r, column) for r, v in known.items() if v == pick}
-        return bold
-
     def _numeric(self) -> list[bool]:
         """Columns without text in them are set flush right."""
         return [
@@ -145,35 +135,35 @@ class Table:
             for c in range(len(self.columns))
         ]
 
+    def _body(self, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+        """The texts of all cells, escaped; the best of a column are set in ``bold``, such as ``"<b>{}</b>"``."""
+        texts = [[escape(self.text(r, c)) for c in range(len(self.columns))] for r in range(len(self.rows))]
+        for name, rule in self.best.items():
+            column = list(self.columns).index(name)
+            known = {r: v for r in range(len(self.rows)) if (v := self._value(r, column)) is not None and v == v}
+            pick = (min if rule == "min" else max)(known.values(), default=None)
+            for row in (r for r, value in known.items() if value == pick):
+                texts[row][column] = bold.format(texts[row][column])
+        return texts
+
     def markdown(self) -> str:
         """The table in Markdown, with the title as a bold line before it and the note as a line after it."""
-        bold = self._bold()
+        head = [_escape_pipes(name) for name in self.columns]
+        rule = ["---:" if right else "---" for right in self._numeric()]
         lines = [f"**{self.title}**", ""] if self.title else []
-        lines.append("| " + " | ".join(_escape_pipes(name) for name in self.columns) + " |")
-        lines.append("| " + " | ".join("---:" if right else "---" for right in self._numeric()) + " |")
-        for r in range(len(self.rows)):
-            cells = [_escape_pipes(self.text(r, c)) for c in range(len(self.columns))]
-            lines.append("| " + " | ".join(f"**{t}**" if (r, c) in bold else t for c, t in enumerate(cells)) + " |")
-        if self.note:
-            lines += ["", self.note]
-        return "\n".join(lines)
+        lines += [f"| {' | '.join(cells)} |" for cells in (head, rule, *self._body(_escape_pipes, "**{}**"))]
+        return "\n".join([*lines, "", self.note] if self.note else lines)
 
     def html(self) -> str:
         """The table as an HTML ``<table>``, everything escaped."""
-        bold, numeric = self._bold(), self._numeric()
+        kinds = [" class=num" if right else "" for right in self._numeric()]
 
-        def row_of(tag: str, cells: Sequence[str], row: int | None) -> str:
-            parts = []
-            for c, text in enumerate(cells):
-                body = _html.escape(text)
-                body = f"<b>{body}</b>" if row is not None and (row, c) in bold else body
-                parts.append(f"<{tag}{' class=num' if numeric[c] else ''}>{body}</{tag}>")
+        def row_of(tag: str, cells: Iterable[str]) -> str:
+            parts = (f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
             return f"<tr>{''.join(parts)}</tr>"
 
-        head = row_of("th", list(self.columns), None)
-        body = "".join(
-            row_of("td", [self.text(r, c) for c in range(len(self.columns))], r) for r in range(len(self.rows))
-        )
+        head = row_of("th", map(_html.escape, self.columns))
+        body = "".join(row_of("td", cells) for cells in self._body(_html.escape, "<b>{}</b>"))
         caption = f"<caption>{_html.escape(self.title)}</caption>" if self.title else ""
         note = f'<p class="note">{_html.escape(self.note)}</p>' if self.note else ""
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{note}"
@@ -184,15 +174,12 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        bold = self._bold()
-        table = RichTable(
-            title=self.title or None, caption=self.note or None, box=box.SIMPLE_HEAD, title_justify="left"
-        )
+        words: Any = {"title": self.title or None, "caption": self.note or None, "title_justify": "left"}
+        table = RichTable(box=box.SIMPLE_HEAD, **words)
         for name, right in zip(self.columns, self._numeric(), strict=True):
             table.add_column(escape(name), justify="right" if right else "left")
-        for r in range(len(self.rows)):
-            cells = [escape(self.text(r, c)) for c in range(len(self.columns))]
-            table.add_row(*(f"[bold]{t}[/bold]" if (r, c) in bold else t for c, t in enumerate(cells)))
+        for cells in self._body(escape, "[bold]{}[/bold]"):
+            table.add_row(*cells)
         return table
 
     def show(self) -> None:
