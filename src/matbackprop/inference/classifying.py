@@ -137,13 +137,12 @@ def classify_regions(
     results = []
     for start in range(0, count, 100):
         part = torch.from_numpy(store[start : start + 100]).to(device)
-        pictures, inside_share = place_regions(
-            part,
+        index, still = (
             torch.arange(len(part), device=device),
-            torch.from_numpy(sizes[start : start + 100]).to(device),
             torch.zeros(len(part), 3, dtype=torch.int64, device=device),
-            canvas=model.canvas,
-            background=model.background,
         )
+        shape = torch.from_numpy(sizes[start : start + 100]).to(device)
+        how: dict[str, Any] = {"canvas": model.canvas, "background": model.background}
+        pictures, inside_share = place_regions(part, index, shape, still, **how)
         results.append(model(pictures, inside_share).float().softmax(-1).cpu())
     return torch.cat(results) if results else torch.zeros(0, model.classifier.out_features)

@@ -316,20 +316,12 @@ def segment_photograph(
             merging = model.merge(on_device, ks, superpixels=same)
     if next(_segmented) % _RELEASE == 0:
         release_memory()
-    return Segments(
-        picture.pixels,
-        ks,
-        k,
-        confidence,
-        method,
-        model is not None,
-        time.perf_counter() - started,
-        None if clusterings else merging.superpixels,
-        None if clusterings else merging.hierarchy,
-        clusterings,
-        name,
-        picture.note,
-    )
+    parts: dict[str, Any] = {"superpixels": merging.superpixels, "hierarchy": merging.hierarchy}
+    if clusterings is not None:
+        parts = {"clusterings": clusterings}
+    seconds = time.perf_counter() - started
+    segments = Segments(picture.pixels, ks, k, confidence, method, model is not None, seconds, **parts)
+    return replace(segments, name=name, note=picture.note)
 
 
 def read_input(x: Any) -> tuple[Picture, str]:

@@ -404,17 +404,8 @@ class Table2(SegmentationTable):
             maps = list(self.workers.map(_lab_merging, tasks))
             return Segmented(dict(zip(images.ids, maps, strict=True)), time.perf_counter() - started)
         half = torch.bfloat16 if self.device == "cuda" and row.objective == "soft" else torch.float32
-        return segment_images(
-            model,
-            images,
-            method=row.inference,
-            ks=default_ks(row.inference),
-            space=row.space,
-            seed=seed,
-            precision=half,
-            workers=self.workers,
-            prepared=prepared,
-        )
+        options: dict[str, Any] = {"method": row.inference, "space": row.space, "seed": seed, "precision": half}
+        return segment_images(model, images, workers=self.workers, prepared=prepared, **options)
 
     def _keep_pictures(self, row: str, scores: list[ImageScores], segmented: Segmented) -> None:
         """Keep each shown image's best segmentation for the qualitative figure."""

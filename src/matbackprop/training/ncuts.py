@@ -51,12 +51,8 @@ def data_folder(config: ImageDataConfig) -> Path:
 def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> PreparedImages:
     """All images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), prepared on first use."""
     workers = config.workers or min(16, processors())
-    return prepare_images(
-        BSDS(data_folder(config), split),
-        config.cache or default_cache_folder(),
-        superpixels=config.superpixels,
-        workers=workers,
-    )
+    folder = config.cache or default_cache_folder()
+    return prepare_images(BSDS(data_folder(config), split), folder, superpixels=config.superpixels, workers=workers)
 
 
 def split_images(images: PreparedImages, config: ImageDataConfig) -> tuple[PreparedImages, PreparedImages]:

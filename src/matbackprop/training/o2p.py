@@ -56,17 +56,8 @@ def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
     """Training and validation regions, cropped and cached on the first call."""
     root = data_folder(config)
     files = [coco_files(root, split) for split in ("train", "val")]
-    train, validation = (
-        cache_regions(
-            *pair,
-            config.cache or default_cache_folder(),
-            side=config.side,
-            margin=config.margin,
-            minimum_area=config.minimum_area,
-            missing_images=config.missing_images,
-        )
-        for pair in files
-    )
+    cropped = {name: getattr(config, name) for name in ("side", "margin", "minimum_area", "missing_images")}
+    train, validation = (cache_regions(*pair, config.cache or default_cache_folder(), **cropped) for pair in files)
     try:
         check_same_categories(train, validation)
     except DataError as error:
@@ -349,16 +340,8 @@ def _in_order(
 
 def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
     """Build the network of a configuration, with its starting weights."""
-    data = config.data
-    network = RegionClassifier(
-        len(names),
-        config.model,
-        canvas=data.canvas,
-        names=names,
-        background=data.background,
-        side=data.side,
-        margin=data.margin,
-    )
+    presented = {name: getattr(config.data, name) for name in ("canvas", "background", "side", "margin")}
+    network = RegionClassifier(len(names), config.model, names=names, **presented)
     load_backbone_weights(network.backbone, network.config.backbone, config.model.weights)
     return network
 
