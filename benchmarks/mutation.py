@@ -197,16 +197,21 @@ class Tests:
         self.lines = {file: {int(n): set(t) for n, t in found.items()} for file, found in measured["lines"].items()}
 
     def of(self, mutant: Mutant) -> set[int]:
-        """The tests of a mutant: those of its lines, or of its function where it is a default, or of its file."""
+        """The tests of a mutant: those of its lines; where it runs at import, as a default does, of its function's.
+
+        Where these run at import as well, as those of a function that makes a table do, the tests of its file.
+        """
         found = self.lines.get(mutant.file, {})
 
         def within(first: int, last: int) -> set[int]:
             return set().union(*(found.get(n, set()) for n in range(first, last + 1)))
 
         own = within(mutant.line, mutant.last)
-        if own - {-1} or not own:
-            return own - {-1}
-        return (within(*mutant.function) if mutant.function else within(1, max(found))) - {-1}
+        if -1 not in own:
+            return own
+        first, last = mutant.function or (1, 0)
+        called = set().union(*(found[n] for n in range(first, last + 1) if -1 not in found.get(n, {-1})))
+        return called or within(1, max(found)) - {-1}
 
     def ordered(self, chosen: Iterable[int]) -> list[int]:
         """One test of each function in turn, the quickest of each first."""

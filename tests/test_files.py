@@ -5,8 +5,8 @@ import multiprocessing
 
 import pytest
 
-from matbackprop.errors import ConfigurationError
-from matbackprop.files import atomic_write, locked, remove_written
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.files import atomic_write, locked, read_bytes, remove_written, show
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -94,3 +94,20 @@ def test_links_are_not_followed(ours, tmp_path, target):
     with pytest.raises(ConfigurationError, match=r"link\.bin"):
         remove_written(ours, ".mark", WRITTEN)
     assert (elsewhere / "b.bin").read_text() == "theirs" and (ours / "a.bin").exists()
+
+
+def test_anything_is_shown_in_a_few_words():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert show(deep) == "a deeply nested list"
+    assert show({1, 2}) == "{1, 2}"
+    assert len(show("x" * 1000)) <= 60
+
+
+def test_a_file_that_is_too_large_or_a_folder_is_refused_by_name(tmp_path):
+    (tmp_path / "large").write_bytes(bytes(100))
+    with pytest.raises(DataError, match=r"large has 100 bytes, far more .* at most 10 are read"):
+        read_bytes(tmp_path / "large", 10)
+    with pytest.raises(DataError, match=r"cannot read .*: it is a folder"):
+        read_bytes(tmp_path, 10)

@@ -29,7 +29,7 @@ def test_a_mutant_meets_the_tests_of_its_line_or_of_its_function_where_it_is_a_d
         {
             "tests": ["a", "b", "c"],
             "seconds": [1.0, 1.0, 1.0],
-            "lines": {"f.py": {"1": [-1], "2": [-1], "3": [0, 1], "4": [1], "9": [2]}},
+            "lines": {"f.py": {"1": [-1], "2": [-1], "3": [0, 1], "4": [1], "7": [-1, 0], "8": [-1, 0], "9": [2]}},
         }
     )
 
@@ -40,6 +40,7 @@ def test_a_mutant_meets_the_tests_of_its_line_or_of_its_function_where_it_is_a_d
     assert of(2, 2, (2, 6)) == {0, 1}
     assert of(1, 1, None) == {0, 1, 2}
     assert of(5, 5, (2, 6)) == set()
+    assert of(8, 8, (7, 8)) == {0, 1, 2}
 
 
 def test_quick_tests_of_different_functions_come_first_and_budgets_cut():

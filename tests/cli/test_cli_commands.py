@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from matbackprop import cli
-from matbackprop.cli import COMMANDS, GROUPS, main
+from matbackprop.cli import COMMANDS, GROUPS, doctor, main
 from matbackprop.errors import DataError, MissingExtraError
 
 
@@ -446,3 +447,22 @@ def test_help_texts_have_no_line_breaks_of_their_own():
                 if isinstance(field, ast.AnnAssign) and isinstance(words, str) and "\n" in words:
                     broken.append(f"{path.name}:{text.lineno}")
     assert not broken
+
+
+def test_the_package_run_as_a_module_is_the_command_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["matbackprop", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("matbackprop", run_name="__main__")
+    assert not end.value.code
+    assert "matbackprop" in capsys.readouterr().out
+
+
+def test_the_doctor_says_where_data_are_looked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path))
+    (tmp_path / "coco" / "annotations").mkdir(parents=True)
+    report = doctor._data()
+    assert (report["coco"], report["BSDS500"]) == ("there", "not there")
+    monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path / "nowhere"))
+    assert doctor._data()["MATBACKPROP_DATA"].endswith("nowhere is not a folder")
+    monkeypatch.delenv("MATBACKPROP_DATA")
+    assert doctor._data()["MATBACKPROP_DATA"].startswith("not set")

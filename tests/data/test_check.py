@@ -190,3 +190,14 @@ def test_the_real_sets_are_good(data_root):
     result = check_dataset(data_root / "BSDS500")
     assert result.good
     assert result.counts["train segmentations"] == 1087 and result.counts["val segmentations"] == 546
+
+
+def test_a_folder_without_images_and_a_split_that_cannot_be_read_are_named(clean, tmp_path):
+    shutil.copytree(clean / "bsds", tmp_path / "bsds")
+    base = next(p.parent for p in (tmp_path / "bsds").rglob("images"))
+    (base / "images" / "empty").mkdir()
+    problems = check_dataset(tmp_path / "bsds").problems
+    assert any(problem.path.name == "empty" for problem in problems)
+    for folder in (base / "images").iterdir():
+        shutil.rmtree(folder)
+    assert "no folder of images" in str(check_dataset(tmp_path / "bsds").problems)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
+from helpers.matrices import symmetric
 from helpers.operators import SPECTRA_OF_CASES, TRACED, case_id
-from matbackprop import eigh, matrix_power, second_order_pool, svd
+from matbackprop import eigh, matrix_log, matrix_power, second_order_pool, svd
 from matbackprop.errors import OrderError
 
 
@@ -82,7 +83,7 @@ def test_forward_mode_of_the_svd_in_every_dtype_and_shape(dtype, shape):
     """Outputs that are views of the solver's own memory broke it for float32."""
     generator = torch.Generator().manual_seed(0)
     a, v = (torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(2))
-    (_, s, _), (du, ds, _) = torch.func.jvp(svd, (a.to(dtype),), (v.to(dtype),))
+    (_, s, _), (du, ds, _) = jvp(svd, (a.to(dtype),), (v.to(dtype),))
     with torch.autograd.forward_ad.dual_level():
         dual = svd(torch.autograd.forward_ad.make_dual(a.to(dtype), v.to(dtype)))
         plain = torch.autograd.forward_ad.unpack_dual(dual[0][..., :1]).tangent
@@ -98,3 +99,20 @@ def test_vmap_over_the_parameter_alone():
     eps = torch.tensor([0.1, 0.2], dtype=torch.float64)
     mapped = vmap(lambda e: second_order_pool(f, eps=e))(eps)
     torch.testing.assert_close(mapped, torch.stack([second_order_pool(f, eps=float(e)) for e in eps]))
+
+
+def test_second_derivatives_are_linear_in_their_directions_and_have_no_third():
+    a, v, w = (
+        symmetric(values, seed=i) for i, values in enumerate([(0.5, 1.2, 2.1), (-1.0, 0.3, 1.0), (0.2, 0.7, 1.5)])
+    )
+
+    def of_log(a):
+        return matrix_log(a).square().sum()
+
+    def along(a, v):
+        return jvp(grad(of_log), (a,), (v,))[1]
+
+    by_direction = jvp(lambda v: along(a, v), (v,), (w,))[1]
+    torch.testing.assert_close(by_direction, along(a, w))
+    with pytest.raises(OrderError, match="third derivative"):
+        jvp(lambda a: along(a, v), (a,), (w,))

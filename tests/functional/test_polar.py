@@ -180,3 +180,11 @@ def test_the_largest_matrices_have_their_factors():
     a = torch.tensor([[-1.7e308], [1e306]], dtype=torch.float64)
     q, p = polar(a)
     torch.testing.assert_close(q @ p, a)
+
+
+def test_low_rank_has_no_derivative_at_a_matrix_of_less_rank():
+    a = torch.diag(torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)).requires_grad_()
+    value = low_rank(a, 2)
+    torch.testing.assert_close(value.detach(), a.detach())
+    with pytest.raises(DomainError, match="no derivative at a matrix whose rank is less than 2"):
+        value.sum().backward()

@@ -121,3 +121,11 @@ def test_bad_layers():
         spd.BatchNorm(3)(A)
     with pytest.raises(ShapeError, match="must have 4 rows"):
         spd.bimap(A, torch.eye(3))
+
+
+def test_a_variance_may_be_a_number():
+    x, mean = symmetric((0.5, 1.2, 2.1), 2, seed=1), symmetric((0.7, 1.0, 1.6), seed=2)
+    by_number = spd.batch_norm(x, mean, variance=0.5, scale=1.5)
+    assert torch.equal(by_number, spd.batch_norm(x, mean, variance=torch.tensor(0.5), scale=1.5))
+    with pytest.raises(DomainError, match="eps must be positive"):
+        spd.batch_norm(x, mean, eps=0.0)

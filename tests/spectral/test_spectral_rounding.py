@@ -5,7 +5,7 @@ import scipy.linalg
 import torch
 
 from matbackprop.errors import ShapeError
-from matbackprop.spectral import ncut_embedding, pivoted_qr_rotation, yu_shi_rotation
+from matbackprop.spectral import KMeansRounding, ncut_embedding, pivoted_qr_rotation, yu_shi_rotation
 from matbackprop.spectral.clustering import leading_pivots
 
 
@@ -44,3 +44,14 @@ def test_zeros_are_finite_and_emptiness_is_refused(rotate):
     assert torch.isfinite(rotate(torch.zeros(5, 2))).all()
     with pytest.raises(ShapeError):
         rotate(torch.zeros(0, 2))
+
+
+def test_clusters_far_from_the_origin_are_those_at_it():
+    """Scores are taken around the mean point: where the points lie as a whole is not seen."""
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    labels = torch.arange(60) % 3
+    noise = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = corners[labels] + 0.1 * noise + torch.tensor([300.0, -40.0], dtype=torch.float64)
+    (scores,) = KMeansRounding().scores(points, points, torch.ones(60, dtype=torch.float64), [3], False)
+    actual = scores.argmax(-1)
+    assert actual.unique().numel() == torch.stack([actual, labels]).unique(dim=1).shape[1] == 3

@@ -152,3 +152,12 @@ def test_a_damaged_checkpoint_costs_only_the_steps_after_the_one_before(tmp_path
     assert "damaged" in caplog.text and "previous.ckpt" in caplog.text
     for key, value in module.state_dict().items():
         assert torch.equal(value, again.state_dict()[key])
+
+
+def test_a_checkpoint_that_holds_no_state_or_is_a_folder_is_refused(tmp_path):
+    save_checkpoint([1, 2], tmp_path / "list.ckpt")
+    with pytest.raises(CheckpointError, match="holds a list, not the state of a training"):
+        load_checkpoint(tmp_path / "list.ckpt")
+    (tmp_path / "folder.ckpt").mkdir()
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        load_checkpoint(tmp_path / "folder.ckpt")

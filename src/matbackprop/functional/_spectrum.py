@@ -9,6 +9,7 @@ For a complex, Hermitian A, ᵀ is the conjugate transpose here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -149,6 +150,23 @@ class _OfSymmetricPart(Operation):
         return None if grads[0] is None else grads[0].to(a.dtype), grads[1]
 
 
+class _Sum(Operation):
+    """X + Y where it is made inside of a tangent, whose plain operations torch does not differentiate again."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        return gradients[0], gradients[0]
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
+        given = [d for d in directions if d is not None]
+        return functools.reduce(functools.partial(apply, _Sum), given)
+
+
 class _First(Operation):
     """The variation of g(A) in the directions E of A and q of p: U(Γ∘(UᵀEU))Uᵀ + q ∂g/∂p(A); self-adjoint in E."""
 
@@ -188,14 +206,14 @@ class _First(Operation):
     ) -> Tensor:
         a, e, p, q, *factors, function = saved
         spectrum = Spectrum(*factors)
-        out = frechet(a, torch.zeros_like(e) if de is None else de, spectrum, function, p, dq)
+        parts = [frechet(a, torch.zeros_like(e) if de is None else de, spectrum, function, p, dq)]
         if da is not None:
-            out = out + second_frechet(a, e, da, spectrum, function, p)
+            parts.append(second_frechet(a, e, da, spectrum, function, p))
             if q is not None:
-                out = out + q[..., None, None] * frechet(a, da, spectrum, function.in_parameter(), p)
+                parts.append(q[..., None, None] * frechet(a, da, spectrum, function.in_parameter(), p))
         if dp is not None:
-            out = out + dp[..., None, None] * frechet(a, e, spectrum, function.in_parameter(), p, q)
-        return out
+            parts.append(dp[..., None, None] * frechet(a, e, spectrum, function.in_parameter(), p, q))
+        return functools.reduce(functools.partial(apply, _Sum), parts)
 
 
 class _Second(Operation):
@@ -230,12 +248,9 @@ class _Second(Operation):
         _refuse_third_order(da is not None or dp is not None)
         a, e, h, p, *factors, function = saved
         spectrum = Spectrum(*factors)
-        out = torch.zeros_like(e)
-        if de is not None:
-            out = out + second_frechet(a, de, h, spectrum, function, p)
-        if dh is not None:
-            out = out + second_frechet(a, e, dh, spectrum, function, p)
-        return out
+        pairs = [(de, h)] * (de is not None) + [(e, dh)] * (dh is not None)
+        parts = [second_frechet(a, x, y, spectrum, function, p) for x, y in pairs]
+        return functools.reduce(functools.partial(apply, _Sum), parts or [torch.zeros_like(e)])
 
 
 def _refuse_third_order(asked: bool) -> None:
