@@ -554,11 +554,7 @@ class _Line:
         """The line as table.json keeps it."""
         row = self.row
         entry: dict[str, Any] = {
-            "name": row.name,
-            "key": row.key,
-            "kind": row.kind,
-            "paper": row.paper,
-            "model": row.model,
+            **{name: getattr(row, name) for name in ("name", "key", "kind", "paper", "model")},
             "device": self.device,
             "trials": table.trials(row, self.device),
             "chosen": table.choose(row, self.device),

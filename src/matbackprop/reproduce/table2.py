@@ -460,11 +460,7 @@ class Table2(SegmentationTable):
     def _entry(self, row: Row, line: _Line) -> dict[str, Any]:
         """A line as table.json keeps it."""
         entry: dict[str, Any] = {
-            "title": row.title,
-            "network": row.network,
-            "objective": row.objective,
-            "inference": row.inference,
-            "paper": row.paper,
+            **{name: getattr(row, name) for name in ("title", "network", "objective", "inference", "paper")},
             "device": next(iter(line.results.values()))["provenance"]["device"],
             "seeds": list(line.results),
             "fingerprints": [fingerprint(result["provenance"]) for result in line.results.values()],

@@ -143,20 +143,6 @@ class Recipe(Generic[T]):
         return from_json(self.config_class, to_json(self.presets[name]))
 
 
-def lazily(module: str, name: str) -> Callable[..., Any]:
-    """A function that is imported when it is called, so that a recipe can be described without what it runs.
-
-    Example:
-        >>> lazily("math", "hypot")(3.0, 4.0)
-        5.0
-    """
-
-    def call(*arguments: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*arguments)
-
-    return call
-
-
 # ---------------------------------------------------------------------------------------------------------------- JSON
 
 
@@ -637,25 +623,20 @@ NCUTS_PRESETS = {
 
 # ------------------------------------------------------------------------------------------------------------- recipes
 
+
+def _recipe(name: str, config_class: Any, presets: Mapping[str, Any], summary: str) -> Recipe[Any]:
+    """A recipe whose ``build``, ``export`` and ``figures`` are imported from the module of its name when called."""
+
+    def from_module(function: str) -> Callable[..., Any]:
+        return lambda *arguments: getattr(importlib.import_module(f"matbackprop.training.{name}"), function)(*arguments)
+
+    parts = {function: from_module(function) for function in ("build", "export", "figures")}
+    return Recipe(name, config_class, presets, summary=summary, **parts)
+
+
 RECIPES: dict[str, Recipe[Any]] = {
-    "o2p": Recipe(
-        name="o2p",
-        config_class=O2PConfig,
-        presets=O2P_PRESETS,
-        build=lazily("matbackprop.training.o2p", "build"),
-        export=lazily("matbackprop.training.o2p", "export"),
-        figures=lazily("matbackprop.training.o2p", "write_figures"),
-        summary="classify COCO's regions with second-order pooling (DeepO2P)",
-    ),
-    "ncuts": Recipe(
-        name="ncuts",
-        config_class=NCutsConfig,
-        presets=NCUTS_PRESETS,
-        build=lazily("matbackprop.training.ncuts", "build"),
-        export=lazily("matbackprop.training.ncuts", "export"),
-        figures=lazily("matbackprop.training.ncuts", "figures"),
-        summary="Train DeepNCuts: features whose normalized cuts are the human segmentations.",
-    ),
+    "o2p": _recipe("o2p", O2PConfig, O2P_PRESETS, "classify COCO's regions with second-order pooling (DeepO2P)"),
+    "ncuts": _recipe("ncuts", NCutsConfig, NCUTS_PRESETS, "segment images by learned normalized cuts (DeepNCuts)"),
 }
 """The recipes that ``matbackprop train`` knows."""
 

@@ -518,13 +518,13 @@ def export(run: RunFolder, module: RegionModule, data: RegionData) -> None:
     save_predictions(run, module)
 
 
-def write_figures(run: RunFolder, module: RegionModule, data: RegionData) -> None:
+def figures(run: RunFolder, module: RegionModule, data: RegionData) -> None:
     """Draw curves and the confusion of the last validation."""
-    from matbackprop.report import figures
+    from matbackprop.report.figures import confusion_matrix, curves
 
-    figures.curves(run.read_metrics(), run.figure_path("curves"))
+    curves(run.read_metrics(), run.figure_path("curves"))
     table = confusion(module.predictions["target"], module.predictions["predicted"], len(data.classes))
-    figures.confusion_matrix(table, data.classes, run.figure_path("confusion"))
+    confusion_matrix(table, data.classes, run.figure_path("confusion"))
 
 
 def confusion(target: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
