@@ -438,7 +438,7 @@ def main() -> int:
     result = summary(options, everything, [done[m.file, m.start, m.after] for m in sample], seconds)
     options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     print(f"\n{result['noticed']} of {len(sample)} noticed: {options.output}")
-    return int(any(s["judgement"] == "not judged" for s in result["survivors"]))
+    return int(any(s["judgement"] == "not judged" for s in (*result["survivors"], *result["not run"])))
 
 
 def summary(options: argparse.Namespace, everything: list[Mutant], rows: list[dict], seconds: int | None) -> dict:
@@ -467,7 +467,10 @@ def summary(options: argparse.Namespace, everything: list[Mutant], rows: list[di
             for row in rows
             if row["verdict"] == "survives"
         ],
-        "not run": sorted(row["key"] for row in rows if row["verdict"] == "not run"),
+        "not run": [
+            {"key": key, "judgement": judgements.get(key, "not judged")}
+            for key in sorted(row["key"] for row in rows if row["verdict"] == "not run")
+        ],
     }
 
 
