@@ -318,13 +318,8 @@ class Table1(Reproduction):
             result |= {"error": 100.0, "error_large": 100.0, "diverged": str(error)}
         else:
             summary = run.read_summary()
-            result |= {
-                "error": summary["val/error"],
-                "error_large": summary["val/error_large"],
-                "loss": summary["val/loss"],
-                "steps": summary["steps"],
-                "predictions_sha256": save_predictions(run, module),
-            }
+            result |= {name: summary[f"val/{name}"] for name in ("error", "error_large", "loss")}
+            result |= {"steps": summary["steps"], "predictions_sha256": save_predictions(run, module)}
         result["seconds"] = round(time.perf_counter() - started, 2)
         del module, data
         if torch.cuda.is_available():
@@ -512,16 +507,8 @@ class Table1(Reproduction):
 
 @dataclass(frozen=True)
 class _Line:
-    """A row with its finished final runs.
-
-    Attributes:
-        row: the row.
-        device: the kind of device that they were done on.
-        results: of the runs, by seed.
-        predictions: of those that did not diverge and kept them.
-        metrics: of the first of them.
-        incomplete: whether predictions are missing.
-    """
+    """A row with the results of its final runs by seed, the predictions of those that did not diverge and kept them,
+    and the metrics of the first; ``incomplete`` where predictions are missing."""
 
     row: Row
     device: Device

@@ -558,12 +558,7 @@ class Table2(SegmentationTable):
 
 @dataclass(frozen=True)
 class _Line:
-    """The finished results of a row.
-
-    Attributes:
-        results: seed → result of the row's group.
-        key: the row's.
-    """
+    """The finished results of a row: seed → result of the row's group."""
 
     results: dict[int, dict[str, Any]]
     key: str

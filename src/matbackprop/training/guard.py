@@ -148,13 +148,8 @@ class Guard:
         return self._report(len(self._recent) - 1, unchanged=True, reason=f" ({str(error).rstrip('.')})")
 
     def _report(self, number: int, unchanged: bool, reason: str = "") -> NonFiniteError:
-        """Write the report on one of the recent batches and return what to stop with.
-
-        Args:
-            number: which of the recent batches.
-            unchanged: whether the weights are still those that the batch met.
-            reason: what a layer said of the batch.
-        """
+        """Report on the ``number``-th of the recent batches and return what to stop with; ``unchanged`` says whether
+        the weights are still those that the batch met, ``reason`` what a layer said of it."""
         what = "a batch cannot be computed" if reason else "the loss or its gradient is not finite"
         step, epoch, index, batch = self.system.step, -1, -1, None
         if self._recent:
