@@ -22,6 +22,7 @@ from matbackprop.errors import DataError, Problem, first_problems, needs
 from matbackprop.files import read_json, show
 
 Box = tuple[float, float, float, float]
+"""x, y, width and height in pixels."""
 BAD_IMAGE = ("bad image entry", "missing image", "unreadable image")
 """Kinds of problems that cost an image with all its regions."""
 

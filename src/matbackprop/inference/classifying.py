@@ -10,15 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.data.coco import region_window
+from matbackprop.data.coco import Box, region_window
 from matbackprop.data.coco_regions import crop_region, place_regions
 from matbackprop.errors import DataError, ShapeError
 from matbackprop.inference.loading import BOX, load_classifier
 from matbackprop.inference.segmenting import Segments, read_input
 from matbackprop.models.deep_o2p import RegionClassifier
-
-Box = tuple[float, float, float, float]
-"""x, y, width and height in pixels."""
 
 
 def classify(

@@ -10,13 +10,13 @@ from torch.nn import functional as nnf
 
 from matbackprop.inference import segment_photograph
 from matbackprop.models.deep_ncuts import DeepNCuts
-from matbackprop.serve.views import Analysis, Picture
+from matbackprop.serve.views import Analysis, Pixels
 from matbackprop.spectral import Embedding, ncut_embedding, rgb_to_lab, soft_embedding
 
 _COORDINATES = 8
 
 
-def colour_features(photograph: Picture, *, stride: int = 8, anchors: int = 8, scale: float = 0.25) -> Tensor:
+def colour_features(photograph: Pixels, *, stride: int = 8, anchors: int = 8, scale: float = 0.25) -> Tensor:
     """Non-negative features of colour and place, for looking at a photograph without a network.
 
     Each cell is compared with ``anchors`` × ``anchors`` cells spread over the image, f = exp(−‖p − a‖²/(2·scale²)),
@@ -80,7 +80,7 @@ class Segmenter:
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         return f"A trained DeepNCuts model with {size:.1f} million parameters."
 
-    def __call__(self, photograph: Picture, method: str, name: str = "picture.png") -> Analysis:
+    def __call__(self, photograph: Pixels, method: str, name: str = "picture.png") -> Analysis:
         """Segment a photograph (h, w, 3) and look at the space that its cells lie in; show the suggested number."""
         segments = replace(segment_photograph(photograph, self.model, method=method, seed=self.seed), name=name)
         embedding, grid = self._embed(photograph)
@@ -89,7 +89,7 @@ class Segmenter:
         return Analysis(segments, points.double().cpu().numpy(), eigenvalues).level(segments.k)
 
     @torch.no_grad()
-    def _embed(self, photograph: Picture) -> tuple[Embedding, tuple[int, int]]:
+    def _embed(self, photograph: Pixels) -> tuple[Embedding, tuple[int, int]]:
         if self.model is None:
             f = colour_features(photograph)
         else:

@@ -25,7 +25,7 @@ from matbackprop.errors import ConfigurationError, needs
 from matbackprop.inference.export import FORMATS
 from matbackprop.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explored, gap_text, said
 from matbackprop.serve.guard import AGE, FULL, Guard, make_room
-from matbackprop.serve.views import MAX_REGIONS, Analysis, Picture, counted, fit_photograph, sample_photographs
+from matbackprop.serve.views import MAX_REGIONS, Analysis, Pixels, counted, fit_photograph, sample_photographs
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -53,8 +53,8 @@ READING = 30.0
 VIEWS = ("borders", "mean colours")
 _EVERY = 600  # seconds: how often files are looked through
 
-Analyse = Callable[[Picture, str, str], Analysis]
-Classify = Callable[[Picture, NDArray[np.bool_]], dict[str, float]]
+Analyse = Callable[[Pixels, str, str], Analysis]
+Classify = Callable[[Pixels, NDArray[np.bool_]], dict[str, float]]
 
 _HERE = Path(__file__).parent
 _BUTTONS: Any = ["download", "fullscreen"]  # without "share", which would send the picture away

@@ -30,10 +30,10 @@ MAX_PAST = 100
 MAX_NAME, MAX_NAMES = 80, 200
 """Letters of a region's name, and names that are remembered."""
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 
 
-def fit_photograph(pixels: Picture, longest: int = MAX_SIDE) -> Picture:
+def fit_photograph(pixels: Pixels, longest: int = MAX_SIDE) -> Pixels:
     """Bring a photograph (h, w, 3) to a longest side of at most ``longest`` pixels.
 
     Raises:
@@ -49,7 +49,7 @@ def fit_photograph(pixels: Picture, longest: int = MAX_SIDE) -> Picture:
     return _shrunk(pixels, longest)
 
 
-def _shrunk(pixels: Picture, longest: int) -> Picture:
+def _shrunk(pixels: Pixels, longest: int) -> Pixels:
     height, width = pixels.shape[:2]
     scale = longest / max(height, width)
     if scale >= 1:
@@ -91,7 +91,7 @@ class Analysis:
     names: Mapping[bytes, str] = field(default_factory=dict)
 
     @property
-    def photograph(self) -> Picture:
+    def photograph(self) -> Pixels:
         """(h, w, 3) bytes."""
         return self.segments.pixels
 
@@ -219,7 +219,7 @@ class Analysis:
             f'<path d="M-2 {cut:.1f}H402" stroke="#d1495b" stroke-width="2" stroke-dasharray="6 4"/></svg>'
         )
 
-    def levels(self) -> list[tuple[Picture, str]]:
+    def levels(self) -> list[tuple[Pixels, str]]:
         """Overview from coarse to fine: mean colours with borders, and the number of regions."""
         small = _shrunk(self.photograph, SMALL)
         rows, columns = (np.arange(n) * m // n for n, m in zip(small.shape, self.segments.size, strict=False))
@@ -250,7 +250,7 @@ class Analysis:
                 archive.write(path, path.name)
         return folder / f"{stem}.zip"
 
-    def eigenvectors(self) -> list[tuple[Picture, str]]:
+    def eigenvectors(self) -> list[tuple[Pixels, str]]:
         """The leading coordinates as pictures: orange above, blue below the middle."""
         out = []
         size = _shrunk(self.photograph, SMALL).shape[1::-1]
@@ -291,7 +291,7 @@ def counted(count: int) -> str:
     return f"{count} region{'' if count == 1 else 's'}"
 
 
-def _diverging(unit: NDArray[np.float64]) -> Picture:
+def _diverging(unit: NDArray[np.float64]) -> Pixels:
     """Map [0, 1] to blue – light grey – orange."""
     blue, middle, orange = np.array([[26, 84, 166], [242, 242, 240], [217, 102, 18]])
     t = 2 * unit[..., None] - 1
