@@ -1256,9 +1256,9 @@ def _with_weights(draw):
 
 
 def _largest_condition(case):
-    """Of the two matrices."""
+    """Of the two matrices, where they are positive definite."""
     spectra = [np.linalg.eigvalsh(a / (np.abs(a).max() or 1.0)) for a in case.arrays[:2] if a.size]
-    return max((float(x[-1] / max(x[0], 1e-16)) for x in spectra), default=0.0)
+    return max((1.0, *(float(x[-1] / max(x[0], 1e-16)) for x in spectra)))
 
 
 def _root_condition(case):
