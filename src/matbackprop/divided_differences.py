@@ -153,12 +153,18 @@ def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Ten
 # --- powers ----------------------------------------------------------------------------------------------------------
 
 
+def _log_ratio(gap: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """log(high/low), not zero at a tie, where the ratio itself leaves the range too."""
+    x = (gap / low).clamp_min_(_SMALLEST_GAP)
+    return torch.where(x.isinf(), high.log() - low.log(), x.log1p())
+
+
 def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     """By the end at which λ^p is larger, so that only what vanishes beside it leaves the range."""
     low, high = torch.minimum(a, b), torch.maximum(a, b)
     end = torch.where(p > 0, high, low)
     gap = (a - b).abs_()
-    shrunk = _expm1(-p.abs() * (gap / low).clamp_min_(_SMALLEST_GAP).log1p_())
+    shrunk = _expm1(-p.abs() * _log_ratio(gap, low, high))
     return end ** (p - 1) * (shrunk / (gap / end).clamp_min_(_SMALLEST_GAP) * torch.where(p > 0, -1, 1))
 
 
@@ -184,11 +190,12 @@ def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
 def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     """Divided difference of λ^p log λ, the derivative of λ^p in p."""
     low, high = torch.minimum(a, b), torch.maximum(a, b)
-    x = ((a - b).abs() / low).clamp_min(_SMALLEST_GAP)
-    t = x.log1p()
+    gap = (a - b).abs()
+    t = _log_ratio(gap, low, high)
     shrunk = _expm1(-p.abs() * t)
-    by_high = high ** (p - 1) * ((t - low.log() * shrunk) / ((high - low) / high).clamp_min(_SMALLEST_GAP))
-    return torch.where(p > 0, by_high, low ** (p - 1) * ((low.log() * shrunk + t * (1 + shrunk)) / x))
+    by_high = high ** (p - 1) * ((t - low.log() * shrunk) / (gap / high).clamp_min(_SMALLEST_GAP))
+    by_low = low ** (p - 1) * ((low.log() * shrunk + t * (1 + shrunk)) / (gap / low).clamp_min(_SMALLEST_GAP))
+    return torch.where(p > 0, by_high, by_low)
 
 
 def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
