@@ -10,7 +10,7 @@ from helpers.tiny_run import train
 from matbackprop.training.engine import RunInterrupted
 
 
-def _free_port():
+def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
@@ -18,7 +18,7 @@ def _free_port():
 
 def run_two(config, prepare=None, train=train, processes=2):
     """Train in two forked processes, or so many, that find themselves as torchrun would start them."""
-    port = _free_port()
+    port = free_port()
 
     def body(rank):
         os.environ |= {
