@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -152,6 +153,22 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
     return next(name for name, one in _ROUTES.items() if one.takes(device, dtype, n, batch))
 
 
+def _solve_reflected(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve, in double precision and seen in a mirror, what LAPACK's divide and conquer gave up on.
+
+    Where much of a matrix is zero (Gram matrices of masked features) rounding decays below the range of floating point
+    on the way, often in float32 and now and then in float64. H A H with a reflection H = I − 2vvᵀ that has no zeros has
+    the same eigenvalues, and rounding of one size everywhere.
+    """
+    double = a.to(_DOUBLE.get(a.dtype, a.dtype))
+    v = torch.arange(1, a.shape[-1] + 1, dtype=torch.float64).cos()
+    v = (v / v.norm()).to(double.dtype).unsqueeze(-1)
+    av = double @ v
+    reflected = double - 2 * (v @ av.mH + av @ v.mT) + 4 * (v.mT @ av) * (v @ v.mT)
+    values, vectors = torch.linalg.eigh(0.5 * (reflected + reflected.mH))
+    return values.to(real_dtype(a.dtype)), (vectors - 2 * v @ (v.mT @ vectors)).to(a.dtype)
+
+
 def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
     batch, n = a.shape[:-2], a.shape[-1]
     try:
@@ -162,11 +179,9 @@ def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
             return _ROUTES[name].solve(a)
         values, vectors = _ROUTES[name].solve(a.reshape(-1, n, n))
     except torch.linalg.LinAlgError as error:
-        if a.is_cpu and a.dtype in _DOUBLE:
-            # Rounding decays to numbers below the range of float32 where much of a matrix is zero (Gram matrices of
-            # masked features), and LAPACK's divide and conquer gives up. They are in the range of float64.
-            values, vectors = _solve(a.to(_DOUBLE[a.dtype]))
-            return values.to(real_dtype(a.dtype)), vectors.to(a.dtype)
+        if a.is_cpu:
+            with contextlib.suppress(torch.linalg.LinAlgError):
+                return _solve_reflected(a)
         raise SolverError(
             f"the eigensolver did not converge on {batch.numel()} matrices of order {n} ({error}). Look for NaN and "
             f"Inf in what they are made of, scale them, or add a multiple of the identity."
