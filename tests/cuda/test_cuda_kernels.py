@@ -1,5 +1,7 @@
 """The CUDA kernels, compiled for the CPU and run thread by thread: the same source that NVRTC compiles for a GPU."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,14 @@ from helpers import cuda_on_cpu
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft, second_order_pool
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
-from matbackprop.cuda import pool
+from matbackprop.cuda import pool, pool_parts, separate
+from matbackprop.cuda.pool_forms import FUNCTIONS
+from matbackprop.cuda.product import TYPES
+from matbackprop.divided_differences import named_function
 from matbackprop.numerics import gram_tolerance
+from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.spectral import segment
 from matbackprop.spectral.segment import _number, connected_components
-
-IN = {np.float32: "float", np.float64: "double"}
 
 JACOBI = """
 int main(int, char** argv) {
@@ -28,26 +32,55 @@ int main(int, char** argv) {
 """
 
 POOL = """
-int main(int, char** argv) {
-    const int m = atoi(argv[1]), d = atoi(argv[2]), batch = atoi(argv[3]), threads = atoi(argv[4]);
-    const double eps = atof(argv[5]);
-    auto f = read<IN>(batch * m * d), g = read<IN>(batch * d * d);
-    std::vector<IN> c(batch * d * d), out(batch * m * d);
-    std::vector<REAL> s(batch * m), slopes(s), u(batch * m * m), y(batch * m * d), t(y), mixing(batch * 2 * m * m);
-    const int tiles = (d + 63) / 64;
-    launch({batch, 1, 1}, threads, Sizes(m).a_threads, [&] {
-        pool_spectrum(f.data(), nullptr, eps, s.data(), slopes.data(), u.data(), y.data(), m, d);
+static int tiles(int length) { return (length + TILE - 1) / TILE; }
+extern "C" void launch_pool_spectrum(int batch, int threads, IN* f, REAL* all_eps, double eps, REAL* s, REAL* weights,
+                                     REAL* vectors, REAL* y, int n, int length) {
+    launch({batch, 1, 1}, threads, Sizes(n).a_threads,
+           [=] { pool_spectrum(f, all_eps, eps, s, weights, vectors, y, n, length); });
+}
+extern "C" void launch_pool_output(int batch, int threads, REAL* a, REAL* weights, REAL* all_eps, double eps, IN* c,
+                                   int n, int d) {
+    launch({batch, tiles(d) * (tiles(d) + 1) / 2, 1}, threads, 0,
+           [=] { pool_output(a, weights, all_eps, eps, c, n, d); });
+}
+extern "C" void launch_pool_project(int batch, int threads, REAL* a, IN* g, REAL* t, int n, int d) {
+    launch({batch, tiles(d), 1}, threads, 0, [=] { pool_project(a, g, t, n, d); });
+}
+extern "C" void launch_pool_mixing(int batch, int threads, REAL* a, REAL* t, REAL* s, REAL* weights, REAL* vectors,
+                                   REAL* all_eps, double eps, REAL* mixing, int n, int d) {
+    launch({batch, 1, 1}, threads, 0, [=] { pool_mixing(a, t, s, weights, vectors, all_eps, eps, mixing, n, d); });
+}
+extern "C" void launch_pool_gradient(int batch, int threads, REAL* mixing, REAL* y, REAL* t, IN* out, int n,
+                                     int length) {
+    launch({batch, tiles(length), 1}, threads, 0, [=] { pool_gradient(mixing, y, t, out, n, length); });
+}
+"""
+
+POOL_PARTS = """
+extern "C" void launch_pool_rows(int blocks, int threads, REAL* y, REAL* a, REAL* scaled, REAL* values, REAL* all_eps,
+                                 REAL* s, REAL* weights, double level, int rows, int n, int length, int d, int next,
+                                 int step) {
+    launch({blocks, 1, 1}, threads, 0, [=] {
+        pool_rows(y, a, scaled, values, all_eps, s, weights, level, rows, n, length, d, next, step);
     });
-    launch({batch, tiles * (tiles + 1) / 2, 1}, PRODUCT_THREADS, 0,
-           [&] { pool_output(y.data(), slopes.data(), nullptr, eps, c.data(), m, d); });
-    launch({batch, tiles, 1}, PRODUCT_THREADS, 0, [&] { pool_project(y.data(), g.data(), t.data(), m, d); });
-    launch({batch, 1, 1}, PRODUCT_THREADS, 0, [&] {
-        pool_mixing(y.data(), t.data(), s.data(), slopes.data(), u.data(), nullptr, eps, mixing.data(), m, d);
-    });
-    launch({batch, tiles, 1}, PRODUCT_THREADS, 0,
-           [&] { pool_gradient(mixing.data(), t.data(), y.data(), out.data(), m, d); });
-    write(c);
-    write(out);
+}
+extern "C" void launch_pool_finish(int blocks, int threads, REAL* product, REAL* all_eps, IN* c, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_finish(product, all_eps, c, d); });
+}
+extern "C" void launch_pool_symmetric(int blocks, int threads, IN* g, REAL* out, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_symmetric(g, out, d); });
+}
+extern "C" void launch_pool_mix(int blocks, int threads, REAL* w, REAL* t, REAL* s, REAL* weights, REAL* all_eps,
+                                int count, int n, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_mix(w, t, s, weights, all_eps, count, n, d); });
+}
+"""
+
+SEPARATE = """
+extern "C" void launch_separate_rows(int batch, int threads, REAL* y, REAL* q, REAL* overlap, REAL* eps, double limit,
+                                     int n, int k, int y_next, int y_step, int q_next, int q_step) {
+    launch({batch, 1, 1}, threads, 0,
+           [=] { separate_rows(y, q, overlap, eps, limit, n, k, y_next, y_step, q_next, q_step); });
 }
 """
 
@@ -145,27 +178,216 @@ def test_jacobi_takes_any_scale(jacobi):
         assert abs(values[0, 0]) <= 1e-5 * scale
 
 
-@pytest.mark.parametrize(("name", "kind"), [("log", np.float32), ("inv_sqrt", np.float64)])
-def test_pool_kernels_agree_with_the_operator(name, kind, tmp_path):
+@pytest.fixture(scope="module")
+def pool_kernels(tmp_path_factory):
+    @functools.cache
+    def build(form, name, dtype):
+        choices = {"REAL_IS_DOUBLE": 1, "IN": TYPES[dtype], "FUNCTION": FUNCTIONS[name]}
+        folder = tmp_path_factory.mktemp("pool")
+        return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, form.source, POOL, shared=True, **choices))
+
+    return lambda f, name: build(type(pool.form_of(*f.shape[-2:])), name, f.dtype)
+
+
+def check_pool(kernels, f, name, eps=1e-3):
+    """The kernels that stay on chip; eps is a number, or one of each matrix."""
+    c, work = pool.forward(f, eps, name, kernels)
+    check_result(f, name, eps, c, lambda g: pool.gradient(g, f, eps, work, name, kernels))
+
+
+def check_result(f, name, eps, c, gradient):
+    """Value and gradient beside the operator's in float64."""
+    g = torch.randn(c.shape, generator=torch.Generator().manual_seed(1)).to(f)
+    x = f.double().requires_grad_()
+    expected = second_order_pool(x, eps=eps, function=name)
+    (exact,) = torch.autograd.grad(expected, x, g.double())
+    for actual, reference in ((c, expected.detach()), (gradient(g), exact)):
+        error = (actual - reference).norm(dim=(-2, -1)) / reference.norm(dim=(-2, -1)).clamp_min(1e-300)
+        assert actual.dtype == f.dtype and error.max() < 1e-7, error
+
+
+@pytest.mark.parametrize(("name", "kind"), [("log", torch.float32), ("inv_sqrt", torch.float64)])
+def test_pool_kernels_agree_with_the_operator(pool_kernels, name, kind):
     m, d, batch = 5, 70, 3  # an odd number of rows, more than one tile of columns
-    number = pool._FUNCTIONS[name]
-    program = cuda_on_cpu.build(tmp_path, pool.SOURCE, POOL, REAL_IS_DOUBLE=1, IN=IN[kind], FUNCTION=number)
     generator = torch.Generator().manual_seed(0)
     f = torch.randn(batch, m, d, generator=generator).relu()
     f[1, 3] = f[1, 2]
     f[1, 4] = 0  # a repeated and a zero singular value
     f[1] *= 0.01  # eigenvalues near ε, where the second differences come from the series
     f[2, :, 0] = 1e7 * torch.rand(m, generator=generator)  # a channel that hides the others in the Gram matrix
-    g = torch.randn(batch, d, d, generator=generator)
-    threads = jacobi_kernel.Sizes(m).threads
-    inputs = f.numpy().astype(kind), g.numpy().astype(kind)
-    out = cuda_on_cpu.run(program, (m, d, batch, threads, 1e-3), *inputs, dtype=kind)
-    x = f.double().requires_grad_()
-    c = second_order_pool(x, eps=1e-3, function=name)
-    (gradient,) = torch.autograd.grad(c, x, g.double())
-    for actual, expected in ((out[: c.numel()], c), (out[c.numel() :], gradient)):
-        for one, exact in zip(torch.from_numpy(actual.copy()).reshape(expected.shape), expected.detach(), strict=True):
-            assert (one - exact).norm() < 1e-7 * exact.norm()
+    f = f.to(kind)
+    check_pool(pool_kernels(f, name), f, name)
+
+
+def features(m, d):
+    """Full rank, small, two rows, dead and equal channels, zero, a row and a channel that hide the others."""
+    generator = torch.Generator().manual_seed(m)
+    f = torch.randn(7, m, d, generator=generator).relu()
+    f[1] *= 0.01
+    f[2, 2:] = 0
+    f[3, :, d // 2 :] = f[3, :, : d - d // 2].clone()
+    f[3, :, 0] = 0
+    f[4] = 0
+    f[5:] = torch.randn(2, m, d, generator=generator)
+    f[5, m // 2] *= 1e7
+    f[6, :, d // 2] *= 1e7
+    return f
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
+@pytest.mark.parametrize(("m", "d"), [(1, 1), (7, 7), (200, 5), (784, 2)])
+def test_primal_pool_kernels_agree_with_the_operator(pool_kernels, m, d, name):
+    f = features(m, d)
+    check_pool(pool_kernels(f, name), f, name)
+
+
+def test_primal_pool_kernels_take_centred_rows_in_float64(pool_kernels):
+    f = features(70, 6)[:4].double()
+    check_pool(pool_kernels(f, "log"), f - f.mean(-2, keepdim=True), "log")
+
+
+@pytest.mark.parametrize(("m", "d"), [(30, 3), (4, 30)])
+def test_pool_kernels_with_an_eps_of_each_matrix(pool_kernels, m, d):
+    """At ε = 0 the square root has no derivative in directions that F does not have, and needs none."""
+    f = features(m, d)[:4]
+    check_pool(pool_kernels(f, "log"), f, "log", torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64))
+    check_pool(pool_kernels(f, "sqrt"), f, "sqrt", torch.tensor([0.0, 1e-3, 0.0, 0.0], dtype=torch.float64))
+
+
+def test_primal_pool_kernels_at_their_largest_order(pool_kernels):
+    f = torch.randn(1, 130, 64, generator=torch.Generator().manual_seed(0)).relu()
+    check_pool(pool_kernels(f, "log"), f, "log")
+
+
+def test_primal_pool_kernels_give_nan_where_a_feature_is(pool_kernels):
+    f = features(9, 4)[:2]
+    f[1, 2, 3] = torch.nan
+    kernels = pool_kernels(f, "log")
+    c, work = pool.forward(f, 1e-3, "log", kernels)
+    gradient = pool.gradient(torch.ones_like(c), f, 1e-3, work, "log", kernels)
+    assert all(x[0].isfinite().all() and x[1].isnan().all() for x in (c, gradient))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Value and gradient in parts on the CPU, the kernels built once for each form, function and dtype."""
+    folder = tmp_path_factory.mktemp("separate")
+    library = cuda_on_cpu.build(folder, separate.SOURCE, SEPARATE, shared=True, REAL_IS_DOUBLE=1)
+    options = {"kernels": cuda_on_cpu.Kernels(library), "threads": 64}
+
+    @functools.cache
+    def build(thin, name, dtype):
+        choices = {"IN": TYPES[dtype], "FUNCTION": FUNCTIONS[name]}
+        folder = tmp_path_factory.mktemp("parts")
+        return cuda_on_cpu.Kernels(
+            cuda_on_cpu.build(folder, pool_parts.SOURCES[thin], POOL_PARTS, shared=True, **choices)
+        )
+
+    def compute(f, name, eps=1e-3, solve=batched_eigh):
+        c, factors = pool_parts.forward(f, eps, name, solve)
+        return c, lambda g: pool_parts.gradient(g, f, factors, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_parts, "_kernels", lambda f, name: build(f.shape[-2] < f.shape[-1], name, f.dtype))
+        patch.setattr(pool_parts, "separate_by_kernel", functools.partial(separate.separate_by_kernel, **options))
+        yield compute
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
+@pytest.mark.parametrize(("m", "d"), [(40, 35), (35, 35), (35, 40), (1, 3), (3, 1)])
+def test_pooling_in_parts_agrees_with_the_operator(parts, m, d, name):
+    f = features(m, d)
+    c, gradient = parts(f, name)
+    assert torch.equal(c, c.mT)
+    check_result(f, name, 1e-3, c, gradient)
+
+
+@pytest.mark.parametrize(("m", "d"), [(70, 67), (67, 70)])
+def test_pooling_in_parts_above_the_order_that_stays_on_chip(parts, m, d):
+    f = features(m, d)[[0, 3]]
+    check_result(f, "log", 1e-3, *parts(f, "log"))
+
+
+@pytest.mark.parametrize(("m", "d"), [(40, 5), (5, 40)])
+def test_pooling_in_parts_gives_long_rows_a_block_each(parts, m, d, monkeypatch):
+    monkeypatch.setattr(pool_parts, "_LONG_ROW", 32)
+    f = features(m, d)
+    check_result(f, "sqrt", 1e-3, *parts(f, "sqrt"))
+
+
+@pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
+def test_pooling_in_parts_takes_centred_rows_in_float64(parts, m, d):
+    f = features(m, d)[:4].double()
+    f = f - f.mean(-2, keepdim=True)
+    check_result(f, "log", 1e-3, *parts(f, "log"))
+
+
+@pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
+def test_pooling_in_parts_takes_eigenvectors_in_rows_or_columns(parts, m, d):
+    def solve(a, columns):
+        values, q = torch.linalg.eigh(a)
+        return values, q.contiguous() if columns else q.mT.contiguous().mT
+
+    f = features(m, d)
+    g = torch.randn(d, d).expand(len(f), d, d).contiguous()
+    results = [parts(f, "log", solve=functools.partial(solve, columns=columns)) for columns in (True, False)]
+    for one, other in ([c for c, _ in results], [gradient(g) for _, gradient in results]):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
+def test_pooling_in_parts_with_an_eps_of_each_matrix(parts, m, d):
+    """At ε = 0 the square root has no derivative in directions that F does not have, and needs none."""
+    f = features(m, d)[:4].unflatten(0, (2, 2))
+    for name, eps in (("log", [[1e-3, 1e-1], [1e-2, 2.0]]), ("sqrt", [[0.0, 1e-3], [0.0, 0.0]])):
+        shift = torch.tensor(eps, dtype=torch.float64)
+        check_result(f, name, shift, *parts(f, name, shift))
+
+
+@pytest.mark.parametrize(("m", "d"), [(9, 4), (4, 9)])
+def test_pooling_in_parts_gives_zero_at_zero_and_nan_at_nan(parts, m, d):
+    def solve(a):  # NaN where a matrix cannot be solved, as on a GPU
+        bad = a.isnan().any(-1).any(-1)
+        values, q = torch.linalg.eigh(a.nan_to_num())
+        values[bad], q[bad] = torch.nan, torch.nan
+        return values, q
+
+    f = features(m, d)[:3]
+    f[1, 2, 3] = torch.nan
+    f[2] = 0
+    c, gradient = parts(f, "log", solve=solve)
+    g = gradient(torch.ones_like(c))
+    assert all(x[0].isfinite().all() and x[1].isnan().all() for x in (c, g))
+    assert (g[2] == 0).all()
+
+
+@pytest.mark.parametrize(("m", "d"), [(9, 4), (4, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype, monkeypatch):
+    monkeypatch.setattr(pool, "shared_limit", lambda device: 0)
+    monkeypatch.setattr("matbackprop.cuda.twin.kernels_may_take", lambda *tensors: True)
+    f = features(m, d)[:4].to(dtype).requires_grad_()
+    eps = torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64)
+    c = pool.pool(f, eps, named_function("log"), lambda x: second_order_pool(x, eps=eps), batched_eigh)
+    (gradient,) = torch.autograd.grad(c.sum(), f, retain_graph=True)
+    x = f.detach().double().requires_grad_()
+    expected = second_order_pool(x, eps=eps)
+    (exact,) = torch.autograd.grad(expected.sum(), x, create_graph=True)
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    for actual, reference in ((c, expected), (gradient, exact)):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.double(), reference, **tolerance)
+    if dtype == torch.float32:  # the second order is the general operator's
+        (again,) = torch.autograd.grad(c.sum(), f, create_graph=True)
+        second, reference = (torch.autograd.grad(g.square().sum(), at)[0] for g, at in ((again, f), (exact, x)))
+        assert (second - reference).norm() < 1e-5 * reference.norm()
+
+
+def test_pooling_stays_on_chip_where_a_block_can_hold_it():
+    limit = 227 * 1024
+    assert all(pool.on_chip(m, d, limit) for m, d in ((64, 64), (4096, 64), (64, 10000), (1, 1)))
+    assert not any(pool.on_chip(m, d, limit) for m, d in ((65, 65), (4097, 8), (65, 256), (256, 65)))
+    assert pool.on_chip(36, 256, 99 * 1024) and not pool.on_chip(64, 256, 99 * 1024)
 
 
 @pytest.fixture(scope="module")

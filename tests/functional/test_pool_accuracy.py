@@ -212,23 +212,24 @@ def test_float32_inside_is_a_choice():
     assert 2e-7 < _relative(x.grad, gradient) < 1e-3
 
 
+@pytest.mark.parametrize("d", [9, 4])
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("weight", [None, "mask", "regions"])
-def test_weights_and_centring_reach_the_kernels(weight, center, monkeypatch):
+def test_weights_and_centring_reach_the_kernels(weight, center, d, monkeypatch):
     """Kernels know plain features only; the twin stands for them here."""
-    f = relu_features(6, 9, 2).float()
+    f = relu_features(6, d, 2).float()
     w = {
         None: None,
         "mask": torch.rand(2, 6, generator=generator(1)) > 0.4,
         "regions": torch.rand(2, 3, 6, generator=generator(2)),
     }[weight]
-    g = torch.randn(9, 9, generator=generator(3))
+    g = torch.randn(d, d, generator=generator(3))
     exact = f.double().requires_grad_()
     expected = second_order_pool(exact, weight=w, center=center)
     (expected_grad,) = torch.autograd.grad((expected * g).sum(), exact)
     handed = []
     monkeypatch.setattr(pool_kernels, "applies", lambda *_: True)
-    monkeypatch.setattr(pool_kernels, "pool", lambda x, eps, fn, twin: handed.append(x) or twin(x))
+    monkeypatch.setattr(pool_kernels, "pool", lambda x, eps, fn, twin, solve: handed.append(x) or twin(x))
     x = f.clone().requires_grad_()
     value = second_order_pool(x, weight=w, center=center, check=False)
     (grad,) = torch.autograd.grad((value * g).sum(), x)

@@ -2,6 +2,7 @@
 #pragma once
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -19,9 +20,12 @@
 #define __launch_bounds__(...)
 #define __align__(x) alignas(x)
 
+using std::copysign;
 using std::fabs;
+using std::fmax;
 using std::frexp;
 using std::ldexp;
+using std::min;
 using std::nan;
 
 struct Index {
@@ -46,6 +50,27 @@ static int __syncthreads_or(int x) {
     __syncthreads();
     return result;
 }
+// All lanes of a warp call these together.
+static double __shfl_xor_sync(unsigned, double x, int mask) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    lane_a[warp][lane] = x;
+    __syncwarp();
+    const double other = lane_a[warp][lane ^ mask];
+    __syncwarp();
+    return other;
+}
+static int __any_sync(unsigned, int x) {
+    const int warp = threadIdx.x / 32;
+    lane_a[warp][threadIdx.x % 32] = x;
+    __syncwarp();
+    int result = 0;
+    for (double other : lane_a[warp]) result |= other != 0;
+    __syncwarp();
+    return result;
+}
+static double rsqrt(double x) { return 1 / std::sqrt(x); }
+static void __threadfence() {}
+static double __ldcg(const double* where) { return *where; }
 static int atomicMin(int* where, int value) {
     int old = __atomic_load_n(where, __ATOMIC_SEQ_CST);
     while (value < old && !__atomic_compare_exchange_n(where, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from matbackprop._torch import WHOLE_GRAPHS
-from matbackprop.cuda import compiler, cusolver, refined
+from matbackprop.cuda import compiler, cusolver, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
 from matbackprop.solvers import batched_eigh, leading_eigh, route
 from matbackprop.solvers.eigh import _solve_in_threads
@@ -135,20 +135,22 @@ def test_route_names(monkeypatch):
     assert route("cpu", torch.float64, n=256, batch=100) == "lapack"
     monkeypatch.setattr(compiler, "available", lambda: True)
     monkeypatch.setattr(cusolver, "available", lambda: True)
-    monkeypatch.setattr(refined, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(tridiagonal, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(compiler, "shared_limit", lambda device: 227 * 1024)
     for dtype in (torch.float32, torch.float64):
         assert route("cuda", dtype, n=36, batch=100) == "jacobi"
-        assert route("cuda", dtype, n=128, batch=100) == "cusolver"
         assert route("cuda", dtype, n=56, batch=100) == "jacobi"
-        assert route("cuda", dtype, n=56, batch=5000) == "cusolver"
-    assert route("cuda", torch.float32, n=169, batch=100) == "cusolver"
-    assert route("cuda", torch.float64, n=129, batch=100) == "refined"
-    most = refined.MAX_ORDER
-    assert route("cuda", torch.float64, n=most, batch=1) == "refined"
-    assert route("cuda", torch.float64, n=most + 1, batch=1) == "cusolver"
-    monkeypatch.setattr(refined, "_capability", lambda device: (8, 9))  # no unit for float64 products
+        assert route("cuda", dtype, n=56, batch=5000) == "tridiagonal"
+        assert route("cuda", dtype, n=169, batch=100) == "tridiagonal"
+        assert route("cuda", dtype, n=tridiagonal.MAX_ORDER, batch=1) == "tridiagonal"
+        assert route("cuda", dtype, n=tridiagonal.MAX_ORDER + 1, batch=1) == "cusolver"
+    monkeypatch.setattr(compiler, "shared_limit", lambda device: 163 * 1024)  # an A100's
+    assert route("cuda", torch.float64, n=512) == "tridiagonal"
+    assert route("cuda", torch.float64, n=1024) == "cusolver"
+    monkeypatch.setattr(tridiagonal, "_capability", lambda device: (8, 9))  # no unit for float64 products
     assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
-    monkeypatch.setattr(refined, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(tridiagonal, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(compiler, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
     assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"

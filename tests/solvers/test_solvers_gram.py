@@ -75,9 +75,26 @@ def test_the_kernel_separates_rows_too(kernels, n, k, layout):
     check(x, gram.squared_norms(y), q, y)
 
 
-def test_the_kernel_leaves_ordinary_rows_alone(kernels):
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_the_kernel_separates_rows_to_a_limit(kernels, layout):
+    x = with_outliers(7, 50)
+    _, q = torch.linalg.eigh(x @ x.mT)
+    y = q.mT @ x
+    unit = y / y.norm(dim=-1, keepdim=True)
+    assert (unit @ unit.mT).tril(-1).abs().amax() > 1e-3  # the solver left them mixed
+    if layout == "columns":
+        q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
+    limit = separate.OVERLAP_LIMIT[False]
+    q, y = separate.separate_by_kernel(q, y, EPS, limit, kernels, 64)
+    unit = y / (y.square().sum(-1, keepdim=True) + EPS[:, None, None]).sqrt()
+    assert (unit @ unit.mT).tril(-1).abs().amax() < limit
+    assert ((q.mT @ x - y).norm(dim=(-2, -1)) < 1e-13 * x.norm(dim=(-2, -1))).all()
+
+
+@pytest.mark.parametrize("limit", [1e-11, 2e-8])
+def test_the_kernel_leaves_ordinary_rows_alone(kernels, limit):
     x = with_singular_values(5, 7, torch.logspace(0, 2, 5, dtype=torch.float64), seed=1)[None]
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
-    new_q, new_y = separate.separate_by_kernel(q.clone(), y.clone(), EPS[:1], 1e-11, kernels, 64)
+    new_q, new_y = separate.separate_by_kernel(q.clone(), y.clone(), EPS[:1], limit, kernels, 64)
     assert torch.equal(new_q, q) and torch.equal(new_y, y)

@@ -72,6 +72,22 @@ def _check(status: int, what: str) -> None:
         raise SolverError(f"the CUDA driver returned error {status} while {what}.")
 
 
+@functools.cache
+def shared_limit(device: int) -> int:
+    """Bytes of shared memory that a block may ask for."""
+    limit = ctypes.c_int()
+    status = _driver().cuDeviceGetAttribute(ctypes.byref(limit), _SHARED_LIMIT, device)
+    _check(status, "asking for the limit of shared memory")
+    return limit.value
+
+
+def _driver() -> ctypes.CDLL:
+    driver = load_library("cuda")
+    if driver is None:
+        raise SolverError("the CUDA driver library was not found.")
+    return driver
+
+
 class Module:
     """Compiled kernels on one device.
 
@@ -82,17 +98,13 @@ class Module:
     """
 
     def __init__(self, text: str, defines: Mapping[str, Constant], device: int) -> None:
-        driver = load_library("cuda")
-        if driver is None:
-            raise SolverError("the CUDA driver library was not found.")
+        driver = _driver()
         u = ctypes.c_uint
         driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, u, u, u, u, u, u, u, *(ctypes.c_void_p,) * 3]
         self._driver = driver
         self._device = device
         properties = torch.cuda.get_device_properties(device)
-        limit = ctypes.c_int()
-        driver.cuDeviceGetAttribute(ctypes.byref(limit), _SHARED_LIMIT, device)
-        self.shared_limit = limit.value
+        self.shared_limit = shared_limit(device)
         self._cubin = compile_cubin(text, f"sm_{properties.major}{properties.minor}", defines)
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._module = ctypes.c_void_p()

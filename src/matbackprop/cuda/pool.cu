@@ -1,84 +1,34 @@
-// Second-order pooling in its thin dual form, for small m. Appended to jacobi.cu, separate.cu, rows.cu and product.cu; IN is
-// the type of F, C and G (float or double), FUNCTION is LOG, SQRT, INV_SQRT or INVERSE, WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of overlaps. eps is one number, or one of each matrix.
+// Second-order pooling C = g(F^T F + eps I) of features F (m, d) with a side n <= 64. Appended to jacobi.cu, separate.cu, rows.cu,
+// product.cu, pool_function.cu and one of pool_thin.cu (n = m < d, THIN 1) and pool_primal.cu (n = d <= m, THIN 0). IN is the type
+// of F, C and G (float or double), WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of
+// overlaps. eps is one number, or one of each matrix.
 //
-//   K = F F^T = U diag(s) U^T,  Y = U^T F,  lambda = s + eps
-//   C = g(eps) I + Y^T diag(g[lambda_i, eps]) Y
-//   dL/dF = 2 U (diag(g[lambda_i, eps]) Y G + (g[lambda_i, lambda_j, eps] o (Y G Y^T)) Y),  G symmetric
+// X (n, length) is F or its transpose, A (n, d) is Y or Q^T, and weights, rest and table are g and its divided differences:
+//
+//   X X^T = Q diag(s) Q^T,  Y = Q^T X,  lambda = s + eps
+//   C = rest I + A^T diag(weights) A
+//   dL/dX = 2 Q ((table o (T A^T))^T Y [+ diag(weights) T]),  T = A (G + G^T)/2
 
+#define TERMS (1 + THIN)  // kinds of rows that the gradient is made of: those of Y, and those of T
 
-#define SERIES 26  // terms for the second difference of log where 0.2^SERIES is below eps
-
-__device__ __forceinline__ REAL function_value(REAL x) {
-#if FUNCTION == LOG
-    return log(x);
-#elif FUNCTION == SQRT
-    return sqrt(x);
-#elif FUNCTION == INV_SQRT
-    return 1 / sqrt(x);
-#else
-    return 1 / x;
-#endif
-}
-
-// g[x, y] for x >= y > 0
-__device__ __forceinline__ REAL first_difference(REAL x, REAL y) {
-#if FUNCTION == LOG
-    const REAL gap = x - y;
-    return gap == 0 ? 1 / y : log1p(gap / y) / gap;
-#elif FUNCTION == SQRT
-    return 1 / (sqrt(x) + sqrt(y));
-#elif FUNCTION == INV_SQRT
-    const REAL a = sqrt(x), b = sqrt(y);
-    return -1 / (a * b * (a + b));
-#else
-    return -1 / (x * y);
-#endif
-}
-
-// g[x, y, z] for x, y >= z > 0
-__device__ __forceinline__ REAL second_difference(REAL x, REAL y, REAL z) {
-    if (x < y) {
-        const REAL swap = x;
-        x = y;
-        y = swap;
-    }
-#if FUNCTION == LOG
-    if (x > (REAL)1.5 * z) return (first_difference(x, y) - first_difference(y, z)) / (x - z);
-    const REAL center = (REAL)0.5 * (x + z);
-    const REAL u = (x - center) / center, v = (y - center) / center, w = (z - center) / center;
-    REAL one = 1, two = 1, three = 1, sign = -1, sum = (REAL)-0.5;  // complete homogeneous polynomials of u; u, v; u, v, w
-    for (int j = 1; j < SERIES; ++j) {
-        one *= u;
-        two = two * v + one;
-        three = three * w + two;
-        sign = -sign;
-        sum += sign * three / (j + 2);
-    }
-    return sum / (center * center);
-#elif FUNCTION == SQRT
-    const REAL a = sqrt(x), b = sqrt(y), c = sqrt(z);
-    return -1 / ((a + b) * (b + c) * (a + c));
-#elif FUNCTION == INV_SQRT
-    const REAL a = sqrt(x), b = sqrt(y), c = sqrt(z);
-    return (a + b + c) / (a * b * c * (a + b) * (b + c) * (a + c));
-#else
-    return 1 / (x * y * z);
-#endif
+// X in the memory of F
+__device__ __forceinline__ Rows<IN> rows_of(const IN* f, int n, int length) {
+    return THIN ? Rows<IN>{f, length, length, 1} : Rows<IN>{f, length, 1, n};
 }
 
 // --- forward ---------------------------------------------------------------------------------------------------------
 
-// F (batch, m, d) -> s (batch, m), slope g[s + eps, eps] (batch, m), U (batch, m, m) in columns, Y = U^T F (batch, m, d).
-// One block per matrix.
+// F (batch, m, d) -> s and weights (batch, n), Q^T (batch, n, n), eigenvectors in rows, Y = Q^T X (batch, n, length). One block per
+// matrix.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_spectrum(const IN* __restrict__ f, const REAL* __restrict__ all_eps, double one_eps,
-                  REAL* __restrict__ out_values,
-                  REAL* __restrict__ out_slopes, REAL* out_vectors, REAL* out_y, int m, int d) {
-    const Sizes z(m);
-    const Rows<IN> rows = {f + (long long)blockIdx.x * m * d, d, d, 1};
+                  REAL* __restrict__ out_values, REAL* __restrict__ out_weights, REAL* out_vectors, REAL* out_y, int n,
+                  int length) {
+    const Sizes z(n);
+    const Rows<IN> rows = rows_of(f + (long long)blockIdx.x * n * length, n, length);
     const int ldt = z.players + 2, square = z.players * z.ld;
     const int front = z.rotations + square > CHUNK * ldt ? z.rotations + square : CHUNK * ldt;
-    int back = m * z.ldv > blockDim.x ? m * z.ldv : blockDim.x;
+    int back = n * z.ldv > blockDim.x ? n * z.ldv : blockDim.x;
     back = back > CHUNK * ldt ? back : CHUNK * ldt;
     Rotation* rotations = (Rotation*)shared_memory;
     REAL* tile = (REAL*)shared_memory;
@@ -87,46 +37,46 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     REAL* values = v + back;
     int* order = (int*)(values + z.players);
     const REAL eps = all_eps ? all_eps[blockIdx.x] : (REAL)one_eps;
-    out_values += (long long)blockIdx.x * m;
-    out_slopes += (long long)blockIdx.x * m;
-    out_vectors += (long long)blockIdx.x * m * m;
-    out_y += (long long)blockIdx.x * m * d;
+    out_values += (long long)blockIdx.x * n;
+    out_weights += (long long)blockIdx.x * n;
+    out_vectors += (long long)blockIdx.x * n * n;
+    out_y += (long long)blockIdx.x * n * length;
     for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
-    gram(rows, (REAL)1, v, a, m, z);
-    jacobi(a, v, rotations, values, order, m, z);
-    for (int e = threadIdx.x; e < m * m; e += blockDim.x) out_vectors[e] = v[e / m * z.ldv + order[e % m]];
-    project(rows, (REAL)1, tile, v, order, out_y, m, z);
-    squared_norms(out_y, values, m, d, v);
+    gram(rows, (REAL)1, v, a, n, z);
+    jacobi(a, v, rotations, values, order, n, z);
+    for (int e = threadIdx.x; e < n * n; e += blockDim.x) out_vectors[e] = v[e % n * z.ldv + order[e / n]];
+    project(rows, (REAL)1, tile, v, order, out_y, n, z);
+    squared_norms(out_y, values, n, length, v);
     // With an outlier in F the Gram matrix has lost the small eigenvalues and their eigenvectors are mixed; Y has them.
     REAL largest = 0, smallest = (REAL)REAL_MAX;
-    for (int r = 0; r < m; ++r) {
+    for (int r = 0; r < n; ++r) {
         largest = values[r] > largest ? values[r] : largest;
         smallest = values[r] < smallest ? values[r] : smallest;
     }
     if (largest > (REAL)WIDE * (smallest + eps)) {
-        separate({out_y, d, d, 1}, {out_vectors, m, 1, m}, nullptr, eps, (REAL)MIXED, m, v);
-        squared_norms(out_y, values, m, d, v);
+        separate({out_y, length, length, 1}, {out_vectors, n, n, 1}, nullptr, eps, (REAL)MIXED, n, v);
+        squared_norms(out_y, values, n, length, v);
         largest = 0;
-        for (int r = 0; r < m; ++r) largest = values[r] > largest ? values[r] : largest;
+        for (int r = 0; r < n; ++r) largest = values[r] > largest ? values[r] : largest;
     }
-    // A direction at rounding level, sigma <= max(m, d) eps sigma_max, is noise that 1/eps would lift: it is left out.
+    // A direction at rounding level, sigma <= length eps sigma_max, is noise that 1/eps would lift: it is left out.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const REAL level = (REAL)REAL_EPS * (m > d ? m : d), floor_value = level * level * largest;
-    for (int r = warp; r < m; r += warps) {
+    const REAL level = (REAL)REAL_EPS * length, floor_value = level * level * largest;
+    for (int r = warp; r < n; r += warps) {
         const bool noise = values[r] <= floor_value;
         const REAL s = noise ? (REAL)0 : values[r];
-        for (int k = lane; noise && k < d; k += 32) out_y[(long long)r * d + k] = 0;
+        for (int k = lane; noise && k < length; k += 32) out_y[(long long)r * length + k] = 0;
         if (lane == 0) {
             out_values[r] = s;
-            out_slopes[r] = first_difference(s + eps, eps);
+            out_weights[r] = form_weight(s, eps);
         }
     }
 }
 
-// C = g(eps) I + Y^T diag(slopes) Y. Grid (batch, pairs of tiles).
+// C = rest I + A^T diag(weights) A. Grid (batch, pairs of tiles).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    pool_output(const REAL* __restrict__ y, const REAL* __restrict__ slopes, const REAL* __restrict__ all_eps,
-                double one_eps, IN* __restrict__ c, int m, int d) {
+    pool_output(const REAL* __restrict__ a, const REAL* __restrict__ weights, const REAL* __restrict__ all_eps,
+                double one_eps, IN* __restrict__ c, int n, int d) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     int row = 0, column = blockIdx.y;  // tile (row, column) of the lower triangle
     while (column > row) {
@@ -135,18 +85,18 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     }
     row *= TILE;
     column *= TILE;
-    y += (long long)blockIdx.x * m * d;
-    slopes += (long long)blockIdx.x * m;
+    a += (long long)blockIdx.x * n * d;
+    weights += (long long)blockIdx.x * n;
     c += (long long)blockIdx.x * d * d;
     Share share;
     REAL slot_l[SLOTS], slot_r[SLOTS];
-    for (int start = 0; start < m; start += DEPTH) {
-        fetch_rows(slot_l, y, start, m, row, d);
-        fetch_rows(slot_r, y, start, m, column, d);
+    for (int start = 0; start < n; start += DEPTH) {
+        fetch_rows(slot_l, a, start, n, row, d);
+        fetch_rows(slot_r, a, start, n, column, d);
 #pragma unroll
         for (int e = 0; e < SLOTS; ++e) {
             const int k = start + (threadIdx.x + e * PRODUCT_THREADS) / TILE;
-            slot_l[e] *= k < m ? slopes[k] : (REAL)0;
+            slot_l[e] *= k < n ? weights[k] : (REAL)0;
         }
         __syncthreads();
         store_rows(left, slot_l);
@@ -154,12 +104,12 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         __syncthreads();
         share.add(left, right);
     }
-    const REAL at_eps = function_value(all_eps ? all_eps[blockIdx.x] : (REAL)one_eps);
+    const REAL rest = form_rest(all_eps ? all_eps[blockIdx.x] : (REAL)one_eps);
     share.each([&](int i, int j, REAL value) {
         i += row;
         j += column;
         if (i < d && j <= i) {
-            const IN entry = (IN)(value + (i == j ? at_eps : (REAL)0));
+            const IN entry = (IN)(value + (i == j ? rest : (REAL)0));
             c[(long long)i * d + j] = entry;
             c[(long long)j * d + i] = entry;
         }
@@ -168,22 +118,22 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
-// T = Y (G + G^T)/2, (batch, m, d). Grid (batch, tiles of columns).
+// T = A (G + G^T)/2, (batch, n, d). Grid (batch, tiles of columns).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    pool_project(const REAL* __restrict__ y, const IN* __restrict__ g, REAL* __restrict__ t, int m, int d) {
+    pool_project(const REAL* __restrict__ a, const IN* __restrict__ g, REAL* __restrict__ t, int n, int d) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     const int column = blockIdx.y * TILE;
-    y += (long long)blockIdx.x * m * d;
-    t += (long long)blockIdx.x * m * d;
+    a += (long long)blockIdx.x * n * d;
+    t += (long long)blockIdx.x * n * d;
     g += (long long)blockIdx.x * d * d;
     Share share;
-    REAL slot_y[SLOTS];
+    REAL slot_a[SLOTS];
     IN slot_g[SLOTS], slot_m[SLOTS];
-    fetch_columns(slot_y, y, 0, 0, m, d);
+    fetch_columns(slot_a, a, 0, 0, n, d);
     fetch_columns(slot_g, g, 0, column, d, d);
     fetch_rows(slot_m, g, 0, d, column, d);
     for (int start = 0; start < d; start += DEPTH) {
-        store_columns(left, slot_y);
+        store_columns(left, slot_a);
         store_columns(right, slot_g);
         __syncthreads();
 #pragma unroll
@@ -193,97 +143,95 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         }
         const int following = start + DEPTH;  // on its way while the tensor cores work
         if (following < d) {
-            fetch_columns(slot_y, y, following, 0, m, d);
+            fetch_columns(slot_a, a, following, 0, n, d);
             fetch_columns(slot_g, g, following, column, d, d);
             fetch_rows(slot_m, g, following, d, column, d);
         }
         __syncthreads();
-        if (Share::row() < m) share.add(left, right);
+        if (Share::row() < n) share.add(left, right);
         __syncthreads();
     }
     share.each([&](int i, int j, REAL value) {
-        if (i < m && column + j < d) t[(long long)i * d + column + j] = value;
+        if (i < n && column + j < d) t[(long long)i * d + column + j] = value;
     });
 }
 
-// mixing (batch, 2m, m), transposed: 2 [U diag(slopes) | U (g[lambda_i, lambda_j, eps] o T Y^T)], dL/dF = mixing [T; Y].
+// mixing (batch, TERMS n, n): 2 (table o (T A^T)) Q^T, below it 2 diag(weights) Q^T. Grid (batch); shared memory for n^2 numbers.
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    pool_mixing(const REAL* __restrict__ y, const REAL* __restrict__ t, const REAL* __restrict__ values,
-                const REAL* __restrict__ slopes, const REAL* __restrict__ vectors, const REAL* __restrict__ all_eps,
-                double one_eps, REAL* __restrict__ mixing, int m, int d) {
+    pool_mixing(const REAL* __restrict__ a, const REAL* __restrict__ t, const REAL* __restrict__ values,
+                const REAL* __restrict__ weights, const REAL* __restrict__ vectors, const REAL* __restrict__ all_eps,
+                double one_eps, REAL* __restrict__ mixing, int n, int d) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
-    REAL* w = (REAL*)shared_memory;  // (m, m | 1), then U in the same shape
-    const int ld = m | 1;
-    REAL* u = w + m * ld;
+    REAL* inner = (REAL*)shared_memory;
     const REAL eps = all_eps ? all_eps[blockIdx.x] : (REAL)one_eps;
-    y += (long long)blockIdx.x * m * d;
-    t += (long long)blockIdx.x * m * d;
-    values += (long long)blockIdx.x * m;
-    slopes += (long long)blockIdx.x * m;
-    vectors += (long long)blockIdx.x * m * m;
-    mixing += (long long)blockIdx.x * 2 * m * m;
-    for (int e = threadIdx.x; e < m * m; e += PRODUCT_THREADS) u[e / m * ld + e % m] = vectors[e];
-    Share share;
-    REAL slot_t[SLOTS], slot_y[SLOTS];
-    fetch_columns(slot_t, t, 0, 0, m, d);
-    fetch_columns(slot_y, y, 0, 0, m, d);
+    a += (long long)blockIdx.x * n * d;
+    t += (long long)blockIdx.x * n * d;
+    values += (long long)blockIdx.x * n;
+    weights += (long long)blockIdx.x * n;
+    vectors += (long long)blockIdx.x * n * n;
+    mixing += (long long)blockIdx.x * TERMS * n * n;
+    Share projected, mixed;
+    REAL slot_l[SLOTS], slot_r[SLOTS];
+    fetch_columns(slot_l, t, 0, 0, n, d);
+    fetch_columns(slot_r, a, 0, 0, n, d);
     for (int start = 0; start < d; start += DEPTH) {
-        store_columns(left, slot_t);
-        store_columns(right, slot_y);
+        store_columns(left, slot_l);
+        store_columns(right, slot_r);
         __syncthreads();
         if (start + DEPTH < d) {
-            fetch_columns(slot_t, t, start + DEPTH, 0, m, d);
-            fetch_columns(slot_y, y, start + DEPTH, 0, m, d);
+            fetch_columns(slot_l, t, start + DEPTH, 0, n, d);
+            fetch_columns(slot_r, a, start + DEPTH, 0, n, d);
         }
-        if (Share::row() < m) share.add(left, right);
+        if (Share::row() < n) projected.add(left, right);
         __syncthreads();
     }
-    share.each([&](int i, int j, REAL value) {
-        if (i < m && j < m) w[i * ld + j] = value;
+    projected.each([&](int i, int j, REAL value) {
+        if (i < n && j < n) inner[i * n + j] = 2 * value;
     });
     __syncthreads();
-    for (int e = threadIdx.x; e < m * m; e += PRODUCT_THREADS) {
-        const int i = e / m, j = e % m;
-        if (j <= i) {
-            const REAL entry = w[i * ld + j] * second_difference(values[i] + eps, values[j] + eps, eps);
-            w[i * ld + j] = entry;
-            w[j * ld + i] = entry;
-        }
+    // not above, where the table would be compiled for each entry of a share
+    for (int e = threadIdx.x; e < n * n; e += PRODUCT_THREADS) inner[e] *= form_table(values[e / n], values[e % n], eps);
+    for (int start = 0; start < n; start += DEPTH) {
+        __syncthreads();
+        fetch_columns(slot_l, inner, start, 0, n, n);
+        fetch_rows(slot_r, vectors, start, n, 0, n);
+        store_columns(left, slot_l);
+        store_rows(right, slot_r);
+        __syncthreads();
+        if (Share::row() < n) mixed.add(left, right);
     }
-    __syncthreads();
-    for (int e = threadIdx.x; e < m * m; e += PRODUCT_THREADS) {
-        const int j = e / m, i = e % m;
-        REAL sum = 0;
-        for (int k = 0; k < m; ++k) sum += u[i * ld + k] * w[k * ld + j];
-        mixing[(m + j) * m + i] = 2 * sum;
-        mixing[j * m + i] = 2 * u[i * ld + j] * slopes[j];
+    mixed.each([&](int i, int j, REAL value) {
+        if (i < n && j < n) mixing[i * n + j] = value;
+    });
+    for (int e = threadIdx.x; THIN && e < n * n; e += PRODUCT_THREADS) {
+        mixing[n * n + e] = 2 * weights[e / n] * vectors[e];
     }
 }
 
-// dL/dF = mixing [T; Y]. Grid (batch, tiles of columns).
+// dL/dX = mixing^T [Y; T], T in the thin form; in the memory of dL/dF. Grid (batch, tiles of columns).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    pool_gradient(const REAL* __restrict__ mixing, const REAL* __restrict__ t, const REAL* __restrict__ y,
-                  IN* __restrict__ out, int m, int d) {
+    pool_gradient(const REAL* __restrict__ mixing, const REAL* __restrict__ y, const REAL* __restrict__ t,
+                  IN* __restrict__ out, int n, int length) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     const int column = blockIdx.y * TILE;
-    mixing += (long long)blockIdx.x * 2 * m * m;
-    t += (long long)blockIdx.x * m * d;
-    y += (long long)blockIdx.x * m * d;
-    out += (long long)blockIdx.x * m * d;
+    const long long first = (long long)blockIdx.x * n * length;
+    mixing += (long long)blockIdx.x * TERMS * n * n;
+    const Rows<IN> x = rows_of(out, n, length);
     Share share;
     REAL slot_l[SLOTS], slot_r[SLOTS];
-    for (int part = 0; part < 2; ++part) {
-        for (int start = 0; start < m; start += DEPTH) {
-            fetch_rows(slot_l, mixing + part * m * m, start, m, 0, m);
-            fetch_rows(slot_r, part ? y : t, start, m, column, d);
+    for (int term = 0; term < TERMS; ++term) {
+        for (int start = 0; start < n; start += DEPTH) {
+            fetch_rows(slot_l, mixing + term * n * n, start, n, 0, n);
+            fetch_rows(slot_r, (term ? t : y) + first, start, n, column, length);
             __syncthreads();
             store_rows(left, slot_l);
             store_rows(right, slot_r);
             __syncthreads();
-            if (Share::row() < m) share.add(left, right);
+            if (Share::row() < n) share.add(left, right);
         }
     }
     share.each([&](int i, int j, REAL value) {
-        if (i < m && column + j < d) out[(long long)i * d + column + j] = (IN)value;
+        j += column;
+        if (i < n && j < length) out[first + (long long)i * x.next + (long long)j * x.step] = (IN)value;
     });
 }

@@ -1,34 +1,102 @@
-"""Second-order pooling of small feature maps on CUDA in five kernels: two forward, three backward.
+"""Second-order pooling on CUDA, and for features with a side up to 64 the five kernels: two forward, three backward.
 
-``pool.cu`` holds them. The Gram matrix and its Jacobi eigensolver stay on chip, features and outputs are read
-and written once in their own dtype, and everything between is float64. They are compiled when first used.
+``pool.cu`` holds them; ``pool_thin.cu`` and ``pool_primal.cu`` say what they compute for m < d and for m ≥ d. The Gram
+matrix and its Jacobi eigensolver stay on chip, features and outputs are read and written once in their own dtype, and
+everything between is float64. They are compiled when first used. Other features go by ``pool_parts.py``.
 """
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from matbackprop.checks import is_plain
-from matbackprop.cuda import jacobi, separate
-from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda import jacobi, pool_parts, separate
+from matbackprop.cuda.compiler import Module, Source, shared_limit
+from matbackprop.cuda.pool_forms import FUNCTIONS, PRIMAL, THIN
 from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 from matbackprop.cuda.rows import ROWS, tile
 from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
-_FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}
 _REAL_BYTES = 8
-_OWN = Source(
-    "pool.cu",
-    WIDE=separate.SAFE_RATIO * separate.OVERLAP_LIMIT[False],
-    MIXED=separate.OVERLAP_LIMIT[False],
-    **{name.upper(): number for name, number in _FUNCTIONS.items()},
+_MAX_ROWS = 4096  # that the one block of a matrix streams in the primal form
+_TOOLS = jacobi.SOURCE + separate.KERNELS + ROWS + PRODUCT
+_KERNELS = Source(
+    "pool.cu", WIDE=separate.SAFE_RATIO * separate.OVERLAP_LIMIT[False], MIXED=separate.OVERLAP_LIMIT[False]
 )
-SOURCE = jacobi.SOURCE + separate.KERNELS + ROWS + PRODUCT + _OWN
+
+
+class _Factors(NamedTuple):
+    """Addresses of s and weights ``(count, n)``, Qᵀ ``(count, n, n)`` and Y ``(count, n, length)``."""
+
+    s: int
+    weights: int
+    vectors: int
+    y: int
+
+
+class Form(ABC):
+    """One of the two forms of pooling.
+
+    Args:
+        n: rows of X, the smaller side of F.
+        length: its columns.
+    """
+
+    source: ClassVar[Source]
+    terms: ClassVar[int]
+    """Kinds of rows that the gradient is made of: those of Y, and those of T."""
+
+    def __init__(self, n: int, length: int) -> None:
+        self.n, self.length = n, length
+        sizes = jacobi.Sizes(n)
+        self.threads, self.shared = sizes.threads, sizes.shared_bytes(_REAL_BYTES, tile=tile(n))
+
+    def factors(self, work: Tensor, count: int) -> _Factors:
+        """Where the factors lie in one piece of memory."""
+        s = work.data_ptr()
+        weights = s + count * self.n * _REAL_BYTES
+        vectors = weights + count * self.n * _REAL_BYTES
+        return _Factors(s, weights, vectors, vectors + count * self.n**2 * _REAL_BYTES)
+
+    @staticmethod
+    @abstractmethod
+    def panel(factors: _Factors) -> int:
+        """The address of A ``(count, n, d)``, whose rows C is made of."""
+
+
+class Thin(Form):
+    """Fewer rows than columns: X = F, A = Y."""
+
+    terms = 2
+    source = _TOOLS + THIN + _KERNELS
+
+    @staticmethod
+    def panel(factors: _Factors) -> int:
+        return factors.y
+
+
+class Primal(Form):
+    """At least as many rows as columns: X = Fᵀ, A = Qᵀ."""
+
+    terms = 1
+    source = _TOOLS + PRIMAL + _KERNELS
+
+    @staticmethod
+    def panel(factors: _Factors) -> int:
+        return factors.vectors
+
+
+@functools.cache
+def form_of(m: int, d: int) -> Form:
+    """The form that features ``(*batch, m, d)`` are pooled in."""
+    return Thin(m, d) if m < d else Primal(d, m)
 
 
 def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
@@ -37,81 +105,87 @@ def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
 
 
 def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
-    """Whether the kernels take features ``(*batch, m, d)``: 0 < m ≤ 64, m < d, g in closed form, a fixed ε > 0.
+    """Whether kernels take features ``(*batch, m, d)``: 0 < min(m, d) ≤ 1024, g in closed form, a fixed ε > 0.
 
     float64 features are left to the general operator, which refines small eigenvectors to the digits these carry.
     """
     return (
         f.is_cuda
         and f.dtype != torch.float64
-        and function.name in _FUNCTIONS
-        and 0 < f.shape[-2] <= jacobi.MAX_ORDER
-        and f.shape[-2] < f.shape[-1]
+        and function.name in FUNCTIONS
+        and 0 < min(f.shape[-2:]) <= pool_parts.MAX_ORDER
         and (is_plain(eps) and not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
         and f.dtype in TYPES
         and kernels_may_take(f, capability=TENSOR_CORES)
     )
 
 
-def _kernels(f: Tensor, function: str) -> Module:
-    return SOURCE.on(f.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[f.dtype], FUNCTION=_FUNCTIONS[function])
-
-
 @functools.cache
-def _plan(m: int, d: int) -> tuple[int, int, int]:
-    """Threads and shared memory of ``pool_spectrum``, and the tiles that cover d."""
-    sizes = jacobi.Sizes(m)
-    shared = sizes.shared_bytes(_REAL_BYTES, tile=tile(m))
-    return sizes.threads, shared, -(-d // TILE)
+def on_chip(m: int, d: int, shared_limit: int) -> bool:
+    """Whether one block per matrix is the way, where it may have ``shared_limit`` bytes; else :mod:`pool_parts` is."""
+    short = min(m, d) <= jacobi.MAX_ORDER and (m < d or m <= _MAX_ROWS)
+    return short and form_of(m, d).shared <= shared_limit
 
 
-def _factors(work: Tensor, count: int, m: int, d: int) -> tuple[int, int, int, int]:
-    """Addresses of s, slopes ``(count, m)``, U ``(count, m, m)`` and Y ``(count, m, d)`` in one piece of memory."""
-    s = work.data_ptr()
-    slopes = s + count * m * _REAL_BYTES
-    u = slopes + count * m * _REAL_BYTES
-    return s, slopes, u, u + count * m * m * _REAL_BYTES
+def _kernels(f: Tensor, function: str) -> Module:
+    source = form_of(*f.shape[-2:]).source
+    return source.on(f.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[f.dtype], FUNCTION=FUNCTIONS[function])
 
 
-def forward(f: Tensor, eps: float | Tensor, function: str) -> tuple[Tensor, Tensor]:
+def _tiles(length: int) -> int:
+    return -(-length // TILE)
+
+
+def forward(f: Tensor, eps: float | Tensor, function: str, kernels: Module | None = None) -> tuple[Tensor, Tensor]:
     """C ``(*batch, d, d)`` in the dtype of F, and the factors that :func:`gradient` needs, in float64.
 
-    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix.
+    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix. ``kernels`` run
+    it elsewhere than on the device of F.
     """
     *batch, m, d = f.shape
-    count = f.numel() // (m * d)
-    kernels = _kernels(f, function)
+    count, form = f.numel() // (m * d), form_of(m, d)
+    n, length = form.n, form.length
+    kernels = kernels or _kernels(f, function)
     c = torch.empty((*batch, d, d), dtype=f.dtype, device=f.device)
-    work = torch.empty(count * m * (2 + m + d), dtype=torch.float64, device=f.device)
-    s, slopes, u, y = _factors(work, count, m, d)
-    threads, shared, tiles = _plan(m, d)
-    shift = _eps_arguments(eps)
-    kernels.launch("pool_spectrum", (count,), threads, shared, (f.data_ptr(), *shift, s, slopes, u, y, m, d))
-    arguments = (y, slopes, *shift, c.data_ptr(), m, d)
-    kernels.launch("pool_output", (count, tiles * (tiles + 1) // 2), PRODUCT_THREADS, 0, arguments)
+    work = torch.empty(count * n * (2 + n + length), dtype=torch.float64, device=f.device)
+    factors, shift = form.factors(work, count), _eps_arguments(eps)
+    given = (f.data_ptr(), *shift, *factors, n, length)
+    kernels.launch("pool_spectrum", (count,), form.threads, form.shared, given)
+    pairs = _tiles(d) * (_tiles(d) + 1) // 2
+    summed = (form.panel(factors), factors.weights, *shift, c.data_ptr(), n, d)
+    kernels.launch("pool_output", (count, pairs), PRODUCT_THREADS, 0, summed)
     return c, work
 
 
-def gradient(g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: str) -> Tensor:
+def gradient(
+    g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: str, kernels: Module | None = None
+) -> Tensor:
     """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
     m, d = f.shape[-2:]
-    count = f.numel() // (m * d)
-    kernels = _kernels(f, function)
+    count, form = f.numel() // (m * d), form_of(m, d)
+    n, length = form.n, form.length
+    kernels = kernels or _kernels(f, function)
     out = torch.empty_like(f)
-    own = torch.empty(count * m * (d + 2 * m), dtype=torch.float64, device=f.device)
+    own = torch.empty(count * n * (d + form.terms * n), dtype=torch.float64, device=f.device)
     t = own.data_ptr()
-    mixing = t + count * m * d * _REAL_BYTES
-    s, slopes, u, y = _factors(work, count, m, d)
-    tiles = (count, _plan(m, d)[2])
-    kernels.launch("pool_project", tiles, PRODUCT_THREADS, 0, (y, g.data_ptr(), t, m, d))
-    shared = 2 * m * (m | 1) * _REAL_BYTES
-    arguments = (y, t, s, slopes, u, *_eps_arguments(eps), mixing, m, d)
-    kernels.launch("pool_mixing", (count,), PRODUCT_THREADS, shared, arguments)
-    kernels.launch("pool_gradient", tiles, PRODUCT_THREADS, 0, (mixing, t, y, out.data_ptr(), m, d))
+    mixing = t + count * n * d * _REAL_BYTES
+    factors = form.factors(work, count)
+    panel = form.panel(factors)
+    kernels.launch("pool_project", (count, _tiles(d)), PRODUCT_THREADS, 0, (panel, g.data_ptr(), t, n, d))
+    inner = (panel, t, *factors[:3], *_eps_arguments(eps), mixing, n, d)
+    kernels.launch("pool_mixing", (count,), PRODUCT_THREADS, n * n * _REAL_BYTES, inner)
+    mixed = (mixing, factors.y, t, out.data_ptr(), n, length)
+    kernels.launch("pool_gradient", (count, _tiles(length)), PRODUCT_THREADS, 0, mixed)
     return out
 
 
-def pool(f: Tensor, eps: float | Tensor, function: SpectralFunction, general: Callable[[Tensor], Tensor]) -> Tensor:
+def pool(
+    f: Tensor,
+    eps: float | Tensor,
+    function: SpectralFunction,
+    general: Callable[[Tensor], Tensor],
+    solve: pool_parts.Solver,
+) -> Tensor:
     """C = g(FᵀF + εI) ``(*batch, d, d)`` in the dtype of F.
 
     Args:
@@ -119,16 +193,26 @@ def pool(f: Tensor, eps: float | Tensor, function: SpectralFunction, general: Ca
         eps: a number, or float64 on the device of F, one value per matrix.
         function: g.
         general: the same operator without the kernels.
+        solve: the eigensolver of the matrices that do not stay on chip.
     """
     if isinstance(eps, Tensor):
         eps = eps.contiguous()
+    name = function.name
 
-    def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        c, work = forward(x, eps, function.name)
+    def whole(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        c, work = forward(x, eps, name)
         return c, (work,)
 
-    def adjoint(g: Tensor, x: Tensor, work: Tensor) -> Tensor:
-        return gradient(g, x, eps, work, function.name)
+    def whole_adjoint(g: Tensor, x: Tensor, work: Tensor) -> Tensor:
+        return gradient(g, x, eps, work, name)
 
+    def in_parts(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return pool_parts.forward(x, eps, name, solve)
+
+    def parts_adjoint(g: Tensor, x: Tensor, *factors: Tensor) -> Tensor:
+        return pool_parts.gradient(g, x, pool_parts.Factors(*factors), name)
+
+    chip = on_chip(*f.shape[-2:], shared_limit(f.get_device()))
+    pair = Pair(whole, whole_adjoint, general) if chip else Pair(in_parts, parts_adjoint, general)
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    return call_pair(wide.contiguous(), Pair(kernels, adjoint, general)).to(f.dtype)
+    return call_pair(wide.contiguous(), pair).to(f.dtype)

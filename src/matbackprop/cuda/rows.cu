@@ -11,11 +11,12 @@ struct Rows {
     }
 };
 
-// tile[c][i] = factor x(i, start + c); rows up to ldt and columns past the last are zero.
+// tile[c][i] = factor x(i, start + c); rows up to ldt and columns past the last are zero. Threads run along the entries that
+// are neighbours in memory.
 template <typename T>
 __device__ __forceinline__ void load_columns(REAL* tile, const Rows<T>& x, REAL factor, int start, int rows, int ldt) {
     for (int e = threadIdx.x; e < CHUNK * ldt; e += blockDim.x) {
-        const int c = e % CHUNK, i = e / CHUNK;
+        const int c = x.step == 1 ? e % CHUNK : e / ldt, i = x.step == 1 ? e / CHUNK : e % ldt;
         tile[c * ldt + i] = (i < rows && start + c < x.length) ? factor * x(i, start + c) : (REAL)0;
     }
 }

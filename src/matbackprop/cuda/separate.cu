@@ -98,6 +98,21 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   int n, int k, int y_next, int y_step, int q_next, int q_step) {
     const REAL eps = all_eps[blockIdx.x];
     overlap += (long long)blockIdx.x * n * n;
+    REAL* extremes = (REAL*)shared_memory;  // most matrices are so narrow that their overlaps need not be read
+    REAL largest = 0, smallest = (REAL)REAL_MAX;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const REAL square = overlap[(long long)i * n + i];
+        largest = square > largest ? square : largest;
+        smallest = square < smallest ? square : smallest;
+    }
+    extremes[threadIdx.x] = largest;
+    extremes[blockDim.x + threadIdx.x] = smallest;
+    __syncthreads();
+    for (int e = 0; e < blockDim.x; ++e) {
+        largest = extremes[e] > largest ? extremes[e] : largest;
+        smallest = extremes[blockDim.x + e] < smallest ? extremes[blockDim.x + e] : smallest;
+    }
+    if (!(largest > (REAL)SAFE_RATIO * (REAL)limit * (smallest + eps))) return;
     int mixed = 0;
     for (int e = threadIdx.x; e < n * n; e += blockDim.x) {
         const int i = e / n, j = e % n;

@@ -23,7 +23,6 @@ SOURCE = (
     + ROWS
     + Source(
         "svd.cu",
-        SAFE_RATIO=separate.SAFE_RATIO,
         MAX_ENTRIES=jacobi.MAX_ORDER**2 // _ADJOINT_THREADS,  # of a k×k matrix that a thread holds
     )
 )

@@ -51,6 +51,7 @@ from matbackprop.functional._matrix_function import FunctionLike, check_domain
 from matbackprop.functional._spectrum import Spectrum, attach_captured, frechet, second_frechet, spectral
 from matbackprop.functional._svd import svd
 from matbackprop.numerics import autocast_off, compute_dtype, inner, is_double, real_dtype, symmetrize
+from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import gram_eigh
 
 __all__ = ["second_order_pool"]
@@ -507,7 +508,7 @@ def second_order_pool(
         if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
             like = torch.empty((), dtype=torch.float64, device=f.device)
             eps = cast(Tensor, parameter_tensor(eps, "eps", rows.shape[:-2], like))
-        return pool_kernels.pool(rows, eps, fn, lambda x: _thin_pool(x, eps, fn)).to(f.dtype)
+        return pool_kernels.pool(rows, eps, fn, lambda x: _general_pool(x, eps, fn), batched_eigh).to(f.dtype)
     with autocast_off(f.device.type):
         x = f.to(compute_dtype(precision, f.dtype))
         w = None
@@ -566,8 +567,8 @@ def _plain_rows(f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
         return _root_weighted(_center(x, w) if center else x, w)
 
 
-def _thin_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Tensor:
-    """The thin dual form without kernels of our own, differentiable twice."""
+def _general_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Tensor:
+    """Plain pooling without the pooling kernels, differentiable twice."""
     with autocast_off(f.device.type):
         x = f.to(torch.float64)
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)

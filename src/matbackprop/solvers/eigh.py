@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import is_plain
-from matbackprop.cuda import compiler, cusolver, jacobi, refined
+from matbackprop.cuda import compiler, cusolver, jacobi, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
 from matbackprop.numerics import real_dtype
 
@@ -78,9 +78,14 @@ def _few_and_small(device: torch.device, dtype: torch.dtype, n: int, batch: int)
     return n <= most and compiler.available()
 
 
-def _refinable(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
-    fits = dtype == torch.float64 and refined.MIN_ORDER <= n <= refined.MAX_ORDER
-    return device.type == "cuda" and fits and refined.available(device)
+def _of_some_hundred_rows(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
+    return device.type == "cuda" and dtype in _REAL and tridiagonal.takes(device, n)
+
+
+def _by_tridiagonal_form(a: Tensor) -> tuple[Tensor, Tensor]:
+    """In float64, which takes less time than cuSOLVER's float32."""
+    values, vectors = tridiagonal.solve(a.double().contiguous())
+    return values.to(a.dtype), vectors.to(a.dtype)
 
 
 def _real_on_cuda(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> bool:
@@ -112,7 +117,7 @@ _ROUTES = {
     "lapack-threads": _Route(_many_on_the_cpu, _solve_in_threads),
     "lapack": _Route(lambda device, *_: device.type == "cpu", _torch_eigh),
     "jacobi": _Route(_few_and_small, lambda a: jacobi.solve(a.contiguous())),
-    "refined": _Route(_refinable, lambda a: refined.solve(a.contiguous())),
+    "tridiagonal": _Route(_of_some_hundred_rows, _by_tridiagonal_form),
     "cusolver": _Route(_real_on_cuda, cusolver.solve),
     "lapack-host": _Route(_small_and_complex, _on_the_host),
     "torch": _Route(lambda *_: True, _torch_eigh),
@@ -128,10 +133,11 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
     """Name the route that :func:`batched_eigh` takes.
 
     ``lapack`` and ``lapack-threads`` are the CPU's, the latter with the batch spread over threads; ``jacobi`` is the
-    kernel of this package that keeps small matrices on chip; ``cusolver`` is cuSOLVER's 64-bit batched routine in the
-    library that torch ships; ``refined`` is the same routine in float32 whose results are refined to float64 by matrix
-    products and, where eigenvalues nearly meet, by rotations; ``torch`` is :func:`torch.linalg.eigh`, everywhere else
-    and for complex matrices on CUDA, up to order 32 ``lapack-host``, which copies them to the CPU.
+    kernel of this package that keeps small matrices on chip; ``tridiagonal`` are its kernels for orders up to 1024 on
+    devices that multiply float64 at full rate, which reduce matrices to tridiagonal form and solve that by divide and
+    conquer; ``cusolver`` is cuSOLVER's 64-bit batched routine in the library that torch ships; ``torch`` is
+    :func:`torch.linalg.eigh`, everywhere else and for complex matrices on CUDA, up to order 32 ``lapack-host``, which
+    copies them to the CPU.
 
     Args:
         device: where the matrices are.
@@ -245,8 +251,9 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
     Every operator of the package calls this function. It is not differentiable: the operators carry their own adjoints.
     On CUDA real matrices neither wait for the device nor move to the CPU, and can be captured into a CUDA graph after
-    one call with the same shapes. The one exception: float64 matrices above order 128, unless the batch is very large,
-    are replayed from a recording, and making it, in the second call with a shape, waits once. Complex ones wait.
+    one call with the same shapes. The one exception: float64 matrices above order 128 that cuSOLVER solves, unless the
+    batch is very large, are replayed from a recording, and making it, in the second call with a shape, waits once.
+    Complex ones wait.
 
     Args:
         a: matrices ``(*batch, n, n)``, float32, float64, complex64 or complex128; only the lower triangle is read.

@@ -1,0 +1,106 @@
+"""Second-order pooling of features with any side by batched products, an eigensolver and four kernels between them.
+
+``pool_parts.cu`` holds what is not a product: squared norms and weights of rows, the identity and the dtype of C, the
+symmetric part of its gradient, divided differences. Value and gradient take some 15 launches besides those
+of the eigensolver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.pool_forms import FUNCTIONS, PRIMAL, THIN
+from matbackprop.cuda.product import TYPES
+from matbackprop.cuda.separate import OVERLAP_LIMIT, separate_by_kernel
+
+MAX_ORDER = 1024  # above, the operations between the products no longer count
+_EDGE, _THREADS, _MAX_THREADS = 32, 256, 1024  # side of a square; threads of a block; and where a row is long
+_LONG_ROW = 4096  # from here on a whole block takes one row
+_PARTS = Source("pool_parts.cu", REAL="double", EDGE=_EDGE, MAX_THREADS=_MAX_THREADS)
+SOURCES = {True: THIN + _PARTS, False: PRIMAL + _PARTS}
+"""The kernels, for m < d and for m ≥ d."""
+
+Solver = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Factors(NamedTuple):
+    """What the gradient needs, in float64.
+
+    Attributes:
+        s: squared singular values of F ``(count, n)``, zero where they are rounding.
+        weights: ``(count, n)``.
+        vectors: Q ``(count, n, n)``, eigenvectors in columns.
+        y: QᵀX ``(count, n, length)``, X being F for m < d and Fᵀ otherwise.
+        eps: ε ``(count,)``.
+    """
+
+    s: Tensor
+    weights: Tensor
+    vectors: Tensor
+    y: Tensor
+    eps: Tensor
+
+
+def _kernels(f: Tensor, function: str) -> Module:
+    m, d = f.shape[-2:]
+    return SOURCES[m < d].on(f.get_device(), IN=TYPES[f.dtype], FUNCTION=FUNCTIONS[function])
+
+
+def _squares(count: int, d: int) -> tuple[int]:
+    return (count * (-(-d // _EDGE)) ** 2,)
+
+
+def forward(f: Tensor, eps: float | Tensor, function: str, solve: Solver) -> tuple[Tensor, Factors]:
+    """C ``(*batch, d, d)`` in the dtype of F, and the factors that :func:`gradient` needs.
+
+    Args:
+        f: F, contiguous float32 or float64.
+        eps: a number, or float64 and contiguous, one value per matrix.
+        function: the name of g.
+        solve: the eigensolver: symmetric matrices to ascending eigenvalues, and eigenvectors in columns.
+    """
+    *batch, m, d = f.shape
+    kernels = _kernels(f, function)
+    features = f.reshape(-1, m, d).double()
+    x = features if m < d else features.mT
+    count, n, length = x.shape
+    shift = eps.reshape(-1) if isinstance(eps, Tensor) else x.new_full((count,), eps)
+    values, vectors = solve(torch.bmm(x, x.mT))
+    # With an outlier in F the Gram matrix has lost the small eigenvalues and their eigenvectors are mixed; Y has them.
+    q, y = separate_by_kernel(vectors, torch.bmm(vectors.mT, x), shift, OVERLAP_LIMIT[False])
+    values, a = values.contiguous(), y if m < d else q.mT
+    s, weights, scaled = torch.empty_like(values), torch.empty_like(values), torch.empty_like(a)
+    # A direction at rounding level, σ ≤ length u σ_max, is noise that 1/ε would lift: it is left out.
+    level = (length * torch.finfo(torch.float64).eps) ** 2
+    rows, threads = (1, _MAX_THREADS) if length > _LONG_ROW else (_THREADS // 32, _THREADS)
+    addresses = (t.data_ptr() for t in (y, a, scaled, values, shift, s, weights))
+    arguments = (*addresses, level, rows, n, length, d, *a.stride()[1:])
+    kernels.launch("pool_rows", (count * -(-n // rows),), threads, 0, arguments)
+    product = torch.bmm(scaled.mT, a)
+    c = torch.empty((*batch, d, d), dtype=f.dtype, device=f.device)
+    finished = (product.data_ptr(), shift.data_ptr(), c.data_ptr(), d)
+    kernels.launch("pool_finish", _squares(count, d), _THREADS, 0, finished)
+    return c, Factors(s, weights, q, y, shift)
+
+
+def gradient(g: Tensor, f: Tensor, factors: Factors, function: str) -> Tensor:
+    """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
+    m, d = f.shape[-2:]
+    kernels = _kernels(f, function)
+    s, weights, q, y, eps = factors
+    count, n = s.shape
+    a = y if m < d else q.mT
+    e = y.new_empty((count, d, d))
+    kernels.launch("pool_symmetric", _squares(count, d), _THREADS, 0, (g.data_ptr(), e.data_ptr(), d))
+    t = torch.bmm(a, e)
+    w = torch.bmm(t, a.mT)
+    addresses = (x.data_ptr() for x in (w, t, s, weights, eps))
+    blocks = -(-count * n // (_THREADS // 32))
+    kernels.launch("pool_mix", (blocks,), _THREADS, 0, (*addresses, count * n, n, d))
+    out = torch.bmm(q, t.baddbmm_(w, y)) if m < d else torch.bmm(y.mT, torch.bmm(w, q.mT))
+    return out.to(f.dtype).reshape(f.shape)

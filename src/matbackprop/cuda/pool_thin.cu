@@ -1,0 +1,46 @@
+// The thin dual form, n = m < d: X = F and A = Y. Appended to pool_function.cu.
+//
+//   C = g(eps) I + Y^T diag(g[lambda_i, eps]) Y
+//   dL/dF = 2 U (diag(g[lambda_i, eps]) Y G + (g[lambda_i, lambda_j, eps] o (Y G Y^T)) Y),  G symmetric
+
+#define SERIES 26  // terms for the second difference of log where 0.2^SERIES is below eps
+
+// g[x, y, z] for x, y >= z > 0
+__device__ __forceinline__ REAL second_difference(REAL x, REAL y, REAL z) {
+    if (x < y) {
+        const REAL swap = x;
+        x = y;
+        y = swap;
+    }
+#if FUNCTION == LOG
+    if (x > (REAL)1.5 * z) return (first_difference(x, y) - first_difference(y, z)) / (x - z);
+    const REAL center = (REAL)0.5 * (x + z);
+    const REAL u = (x - center) / center, v = (y - center) / center, w = (z - center) / center;
+    REAL one = 1, two = 1, three = 1, sign = -1, sum = (REAL)-0.5;  // complete homogeneous polynomials of u; u, v; u, v, w
+    for (int j = 1; j < SERIES; ++j) {
+        one *= u;
+        two = two * v + one;
+        three = three * w + two;
+        sign = -sign;
+        sum += sign * three / (j + 2);
+    }
+    return sum / (center * center);
+#elif FUNCTION == SQRT
+    const REAL a = sqrt(x), b = sqrt(y), c = sqrt(z);
+    return -1 / ((a + b) * (b + c) * (a + c));
+#elif FUNCTION == INV_SQRT
+    const REAL a = sqrt(x), b = sqrt(y), c = sqrt(z);
+    return (a + b + c) / (a * b * c * (a + b) * (b + c) * (a + c));
+#else
+    return 1 / (x * y * z);
+#endif
+}
+
+// A direction that F does not have has a row of zeros in Y, and at eps = 0 no difference that is finite.
+__device__ __forceinline__ REAL form_weight(REAL s, REAL eps) { return s == 0 ? (REAL)0 : first_difference(s + eps, eps); }
+
+__device__ __forceinline__ REAL form_rest(REAL eps) { return function_value(eps); }
+
+__device__ __forceinline__ REAL form_table(REAL s_i, REAL s_j, REAL eps) {
+    return s_i == 0 || s_j == 0 ? (REAL)0 : second_difference(s_i + eps, s_j + eps, eps);
+}

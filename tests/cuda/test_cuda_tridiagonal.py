@@ -1,0 +1,152 @@
+"""The tridiagonal route on the CPU: its own steps, its kernels compiled for the CPU, leaves solved by LAPACK."""
+
+import pytest
+import torch
+
+from helpers import cuda_on_cpu
+from helpers.spectra import defects, hard_spectra
+from matbackprop.cuda import tridiagonal
+
+THREADS = 96  # of a block, which must not be fewer than the rows
+EPS = torch.finfo(torch.float64).eps
+
+LAUNCHERS = """
+extern "C" void launch_tridiagonalise(int batch, int threads, const double* in, double* a, double* bands,
+                                      double* reflectors, double* leaves, double* couplings, double* scale, int n,
+                                      int ld, int width, int resident, int blocks, int leaf, int parts) {
+    launch({batch, 1, 1}, threads, 0, [=] {
+        tridiagonalise(in, a, bands, reflectors, leaves, couplings, scale, n, ld, width, resident, blocks, leaf, parts);
+    });
+}
+extern "C" void launch_block_factors(int batch, int threads, const double* gram, double* factors) {
+    launch({batch, 1, 1}, threads, 0, [=] { block_factors(gram, factors); });
+}
+extern "C" void launch_merge_halves(int batch, int threads, const double* values, const double* vectors,
+                                    const double* couplings, const double* scale, double* merged, double* mixing,
+                                    int half, int parts) {
+    launch({batch, 1, 1}, threads, 0,
+           [=] { merge_halves(values, vectors, couplings, scale, merged, mixing, half, parts); });
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tridiagonal")
+    choices = {"CLUSTER": 1, "REDUCE_THREADS": THREADS}
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, tridiagonal.SOURCE, LAUNCHERS, shared=True, **choices))
+
+
+def solve(kernels, a):
+    t = tridiagonal.reduce(a.contiguous(), kernels, threads=-(-a.shape[-1] // 32) * 32)
+    leaf = t.leaves.shape[-1]
+    leaves = torch.linalg.eigh(t.leaves.view(-1, leaf, leaf))
+    values, vectors = tridiagonal.conquer(t, *(x.contiguous() for x in leaves), kernels)
+    return values, tridiagonal.reflect(t, vectors.contiguous(), kernels)
+
+
+def check(a, values, vectors):
+    """As good as LAPACK: at most three times its residual and its loss of orthonormality, or 4 eps."""
+    expected = torch.linalg.eigh(a)
+    for actual, reference in zip(defects(a, values, vectors), defects(a, *expected), strict=True):
+        assert (actual <= 3 * reference.clamp_min(4 * EPS)).all()
+    assert (values.diff(dim=-1) >= 0).all()
+    largest = expected.eigenvalues.abs().amax(-1, keepdim=True)
+    assert ((values - expected.eigenvalues).abs() <= 20 * EPS * largest).all()
+
+
+@pytest.mark.parametrize("name", hard_spectra(3))
+def test_any_spectrum(kernels, name):
+    a = hard_spectra(37)[name]
+    check(a, *solve(kernels, a))
+
+
+@pytest.mark.parametrize("n", [17, 32, 33, 64, 90])
+def test_orders(kernels, n):
+    a = hard_spectra(n, batch=1)["ReLU features"]
+    check(a, *solve(kernels, a))
+
+
+@pytest.mark.parametrize("limit", [0, 19_000])
+def test_matrices_that_do_not_fit_into_shared_memory(kernels, limit, monkeypatch):
+    """Never, or as soon as 36 rows are left."""
+    monkeypatch.setattr(kernels, "shared_limit", limit)
+    for name in ("ReLU features", "indefinite"):
+        a = hard_spectra(45)[name]
+        check(a, *solve(kernels, a))
+    assert tridiagonal.Plan(45).resident(limit - tridiagonal.Plan(45).shared_bytes(64, 1), 1) == (36 if limit else 0)
+
+
+def test_couplings_that_vanish(kernels):
+    """Blocks on the diagonal, whose halves are merged without a root to find."""
+    a = torch.block_diag(*(hard_spectra(n, batch=1)["indefinite"][0] for n in (10, 20, 7))).unsqueeze(0)
+    check(a, *solve(kernels, a))
+
+
+def test_rounding_that_decays_does_not_spoil_reflections(kernels):
+    a = torch.ones(1, 80, 80, dtype=torch.float64) + 1e-150 * torch.diag_embed(torch.arange(80.0, dtype=torch.float64))
+    check(a, *solve(kernels, a))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_matrices_that_are_not_finite_are_marked(kernels, bad):
+    a = hard_spectra(20, batch=3)["indefinite"]
+    a[1, 5, 3] = bad
+    values, vectors = solve(kernels, a)
+    assert values[1].isnan().all() and vectors[1].isnan().all()
+    check(a[::2], values[::2], vectors[::2])
+
+
+def test_leaves_that_were_not_solved_are_marked(kernels):
+    a = hard_spectra(40)["indefinite"]
+    t = tridiagonal.reduce(a, kernels, threads=64)
+    leaf = t.leaves.shape[-1]
+    values, vectors = (x.contiguous() for x in torch.linalg.eigh(t.leaves.view(-1, leaf, leaf)))
+    values[1] = torch.nan
+    values, vectors = tridiagonal.conquer(t, values, vectors, kernels)
+    assert values[0].isnan().all() and vectors[0].isnan().all()
+    assert values[1].isfinite().all() and vectors[1].isfinite().all()
+
+
+@pytest.mark.parametrize("exponent", [-1040, -500, 500, 1020])
+def test_any_scale(kernels, exponent):
+    a = hard_spectra(20)["decaying features"]
+    a = a / a.abs().amax((-2, -1), keepdim=True)
+    values, vectors = solve(kernels, torch.ldexp(a, torch.tensor(exponent)))
+    if exponent > -1000:  # below, entries have lost digits already
+        check(a, torch.ldexp(values, torch.tensor(-exponent)), vectors)
+    else:
+        expected = torch.ldexp(torch.linalg.eigvalsh(a), torch.tensor(exponent))
+        assert ((values - expected).abs() <= 1e-8 * expected.amax(-1, keepdim=True)).all()
+
+
+def test_only_the_lower_triangle_is_read(kernels):
+    a = hard_spectra(20)["indefinite"]
+    values, vectors = solve(kernels, a.masked_fill(torch.ones(20, 20).triu(1).bool(), torch.nan))
+    check(a, values, vectors)
+
+
+def test_the_tridiagonal_matrix_and_its_reflections(kernels):
+    """A = H_0 H_1 ... T ... H_1 H_0 with reflections I - v v^T, in leaves whose cuts were taken from the diagonal."""
+    a = hard_spectra(45, batch=1)["indefinite"]
+    t = tridiagonal.reduce(a, kernels, threads=64)
+    plan = tridiagonal.Plan(45)
+    assert (plan.parts, plan.leaf) == (4, 12) and t.leaves.shape == (1, 4, 12, 12)
+    off = t.couplings[0, :44]
+    whole = torch.block_diag(*t.leaves[0])
+    for cut in (12, 24, 36):
+        whole[cut - 1, cut - 1] += off[cut - 1].abs()
+        whole[cut, cut] += off[cut - 1].abs()
+        whole[cut - 1, cut] = whole[cut, cut - 1] = off[cut - 1]
+    assert (whole[45:, :45] == 0).all() and (whole.diagonal()[45:] > torch.linalg.eigvalsh(a / t.scale).amax()).all()
+    q = torch.eye(45, dtype=torch.float64)
+    for v in t.reflectors[0].permute(0, 2, 1).reshape(-1, 45)[:43]:
+        assert abs(float(v @ v) - 2) < 20 * EPS
+        q = q - torch.outer(q @ v, v)
+    assert (q @ whole[:45, :45] @ q.mT * t.scale - a[0]).abs().amax() < 50 * EPS * a.abs().amax()
+
+
+def test_a_block_has_room():
+    for n, limit in ((512, 163 * 1024), (1024, 227 * 1024)):  # an A100's and an H200's
+        plan = tridiagonal.Plan(n)
+        assert plan.shared_bytes(plan.threads, 1) <= limit
