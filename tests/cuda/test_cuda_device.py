@@ -6,7 +6,7 @@ import torch
 import matbackprop as mb
 from helpers.spectra import defects, hard_spectra
 from matbackprop._torch import WHOLE_GRAPHS
-from matbackprop.cuda import cusolver, cuts, jacobi, pool, tridiagonal
+from matbackprop.cuda import cusolver, cuts, jacobi, matrix_function, pool, tridiagonal
 from matbackprop.cuda.graphs import replayed
 from matbackprop.solvers import batched_eigh, route
 from matbackprop.spectral.clustering import weighted_kmeans
@@ -257,6 +257,46 @@ def test_pooling_in_parts_with_orders_dtypes_and_eps(m, d):
     for x, shift in ((actual, eps.cuda()), (exact, eps)):
         mb.second_order_pool(x, eps=shift, function="sqrt").square().sum().backward()
     assert (actual.grad.cpu() - exact.grad).norm() < 2e-7 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [3, 32, 64, 65, 129, 256])
+@pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse", "exp"])
+def test_kernels_of_matrix_functions_match_the_cpu(name, n, dtype):
+    """Separated and tied eigenvalues, and entries of which the symmetric part counts."""
+    generator = torch.Generator().manual_seed(n)
+    a = symmetric(3, n).cpu() + torch.eye(n, dtype=torch.float64)
+    lam, u = torch.linalg.eigh(a[1])
+    a[1] = (u * lam[torch.arange(n) // 2]) @ u.mT
+    noise = torch.randn(3, n, n, generator=generator, dtype=torch.float64)
+    a = (a + noise - noise.mT).to(dtype)
+    g = torch.randn(3, n, n, generator=generator, dtype=dtype)
+    x, y = a.cuda().requires_grad_(), a.double().requires_grad_()
+    assert matrix_function.applies(x, mb.divided_differences.named_function(name))
+    value, reference = mb.matrix_function(x, name), mb.matrix_function(y, name, check=False)
+    (actual,), (exact,) = torch.autograd.grad(value, x, g.cuda()), torch.autograd.grad(reference, y, g.double())
+    for one, other in ((value.detach(), reference.detach()), (actual, exact)):
+        assert torch.equal(one, one.mT) and one.dtype == dtype
+        error = (one.cpu().double() - other).norm(dim=(-2, -1)) / other.norm(dim=(-2, -1))
+        assert error.amax() < (1e-11 if dtype == torch.float64 else 1.5e-7)
+
+
+def test_kernels_of_matrix_functions_keep_the_second_order_and_nan():
+    a = symmetric(2, 4) + torch.eye(4, device="cuda")
+    for name in ("log", "sqrt", "inv_sqrt", "inverse", "exp"):
+        gradients = []
+        for x in (a.clone().requires_grad_(), a.cpu().requires_grad_()):
+            (first,) = torch.autograd.grad(mb.matrix_function(x, name).sin().sum(), x, create_graph=True)
+            gradients.append(torch.autograd.grad(first.cos().sum(), x)[0].cpu())
+        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+    for n in (4, 70):
+        bad = torch.eye(n, device="cuda").repeat(3, 1, 1)
+        bad[1, 2, 3], bad[2, 0, 0] = torch.nan, -1
+        x = bad.requires_grad_()
+        value = mb.matrix_log(x)
+        (slope,) = torch.autograd.grad(value.sum(), x)
+        for one in (value, slope):
+            assert one[0].isfinite().all() and one[1].isnan().all() and one[2].isnan().any()
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -57,6 +57,12 @@ def test_second_derivatives_take_the_twin(calls):
     assert torch.autograd.gradgradcheck(cube(calls), x, check_batched_grad=True)
 
 
+def test_a_constant_inside_a_transformation_takes_the_twin(calls):
+    x = torch.tensor([1.0, 2.0])
+    assert torch.func.grad(lambda w: (w * cube(calls)(x)).sum())(torch.ones(2)).tolist() == [1.0, 8.0]
+    assert calls == ["general"]
+
+
 def test_kernels_are_not_handed_tensors_of_the_cpu():
     assert not kernels_may_take(torch.ones(3))
 

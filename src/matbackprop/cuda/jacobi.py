@@ -12,8 +12,8 @@ from matbackprop.cuda.compiler import Source
 MAX_ORDER = 64  # a warp finds the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # they keep pace with the warps that rotate the matrix
 _WARP = 32
-_MAX_WARPS = 24  # of a block: each thread then has 80 registers
-SOURCE = Source("jacobi.cu", MAX_THREADS=_WARP * _MAX_WARPS)
+MAX_WARPS = 24  # of a block: each thread then has 80 registers
+SOURCE = Source("jacobi.cu", MAX_THREADS=_WARP * MAX_WARPS)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Sizes:
         """Threads that find angles, rotate the matrix (one for each pair of pairs) and rotate eigenvectors."""
         half = self.players // 2
         matrix_warps = 1 + -(-half * (half - 1) // 2 // _WARP)
-        return _WARP * (matrix_warps + min(_MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, -(-self.n // 4)))
+        return _WARP * (matrix_warps + min(MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, -(-self.n // 4)))
 
     @property
     def rotations(self) -> int:

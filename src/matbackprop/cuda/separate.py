@@ -44,7 +44,7 @@ def complete_by_kernel(v: Tensor, sigma: Tensor, kernels: Module | None = None, 
 
 def _threads(n: int) -> int:
     """Threads of a block: a warp takes a pair of rows at a time."""
-    return 32 * min(8, max(1, n // 4))
+    return 32 * min(jacobi.MAX_WARPS, max(1, n // 4))
 
 
 def _dense(a: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop._torch import forward_mode_active
+from matbackprop._torch import forward_mode_active, transforms_active
 from matbackprop.checks import is_plain
 from matbackprop.cuda import compiler
 
@@ -75,5 +75,8 @@ class _Paired(Function):
 
 
 def call_pair(f: Tensor, pair: Pair) -> Tensor:
-    """Call the kernels of a pair on F, for which :func:`kernels_may_take` holds."""
-    return _Paired.apply(f, pair)
+    """Call the kernels of a pair on F, for which :func:`kernels_may_take` holds.
+
+    Where F is a constant inside a transformation of another tensor, torch wants Functions of another form.
+    """
+    return pair.general(f) if transforms_active() else _Paired.apply(f, pair)

@@ -20,6 +20,7 @@ from matbackprop.checks import (
     values_checkable,
     wants_check,
 )
+from matbackprop.cuda import matrix_function as kernels
 from matbackprop.divided_differences import (
     BoundFunction,
     SpectralFunction,
@@ -61,6 +62,11 @@ def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str
     return worst
 
 
+def _share_of_zero(function: SpectralFunction, dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
+    """Share of the largest of n eigenvalues by which one that counts as zero for g may be negative."""
+    return rounding_of_zero(dtype, compute, n) if function.domain == "nonnegative" else 0.0
+
+
 def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype) -> Tensor:
     """Set eigenvalues that are negative by rounding alone to zero, for a function that is defined there.
 
@@ -70,7 +76,7 @@ def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype)
         return lam
     if lam.is_cpu and values_checkable(lam) and float(lam.min()) >= 0:
         return lam
-    share = rounding_of_zero(dtype, lam.dtype, lam.shape[-1])
+    share = _share_of_zero(function, dtype, lam.dtype, lam.shape[-1])
     return torch.where((lam < 0) & (lam >= -share * lam.abs().amax(-1, keepdim=True)), 0, lam)
 
 
@@ -129,7 +135,18 @@ def matrix_function(
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
         "EIG matrix function"; Daleckii and Krein (1965) for the fused form.
     """
-    return from_one_decomposition(a, [resolve_function(function, exponent)], check, precision)[0]
+    fn, p = resolve_function(function, exponent)
+    check_matrix(a, "a", square=True, or_complex=True)
+    exact = precision in (None, torch.float64)
+    if exact and not wants_check(check, a) and kernels.applies(a, fn):
+        dtype, share = a.dtype, _share_of_zero(fn, a.dtype, torch.float64, a.shape[-1])
+
+        def general(x: Tensor) -> Tensor:
+            """The same in torch's operations; half precision comes here as float32."""
+            return from_one_decomposition(x.to(dtype), [(fn, None)], False, None)[0].to(x.dtype)
+
+        return kernels.matrix_function(a, fn.name, share, general, batched_eigh)
+    return from_one_decomposition(a, [(fn, p)], check, precision)[0]
 
 
 def matrix_functions(
@@ -162,6 +179,7 @@ def matrix_functions(
         >>> root.diagonal(), inverse.diagonal()
         (tensor([2., 2.]), tensor([0.5000, 0.5000]))
     """
+    check_matrix(a, "a", square=True, or_complex=True)
     resolved = [
         resolve_function("power", f) if isinstance(f, (int, float, Tensor)) else resolve_function(f) for f in functions
     ]
@@ -176,7 +194,6 @@ def from_one_decomposition(
     known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """Functions of A, with their values of p, whose eigenvalues and eigenvectors may be known."""
-    check_matrix(a, "a", square=True, or_complex=True)
     with autocast_off(a.device.type):
         symmetric = False
         if wanted := wants_check(check, a):

@@ -1,0 +1,105 @@
+// g(A) of symmetric matrices of order n <= 64, and its gradient. Appended to jacobi.cu, product.cu, pool_function.cu and
+// matrix_function_values.cu. IN is the type of A, g(A) and their gradients (float or double).
+//
+//   (A + A^T)/2 = U diag(lambda) U^T,  g(A) = U diag(g(lambda)) U^T
+//   dL/dA = U (g[lambda_i, lambda_j] o (U^T S U)) U^T,  S = (G + G^T)/2
+//
+// One block per matrix.
+
+__device__ __forceinline__ REAL symmetric_part(const IN* x, int i, int j, int n) {
+    return (REAL)0.5 * ((REAL)x[i * n + j] + (REAL)x[j * n + i]);
+}
+
+// A (batch, n, n) -> g(A), symmetric to the bit, lambda (batch, n) and U (batch, n, n), eigenvectors in columns.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    function_forward(const IN* __restrict__ in, IN* __restrict__ out, REAL* __restrict__ out_values,
+                     REAL* __restrict__ out_vectors, double share, int n) {
+    const Sizes z(n);
+    Rotation* rotations = (Rotation*)shared_memory;
+    REAL* weights = (REAL*)shared_memory;  // g(lambda) by columns of v, when the rotations are done
+    REAL* a = weights + z.rotations;
+    REAL* v = a + z.players * z.ld;
+    REAL* values = v + (n * z.ldv > blockDim.x ? n * z.ldv : blockDim.x);
+    int* order = (int*)(values + z.players);
+    const long long matrix = (long long)blockIdx.x * n * n;
+    in += matrix;
+    out += matrix;
+    out_vectors += matrix;
+    for (int e = threadIdx.x; e < z.players * z.ld; e += blockDim.x) {
+        const int i = e / z.ld, j = e % z.ld;
+        a[e] = i < n && j < n ? symmetric_part(in, i, j, n) : (REAL)0;
+    }
+    __syncthreads();
+    jacobi(a, v, rotations, values, order, n, z);
+    if (threadIdx.x < n) {
+        const REAL x = rounded(values[threadIdx.x], values[0], values[n - 1], (REAL)share);
+        out_values[(long long)blockIdx.x * n + threadIdx.x] = x;
+        weights[order[threadIdx.x]] = value_at(x);
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < n * n; e += blockDim.x) {
+        const int i = e / n, j = e % n;
+        out_vectors[e] = v[i * z.ldv + order[j]];
+        a[i * z.ld + j] = weights[j] * v[i * z.ldv + j];
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < n * n; e += blockDim.x) {
+        const int i = e / n, j = e % n;
+        if (j > i) continue;
+        REAL sum = 0;
+#pragma unroll 4
+        for (int k = 0; k < n; ++k) sum += v[i * z.ldv + k] * a[j * z.ld + k];
+        out[i * n + j] = (IN)sum;
+        out[j * n + i] = (IN)sum;
+    }
+}
+
+// out = left^T right, of `rows` rows of LDT entries each. out may be one of the two.
+__device__ void multiply(const REAL* left, const REAL* right, REAL* out, int rows) {
+    Share share;
+    __syncthreads();
+    for (int k = 0; k < rows && Share::row() < rows; k += DEPTH) share.add(left + k * LDT, right + k * LDT);
+    __syncthreads();
+    share.each([&](int i, int j, REAL value) {
+        if (i < rows) out[i * LDT + j] = value;
+    });
+}
+
+// G (batch, n, n), lambda and U -> dL/dA, symmetric to the bit. Shared memory for two matrices of rows of LDT entries.
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
+    function_backward(const IN* __restrict__ g, const REAL* __restrict__ values, const REAL* __restrict__ vectors,
+                      IN* __restrict__ out, int n) {
+    const int rows = (n + DEPTH - 1) / DEPTH * DEPTH;
+    REAL* u = (REAL*)shared_memory;
+    REAL* x = u + rows * LDT;
+    const long long matrix = (long long)blockIdx.x * n * n;
+    g += matrix;
+    vectors += matrix;
+    out += matrix;
+    values += (long long)blockIdx.x * n;
+    for (int e = threadIdx.x; e < rows * TILE; e += PRODUCT_THREADS) {
+        const int i = e / TILE, j = e % TILE, where = i * LDT + j;
+        const bool inside = i < n && j < n;
+        u[where] = inside ? vectors[i * n + j] : (REAL)0;
+        x[where] = inside ? symmetric_part(g, i, j, n) : (REAL)0;
+    }
+    multiply(x, u, x, rows);  // S U, since S is symmetric
+    multiply(u, x, x, rows);  // U^T S U
+    __syncthreads();
+    for (int e = threadIdx.x; e < n * n; e += PRODUCT_THREADS) {
+        const int i = e / n, j = e % n;
+        x[i * LDT + j] *= difference(values[i], values[j]);
+        if (j < i) {
+            const REAL old = u[i * LDT + j];
+            u[i * LDT + j] = u[j * LDT + i];
+            u[j * LDT + i] = old;
+        }
+    }
+    multiply(x, u, x, rows);  // with u = U^T by now, and x symmetric up to rounding
+    multiply(u, x, x, rows);
+    __syncthreads();
+    for (int e = threadIdx.x; e < n * n; e += PRODUCT_THREADS) {
+        const int i = e / n, j = e % n;
+        out[e] = (IN)(j > i ? x[j * LDT + i] : x[i * LDT + j]);
+    }
+}

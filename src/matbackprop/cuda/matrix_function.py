@@ -1,0 +1,115 @@
+"""Functions of symmetric matrices on CUDA, and up to order 64 the two kernels: one forward, one backward.
+
+``matrix_function.cu`` holds them. The Jacobi eigensolver and the products stay on chip, matrices are read and written
+once in their own dtype, and everything between is float64. Larger matrices go by ``matrix_function_parts.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from matbackprop.cuda import jacobi
+from matbackprop.cuda import matrix_function_parts as parts
+from matbackprop.cuda.compiler import Module, Source, shared_limit
+from matbackprop.cuda.matrix_function_parts import FUNCTIONS, VALUES
+from matbackprop.cuda.pool_forms import PRIMAL
+from matbackprop.cuda.pool_parts import Solver
+from matbackprop.cuda.product import DEPTH, LDT, PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TYPES
+from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
+from matbackprop.divided_differences import SpectralFunction, is_named
+
+_REAL_BYTES = 8
+SOURCE = jacobi.SOURCE + PRODUCT + PRIMAL + VALUES + Source("matrix_function.cu")
+
+
+def applies(a: Tensor, function: SpectralFunction) -> bool:
+    """Whether kernels take square matrices ``(*batch, n, n)``: n ≤ 1024, and g is one that they have."""
+    return (
+        a.is_cuda
+        and function.name in FUNCTIONS
+        and is_named(function)
+        and kernels_may_take(a, capability=TENSOR_CORES)
+        and a.dtype in TYPES
+        and a.shape[-1] <= parts.MAX_ORDER
+    )
+
+
+def _backward_bytes(n: int) -> int:
+    return 2 * -(-n // DEPTH) * DEPTH * LDT * _REAL_BYTES
+
+
+@functools.cache
+def on_chip(n: int, shared_limit: int) -> bool:
+    """Whether one block per matrix is the way, where it may have ``shared_limit`` bytes."""
+    if n > jacobi.MAX_ORDER:
+        return False
+    return max(jacobi.Sizes(n).shared_bytes(_REAL_BYTES), _backward_bytes(n)) <= shared_limit
+
+
+def _kernels(a: Tensor, function: str) -> Module:
+    return SOURCE.on(a.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
+
+
+def forward(a: Tensor, function: str, share: float, kernels: Module | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """g(A) in the dtype of A, and what :func:`gradient` needs: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
+
+    Args:
+        a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part counts.
+        function: the name of g.
+        share: share of the largest eigenvalue by which one that counts as zero may be negative.
+        kernels: run it elsewhere than on the device of A.
+    """
+    n = a.shape[-1]
+    count, sizes = a.numel() // (n * n), jacobi.Sizes(n)
+    kernels = kernels or _kernels(a, function)
+    out = torch.empty_like(a)
+    values = torch.empty((count, n), dtype=torch.float64, device=a.device)
+    vectors = torch.empty((count, n, n), dtype=torch.float64, device=a.device)
+    addresses = (t.data_ptr() for t in (a, out, values, vectors))
+    shared = sizes.shared_bytes(_REAL_BYTES)
+    kernels.launch("function_forward", (count,), sizes.threads, shared, (*addresses, share, n))
+    return out, (values, vectors)
+
+
+def gradient(
+    g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str, kernels: Module | None = None
+) -> Tensor:
+    """dL/dA in the dtype of A for the gradient G of g(A), whose symmetric part counts."""
+    count, n = values.shape
+    kernels = kernels or _kernels(a, function)
+    out = torch.empty_like(a)
+    addresses = (t.data_ptr() for t in (g, values, vectors, out))
+    kernels.launch("function_backward", (count,), PRODUCT_THREADS, _backward_bytes(n), (*addresses, n))
+    return out
+
+
+def matrix_function(
+    a: Tensor, function: str, share: float, general: Callable[[Tensor], Tensor], solve: Solver
+) -> Tensor:
+    """g(A) ``(*batch, n, n)`` in the dtype of A.
+
+    Args:
+        a: matrices for which :func:`applies` holds.
+        function: the name of g.
+        share: as in :func:`forward`.
+        general: the same operator without the kernels.
+        solve: the eigensolver of the matrices that do not stay on chip.
+    """
+    if on_chip(a.shape[-1], shared_limit(a.get_device())):
+        pair = Pair(
+            functools.partial(forward, function=function, share=share),
+            functools.partial(gradient, function=function),
+            general,
+        )
+    else:
+        pair = Pair(
+            functools.partial(parts.forward, function=function, share=share, solve=solve),
+            functools.partial(parts.gradient, function=function),
+            general,
+        )
+    wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
+    return call_pair(wide.contiguous(), pair).to(a.dtype)

@@ -1,0 +1,39 @@
+// What lies between the products of matrix functions (matrix_function_parts.py) and is not in pool_parts.cu, for any order n.
+// Appended to pool_function.cu, pool_primal.cu, pool_parts.cu and matrix_function_values.cu; names as in matrix_function.cu. GROUP is how many columns of U a
+// block takes.
+
+// doubled (batch, n), the eigenvalues of A + A^T, ascending -> lambda (batch, n), scaled = U diag(g(lambda)). Entry (i, j) of a
+// matrix U is u[i * next + j * step], and so for scaled.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    function_columns(const REAL* __restrict__ doubled, const REAL* __restrict__ u, REAL* __restrict__ values,
+                     REAL* __restrict__ scaled, double share, int n, int next, int step) {
+    __shared__ REAL weights[GROUP];
+    const int groups = (n + GROUP - 1) / GROUP, first = blockIdx.x % groups * GROUP;
+    const long long matrix = blockIdx.x / groups;
+    doubled += matrix * n;
+    if (threadIdx.x < GROUP && first + threadIdx.x < n) {
+        const int column = first + threadIdx.x;
+        const REAL x = (REAL)0.5 * rounded(doubled[column], doubled[0], doubled[n - 1], (REAL)share);
+        values[matrix * n + column] = x;
+        weights[threadIdx.x] = value_at(x);
+    }
+    __syncthreads();
+    u += matrix * n * n;
+    scaled += matrix * n * n;
+    for (int e = threadIdx.x; e < GROUP * n; e += blockDim.x) {  // along the entries that are neighbours in memory
+        const int j = next == 1 ? e / n : e % GROUP, i = next == 1 ? e % n : e / GROUP;
+        const long long at = (long long)i * next + (long long)(first + j) * step;
+        if (first + j < n) scaled[at] = weights[j] * u[at];
+    }
+}
+
+// W (batch, n, n) becomes g[lambda_i, lambda_j] o W / 2: it was made of G + G^T. A warp takes one of all `count` rows.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    function_table(REAL* __restrict__ w, const REAL* __restrict__ values, int count, int n) {
+    const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= count) return;
+    const REAL mine = values[row];
+    values += (long long)(row / n) * n;
+    w += (long long)row * n;
+    for (int j = lane; j < n; j += 32) w[j] *= (REAL)0.5 * difference(mine, values[j]);
+}

@@ -1,0 +1,28 @@
+// g, its first divided difference at any two eigenvalues, and its domain, for the kernels of matrix functions. Appended to
+// pool_function.cu, which has all functions but EXP.
+
+__device__ __forceinline__ REAL value_at(REAL x) {
+#if FUNCTION == EXP
+    return exp(x);
+#else
+    return function_value(x);
+#endif
+}
+
+// g[x, y]
+__device__ __forceinline__ REAL difference(REAL x, REAL y) {
+    const REAL high = x < y ? y : x, low = x < y ? x : y;
+#if FUNCTION == EXP
+    const REAL gap = high - low;
+    return gap == 0 ? exp(high) : exp(high) * (expm1(-gap) / -gap);
+#else
+    return first_difference(high, low);
+#endif
+}
+
+// Eigenvalue x, zero where it is negative by rounding alone: by no more than `share` of the largest size of an eigenvalue, which
+// is that of the first or the last. With a share of 0 it stays.
+__device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL share) {
+    const REAL size = fabs(first) > fabs(last) ? fabs(first) : fabs(last);
+    return x < 0 && x >= -share * size ? (REAL)0 : x;
+}

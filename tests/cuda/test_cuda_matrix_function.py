@@ -1,0 +1,259 @@
+"""The CUDA kernels of matrix functions, compiled for the CPU and run thread by thread, beside the general operator."""
+
+import functools
+
+import pytest
+import torch
+
+from helpers import cuda_on_cpu
+from matbackprop import matrix_function
+from matbackprop.checks import is_plain
+from matbackprop.cuda import matrix_function as chip
+from matbackprop.cuda import matrix_function_parts as parts
+from matbackprop.cuda import twin
+from matbackprop.cuda.matrix_function_parts import FUNCTIONS
+from matbackprop.cuda.product import TYPES
+from matbackprop.divided_differences import SpectralFunction, named_function
+from matbackprop.numerics import rounding_of_zero
+
+CHIP = """
+extern "C" void launch_function_forward(int batch, int threads, IN* in, IN* out, REAL* values, REAL* vectors,
+                                        double share, int n) {
+    launch({batch, 1, 1}, threads, Sizes(n).a_threads,
+           [=] { function_forward(in, out, values, vectors, share, n); });
+}
+extern "C" void launch_function_backward(int batch, int threads, IN* g, REAL* values, REAL* vectors, IN* out, int n) {
+    launch({batch, 1, 1}, threads, 0, [=] { function_backward(g, values, vectors, out, n); });
+}
+"""
+
+PARTS = """
+extern "C" void launch_pool_finish(int blocks, int threads, REAL* product, REAL* all_eps, IN* c, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_finish(product, all_eps, c, d); });
+}
+extern "C" void launch_pool_symmetric(int blocks, int threads, IN* g, REAL* out, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_symmetric(g, out, d); });
+}
+extern "C" void launch_function_columns(int blocks, int threads, REAL* doubled, REAL* u, REAL* values, REAL* scaled,
+                                        double share, int n, int next, int step) {
+    launch({blocks, 1, 1}, threads, 0, [=] { function_columns(doubled, u, values, scaled, share, n, next, step); });
+}
+extern "C" void launch_function_table(int blocks, int threads, REAL* w, REAL* values, int count, int n) {
+    launch({blocks, 1, 1}, threads, 0, [=] { function_table(w, values, count, n); });
+}
+"""
+
+
+def share_of_zero(a, name):
+    return rounding_of_zero(a.dtype, torch.float64, a.shape[-1]) if name == "sqrt" else 0.0
+
+
+def marking(a):
+    """An eigensolver that marks matrices with NaN instead of raising, as those of a GPU do."""
+    bad = a.isnan().any(-1).any(-1)
+    values, vectors = torch.linalg.eigh(a.nan_to_num())
+    values[bad], vectors[bad] = torch.nan, torch.nan
+    return values, vectors
+
+
+def in_rows(a):
+    """An eigensolver whose eigenvectors lie in memory one after the other, and not their entries."""
+    values, vectors = torch.linalg.eigh(a)
+    return values, vectors.contiguous() if vectors.mT.is_contiguous() else vectors.mT.contiguous().mT
+
+
+@pytest.fixture(scope="module")
+def compute(tmp_path_factory):
+    """Value, and gradient as a function of G, by one of the two ways."""
+
+    @functools.cache
+    def build(way, name, dtype):
+        choices = {"IN": TYPES[dtype], "FUNCTION": FUNCTIONS[name]} | ({"REAL_IS_DOUBLE": 1} if way is chip else {})
+        main = CHIP if way is chip else PARTS
+        folder = tmp_path_factory.mktemp("matrix_function")
+        return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, way.SOURCE, main, shared=True, **choices))
+
+    def by(way, a, name, solve=marking):
+        kernels = build(way, name, a.dtype)
+        options = {} if way is chip else {"solve": solve}
+        out, factors = way.forward(a, name, share_of_zero(a, name), kernels=kernels, **options)
+        return out, lambda g: way.gradient(g, a, *factors, name, kernels=kernels)
+
+    by.build = build
+    return by
+
+
+@pytest.fixture(params=[chip, parts], ids=["chip", "parts"])
+def routed(request, compute, monkeypatch):
+    """Lets the operator itself take the kernels, on the CPU."""
+    way = request.param
+    monkeypatch.setattr(chip, "applies", lambda a, function: is_plain(a))
+    monkeypatch.setattr(chip, "shared_limit", lambda device: 2**18 if way is chip else 0)
+    monkeypatch.setattr(way, "_kernels", lambda a, name: compute.build(way, name, a.dtype))
+    monkeypatch.setattr(twin, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
+    return lambda name, dtype: compute.build(way, name, dtype).launched
+
+
+def test_the_operator_takes_the_kernels_and_their_twin(routed):
+    """By finite differences: first derivatives are the kernels', second ones and batches of gradients the twin's."""
+    log = functools.partial(matrix_function, function="log", check=False)
+    a = matrices(3, "log")[1].requires_grad_()
+    launched = routed("log", a.dtype)
+    launched.clear()
+    torch.autograd.grad(log(a).sum(), a)
+    chain = ["pool_symmetric", "function_columns", "pool_finish", "pool_symmetric", "function_table", "pool_finish"]
+    assert launched in (["function_forward", "function_backward"], chain)
+    assert torch.autograd.gradcheck(log, a, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(log, a)
+    x = a.detach()
+    several = torch.func.vmap(log)(torch.stack([x, 2 * x]))
+    torch.testing.assert_close(several, log(torch.stack([x, 2 * x])))
+    (tangent,) = torch.func.jvp(log, (x,), (torch.eye(3).double(),))[1:]
+    torch.testing.assert_close(tangent, torch.linalg.inv(0.5 * (x + x.mT)))
+    constant = torch.func.grad(lambda w: (w * log(x)).sum())(torch.ones_like(x))
+    torch.testing.assert_close(constant, log(x))
+
+
+@pytest.mark.usefixtures("routed")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_widened(dtype):
+    a = torch.diag(torch.tensor([1.0, 4.0, -1e-3])).to(dtype).requires_grad_()  # the last by the rounding of its dtype
+    out = matrix_function(a, "sqrt", check=False)
+    assert out.dtype == dtype and torch.equal(out.detach(), torch.diag(torch.tensor([1.0, 2.0, 0.0])).to(dtype))
+    b = (torch.eye(3) * 4).to(dtype).requires_grad_()
+    (slope,) = torch.autograd.grad(matrix_function(b, "sqrt", check=False).sum(), b)
+    assert torch.equal(slope, torch.full((3, 3), 0.25, dtype=dtype))
+
+
+def matrices(n, name, kinds=4):
+    """Separated, tied, two spectra 1e6 wide of which one is tied; exp and inverse get eigenvalues of both signs."""
+    generator = torch.Generator().manual_seed(n)
+    q = torch.linalg.qr(torch.randn(kinds, n, n, generator=generator, dtype=torch.float64)).Q
+    plain, wide = torch.linspace(1.5, 3, n, dtype=torch.float64), torch.logspace(-5, 1, n, dtype=torch.float64)
+    pairs = torch.arange(n) // 2 * 2
+    spectra = torch.stack([plain, plain[pairs], wide, wide[pairs]])[:kinds]
+    if name in ("exp", "inverse"):
+        spectra[:, ::3] *= -1
+    a = (q * spectra.unsqueeze(-2)) @ q.mT
+    noise = torch.randn(a.shape, generator=generator, dtype=torch.float64)
+    return a + noise - noise.mT  # of which the symmetric part counts
+
+
+def check(a, name, out, gradient, tol):
+    """Value and gradient beside the operator's, each with the same input in float64."""
+    g = torch.randn(a.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(a.dtype)
+    x = a.double().clone().requires_grad_()
+    expected = matrix_function(x, name, check=False)
+    (exact,) = torch.autograd.grad(expected, x, g.double())
+    for actual, reference in ((out, expected.detach()), (gradient(g), exact)):
+        assert actual.dtype == a.dtype and torch.equal(actual, actual.mT)
+        error = (actual - reference).norm(dim=(-2, -1)) / reference.norm(dim=(-2, -1))
+        assert (error.flatten() < tol).all(), error
+
+
+def tolerance(dtype, kinds=4):
+    """What two eigensolvers may differ by: of a spectrum 1e6 wide they know the smallest eigenvalue to 1e-10."""
+    return torch.tensor([1e-12, 1e-12, 2e-9, 2e-9] if dtype == torch.float64 else [2e-7] * 4)[:kinds]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_on_chip_agrees_with_the_operator(compute, n, name):
+    for dtype in (torch.float64, torch.float32):
+        a = matrices(n, name).to(dtype)
+        check(a, name, *compute(chip, a, name), tolerance(dtype))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_on_chip_at_larger_orders(compute, name):
+    for n, kinds in ((36, 2), (64, 1)):
+        a = matrices(n, name, kinds)
+        check(a, name, *compute(chip, a, name), tolerance(a.dtype, kinds))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("n", "kinds", "dtype"), [(1, 4, torch.float64), (33, 4, torch.float32), (70, 2, torch.float64)]
+)
+def test_in_parts_agrees_with_the_operator(compute, n, kinds, dtype, name):
+    a = matrices(n, name, kinds).to(dtype)
+    check(a, name, *compute(parts, a, name), tolerance(dtype, kinds))
+
+
+@pytest.mark.parametrize("solve", [in_rows, lambda a: torch.linalg.eigh(a)], ids=["rows", "columns"])
+def test_in_parts_takes_eigenvectors_in_rows_or_columns(compute, solve):
+    a = matrices(20, "log").unflatten(0, (2, 2))
+    check(a, "log", *compute(parts, a, "log", solve=solve), tolerance(a.dtype))
+
+
+@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
+def test_the_identity_is_exact(compute, way):
+    for name, value, slope in (("log", 0, 1), ("sqrt", 1, 0.5), ("inverse", 1, -1)):
+        a = torch.eye(6, dtype=torch.float64).expand(2, 6, 6).contiguous()
+        out, gradient = compute(way, a, name)
+        g = torch.arange(72, dtype=torch.float64).reshape(2, 6, 6)
+        assert torch.equal(out, value * a)
+        torch.testing.assert_close(gradient(g), slope * 0.5 * (g + g.mT), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
+def test_eigenvalues_far_apart(compute, way):
+    """Divided by the other one of the two, what vanishes beside it would leave the range on the way."""
+    for name, spectrum in (("exp", [-800.0, 0.0, 3.0]), ("log", [1e-200, 1.0, 1e100])):
+        a = torch.diag(torch.tensor(spectrum, dtype=torch.float64)).unsqueeze(0)
+        check(a, name, *compute(way, a, name), 1e-14)
+
+
+@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
+def test_the_root_at_zero(compute, way):
+    """Zero, rank one, an eigenvalue negative by rounding, and one that is not."""
+    a = torch.zeros(4, 5, 5, dtype=torch.float64)
+    a[1, :2, :2] = 2
+    a[2:] = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0]))
+    a[2, 4, 4], a[3, 4, 4] = -1e-15, -1e-3
+    out, gradient = compute(way, a, "sqrt")
+    expected = matrix_function(a[:3], "sqrt", check=False)
+    torch.testing.assert_close(out[:3], expected, rtol=1e-14, atol=1e-7)
+    assert (out[0] == 0).all() and torch.equal(out[2].diagonal(), expected[2].diagonal())
+    assert out[3].isnan().any()
+    slope = gradient(torch.ones_like(a))
+    x = a.clone().requires_grad_()
+    (exact,) = torch.autograd.grad(matrix_function(x, "sqrt", check=False), x, torch.ones_like(a))
+    for i in (0, 2, 3):  # infinite or NaN as the operator's
+        assert torch.equal(slope[i].isfinite(), exact[i].isfinite())
+
+
+@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
+def test_rounding_belongs_to_the_dtype(compute, way):
+    a = torch.diag(torch.tensor([1.0, 2.0, -1e-6]))
+    assert compute(way, a, "sqrt")[0].isfinite().all()
+    assert compute(way, a.double(), "sqrt")[0].isnan().any()
+
+
+@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
+def test_what_has_no_function_is_nan_and_alone(compute, way):
+    a = torch.eye(4, dtype=torch.float64).repeat(3, 1, 1) * torch.arange(1.0, 5.0)
+    a[1, 2, 3] = torch.nan
+    a[2, 0, 0] = -1.0
+    a[2, 0, 1] = a[2, 1, 0] = 0.5
+    out, gradient = compute(way, a, "log")
+    slope = gradient(torch.ones_like(a))
+    for x in (out, slope):
+        assert x[0].isfinite().all() and x[1].isnan().all() and x[2].isnan().any()
+
+
+def test_matrices_stay_on_chip_where_a_block_can_hold_them():
+    assert chip.on_chip(1, 99 * 1024) and chip.on_chip(64, 163 * 1024)
+    assert not chip.on_chip(64, 99 * 1024) and not chip.on_chip(65, 227 * 1024)
+
+
+def test_kernels_take_their_own_functions_alone(monkeypatch):
+    class There:
+        is_cuda, dtype, shape = True, torch.float32, (3, 5, 5)
+
+    monkeypatch.setattr(chip, "kernels_may_take", lambda *tensors, **_: True)
+    assert all(chip.applies(There(), named_function(name)) for name in FUNCTIONS)
+    own = SpectralFunction.from_derivative(torch.log, torch.reciprocal, name="log")
+    assert not chip.applies(There(), own)
+    There.shape = (3, 1025, 1025)
+    assert not chip.applies(There(), named_function("log"))
