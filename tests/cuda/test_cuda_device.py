@@ -202,13 +202,15 @@ def test_pooling_by_the_tridiagonal_route_matches_the_cpu(name):
 
 @pytest.mark.parametrize(("m", "d"), [(36, 64), (36, 16), (70, 90), (90, 70)])
 @pytest.mark.parametrize("center", [False, True])
-@pytest.mark.parametrize("weight", ["mask", "regions"])
+@pytest.mark.parametrize("weight", [None, "mask", "regions"])
 def test_weighted_and_centred_pooling_matches_the_cpu(weight, center, m, d):
     generator = torch.Generator().manual_seed(5)
     f = torch.randn(3, m, d, generator=generator).relu() + 5
-    w = torch.rand(3, m, generator=generator) > 0.3 if weight == "mask" else torch.rand(3, 2, m, generator=generator)
+    mask, regions = torch.rand(3, m, generator=generator) > 0.3, torch.rand(3, 2, m, generator=generator)
+    regions[1, 0] = 0
+    w = {None: None, "mask": mask, "regions": regions}[weight]
     x, y = f.cuda().requires_grad_(), f.double().requires_grad_()
-    c = mb.second_order_pool(x, weight=w.cuda(), center=center)
+    c = mb.second_order_pool(x, weight=None if w is None else w.cuda(), center=center)
     reference = mb.second_order_pool(y, weight=w, center=center)
     g = torch.randn(reference.shape, generator=generator)
     (grad,), (exact,) = torch.autograd.grad(c, x, g.cuda()), torch.autograd.grad(reference, y, g.double())

@@ -8,12 +8,14 @@ import torch
 
 from helpers import cuda_on_cpu
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft, second_order_pool
+from matbackprop.checks import is_plain
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
-from matbackprop.cuda import pool, pool_parts, separate
+from matbackprop.cuda import pool, pool_parts, pool_prepare, separate
 from matbackprop.cuda.pool_forms import FUNCTIONS
 from matbackprop.cuda.product import TYPES
 from matbackprop.divided_differences import named_function
+from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
 from matbackprop.numerics import gram_tolerance
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.spectral import segment
@@ -38,12 +40,12 @@ extern "C" void launch_pool_spectrum(int batch, int threads, IN* f, REAL* all_ep
     launch({batch, 1, 1}, threads, Sizes(n).a_threads,
            [=] { pool_spectrum(f, all_eps, eps, s, weights, vectors, y, n, length); });
 }
-extern "C" void launch_pool_output(int batch, int threads, REAL* a, REAL* weights, REAL* all_eps, double eps, IN* c,
+extern "C" void launch_pool_output(int batch, int threads, REAL* a, REAL* weights, REAL* all_eps, double eps, OUT* c,
                                    int n, int d) {
     launch({batch, tiles(d) * (tiles(d) + 1) / 2, 1}, threads, 0,
            [=] { pool_output(a, weights, all_eps, eps, c, n, d); });
 }
-extern "C" void launch_pool_project(int batch, int threads, REAL* a, IN* g, REAL* t, int n, int d) {
+extern "C" void launch_pool_project(int batch, int threads, REAL* a, OUT* g, REAL* t, int n, int d) {
     launch({batch, tiles(d), 1}, threads, 0, [=] { pool_project(a, g, t, n, d); });
 }
 extern "C" void launch_pool_mixing(int batch, int threads, REAL* a, REAL* t, REAL* s, REAL* weights, REAL* vectors,
@@ -73,6 +75,17 @@ extern "C" void launch_pool_symmetric(int blocks, int threads, IN* g, REAL* out,
 extern "C" void launch_pool_mix(int blocks, int threads, REAL* w, REAL* t, REAL* s, REAL* weights, REAL* all_eps,
                                 int count, int n, int d) {
     launch({blocks, 1, 1}, threads, 0, [=] { pool_mix(w, t, s, weights, all_eps, count, n, d); });
+}
+"""
+
+POOL_PREPARE = """
+extern "C" void launch_pool_prepare(int blocks, int threads, IN* f, WEIGHT* weights, REAL* rows, int regions,
+                                    int centred, int m, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare(f, weights, rows, regions, centred, m, d); });
+}
+extern "C" void launch_pool_prepare_gradient(int blocks, int threads, REAL* g, WEIGHT* weights, IN* out, int regions,
+                                             int centred, int m, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare_gradient(g, weights, out, regions, centred, m, d); });
 }
 """
 
@@ -181,17 +194,17 @@ def test_jacobi_takes_any_scale(jacobi):
 @pytest.fixture(scope="module")
 def pool_kernels(tmp_path_factory):
     @functools.cache
-    def build(form, name, dtype):
-        choices = {"REAL_IS_DOUBLE": 1, "IN": TYPES[dtype], "FUNCTION": FUNCTIONS[name]}
+    def build(form, name, dtype, out):
+        choices = {"REAL_IS_DOUBLE": 1, "IN": TYPES[dtype], "OUT": TYPES[out], "FUNCTION": FUNCTIONS[name]}
         folder = tmp_path_factory.mktemp("pool")
         return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, form.source, POOL, shared=True, **choices))
 
-    return lambda f, name: build(type(pool.form_of(*f.shape[-2:])), name, f.dtype)
+    return lambda f, name, out=None: build(type(pool.form_of(*f.shape[-2:])), name, f.dtype, out or f.dtype)
 
 
 def check_pool(kernels, f, name, eps=1e-3):
     """The kernels that stay on chip; eps is a number, or one of each matrix."""
-    c, work = pool.forward(f, eps, name, kernels)
+    c, work = pool.forward(f, eps, name, f.dtype, kernels)
     check_result(f, name, eps, c, lambda g: pool.gradient(g, f, eps, work, name, kernels))
 
 
@@ -263,7 +276,7 @@ def test_primal_pool_kernels_give_nan_where_a_feature_is(pool_kernels):
     f = features(9, 4)[:2]
     f[1, 2, 3] = torch.nan
     kernels = pool_kernels(f, "log")
-    c, work = pool.forward(f, 1e-3, "log", kernels)
+    c, work = pool.forward(f, 1e-3, "log", f.dtype, kernels)
     gradient = pool.gradient(torch.ones_like(c), f, 1e-3, work, "log", kernels)
     assert all(x[0].isfinite().all() and x[1].isnan().all() for x in (c, gradient))
 
@@ -284,11 +297,11 @@ def parts(tmp_path_factory):
         )
 
     def compute(f, name, eps=1e-3, solve=batched_eigh):
-        c, factors = pool_parts.forward(f, eps, name, solve)
+        c, factors = pool_parts.forward(f, eps, name, f.dtype, solve)
         return c, lambda g: pool_parts.gradient(g, f, factors, name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_parts, "_kernels", lambda f, name: build(f.shape[-2] < f.shape[-1], name, f.dtype))
+        patch.setattr(pool_parts, "_kernels", lambda f, dtype, name: build(f.shape[-2] < f.shape[-1], name, dtype))
         patch.setattr(pool_parts, "separate_by_kernel", functools.partial(separate.separate_by_kernel, **options))
         yield compute
 
@@ -368,7 +381,7 @@ def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype
     monkeypatch.setattr("matbackprop.cuda.twin.kernels_may_take", lambda *tensors: True)
     f = features(m, d)[:4].to(dtype).requires_grad_()
     eps = torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64)
-    c = pool.pool(f, eps, named_function("log"), lambda x: second_order_pool(x, eps=eps), batched_eigh)
+    c = pool.pool(f, eps, named_function("log"), lambda x, w: second_order_pool(x, eps=eps), batched_eigh, None, False)
     (gradient,) = torch.autograd.grad(c.sum(), f, retain_graph=True)
     x = f.detach().double().requires_grad_()
     expected = second_order_pool(x, eps=eps)
@@ -381,6 +394,106 @@ def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype
         (again,) = torch.autograd.grad(c.sum(), f, create_graph=True)
         second, reference = (torch.autograd.grad(g.square().sum(), at)[0] for g, at in ((again, f), (exact, x)))
         assert (second - reference).norm() < 1e-5 * reference.norm()
+
+
+@pytest.fixture(scope="module")
+def prepare(tmp_path_factory):
+    """The kernels for weights and centring on the CPU, built once for each pair of dtypes."""
+
+    @functools.cache
+    def build(dtype, kind):
+        choices = {"IN": TYPES[dtype], "WEIGHT": pool_prepare._WEIGHTS[kind]}
+        library = cuda_on_cpu.build(
+            tmp_path_factory.mktemp("prepare"), pool_prepare.SOURCE, POOL_PREPARE, shared=True, **choices
+        )
+        return cuda_on_cpu.Kernels(library)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_prepare, "_kernels", lambda f, w: build(f.dtype, torch.float32 if w is None else w.dtype))
+        patch.setattr(pool_prepare, "_THREADS", 64)
+        patch.setattr(pool_prepare, "_MAX_THREADS", 96)
+        yield pool_prepare
+
+
+def some_weights(kind, m):
+    """For two images: rows and a whole region without weight, one row with all of it."""
+    regions = {"rows": 1, "regions": 3}.get(kind, 2)
+    w = torch.rand(2, regions, m, generator=torch.Generator().manual_seed(m))
+    w[:, :, :: max(m // 3, 2)] = 0
+    w[1, -1] = 0
+    w[0, -1] = torch.eye(m)[-1]
+    if kind == "rows":
+        return w[:, 0]
+    return {"mask": w > 0.5, "half": w.bfloat16(), "double": 1e307 * w.double()}.get(kind, w)
+
+
+def plain_rows(f, weight, center):
+    """R by its formula in float64."""
+    if weight is not None:
+        x, w = _prepare_weight(weight, f.double())
+        return (_center(x, w) if center else x) * w.sqrt().unsqueeze(-1)
+    return _center(f.double(), None) if center else f.double()
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("kind", [None, "rows", "regions", "mask", "half", "double"])
+@pytest.mark.parametrize(("m", "d"), [(1, 1), (5, 16), (9, 37), (131, 3)])
+def test_weighted_and_centred_features_are_made_plain(prepare, kind, center, m, d):
+    generator = torch.Generator().manual_seed(d)
+    f = torch.randn(2, m, d, generator=generator) + 100
+    f[0, :, 0] = 0.1  # a channel that centring takes away
+    f = f.double() if kind == "double" else f
+    w = None if kind is None else prepare.readable(some_weights(kind, m))
+    rows = prepare.forward(f, w, center)
+    x = f.double().requires_grad_()
+    expected = plain_rows(x, w, center)
+    scale = float(expected.detach().abs().max())
+    torch.testing.assert_close(rows, expected.detach(), rtol=1e-14, atol=1e-14 * (100 * max(scale, 1) if center else 0))
+    g = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+    (exact,) = torch.autograd.grad(expected, x, g)
+    gradient = prepare.gradient(g.clone(), f, w, center)
+    assert gradient.dtype == f.dtype
+    # Sums over regions are made in float64: what is left is the rounding of the result.
+    digits = {"rtol": torch.finfo(f.dtype).eps / 1.9, "atol": 1e-14 * float(exact.abs().max())}
+    torch.testing.assert_close(gradient.double(), exact, **digits)
+    if kind is None and center:
+        assert (rows[0, :, 0] == 0).all()
+
+
+@pytest.mark.parametrize("chip", [True, False])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("kind", [None, "regions", "mask", "half"])
+@pytest.mark.parametrize(("m", "d"), [(5, 9), (9, 5)])
+def test_weighted_and_centred_pooling(pool_kernels, parts, prepare, kind, center, chip, m, d, monkeypatch):
+    monkeypatch.setattr(pool, "_kernels", lambda f, dtype, name: pool_kernels(f, name, dtype))
+    monkeypatch.setattr(pool, "shared_limit", lambda device: 2**17 if chip else 0)
+    monkeypatch.setattr("matbackprop.cuda.twin.kernels_may_take", is_plain)
+    f = (torch.randn(2, m, d, generator=torch.Generator().manual_seed(m)) + 1).requires_grad_()
+    weight = None if kind is None else some_weights(kind, m)
+    batch = (2,) if weight is None else weight.shape[:-1]
+    eps = torch.rand(batch, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    c = _pool_by_kernels(f, weight, center, eps, named_function("sqrt"))
+    x = f.detach().double().requires_grad_()
+    expected = second_order_pool(x, eps=eps, function="sqrt", weight=weight, center=center)
+    g = torch.randn(c.shape, generator=torch.Generator().manual_seed(2))
+    (gradient,) = torch.autograd.grad(c, f, g, retain_graph=True)
+    (exact,) = torch.autograd.grad(expected, x, g.double(), create_graph=True)
+    (again,) = torch.autograd.grad(c, f, g, create_graph=True)
+    batched = torch.autograd.grad(c, f, torch.stack((g, 2 * g)), is_grads_batched=True, retain_graph=True)[0][1] / 2
+    (second,) = torch.autograd.grad(again.square().sum(), f)
+    (reference,) = torch.autograd.grad(exact.square().sum(), x)
+    for actual, wanted in ((c, expected), *((t, exact) for t in (gradient, again, batched)), (second, reference)):
+        assert actual.dtype == f.dtype and actual.shape == wanted.shape
+        assert (actual - wanted).norm() < 1e-6 * wanted.norm()
+
+
+def test_weights_that_change_before_the_gradient_are_noticed(parts, prepare, monkeypatch):
+    monkeypatch.setattr(pool, "shared_limit", lambda device: 0)
+    f, w = torch.randn(2, 5, 9, requires_grad=True), torch.ones(2, 5)
+    c = _pool_by_kernels(f, w, True, 0.1, named_function("sqrt"))
+    w[0, 0] = 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        c.sum().backward()
 
 
 def test_pooling_stays_on_chip_where_a_block_can_hold_it():

@@ -216,7 +216,7 @@ def test_float32_inside_is_a_choice():
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("weight", [None, "mask", "regions"])
 def test_weights_and_centring_reach_the_kernels(weight, center, d, monkeypatch):
-    """Kernels know plain features only; the twin stands for them here."""
+    """The twin stands for the kernels here."""
     f = relu_features(6, d, 2).float()
     w = {
         None: None,
@@ -229,7 +229,7 @@ def test_weights_and_centring_reach_the_kernels(weight, center, d, monkeypatch):
     (expected_grad,) = torch.autograd.grad((expected * g).sum(), exact)
     handed = []
     monkeypatch.setattr(pool_kernels, "applies", lambda *_: True)
-    monkeypatch.setattr(pool_kernels, "pool", lambda x, eps, fn, twin, solve: handed.append(x) or twin(x))
+    monkeypatch.setattr(pool_kernels, "pool", lambda x, eps, fn, twin, solve, w, center: handed.append(x) or twin(x, w))
     x = f.clone().requires_grad_()
     value = second_order_pool(x, weight=w, center=center, check=False)
     (grad,) = torch.autograd.grad((value * g).sum(), x)

@@ -1,6 +1,6 @@
 // Second-order pooling C = g(F^T F + eps I) of features F (m, d) with a side n <= 64. Appended to jacobi.cu, separate.cu, rows.cu,
 // product.cu, pool_function.cu and one of pool_thin.cu (n = m < d, THIN 1) and pool_primal.cu (n = d <= m, THIN 0). IN is the type
-// of F, C and G (float or double), WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of
+// of F, OUT that of C and G (float or double), WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of
 // overlaps. eps is one number, or one of each matrix.
 //
 // X (n, length) is F or its transpose, A (n, d) is Y or Q^T, and weights, rest and table are g and its divided differences:
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 // C = rest I + A^T diag(weights) A. Grid (batch, pairs of tiles).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     pool_output(const REAL* __restrict__ a, const REAL* __restrict__ weights, const REAL* __restrict__ all_eps,
-                double one_eps, IN* __restrict__ c, int n, int d) {
+                double one_eps, OUT* __restrict__ c, int n, int d) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     int row = 0, column = blockIdx.y;  // tile (row, column) of the lower triangle
     while (column > row) {
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         i += row;
         j += column;
         if (i < d && j <= i) {
-            const IN entry = (IN)(value + (i == j ? rest : (REAL)0));
+            const OUT entry = (OUT)(value + (i == j ? rest : (REAL)0));
             c[(long long)i * d + j] = entry;
             c[(long long)j * d + i] = entry;
         }
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
 
 // T = A (G + G^T)/2, (batch, n, d). Grid (batch, tiles of columns).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
-    pool_project(const REAL* __restrict__ a, const IN* __restrict__ g, REAL* __restrict__ t, int n, int d) {
+    pool_project(const REAL* __restrict__ a, const OUT* __restrict__ g, REAL* __restrict__ t, int n, int d) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
     const int column = blockIdx.y * TILE;
     a += (long long)blockIdx.x * n * d;
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     g += (long long)blockIdx.x * d * d;
     Share share;
     REAL slot_a[SLOTS];
-    IN slot_g[SLOTS], slot_m[SLOTS];
+    OUT slot_g[SLOTS], slot_m[SLOTS];
     fetch_columns(slot_a, a, 0, 0, n, d);
     fetch_columns(slot_g, g, 0, column, d, d);
     fetch_rows(slot_m, g, 0, d, column, d);

@@ -2,7 +2,8 @@
 
 ``pool.cu`` holds them; ``pool_thin.cu`` and ``pool_primal.cu`` say what they compute for m < d and for m ≥ d. The Gram
 matrix and its Jacobi eigensolver stay on chip, features and outputs are read and written once in their own dtype, and
-everything between is float64. They are compiled when first used. Other features go by ``pool_parts.py``.
+everything between is float64. They are compiled when first used. Other features go by ``pool_parts.py``; weighted and
+centred ones are made plain by ``pool_prepare.py``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import is_plain
-from matbackprop.cuda import jacobi, pool_parts, separate
+from matbackprop.cuda import jacobi, pool_parts, pool_prepare, separate
 from matbackprop.cuda.compiler import Module, Source, shared_limit
 from matbackprop.cuda.pool_forms import FUNCTIONS, PRIMAL, THIN
 from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 from matbackprop.cuda.rows import ROWS, tile
 from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
-from matbackprop.divided_differences import SpectralFunction
+from matbackprop.divided_differences import SpectralFunction, is_named
 
 _REAL_BYTES = 8
 _MAX_ROWS = 4096  # that the one block of a matrix streams in the primal form
@@ -113,6 +114,7 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
         f.is_cuda
         and f.dtype != torch.float64
         and function.name in FUNCTIONS
+        and is_named(function)
         and 0 < min(f.shape[-2:]) <= pool_parts.MAX_ORDER
         and (is_plain(eps) and not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
         and f.dtype in TYPES
@@ -127,17 +129,21 @@ def on_chip(m: int, d: int, shared_limit: int) -> bool:
     return short and form_of(m, d).shared <= shared_limit
 
 
-def _kernels(f: Tensor, function: str) -> Module:
+def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
+    """For features F, and values C of a dtype."""
+    types = {"IN": TYPES[f.dtype], "OUT": TYPES[dtype]}
     source = form_of(*f.shape[-2:]).source
-    return source.on(f.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[f.dtype], FUNCTION=FUNCTIONS[function])
+    return source.on(f.get_device(), REAL_IS_DOUBLE=1, FUNCTION=FUNCTIONS[function], **types)
 
 
 def _tiles(length: int) -> int:
     return -(-length // TILE)
 
 
-def forward(f: Tensor, eps: float | Tensor, function: str, kernels: Module | None = None) -> tuple[Tensor, Tensor]:
-    """C ``(*batch, d, d)`` in the dtype of F, and the factors that :func:`gradient` needs, in float64.
+def forward(
+    f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, kernels: Module | None = None
+) -> tuple[Tensor, Tensor]:
+    """C ``(*batch, d, d)`` in a dtype, float32 or float64, and the factors that :func:`gradient` needs, in float64.
 
     F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix. ``kernels`` run
     it elsewhere than on the device of F.
@@ -145,8 +151,8 @@ def forward(f: Tensor, eps: float | Tensor, function: str, kernels: Module | Non
     *batch, m, d = f.shape
     count, form = f.numel() // (m * d), form_of(m, d)
     n, length = form.n, form.length
-    kernels = kernels or _kernels(f, function)
-    c = torch.empty((*batch, d, d), dtype=f.dtype, device=f.device)
+    kernels = kernels or _kernels(f, dtype, function)
+    c = torch.empty((*batch, d, d), dtype=dtype, device=f.device)
     work = torch.empty(count * n * (2 + n + length), dtype=torch.float64, device=f.device)
     factors, shift = form.factors(work, count), _eps_arguments(eps)
     given = (f.data_ptr(), *shift, *factors, n, length)
@@ -164,7 +170,7 @@ def gradient(
     m, d = f.shape[-2:]
     count, form = f.numel() // (m * d), form_of(m, d)
     n, length = form.n, form.length
-    kernels = kernels or _kernels(f, function)
+    kernels = kernels or _kernels(f, g.dtype, function)
     out = torch.empty_like(f)
     own = torch.empty(count * n * (d + form.terms * n), dtype=torch.float64, device=f.device)
     t = own.data_ptr()
@@ -183,36 +189,44 @@ def pool(
     f: Tensor,
     eps: float | Tensor,
     function: SpectralFunction,
-    general: Callable[[Tensor], Tensor],
+    general: Callable[[Tensor, Tensor | None], Tensor],
     solve: pool_parts.Solver,
+    weight: Tensor | None,
+    center: bool,
 ) -> Tensor:
-    """C = g(FᵀF + εI) ``(*batch, d, d)`` in the dtype of F.
+    """C = g(Fᵀ diag(w) F + εI) ``(*batch, d, d)``, or ``(*batch, r, d, d)`` of regions, in the dtype of F.
 
     Args:
         f: features for which :func:`applies` holds.
-        eps: a number, or float64 on the device of F, one value per matrix.
+        eps: a number, or float64 on the device of F, one value per matrix of C.
         function: g.
-        general: the same operator without the kernels.
+        general: the same operator without the kernels, of F and the weights.
         solve: the eigensolver of the matrices that do not stay on chip.
+        weight: w ``(*batch, m)`` or ``(*batch, r, m)``, plain and without gradient, or None.
+        center: whether the (weighted) mean row is subtracted first.
     """
     if isinstance(eps, Tensor):
         eps = eps.contiguous()
     name = function.name
+    wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
+    w = None if weight is None else pool_prepare.readable(weight)
 
     def whole(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        c, work = forward(x, eps, name)
+        c, work = forward(x, eps, name, wide.dtype)
         return c, (work,)
 
     def whole_adjoint(g: Tensor, x: Tensor, work: Tensor) -> Tensor:
         return gradient(g, x, eps, work, name)
 
     def in_parts(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return pool_parts.forward(x, eps, name, solve)
+        return pool_parts.forward(x, eps, name, wide.dtype, solve)
 
     def parts_adjoint(g: Tensor, x: Tensor, *factors: Tensor) -> Tensor:
         return pool_parts.gradient(g, x, pool_parts.Factors(*factors), name)
 
+    def twin(x: Tensor) -> Tensor:
+        return general(x, w)
+
     chip = on_chip(*f.shape[-2:], shared_limit(f.get_device()))
-    pair = Pair(whole, whole_adjoint, general) if chip else Pair(in_parts, parts_adjoint, general)
-    wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    return call_pair(wide.contiguous(), pair).to(f.dtype)
+    pair = Pair(whole, whole_adjoint, twin) if chip else Pair(in_parts, parts_adjoint, twin)
+    return call_pair(wide.contiguous(), pool_prepare.prepared(pair, w, center)).to(f.dtype)

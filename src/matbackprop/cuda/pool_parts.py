@@ -46,26 +46,28 @@ class Factors(NamedTuple):
     eps: Tensor
 
 
-def _kernels(f: Tensor, function: str) -> Module:
+def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
+    """For features F, and values C of a dtype."""
     m, d = f.shape[-2:]
-    return SOURCES[m < d].on(f.get_device(), IN=TYPES[f.dtype], FUNCTION=FUNCTIONS[function])
+    return SOURCES[m < d].on(f.get_device(), IN=TYPES[dtype], FUNCTION=FUNCTIONS[function])
 
 
 def _squares(count: int, d: int) -> tuple[int]:
     return (count * (-(-d // _EDGE)) ** 2,)
 
 
-def forward(f: Tensor, eps: float | Tensor, function: str, solve: Solver) -> tuple[Tensor, Factors]:
-    """C ``(*batch, d, d)`` in the dtype of F, and the factors that :func:`gradient` needs.
+def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, solve: Solver) -> tuple[Tensor, Factors]:
+    """C ``(*batch, d, d)``, and the factors that :func:`gradient` needs.
 
     Args:
         f: F, contiguous float32 or float64.
         eps: a number, or float64 and contiguous, one value per matrix.
         function: the name of g.
+        dtype: that of C, float32 or float64.
         solve: the eigensolver: symmetric matrices to ascending eigenvalues, and eigenvectors in columns.
     """
     *batch, m, d = f.shape
-    kernels = _kernels(f, function)
+    kernels = _kernels(f, dtype, function)
     features = f.reshape(-1, m, d).double()
     x = features if m < d else features.mT
     count, n, length = x.shape
@@ -82,7 +84,7 @@ def forward(f: Tensor, eps: float | Tensor, function: str, solve: Solver) -> tup
     arguments = (*addresses, level, rows, n, length, d, *a.stride()[1:])
     kernels.launch("pool_rows", (count * -(-n // rows),), threads, 0, arguments)
     product = torch.bmm(scaled.mT, a)
-    c = torch.empty((*batch, d, d), dtype=f.dtype, device=f.device)
+    c = torch.empty((*batch, d, d), dtype=dtype, device=f.device)
     finished = (product.data_ptr(), shift.data_ptr(), c.data_ptr(), d)
     kernels.launch("pool_finish", _squares(count, d), _THREADS, 0, finished)
     return c, Factors(s, weights, q, y, shift)
@@ -91,7 +93,7 @@ def forward(f: Tensor, eps: float | Tensor, function: str, solve: Solver) -> tup
 def gradient(g: Tensor, f: Tensor, factors: Factors, function: str) -> Tensor:
     """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
     m, d = f.shape[-2:]
-    kernels = _kernels(f, function)
+    kernels = _kernels(f, g.dtype, function)
     s, weights, q, y, eps = factors
     count, n = s.shape
     a = y if m < d else q.mT

@@ -19,7 +19,7 @@ from matbackprop.solvers.warm import warm_eigh
 
 __all__ = ["check_damping", "check_positive", "check_root", "inverse_root", "inverse_root_in"]
 
-_WARM_ORDER = 513  # on an H200 products beat a decomposition at order 1024, not at 512; on the CPU LAPACK is as quick
+_WARM_ORDER = 1025  # below, on an H200, a decomposition beats the products; on the CPU LAPACK is as quick
 
 
 def check_root(p: float) -> None:
@@ -78,7 +78,7 @@ def inverse_root(
         relative: multiply ε by the largest eigenvalue of each matrix, so that no condition number exceeds 1 + 1/ε.
         basis: orthonormal columns ``(*batch, n, n)``, the eigenvectors of a matrix near A, as left by the last call;
             they are overwritten with those of A. Where products are quicker than a decomposition (on CUDA, orders
-            above 256), and where A has changed little enough, the new ones are refined from them.
+            above 1024), and where A has changed little enough, the new ones are refined from them.
         out: where the result is written, of the shape of ``a``.
         check, precision: as in `matrix_function`.
 

@@ -412,12 +412,14 @@ class _PoolGradient(Operation):
         return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p
 
 
-def _prepare_weight(weight: Tensor, f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _prepare_weight(weight: Tensor | None, f: Tensor) -> tuple[Tensor, Tensor | None]:
     """Give F a region dimension where the weight has one, and the weight the dtype of the computation."""
+    if weight is None:
+        return f, None
     check_weight(weight, f, regions=True)
     if weight.ndim == f.ndim:
         f = f.unsqueeze(-3).expand(*weight.shape, f.shape[-1])
-    return f, weight.to(dtype)
+    return f, weight.to(real_dtype(f.dtype))
 
 
 def _center(f: Tensor, w: Tensor | None) -> Tensor:
@@ -504,16 +506,9 @@ def second_order_pool(
     wanted = wants_check(check, f)
     exact = method == "fused" and precision in (None, torch.float64)
     if exact and not wanted and _fixed(weight) and pool_kernels.applies(f, eps, fn):
-        rows = f if weight is None and not center else _plain_rows(f, weight, center)
-        if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
-            like = torch.empty((), dtype=torch.float64, device=f.device)
-            eps = cast(Tensor, parameter_tensor(eps, "eps", rows.shape[:-2], like))
-        return pool_kernels.pool(rows, eps, fn, lambda x: _general_pool(x, eps, fn), batched_eigh).to(f.dtype)
+        return _pool_by_kernels(f, weight, center, eps, fn)
     with autocast_off(f.device.type):
-        x = f.to(compute_dtype(precision, f.dtype))
-        w = None
-        if weight is not None:
-            x, w = _prepare_weight(weight, x, real_dtype(x.dtype))
+        x, w = _prepare_weight(weight, f.to(compute_dtype(precision, f.dtype)))
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
         assert shift is not None
         power = parameter_tensor(p, "exponent", x.shape[:-2], x)
@@ -558,21 +553,34 @@ def _fixed(weight: Tensor | None) -> bool:
     return is_plain(weight) and weight.numel() > 0 and not weight.requires_grad
 
 
-def _plain_rows(f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
-    """Features in float64 whose plain pooling is the weighted or centred one of F."""
-    with autocast_off(f.device.type):
-        x, w = f.double(), None
-        if weight is not None:
-            x, w = _prepare_weight(weight, x, x.dtype)
-        return _root_weighted(_center(x, w) if center else x, w)
+def _pool_by_kernels(
+    f: Tensor, weight: Tensor | None, center: bool, eps: float | Tensor, function: SpectralFunction
+) -> Tensor:
+    """Pooling by CUDA kernels, which apply."""
+    batch = f.shape[:-2]
+    if weight is not None:
+        check_weight(weight, f, regions=True)
+        batch = weight.shape[:-1]
+    if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
+        like = torch.empty((), dtype=torch.float64, device=f.device)
+        eps = cast(Tensor, parameter_tensor(eps, "eps", batch, like))
+
+    def general(x: Tensor, w: Tensor | None) -> Tensor:
+        return _general_pool(x, w, center, eps, function)
+
+    return pool_kernels.pool(f, eps, function, general, batched_eigh, weight, center)
 
 
-def _general_pool(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> Tensor:
-    """Plain pooling without the pooling kernels, differentiable twice."""
+def _general_pool(
+    f: Tensor, weight: Tensor | None, center: bool, eps: float | Tensor, function: SpectralFunction
+) -> Tensor:
+    """Pooling without the pooling kernels, differentiable twice."""
     with autocast_off(f.device.type):
-        x = f.to(torch.float64)
+        x, w = _prepare_weight(weight, f.to(torch.float64))
         shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
-        return apply(_Pool, x, None, shift, None, function, f.dtype == torch.float64)[0].to(f.dtype)
+        if center:
+            x = _center(x, w)
+        return apply(_Pool, x, w, shift, None, function, f.dtype == torch.float64)[0].to(f.dtype)
 
 
 def _check_values(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:
