@@ -19,6 +19,7 @@ EPS = 1e-3
 _SIZES = ((36, 256), (169, 256), (36, 64), (169, 64))
 _WIDE = 256
 _NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
+_PREPARED = ((64, 49, 512), (256, 16, 128))  # on a GPU, with weights and with centring
 _CAPTURED = (("log", 36, 256), ("sqrt", 36, 256))
 _CAPTURED_PEERS = ("cuSOLVER's batched routine + autograd's formula", "torch.linalg.eigh + autograd")
 _TF32 = "iSQRT, 5 steps in TF32 (approximate)"
@@ -62,6 +63,20 @@ def _build(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Ca
     return forward_backward(maker(), features(batch, m, d, device))
 
 
+def _build_prepared(
+    weighted: bool, center: bool, batch: int, m: int, d: int, device: torch.device
+) -> Callable[[], Any]:
+    """Square-root pooling of weighted or centred features."""
+    weight = torch.ones(batch, m, device=device) if weighted else None
+
+    def pool(x: Tensor) -> Tensor:
+        return second_order_pool(
+            x, eps=EPS, function="sqrt", weight=weight if weight is None else weight[: len(x)], center=center
+        )
+
+    return forward_backward(pool, features(batch, m, d, device))
+
+
 def _build_captured(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
     """The same call, recorded once and replayed without a launch of its own for each kernel."""
     call = _build(maker, batch, m, d, device)
@@ -94,6 +109,15 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
             yield Entry(
                 f"sqrt, 64×{m}×{d}", method, build, parameters={"batch": 64, "m": m, "d": d, "function": "sqrt"}
             )
+    for images, m, d in _PREPARED:
+        for method, weighted, center in (
+            ("matbackprop", False, False),
+            ("matbackprop, weighted", True, False),
+            ("matbackprop, centred", False, True),
+        ):
+            parameters = {"batch": images, "m": m, "d": d, "function": "sqrt"}
+            build = partial(_build_prepared, weighted, center, images, m, d)
+            yield Entry(f"sqrt, {images}×{m}×{d}, prepared", method, build, parameters=parameters)
     # Last, because a routine that cannot be captured may leave the device in a bad state.
     for name, m, d in _CAPTURED:
         for method in ("matbackprop", *(("iSQRT, 5 steps (approximate)",) if name == "sqrt" else ()), *_CAPTURED_PEERS):
