@@ -4,6 +4,7 @@ import pytest
 
 from matbackprop.bench.measure import load_results
 from matbackprop.cli import run
+from matbackprop.cli.bench import Config, measure_alone
 from matbackprop.errors import ConfigurationError
 
 
@@ -19,6 +20,12 @@ def test_measures_prints_and_writes(tmp_path, capsys):
     page.unlink()
     assert run("bench", ["--no-measure", "--output", str(output), "--page", str(page)]) == 0
     assert "Normalized-cut objectives" in page.read_text()
+
+
+def test_a_suite_in_a_process_of_its_own():
+    results = measure_alone(Config(quick=True, seconds=0.01, revision="abc", threads=1), "inverse-root", "cpu")
+    assert results.revision == "abc" and results.machine["threads"] == 1
+    assert {r.suite for r in results.records} == {"inverse-root"} and any(r.status == "ok" for r in results.records)
 
 
 def test_a_page_needs_results():

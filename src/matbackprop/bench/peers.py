@@ -80,7 +80,8 @@ class _BatchedEigh(torch.autograd.Function):
         values, vectors = ctx.saved_tensors
         gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
         gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-        inner = torch.diag_embed(g_values) + (vectors.mT @ g_vectors) / gaps
+        turn = vectors.mT @ g_vectors
+        inner = torch.diag_embed(g_values) + 0.5 * (turn - turn.mT) / gaps
         return vectors @ inner @ vectors.mT
 
 

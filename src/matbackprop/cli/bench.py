@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from matbackprop.bench import Results
 
 
 @dataclass
@@ -38,13 +43,39 @@ class Config:
     """Measure; --no-measure only writes the page."""
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Measure, print a table, and write results and page where asked."""
+def measure_suite(config: Config, suite: str, device: str) -> Results:
+    """Measure one suite and print its records as they come."""
     import torch
     from rich.console import Console
 
-    from matbackprop.bench import SUITES, run_suites, save_results
-    from matbackprop.bench.page import format_record, write_page
+    from matbackprop.bench import run_suites
+    from matbackprop.bench.page import format_record
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    console = Console(highlight=False)
+    return run_suites(
+        [suite],
+        device,
+        scale="quick" if config.quick else "full",
+        seconds=config.seconds,
+        revision=config.revision,
+        report=lambda record: console.print(format_record(record), markup=False, soft_wrap=True),
+    )
+
+
+def measure_alone(config: Config, suite: str, device: str) -> Results:
+    """The same in a process of its own: a capture that failed, or a library that keeps memory, spoils what follows."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure_suite, config, suite, device).result()
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Measure, print a table, and write results and page where asked."""
+    from rich.console import Console
+
+    from matbackprop.bench import SUITES, save_results
+    from matbackprop.bench.page import write_page
     from matbackprop.errors import ConfigurationError
     from matbackprop.inference import choose_device
 
@@ -54,21 +85,12 @@ def main(config: Config) -> dict[str, Any]:
         raise ConfigurationError(
             f"--threads {config.threads} --seconds {config.seconds}: give from 0 to 1024 threads and a positive time."
         )
-    if config.threads:
-        torch.set_num_threads(config.threads)
     device = choose_device(config.device).type
     console = Console(highlight=False)
     files: list[Path] = []
     if config.measure:
         for suite in config.suites or tuple(SUITES):  # each is kept as soon as it is measured
-            results = run_suites(
-                [suite],
-                device,
-                scale="quick" if config.quick else "full",
-                seconds=config.seconds,
-                revision=config.revision,
-                report=lambda record: console.print(format_record(record), markup=False, soft_wrap=True),
-            )
+            results = (measure_alone if device == "cuda" else measure_suite)(config, suite, device)
             if config.output is not None:
                 files.append(save_results(results, config.output))
                 console.print(f"results: {files[-1]}", markup=False, soft_wrap=True)
