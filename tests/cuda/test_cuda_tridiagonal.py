@@ -84,8 +84,9 @@ def test_couplings_that_vanish(kernels):
 
 
 def test_rounding_that_decays_does_not_spoil_reflections(kernels):
+    """Squares of 1e-150 lose their digits; without care vectors are orthogonal to 1e-10 only, not to n eps."""
     a = torch.ones(1, 80, 80, dtype=torch.float64) + 1e-150 * torch.diag_embed(torch.arange(80.0, dtype=torch.float64))
-    check(a, *solve(kernels, a))
+    assert all((defect <= 80 * EPS).all() for defect in defects(a, *solve(kernels, a)))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

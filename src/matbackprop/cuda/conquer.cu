@@ -94,7 +94,8 @@ __device__ __forceinline__ double inverse(double x) {
 // The two sums at pole[origin] + mu, over the poles up to i and over the others, and their slopes.
 struct Secular {
     double psi, phi, psi_slope, phi_slope;
-    __device__ Secular(const Node& node, int count, int i, int origin, double mu) : psi(0), phi(0), psi_slope(0), phi_slope(0) {
+    __device__ Secular(const Node& node, int count, int i, int origin, double mu)
+        : psi(0), phi(0), psi_slope(0), phi_slope(0) {
         const double base = node.pole[origin];
         const int lane = threadIdx.x % LANES;
 #pragma unroll 4
@@ -169,8 +170,10 @@ __device__ void find_root(Node& node, int count, int i, double rho, double total
         }
         if (!(value * change < 0)) change = -value / slope;
         double next = mu + change;
-        if (!(next > low && next < high)) {  // a bracket that reaches to zero is shortened by more: the root may be far below it
-            next = low == 0 ? 0.0625 * high : high == 0 ? 0.0625 * low : low * high > 0 ? copysign(sqrt(low * high), low) : 0.5 * (low + high);
+        if (!(next > low && next < high)) {
+            // A bracket that reaches to zero is shortened by more than half: the root may be far below it.
+            const double same = low * high > 0 ? copysign(sqrt(low * high), low) : 0.5 * (low + high);
+            next = low == 0 ? 0.0625 * high : high == 0 ? 0.0625 * low : same;
             if (!(next > low && next < high)) next = mu;
         }
         done = fabs(next - mu) <= EPS * fabs(next);
@@ -317,7 +320,10 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
         for (int column = lane; column < n; column += 32) {
             const int from = node.source[column], root = node.place[from];
             double entry = from == row;
-            if (root >= 0) entry = place < 0 ? 0 : z * inverse((d - node.pole[node.origin[root]]) - node.shift[root]) * node.norm[root];
+            if (root >= 0) {
+                const double distance = (d - node.pole[node.origin[root]]) - node.shift[root];
+                entry = place < 0 ? 0 : z * inverse(distance) * node.norm[root];
+            }
             entries[column] = entry;
         }
     }
