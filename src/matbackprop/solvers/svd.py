@@ -22,7 +22,6 @@ _LIMIT = {True: 2e-14, False: 1e-9}  # |vᵢ·vⱼ| that is left, for float64 an
 _NARROW = 1e6  # σ²_max/σ²_min up to which the eigenvalues of a Gram matrix have float32 digits, with two to spare
 _FEW = 8  # columns of a tall matrix up to which products with its transpose are so much faster that a copy pays
 _SMALL = 1024  # entries of a batch up to which one call of LAPACK in float64 is faster than the steps of the other way
-_LONG = 50  # and rows for each of few columns from which on it is
 _SHARP = 1e7  # σ_max/σ_min up to which LAPACK's factors in float64 have float32 digits, with two to spare
 KERNEL_LIMIT = {True: 4e-15, False: 1e-9}  # the same in the kernels
 
@@ -53,17 +52,11 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if kernels.takes(x):
         return kernels.factor(x, KERNEL_LIMIT[fine])[0]
-    if x.is_cpu and is_plain(x) and _lapack_is_faster(x):
+    if x.is_cpu and is_plain(x) and x.numel() <= _SMALL:
         u, s, vh = torch.linalg.svd(x, full_matrices=False)
         if bool((s.select(-1, 0) < _SHARP * s.select(-1, -1)).all()):
             return u, s, vh
     return _thin_svd(x, fine)
-
-
-def _lapack_is_faster(x: Tensor) -> bool:
-    """As measured on one core."""
-    m, n = x.shape[-2:]
-    return x.numel() <= _SMALL or (n <= _FEW and m > _LONG * n)
 
 
 def _thin_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
