@@ -9,7 +9,7 @@ TORCH  ?= torch==2.13.0
 # What make test does; one that fails does not keep the others from being done.
 STEPS  := lint types unit portable doctest docs
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
-NUMERICAL := $(wildcard $(addprefix tests/,functional paper nn spectral solvers eigensolver))
+NUMERICAL := $(wildcard $(addprefix tests/,functional paper nn spd solvers vision/segmentation))
 
 # Settings, joined by commas, with which torch and MKL take the code that they have for other processors.
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
@@ -92,7 +92,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 bench: $(VENV)/.dev
-	$(BIN)/matbackprop bench
+	$(BIN)/python -m benchmarks speed
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -22,7 +22,7 @@ import torch
 
 import matbackprop
 from matbackprop.cli import main
-from matbackprop.data.shapes import write_shapes_bsds, write_shapes_coco
+from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
 
 PACKAGE = Path(matbackprop.__file__).parent
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import matbackprop
-from matbackprop.report.figures import lines
-from matbackprop.report.tables import Table
+from matbackprop.vision.report.figures import lines
+from matbackprop.vision.report.tables import Table
 
 HERE = Path(__file__).parent
 EPS = 1e-3

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import matbackprop
-from matbackprop.report.figures import lines
+from matbackprop.vision.report.figures import lines
 
 N = 12
 

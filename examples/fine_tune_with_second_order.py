@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.data.coco_regions import RegionSource
 from matbackprop.nn import replace_pool
-from matbackprop.report.figures import comparison
-from matbackprop.training.config import RegionDataConfig
-from matbackprop.training.o2p import open_regions
+from matbackprop.vision.data.coco_regions import RegionSource
+from matbackprop.vision.report.figures import comparison
+from matbackprop.vision.training.config import RegionDataConfig
+from matbackprop.vision.training.o2p import open_regions
 
 SYSTEMS = ("first order", "second order", "both")
 

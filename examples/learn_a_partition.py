@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import matbackprop
-from matbackprop.report.figures import segmentation_grid
-from matbackprop.spectral import SoftSpace, segment_features
+from matbackprop.vision.report.figures import segmentation_grid
+from matbackprop.vision.segmentation import SoftSpace, segment_features
 
 SIZE = (50, 75)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import matbackprop
-from matbackprop.report.figures import PALETTE, figure, finish, styled
+from matbackprop.vision.report.figures import PALETTE, figure, finish, styled
 
 
 def ellipse(a: torch.Tensor, n: int = 120) -> torch.Tensor:

@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 import matbackprop
-from matbackprop.inference.drawing import draw_boundaries, paint_labels
+from matbackprop.vision.inference.drawing import draw_boundaries, paint_labels
 
 HEIGHT, GAP = 230, 6
 

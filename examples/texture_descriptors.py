@@ -13,7 +13,7 @@ import skimage.data
 import torch
 
 import matbackprop
-from matbackprop.report.figures import PALETTE, figure, finish, styled
+from matbackprop.vision.report.figures import PALETTE, figure, finish, styled
 
 TEXTURES = ("brick", "grass", "gravel")
 

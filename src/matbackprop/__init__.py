@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from matbackprop import nn as nn
     from matbackprop import spd as spd
     from matbackprop.functional import *  # noqa: F403
-    from matbackprop.inference import classify as classify
-    from matbackprop.inference import segment as segment
+    from matbackprop.vision.inference import classify as classify
+    from matbackprop.vision.inference import segment as segment
 
 __version__ = "0.2.0"
 
@@ -30,7 +30,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
             return [*_operators(), "__version__", "nn"]
         if name in _INFERENCE:
             try:
-                value = getattr(import_module(f"{__name__}.inference"), name)
+                value = getattr(import_module(f"{__name__}.vision.inference"), name)
             except ModuleNotFoundError as error:
                 from matbackprop.errors import MissingExtraError
 

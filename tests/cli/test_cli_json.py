@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from matbackprop.cli import COMMANDS, main
-from matbackprop.data.shapes import write_shapes_coco
-from matbackprop.files import plain_numbers
+from matbackprop.vision.data.shapes import write_shapes_coco
+from matbackprop.vision.files import plain_numbers
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
 

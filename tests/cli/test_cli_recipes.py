@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from matbackprop.cli import main
-from matbackprop.data.cache import write_cache
-from matbackprop.training.config import RECIPES, Recipe
-from matbackprop.training.engine import Data
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.vision.data.cache import write_cache
+from matbackprop.vision.training.config import RECIPES, Recipe
+from matbackprop.vision.training.engine import Data
+from matbackprop.vision.training.run_folder import RunFolder
 
 SHORT = {"o2p": ["--data.made", "12", "--data.batch-size", "8"], "ncuts": ["--data.made", "8", "--data.workers", "1"]}
 """What makes a smoke run even shorter."""
@@ -88,7 +88,7 @@ def test_data_cache_prepares_a_recipes_data(tmp_path, capsys, monkeypatch):
             write_cache(self.config.cache / "made", {"x": np.zeros((self.config.rows, 4))}, {})
 
     recipe = Recipe("ncuts", Config, {"paper": Config()}, build=lambda config: (None, Rows(config)))
-    monkeypatch.setattr("matbackprop.training.config.get_recipe", lambda name: recipe)
+    monkeypatch.setattr("matbackprop.vision.training.config.get_recipe", lambda name: recipe)
     (tmp_path / "c.json").write_text('{"data.rows": 3}')
     assert call("data", "cache", str(tmp_path / "p"), "--make", "ncuts", "--config", str(tmp_path / "c.json")) == 0
     assert f"{tmp_path / 'p' / 'made'} (0.0 MB): x (3, 4) float64" in capsys.readouterr().out

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from matbackprop.cli.segment import Config, main
-from matbackprop.data.pictures import read_frames
 from matbackprop.errors import ConfigurationError, DataError, MissingExtraError, WeightsError
-from matbackprop.inference import load_classifier, load_segmenter, segment, segment_frames
-from matbackprop.models.deep_ncuts import DeepNCuts
+from matbackprop.vision.data.pictures import read_frames
+from matbackprop.vision.inference import load_classifier, load_segmenter, segment, segment_frames
+from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
 
 @pytest.fixture

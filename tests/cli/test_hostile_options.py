@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from matbackprop.cli import main
-from matbackprop.data.pictures import find_pictures
 from matbackprop.errors import DataError
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.vision.data.pictures import find_pictures
+from matbackprop.vision.training.run_folder import RunFolder
 
 HUGE = str(10**30)
 SEGMENT = "segment @/photo.png --out @/out --model none"

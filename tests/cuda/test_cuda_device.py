@@ -9,8 +9,8 @@ from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import cusolver, cuts, jacobi, matrix_function, pool, tridiagonal
 from matbackprop.cuda.graphs import replayed
 from matbackprop.solvers import batched_eigh, route
-from matbackprop.spectral.clustering import weighted_kmeans
-from matbackprop.spectral.segment import connected_components
+from matbackprop.vision.segmentation.clustering import weighted_kmeans
+from matbackprop.vision.segmentation.segment import connected_components
 
 pytestmark = pytest.mark.cuda
 

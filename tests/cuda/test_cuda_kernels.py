@@ -18,8 +18,8 @@ from matbackprop.divided_differences import named_function
 from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
 from matbackprop.numerics import gram_tolerance
 from matbackprop.solvers.eigh import batched_eigh
-from matbackprop.spectral import segment
-from matbackprop.spectral.segment import _number, connected_components
+from matbackprop.vision.segmentation import segment
+from matbackprop.vision.segmentation.segment import _number, connected_components
 
 JACOBI = """
 int main(int, char** argv) {

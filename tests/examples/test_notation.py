@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from matbackprop import functional, nn, spd, spectral
+from matbackprop import functional, nn, spd
+from matbackprop.vision import segmentation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
 LISTED = set(re.findall(r"`([a-z]\w*)`", PAGE)) | set(re.findall(r"\$(?:[a-z], )*([a-z])(?:, [a-z])*\$", PAGE))
 
 
 def callables():
-    for module in (functional, nn, spd, spectral):
+    for module in (functional, nn, spd, segmentation):
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue

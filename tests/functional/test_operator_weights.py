@@ -5,7 +5,7 @@ import torch
 
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft, second_order_pool, spectral_embedding
 from matbackprop.errors import DomainError, DtypeError, NonFiniteError, ShapeError
-from matbackprop.spectral import soft_embedding, weighted_kmeans
+from matbackprop.vision.segmentation import soft_embedding, weighted_kmeans
 
 LABELS = torch.tensor([0, 1, 1, 0])
 OPERATORS = {

@@ -37,18 +37,18 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+from experiments.table import Job, Store
 from helpers.seg_files import write_seg
 from matbackprop.cli import main
-from matbackprop.data.cache import write_cache
-from matbackprop.data.shapes import write_shapes_bsds, write_shapes_coco
 from matbackprop.errors import DataError
-from matbackprop.reproduce.table import Job, Store
-from matbackprop.training.run_folder import _COMMENT, _PREFIX, load_checkpoint, save_checkpoint
+from matbackprop.vision.data.cache import write_cache
+from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
+from matbackprop.vision.training.run_folder import _COMMENT, _PREFIX, load_checkpoint, save_checkpoint
 
 for module in (
     *(f"cli.{name}" for name in ("segment", "classify", "report", "data", "evaluate", "evaluate_run", "train")),
-    *(f"training.{name}" for name in ("engine", "o2p", "ncuts")),
-    *("data.check", "models.backbones.base"),
+    *(f"vision.training.{name}" for name in ("engine", "o2p", "ncuts")),
+    *("vision.data.check", "vision.models.backbones.base"),
 ):
     importlib.import_module(f"matbackprop.{module}")  # once, not in every process that is forked
 

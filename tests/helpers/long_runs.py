@@ -18,10 +18,10 @@ from torch import nn
 
 import matbackprop
 from helpers.tiny_run import TinyData, tiny_config
-from matbackprop.inference import load_segmenter, segment_photograph
 from matbackprop.nn import SecondOrderPool
-from matbackprop.processes import release_memory
-from matbackprop.training.engine import System, fit, seed_all
+from matbackprop.vision.inference import load_segmenter, segment_photograph
+from matbackprop.vision.processes import release_memory
+from matbackprop.vision.training.engine import System, fit, seed_all
 
 SAMPLES = 40  # looks at the process in a long run
 

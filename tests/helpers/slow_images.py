@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from matbackprop.data.bsds import BSDSSample
+from matbackprop.vision.data.bsds import BSDSSample
 
 
 class TracedImages:

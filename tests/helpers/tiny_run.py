@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from matbackprop.training.config import EngineConfig
-from matbackprop.training.engine import Data, RunInterrupted, System, fit
-from matbackprop.training.loading import EpochLoader, ItemSource, generator_for
+from matbackprop.vision.training.config import EngineConfig
+from matbackprop.vision.training.engine import Data, RunInterrupted, System, fit
+from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
 
 
 @dataclass
@@ -117,7 +117,7 @@ def tiny_config(run, *, seed=3, max_epochs=3, **options) -> TinyConfig:
 
 def train(config: TinyConfig):
     """Train and return (run folder, module)."""
-    from matbackprop.training.engine import seed_all
+    from matbackprop.vision.training.engine import seed_all
 
     seed_all(config.engine.seed)
     module = TinyModule(config)
@@ -127,7 +127,7 @@ def train(config: TinyConfig):
 
 def train_groups(config):
     """Train the module with groups and return (run folder, module)."""
-    from matbackprop.training.engine import seed_all
+    from matbackprop.vision.training.engine import seed_all
 
     seed_all(config.engine.seed)
     module = GroupedModule(config)

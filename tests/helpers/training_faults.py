@@ -27,12 +27,12 @@ from helpers.slow_images import TracedImages
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from helpers.two_processes import run_two
 from matbackprop.cli import _Signals
-from matbackprop.data.bsds import BSDS, prepare_images
-from matbackprop.data.shapes import write_shapes_bsds
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
-from matbackprop.training import run_folder as checkpoint_module
-from matbackprop.training.engine import RunInterrupted
-from matbackprop.training.run_folder import RunFolder, latest_checkpoint, load_checkpoint
+from matbackprop.vision.data.bsds import BSDS, prepare_images
+from matbackprop.vision.data.shapes import write_shapes_bsds
+from matbackprop.vision.training import run_folder as checkpoint_module
+from matbackprop.vision.training.engine import RunInterrupted
+from matbackprop.vision.training.run_folder import RunFolder, latest_checkpoint, load_checkpoint
 
 OPTIONS = {"checkpoint_every_steps": 2, "max_epochs": 2, "log_every": 3}
 STEPS = 12

@@ -22,14 +22,14 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from matbackprop.files import plain_numbers
-from matbackprop.processes import SignalHandlers
+from matbackprop.vision.files import plain_numbers
+from matbackprop.vision.processes import SignalHandlers
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -64,12 +64,9 @@ class Command:
         return getattr(importlib.import_module(place or self.module), name)
 
 
-_REPRODUCE = "matbackprop.reproduce.table:reproduce"
-_RESUME = "stopped; finished runs are kept; give the same command again to resume."
-
 COMMANDS: dict[str, Command] = {
     "demo": Command(
-        "matbackprop.training.demo",
+        "matbackprop.vision.training.demo",
         "Train and show both systems in a few minutes, on data made on the fly.",
         "DemoConfig",
     ),
@@ -88,16 +85,6 @@ COMMANDS: dict[str, Command] = {
     "segment": Command("matbackprop.cli.segment", "Segment photographs."),
     "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
-    **{
-        f"reproduce {name}": Command("matbackprop.reproduce.config", summary, config, _REPRODUCE, stopped=_RESUME)
-        for name, config, summary in (
-            ("table1", "Table1Config", "The paper's first table: region classification."),
-            ("table2", "Table2Config", "The paper's second table: full-image segmentation."),
-            ("backbones", "BackbonesConfig", "Region classification by first and second order on several backbones."),
-            ("bsds500", "Bsds500Config", "Contour maps of BSDS500's test images, scored beside published methods."),
-        )
-    },
-    "bench": Command("matbackprop.cli.bench", "Measure speed and accuracy against what else there is.", extra="bench"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command(
         "matbackprop.cli.serve", "Open a page in the browser: segment photographs, explore gradients.", extra="serve"
@@ -117,7 +104,6 @@ _MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  #
 GROUPS = {
     "train": "Train one of the two systems.",
     "evaluate": "Score segmentations, or validate a run.",
-    "reproduce": "Reproduce the paper's tables, a table of backbones, and the protocol of BSDS500.",
     "data": "Check, fetch and cache data.",
 }
 
@@ -136,11 +122,15 @@ INCLUDED = {"train": ("metrics",), **dict.fromkeys(("serve", "onnx", "video", "b
 """Extra → the extras that it contains."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(
+    arguments: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS, prog: str = "matbackprop"
+) -> None:
     """Run a command and exit.
 
     Args:
-        arguments: the words after ``matbackprop``; by default those of this process.
+        arguments: command-line arguments; ``sys.argv[1:]`` by default.
+        commands: table of commands.
+        prog: program name in messages.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -149,9 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = os.environ.get("MATBACKPROP_DEBUG", "") not in ("", "0")
     flags = {flag: f"--{flag}" in words for flag in ("debug", "quiet", "json")}
     words = [word for word in words if word not in ("--debug", "--quiet", "--json")]
-    name = _name(words)
-    call = lambda: _dispatch(words, quiet=flags["quiet"], as_json=flags["json"])  # noqa: E731
-    sys.exit(_guarded(call, debug or flags["debug"], name))
+    name = _name(words, commands)
+    call = lambda: _dispatch(words, commands, prog, quiet=flags["quiet"], as_json=flags["json"])  # noqa: E731
+    sys.exit(_guarded(call, debug or flags["debug"], f"{prog} {name}", commands.get(name or "")))
 
 
 class _Signals(SignalHandlers):
@@ -164,7 +154,7 @@ class _Signals(SignalHandlers):
         os._exit(128 + signum)
 
 
-def _guarded(call: Callable[[], int], debug: bool, name: str | None = None) -> int:
+def _guarded(call: Callable[[], int], debug: bool, name: str = "matbackprop", command: Command | None = None) -> int:
     """Call and turn signals and the library's own errors into a message and an exit code."""
     from matbackprop import errors
 
@@ -184,14 +174,16 @@ def _guarded(call: Callable[[], int], debug: bool, name: str | None = None) -> i
                 if debug:
                     traceback.print_exc()
                 said = str(error) if hasattr(error, "signum") else "stopped."
-                stopped = COMMANDS[name].stopped if name else None
+                stopped = command.stopped if command else None
                 print(f"matbackprop: {stopped or said}", file=sys.stderr)
                 return 128 + int(signum)
             if isinstance(error, BrokenPipeError):
                 # The reader of our output has gone; keep Python from complaining once more when it flushes at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 141
-            message = _missing_extra(error, name) or (str(error) if isinstance(error, own) else _system_error(error))
+            message = _missing_extra(error, name, command) or (
+                str(error) if isinstance(error, own) else _system_error(error)
+            )
             if message is None:
                 raise
             if debug:
@@ -200,7 +192,7 @@ def _guarded(call: Callable[[], int], debug: bool, name: str | None = None) -> i
             return 2
 
 
-def _missing_extra(error: BaseException, name: str | None) -> str | None:
+def _missing_extra(error: BaseException, name: str, command: Command | None) -> str | None:
     """Return what to install where an import of an optional dependency failed: one extra that is enough."""
     from matbackprop.errors import MissingExtraError
 
@@ -209,11 +201,11 @@ def _missing_extra(error: BaseException, name: str | None) -> str | None:
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     if extra is None:
         return None
-    wanted = COMMANDS[name].extra if name else extra
+    wanted = command.extra if command else extra
     if extra != wanted and extra not in INCLUDED.get(wanted, ()):
         wanted = extra
-    command = f"'matbackprop {name}' needs" if name else "this needs"
-    return f"{command} {module}, which is not installed: pip install 'matbackprop[{wanted}]'"
+    needs = f"'{name}' needs" if command else "this needs"
+    return f"{needs} {module}, which is not installed: pip install 'matbackprop[{wanted}]'"
 
 
 def _system_error(error: BaseException) -> str | None:
@@ -230,38 +222,46 @@ def _system_error(error: BaseException) -> str | None:
     return None
 
 
-def _dispatch(words: list[str], *, quiet: bool, as_json: bool) -> int:
+def _dispatch(words: list[str], commands: Mapping[str, Command], prog: str, *, quiet: bool, as_json: bool) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        print(overview(commands=commands, prog=prog))
         return 0
     if words[0] in ("-V", "--version"):
         from matbackprop import __version__
 
         print(f"matbackprop {__version__}")
         return 0
-    name = _name(words)
+    name = _name(words, commands)
     if name is not None:
-        return run(name, words[len(name.split()) :], quiet=quiet, as_json=as_json)
-    if words[0] in GROUPS:
+        return run(name, words[len(name.split()) :], commands, prog, quiet=quiet, as_json=as_json)
+    if commands is COMMANDS and words[0] in GROUPS:
         if len(words) == 1 or words[1] in ("-h", "--help"):
             print(overview(words[0]))
             return 0
-        return _unknown(" ".join(words[:2]), words[0])
-    return _unknown(words[0])
+        return _unknown(" ".join(words[:2]), commands, prog, words[0])
+    return _unknown(words[0], commands, prog)
 
 
-def _name(words: Sequence[str]) -> str | None:
+def _name(words: Sequence[str], commands: Mapping[str, Command]) -> str | None:
     """Return the command that the first words name."""
-    return next((name for length in (2, 1) if (name := " ".join(words[:length])) in COMMANDS), None)
+    return next((name for length in (2, 1) if (name := " ".join(words[:length])) in commands), None)
 
 
-def run(name: str, arguments: list[str], *, quiet: bool = False, as_json: bool = False) -> int:
+def run(
+    name: str,
+    arguments: list[str],
+    commands: Mapping[str, Command] = COMMANDS,
+    prog: str = "matbackprop",
+    *,
+    quiet: bool = False,
+    as_json: bool = False,
+) -> int:
     """Parse the options of one command, run it, print its summary or its document, and return its exit code."""
-    from matbackprop.processes import silence
+    from matbackprop.vision.processes import silence
 
-    command = COMMANDS[name]
+    command = commands[name]
     module = importlib.import_module(command.module)
-    prog = f"matbackprop {name}"
+    prog = f"{prog} {name}"
     if command.parse is not None:
         config = getattr(module, command.parse)(*command.arguments, arguments, prog)
     else:
@@ -299,20 +299,20 @@ def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
     return tyro.cli(kind, args=list(arguments), prog=prog, description="\n\n".join(paragraphs))
 
 
-def overview(group: str | None = None) -> str:
+def overview(group: str | None = None, commands: Mapping[str, Command] = COMMANDS, prog: str = "matbackprop") -> str:
     """Return the list of commands, or of those of a group."""
-    names = [n for n in COMMANDS if group is None or n.split()[0] == group]
+    names = [n for n in commands if group is None or n.split()[0] == group]
     width = max(map(len, names)) + 2
     head = GROUPS[group] if group else "Structured matrix layers with exact gradients, and two systems built on them."
     place = f" {group}" if group else ""
-    lines = [f"usage: matbackprop{place} COMMAND [OPTIONS]", "", head, "", "commands:"]
+    lines = [f"usage: {prog}{place} COMMAND [OPTIONS]", "", head, "", "commands:"]
     for n in names:
         hang = " " * (width + 2)
-        lines += textwrap.wrap(COMMANDS[n].summary, 76, initial_indent=f"  {n:<{width}}", subsequent_indent=hang)
+        lines += textwrap.wrap(commands[n].summary, 76, initial_indent=f"  {n:<{width}}", subsequent_indent=hang)
     lines += [
         "",
-        "matbackprop COMMAND --help        the options of a command",
-        "matbackprop --version             the version",
+        f"{prog} COMMAND --help        the options of a command",
+        f"{prog} --version             the version",
         "every command takes",
         "--quiet                           print errors only",
         "--json                            print one JSON document instead of text",
@@ -321,9 +321,9 @@ def overview(group: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def _unknown(name: str, group: str | None = None) -> int:
-    known = [n for n in COMMANDS if group is None or n.split()[0] == group]
+def _unknown(name: str, commands: Mapping[str, Command], prog: str, group: str | None = None) -> int:
+    known = [n for n in commands if group is None or n.split()[0] == group]
     near = difflib.get_close_matches(name, [*known, *GROUPS], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(known)}."
-    print(f"matbackprop: error: there is no command {name!r}; {hint}", file=sys.stderr)
+    print(f"{prog}: error: there is no command {name!r}; {hint}", file=sys.stderr)
     return 2

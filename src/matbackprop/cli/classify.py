@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from matbackprop.data.pictures import read_mask, read_picture
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.vision.data.pictures import read_mask, read_picture
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Classify and print."""
-    from matbackprop.inference import load_classifier, name_regions
+    from matbackprop.vision.inference import load_classifier, name_regions
 
     if config.top < 1:
         raise ConfigurationError(f"--top {config.top}: at least one class is printed.")
@@ -70,7 +70,7 @@ def _regions(
     config: Config,
 ) -> tuple[list[tuple[float, float, float, float]] | None, list[np.ndarray] | None, list[str]]:
     """Boxes, masks and, from a COCO file, the annotated classes."""
-    from matbackprop.data.coco import open_regions, read_regions
+    from matbackprop.vision.data.coco import open_regions, read_regions
 
     if config.regions is not None:
         if config.boxes or config.masks:

@@ -26,7 +26,7 @@ class Check:
 
 def check(config: Check) -> dict[str, Any]:
     """Check a data set."""
-    from matbackprop.data.check import check_dataset
+    from matbackprop.vision.data.check import check_dataset
 
     result = check_dataset(config.root, threads=config.threads)
     print(f"{config.root}: {result.layout.upper()}'s layout")
@@ -67,10 +67,10 @@ _FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
 
 def download(config: Download) -> dict[str, Any]:
     """Download."""
-    from matbackprop.data.cache import default_cache_folder
-    from matbackprop.data.download import download_dataset
-    from matbackprop.models.backbones import BACKBONES
-    from matbackprop.models.backbones.base import download_weights
+    from matbackprop.vision.data.cache import default_cache_folder
+    from matbackprop.vision.data.download import download_dataset
+    from matbackprop.vision.models.backbones import BACKBONES
+    from matbackprop.vision.models.backbones.base import download_weights
 
     if config.what in BACKBONES:
         folder = config.folder or default_cache_folder() / "weights"
@@ -109,7 +109,7 @@ class CacheConfig:
 
 def cache(config: CacheConfig) -> dict[str, Any]:
     """List, verify or remove caches."""
-    from matbackprop.data.cache import cache_folders, default_cache_folder, open_cache, remove_cache
+    from matbackprop.vision.data.cache import cache_folders, default_cache_folder, open_cache, remove_cache
 
     if config.make != "none":
         _make(config)
@@ -148,7 +148,7 @@ def cache(config: CacheConfig) -> dict[str, Any]:
 
 def _make(config: CacheConfig) -> None:
     """Let a recipe prepare its data, which caches them."""
-    from matbackprop.training.config import get_recipe, merge, resolve
+    from matbackprop.vision.training.config import get_recipe, merge, resolve
 
     recipe = get_recipe(config.make)
     resolved = resolve(recipe, config.preset, config.config)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matbackprop.cli import EXTRAS
-from matbackprop.training.run_folder import package_versions
+from matbackprop.vision.training.run_folder import package_versions
 
 SOLVES = ((100, 36), (100, 169), (100, 256), (1, 20))
 """Batch and order of the eigenproblems whose route is shown: pool5, ReLU-5, all channels, one image's cuts."""
@@ -100,7 +100,7 @@ def _data() -> dict[str, str]:
         for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
             report[name] = "there" if (Path(root) / name / sign).exists() else "not there"
     try:
-        from matbackprop.data.cache import cache_folders, default_cache_folder
+        from matbackprop.vision.data.cache import cache_folders, default_cache_folder
     except ImportError:
         report["cache"] = "unknown without NumPy"
         return report

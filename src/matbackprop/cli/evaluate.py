@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from matbackprop.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.files import atomic_write
-from matbackprop.metrics import ImageScores, score_images, summarize
-from matbackprop.processes import processors, track
-from matbackprop.report.tables import Cell, Table
+from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
+from matbackprop.vision.files import atomic_write
+from matbackprop.vision.metrics import ImageScores, score_images, summarize
+from matbackprop.vision.processes import processors, track
+from matbackprop.vision.report.tables import Cell, Table
 
 
 @dataclass

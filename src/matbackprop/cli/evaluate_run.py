@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.training.config import RECIPES, Recipe, from_json, merge, read_config_file
-from matbackprop.training.run_folder import RunFolder
+from matbackprop.vision.training.config import RECIPES, Recipe, from_json, merge, read_config_file
+from matbackprop.vision.training.run_folder import RunFolder
 
 
 @dataclass
@@ -42,8 +42,8 @@ def recipe_of(run: RunFolder) -> Recipe[Any]:
 
 def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tuple[Any, Any, Any]:
     """Return (configuration, module, data) of a run, with the fields of a file over its own, and its weights."""
-    from matbackprop.models.backbones import check_published
-    from matbackprop.training.engine import load_weights, seed_all
+    from matbackprop.vision.models.backbones import check_published
+    from matbackprop.vision.training.engine import load_weights, seed_all
 
     recipe = recipe_of(run)
     origin = f"{run.config_path}{'' if file is None else f' and {file}'}"
@@ -62,7 +62,7 @@ def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tu
 
 def main(config: Config) -> dict[str, Any]:
     """Validate and print the metrics."""
-    from matbackprop.training.engine import evaluate
+    from matbackprop.vision.training.engine import evaluate
 
     run = RunFolder(config.run)
     resolved, module, data = rebuild(run, config.which, config.config)

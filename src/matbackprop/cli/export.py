@@ -27,8 +27,8 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Write the file."""
-    from matbackprop.inference.loading import load_model
-    from matbackprop.inference.onnx_export import export_onnx
+    from matbackprop.vision.inference.loading import load_model
+    from matbackprop.vision.inference.onnx_export import export_onnx
 
     path = export_onnx(load_model(config.model), config.out, size=config.size)
     size = path.stat().st_size

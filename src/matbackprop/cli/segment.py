@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from matbackprop.data.pictures import find_pictures
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.processes import track
+from matbackprop.vision.data.pictures import find_pictures
+from matbackprop.vision.processes import track
 
 if TYPE_CHECKING:
-    from matbackprop.inference import Segments
+    from matbackprop.vision.inference import Segments
 
 
 @dataclass
@@ -71,8 +71,8 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Segment, write and print."""
-    from matbackprop.inference import load_segmenter, segment_frames, segment_photograph
-    from matbackprop.models.deep_ncuts import default_ks
+    from matbackprop.vision.inference import load_segmenter, segment_frames, segment_photograph
+    from matbackprop.vision.models.deep_ncuts import default_ks
 
     paths = find_pictures(config.images)
     ks = default_ks(config.method) if config.ks is None else config.ks

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.processes import bound_reserves
+from matbackprop.vision.processes import bound_reserves
 
 
 @dataclass
@@ -51,9 +51,9 @@ def main(config: Config) -> dict[str, Any]:
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
     os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which makes a folder elsewhere otherwise
 
-    from matbackprop.inference import load_classifier, load_segmenter, name_regions
-    from matbackprop.serve.analysis import Segmenter
-    from matbackprop.serve.app import build, launch
+    from matbackprop.vision.inference import load_classifier, load_segmenter, name_regions
+    from matbackprop.vision.serve.analysis import Segmenter
+    from matbackprop.vision.serve.app import build, launch
 
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
     segmenter, name = Segmenter(model), None

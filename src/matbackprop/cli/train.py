@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from matbackprop.cli import parse as parse_with_tyro
 from matbackprop.errors import ConfigurationError
-from matbackprop.training.config import EngineConfig, Recipe, get_recipe, resolve
+from matbackprop.vision.training.config import EngineConfig, Recipe, get_recipe, resolve
 
 
 @dataclasses.dataclass
@@ -76,7 +76,7 @@ def _with_prefix(word: str) -> str:
 
 def main(chosen: _Chosen) -> dict[str, Any]:
     """Train."""
-    from matbackprop.training.engine import is_first_process, run_recipe
+    from matbackprop.vision.training.engine import is_first_process, run_recipe
 
     run = run_recipe(chosen.recipe, chosen.config, preset=chosen.preset)
     if not is_first_process():

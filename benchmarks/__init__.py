@@ -1,0 +1,1 @@
+"""Programs that measure speed, accuracy and robustness. Run them from a checkout."""

@@ -1,0 +1,311 @@
+"""Time, memory and error of one call, measured the same way for everybody."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from benchmarks.speed.peers import MissingPeer
+from benchmarks.speed.suites import SUITES
+from benchmarks.speed.suites.entry import Entry, Scale
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.files import atomic_write, read_json
+from matbackprop.vision.processes import choose_device
+from matbackprop.vision.training.run_folder import git_revision, is_number, package_versions
+
+_SAMPLE_SECONDS = 0.002
+_MOST = 50  # repeats
+_LONG = 3  # times the seconds to spend, from which on one repeat is enough
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of a call in milliseconds, and the memory it took on top of what was there before.
+
+    Attributes:
+        median_ms: median of the repeats.
+        low_ms: first quartile.
+        high_ms: third quartile.
+        repeats: number of timed calls, after the warm-up.
+        peak_mb: peak of allocated device memory, or of the resident set on the CPU, above the level before the call.
+    """
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    repeats: int
+    peak_mb: float
+
+
+class _ResidentPeak:
+    """Samples the resident set of this process in a thread; zero where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._file = Path("/proc/self/statm")
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.start = self._now()
+        self.peak = self.start
+
+    def _now(self) -> int:
+        return int(self._file.read_text().split()[1]) * 4096 if self._file.exists() else 0
+
+    def _watch(self) -> None:
+        while not self._done.wait(_SAMPLE_SECONDS):
+            self.peak = max(self.peak, self._now())
+
+    def __enter__(self) -> _ResidentPeak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.peak = max(self.peak, self._now())
+        self._done.set()
+        self._thread.join()
+
+
+def _milliseconds(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        call()
+        return (time.perf_counter() - begun) * 1e3
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1.0) -> Timing:
+    """Time a call: a warm-up, then repeats until ``seconds`` are spent, three at least or one of a long call.
+
+    A call is long when it takes more than three times ``seconds``.
+
+    On CUDA the time is that between two events on the stream with the device idle before, so that launches count as a
+    user would feel them; on the CPU it is the wall clock.
+    """
+    gc.collect()
+    first = _milliseconds(call, device)
+    if first < 1e3 * seconds:
+        _milliseconds(call, device)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        times = [_milliseconds(call, device)]
+        peak = float(torch.cuda.max_memory_allocated() - before)
+    else:
+        with _ResidentPeak() as resident:
+            times = [_milliseconds(call, device)]
+        peak = float(resident.peak - resident.start)
+    long = first > _LONG * 1e3 * seconds and times[0] > _LONG * 1e3 * seconds
+    stop = time.perf_counter() + seconds
+    while not long and len(times) < _MOST and (time.perf_counter() < stop or len(times) < 3):
+        times.append(_milliseconds(call, device))
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
+    return Timing(statistics.median(times), low, high, len(times), peak / 2**20)
+
+
+Status = Literal["ok", "missing", "failed"]
+PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "spd_learn", "geoopt",
+            "ncut_pytorch", "cupy-cuda13x", "cupy-cuda12x", "jax")  # fmt: skip
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Processor, device, threads and versions, as JSON can hold them."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "kind": device.type,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "versions": {**package_versions(PACKAGES), "torch": torch.__version__},
+    }
+
+
+def machine_name(machine: dict[str, Any]) -> str:
+    """A file name for the machine: its device, and the threads where that is a CPU.
+
+    Example:
+        >>> machine_name({"device": "NVIDIA H200", "kind": "cuda", "threads": 16})
+        'nvidia-h200'
+        >>> machine_name({"device": "Intel(R) Xeon(R) Processor", "kind": "cpu", "threads": 2})
+        'intel-xeon-2-threads'
+    """
+    text = re.sub(r"\((r|tm)\)|processor|cpu|@.*", " ", machine["device"].lower())
+    slug = "-".join(re.findall(r"[a-z0-9]+", text)) or "unknown"
+    return slug if machine["kind"] == "cuda" else f"{slug}-{machine['threads']}-threads"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement.
+
+    Attributes:
+        suite: the suite.
+        case: what was computed, the same for all who are compared.
+        method: who computed it; ``matbackprop`` or its variants, or a peer.
+        status: ``ok``, ``missing`` for a peer that is not installed, ``failed`` with the reason in ``note``.
+        parameters: numbers of the case, for plots.
+        median_ms, low_ms, high_ms, repeats, peak_mb: see :class:`benchmarks.speed.measure.Timing`.
+        error: relative error, in suites that measure accuracy; NaN is kept as the text ``nan``.
+        note: why it failed, or what to know.
+    """
+
+    suite: str
+    case: str
+    method: str
+    status: Status = "ok"
+    parameters: dict[str, float | str] = field(default_factory=dict)
+    median_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    repeats: int | None = None
+    peak_mb: float | None = None
+    error: float | str | None = None
+    note: str = ""
+
+
+@dataclass
+class Results:
+    """All records of one machine, and how they were measured."""
+
+    machine: dict[str, Any]
+    """See :func:`describe_machine`."""
+    command: str
+    revision: str
+    """The code's revision, where known."""
+    date: str
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the machine's file."""
+        return machine_name(self.machine)
+
+
+def load_results(path: Path) -> Results:
+    """Read one machine's file."""
+    try:
+        raw = read_json(path)
+        known = {f.name for f in fields(Record)}
+        records = [Record(**{k: v for k, v in r.items() if k in known}) for r in raw.pop("records")]
+        results = Results(**raw, records=records)
+        if not all(map(_is_sound, records)) or not results.name or not isinstance(results.command, str):
+            raise ValueError("values of other kinds")
+        return results
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not a file of benchmark results ({error}); measure again.") from error
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether the values of a record, which came from a file, are of the kinds that it says."""
+    numbers = (record.median_ms, record.low_ms, record.high_ms, record.repeats, record.peak_mb)
+    texts = (record.suite, record.case, record.method, record.note, *record.parameters)
+    values = (*numbers, *record.parameters.values(), record.error)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and record.status in get_args(Status)
+        and all(number is None or is_number(number) for number in numbers)
+        and all(isinstance(value, (int, float, str, type(None))) for value in values)
+    )
+
+
+def save_results(results: Results, folder: Path) -> Path:
+    """Write a machine's file; suites that were not measured this time are kept from the file that is there."""
+    path = folder / f"{results.name}.json"
+    records = list(results.records)
+    if path.exists():
+        measured = {r.suite for r in records}
+        records = [r for r in load_results(path).records if r.suite not in measured] + records
+    folder.mkdir(parents=True, exist_ok=True)
+    merged = {**asdict(results), "records": [asdict(r) for r in records]}
+    atomic_write(path, json.dumps(merged, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) -> Record:
+    """Measure one entry; a peer that is missing or fails gives a record too."""
+    record = Record(suite, entry.case, entry.method, parameters=dict(entry.parameters), note=entry.note)
+    try:
+        call = entry.build(device)
+        if entry.kind == "error":
+            error = float(call())
+            return replace(record, error=error if math.isfinite(error) else str(error))
+        timing = measure(call, device, seconds=seconds)
+    except (MissingPeer, ImportError) as missing:
+        return replace(record, status="missing", note=str(missing)[:300])
+    except Exception as problem:
+        reason = traceback.format_exception_only(problem)[-1].strip()
+        return replace(record, status="failed", note=reason[:300])
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return replace(record, **vars(timing))
+
+
+def run_suites(
+    names: Sequence[str],
+    device: torch.device | str,
+    *,
+    scale: Scale = "full",
+    seconds: float = 1.0,
+    revision: str = "",
+    report: Callable[[Record], None] = lambda record: None,
+) -> Results:
+    """Measure suites on a device.
+
+    Args:
+        names: suites, see :data:`SUITES`.
+        device: ``cpu`` or ``cuda``.
+        scale: ``full``, or ``quick`` for sizes that finish in seconds.
+        seconds: time for the repeats of each measurement.
+        revision: of the code; asked of git where it is not given.
+        report: called with each record as it comes.
+    """
+    unknown = [n for n in names if n not in SUITES]
+    if unknown:
+        raise ConfigurationError(f"there is no suite {unknown[0]!r}; choose among {', '.join(SUITES)}.")
+    device = choose_device(str(device))
+    results = Results(
+        machine=describe_machine(device),
+        command=" ".join(["matbackprop", "bench", *sys.argv[2:]]),
+        revision=revision or (git_revision()["git"] or "")[:7],
+        date=datetime.date.today().isoformat(),
+    )
+    for name in names:
+        for entry in SUITES[name](device, scale):
+            record = run_entry(name, entry, device, seconds)
+            results.records.append(record)
+            report(record)
+    return results

@@ -1,0 +1,207 @@
+"""The page of all results: tables and plots, losses included, generated and never edited by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.speed.measure import Record, Results, load_results
+from matbackprop.errors import DataError
+from matbackprop.vision.files import atomic_write, read_json, shorten
+from matbackprop.vision.report.figures import lines
+
+TITLES = {
+    "pooling": "Second-order pooling, forward + backward",
+    "functions": "Eigendecomposition and matrix logarithm",
+    "decompositions": "Singular value and eigendecompositions in batches",
+    "inverse-root": "Inverse roots for preconditioners",
+    "ncuts": "Normalized-cut objectives, forward + backward",
+    "segmentation": "Features to segmentations",
+    "gradient-error": "Error of the gradient",
+    "training-step": "A training step",
+}
+
+INTRODUCTION = """# Benchmarks
+
+Every number on this page was measured by
+
+```
+python -m benchmarks speed --output benchmarks/results --page docs/benchmarks.md
+```
+
+on the machine named above it, and is kept with the versions of everything in `benchmarks/results`. Times are medians
+in milliseconds, or of a single call that takes long; hold the pointer over a time to see its first and third quartile.
+On a GPU times include the launches, as a training loop would feel them. Memory is the peak above what was there before
+the call. The fastest of each case is bold; where that is not this package, it is a loss and stays in the table. A
+package that was not installed on the machine is marked missing.
+"""
+
+
+def _milliseconds(x: float) -> str:
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def _time(record: Record, unit: str = "") -> str:
+    """Median, with the quartiles where there are several repeats."""
+    text = f"{_milliseconds(record.median_ms or 0.0)}{unit}"
+    if record.low_ms is None or record.high_ms is None or record.repeats == 1:
+        return text
+    return f"{text} ({_milliseconds(record.low_ms)}–{_milliseconds(record.high_ms)})"
+
+
+def _time_with_spread(record: Record) -> str:
+    """The median, whose quartiles show under the pointer."""
+    median, _, spread = _time(record).partition(" ")
+    return f'<span title="{spread[1:-1]}">{median}</span>' if spread else median
+
+
+def _memory(record: Record) -> str:
+    return "" if record.peak_mb is None else f"{record.peak_mb:.0f} MB"
+
+
+def format_record(record: Record) -> str:
+    """One line for the terminal.
+
+    Example:
+        >>> " ".join(format_record(Record("pooling", "log", "geoopt", status="missing", note="not there")).split())
+        'pooling log geoopt missing: not there'
+    """
+    if record.status != "ok":
+        outcome = f"{record.status}: {record.note}"
+    elif record.error is not None:
+        outcome = f"error {float(record.error):.1e}"
+    else:
+        outcome = f"{_time(record, ' ms')}, {_memory(record)}"
+    return f"{record.suite:<15} {record.case:<49} {record.method:<36} {outcome}"
+
+
+def _methods(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(r.method for r in records))
+
+
+def _cell(record: Record | None, best: bool) -> str:
+    if record is None or record.status != "ok":
+        return "" if record is None else record.status
+    text = _time_with_spread(record) if record.error is None else f"{float(record.error):.1e}"
+    text = f"**{text}**" if best else text
+    return text if record.error is not None or record.peak_mb is None else f"{text}<br>{_memory(record)}"
+
+
+def _score(record: Record) -> float:
+    value = record.median_ms if record.error is None else float(record.error)
+    return float("inf") if value is None or value != value else float(value)
+
+
+def _tables(records: Sequence[Record]) -> list[str]:
+    """One table per function, so that no column is empty."""
+    functions = dict.fromkeys(r.parameters.get("function") for r in records)
+    return [line for f in functions for line in _table([r for r in records if r.parameters.get("function") == f])]
+
+
+def _table(records: Sequence[Record]) -> list[str]:
+    """One row per case, one column per method."""
+    methods = _methods(records)
+    rows = ["| | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
+    for case in dict.fromkeys(r.case for r in records):
+        row = {r.method: r for r in records if r.case == case}
+        scores = {m: _score(r) for m, r in row.items() if r.status == "ok"}
+        best = min(scores, key=lambda m: scores[m]) if len(scores) > 1 else None
+        rows.append(f"| {case} | " + " | ".join(_cell(row.get(m), m == best) for m in methods) + " |")
+    notes = dict.fromkeys(f"{r.method}: {r.note}" for r in records if r.note)
+    return [*rows, "", *(f"- {note}" for note in notes), ""] if notes else [*rows, ""]
+
+
+def _column_table(records: Sequence[Record]) -> list[str]:
+    """One row per method, for suites whose methods are many and cases few."""
+    text: list[str] = []
+    for case in dict.fromkeys(r.case for r in records):
+        rows = [r for r in records if r.case == case]
+        done = [r for r in rows if r.status == "ok"]
+        rivals = any(r.suite == "segmentation" for r in rows)  # elsewhere the methods compute different things
+        best = min(done, key=_score) if rivals and len(done) > 1 else None
+        text += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
+        for r in rows:
+            if r.status == "ok":
+                time = f"**{_time_with_spread(r)}**" if r is best else _time_with_spread(r)
+                text.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {_memory(r)} |")
+            else:
+                text.append(f"| {r.method} | {r.status} | {r.note} |")
+        text.append("")
+    return text
+
+
+def _plot_sizes(results: Results, folder: Path) -> list[str]:
+    """Time against the order of the matrix, one plot per dtype and function."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for r in results.records:
+        if r.suite == "functions" and r.status == "ok":
+            groups.setdefault((str(r.parameters["function"]), str(r.parameters["dtype"])), []).append(r)
+    names = []
+    for (function, dtype), records in groups.items():
+        series = {}
+        for method in _methods(records):
+            points = sorted((float(r.parameters["n"]), r.median_ms or 0.0) for r in records if r.method == method)
+            series[method] = ([n for n, _ in points], [time for _, time in points])
+        what = "eigendecomposition" if function == "eigh" else "log, forward + backward"
+        title = f"{what}, {dtype}, batch {int(records[0].parameters['batch'])}"
+        names.append(f"{results.name}-{function}-{dtype}.svg")
+        lines(series, folder / names[-1], title=title, xlabel="order of the matrix", ylabel="ms", log="xy")
+    return names
+
+
+def _plot_gap(results: Results, folder: Path) -> list[str]:
+    """Error of the gradient of log against the gap of two eigenvalues; what is not finite is drawn at the top."""
+    records = [r for r in results.records if r.suite == "gradient-error" and "gap" in r.parameters and r.status == "ok"]
+    if not records:
+        return []
+    ceiling, floor, zero = 1e3, 1e-17, 1e-16
+    series = {}
+    for method in _methods(records):
+        mine = [r for r in records if r.method == method]
+        gaps = [max(float(r.parameters["gap"]), zero) for r in mine]
+        errors = [min(max(e, floor), ceiling) if (e := float(r.error or 0.0)) == e else ceiling for r in mine]
+        series[method] = (gaps, errors)
+    title, name = "gradient of the matrix logarithm, float64; top: NaN or Inf", f"{results.name}-gap.svg"
+    xlabel = "gap of two eigenvalues (leftmost: none)"
+    lines(series, folder / name, title=title, xlabel=xlabel, ylabel="relative error", log="xy")
+    return [name]
+
+
+def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
+    machine = results.machine
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+    where = f"CUDA {machine['cuda']}, " if machine["kind"] == "cuda" else f"{machine['threads']} threads, "
+    text = [
+        f"## {machine['device']}",
+        "",
+        f"{where}{machine['processor']}, Python {machine['python']}; {versions}. Measured on {results.date} with "
+        f"`{results.command}`.",
+        "",
+    ]
+    for suite, title in TITLES.items():
+        records = [r for r in results.records if r.suite == suite]
+        if not records:
+            continue
+        text += [f"### {title}", ""]
+        text += _column_table(records) if suite in ("segmentation", "training-step", "ncuts") else _tables(records)
+        plots = {"functions": _plot_sizes, "gradient-error": _plot_gap}.get(suite, lambda *_: [])(results, figures)
+        text += [f"![{title}]({link}/{name})" for name in plots]
+        text.append("")
+    return text
+
+
+def write_page(folder: Path, page: Path) -> Path:
+    """Write the Markdown page of all machines, whose JSON files a folder holds; plots go to ``_static/benchmarks``."""
+    # Summaries of other kinds may lie beside the machines' files.
+    paths = sorted(folder.glob("*.json"))
+    files = [path for path in paths if "records" in read_json(path, limit=1 << 28)]
+    if not files:
+        others = f": {shorten(', '.join(path.name for path in paths))} has no records" if paths else ""
+        raise DataError(f"there are no results in {folder}{others}; measure first.")
+    link = "_static/benchmarks"
+    figures = page.parent / link
+    figures.mkdir(parents=True, exist_ok=True)
+    everything = sorted((load_results(f) for f in files), key=lambda r: (r.machine["kind"] != "cuda", r.name))
+    text = [INTRODUCTION, *(line for results in everything for line in _machine_section(results, figures, link))]
+    atomic_write(page, "\n".join(text).rstrip() + "\n")
+    return page

@@ -1,0 +1,98 @@
+"""The batched eigendecomposition and the matrix logarithm over matrix orders."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.speed import peers
+from benchmarks.speed.suites.entry import Entry, Scale
+from benchmarks.speed.suites.pooling import Maker, forward_backward
+from matbackprop.functional._matrix_function import matrix_function
+from matbackprop.solvers import batched_eigh
+
+_ORDERS = (16, 32, 36, 64, 128, 169, 256, 512)
+_CPU_ORDERS = (16, 36, 64, 169)
+_LARGEST_LOG = 256
+
+
+@functools.lru_cache(maxsize=1)  # all who are compared get them one after the other, and they take long to make
+def _matrices(batch: int, n: int) -> Tensor:
+    x = torch.randn(batch, n, 2 * n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    return x @ x.mT / (2 * n) + 0.01 * torch.eye(n, dtype=torch.float64)
+
+
+def positive_definite(batch: int, n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Well-conditioned random matrices, the same on every device."""
+    return _matrices(batch, n).to(device, dtype, copy=True)
+
+
+def _cupy_eigh(a: Tensor) -> Callable[[], Any]:
+    cupy = peers.need("cupy")
+    if a.device.type != "cuda":
+        raise peers.MissingPeer("cupy computes on CUDA only")
+    x = cupy.from_dlpack(a)
+    return lambda: cupy.linalg.eigh(x)
+
+
+def _jax_eigh(a: Tensor) -> Callable[[], Any]:
+    jax = peers.need_jax()
+    kind = "gpu" if a.device.type == "cuda" else "cpu"
+    x = jax.device_put(a.cpu().numpy(), jax.devices(kind)[0])
+    compiled = jax.jit(jax.numpy.linalg.eigh)
+    return lambda: jax.block_until_ready(compiled(x))
+
+
+def log_methods() -> dict[str, Maker]:
+    """Who computes the matrix logarithm."""
+    methods: dict[str, Maker] = {"matbackprop": lambda: lambda a: matrix_function(a, "log")}
+    for method, maker in peers.MATRIX_FUNCTIONS.items():
+        methods[method] = partial(maker, "log")
+    return methods
+
+
+_SOLVERS: dict[str, Callable[[Tensor], Callable[[], Any]]] = {
+    "matbackprop": lambda a: lambda: batched_eigh(a),
+    "torch.linalg.eigh": lambda a: lambda: torch.linalg.eigh(a),
+    "cupy": _cupy_eigh,
+    "jax": _jax_eigh,
+}
+
+
+def _build_solver(
+    solver: Callable[[Tensor], Callable[[], Any]], batch: int, n: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], Any]:
+    return solver(positive_definite(batch, n, device, dtype))
+
+
+def _build_log(maker: Maker, batch: int, n: int, device: torch.device) -> Callable[[], Any]:
+    return forward_backward(maker(), positive_definite(batch, n, device, torch.float32))
+
+
+def functions(device: torch.device, scale: Scale) -> Iterator[Entry]:
+    """Eigendecomposition in float32 and float64, then log forward + backward in float32."""
+    batch = 2 if scale == "quick" else 100 if device.type == "cuda" else 16
+    orders = (8,) if scale == "quick" else _ORDERS if device.type == "cuda" else _CPU_ORDERS
+    for dtype in (torch.float32, torch.float64):
+        short = str(dtype).removeprefix("torch.")
+        for n in orders:
+            for method, solver in _SOLVERS.items():
+                yield Entry(
+                    f"eigendecomposition, {short}, {batch}×{n}×{n}",
+                    method,
+                    partial(_build_solver, solver, batch, n, dtype),
+                    parameters={"batch": batch, "n": n, "dtype": short, "function": "eigh"},
+                )
+    for n in [n for n in orders if n <= _LARGEST_LOG]:
+        for method, maker in log_methods().items():
+            yield Entry(
+                f"matrix log forward + backward, float32, {batch}×{n}×{n}",
+                method,
+                partial(_build_log, maker, batch, n),
+                parameters={"batch": batch, "n": n, "dtype": "float32", "function": "log"},
+            )

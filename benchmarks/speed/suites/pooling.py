@@ -1,0 +1,126 @@
+"""Second-order pooling, forward and backward: features of a 6×6 and a 13×13 grid, and the sizes of newer networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.speed import peers
+from benchmarks.speed.suites.entry import Entry, Scale
+from matbackprop.functional._second_order_pool import second_order_pool
+
+Maker = Callable[[], Callable[[Tensor], Tensor]]
+
+EPS = 1e-3
+_SIZES = ((36, 256), (169, 256), (36, 64), (169, 64))
+_WIDE = 256
+_NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
+_PREPARED = ((64, 49, 512), (256, 16, 128))  # on a GPU, with weights and with centring
+_CAPTURED = (("log", 36, 256), ("sqrt", 36, 256))
+_CAPTURED_PEERS = ("cuSOLVER's batched routine + autograd's formula", "torch.linalg.eigh + autograd")
+_TF32 = "iSQRT, 5 steps in TF32 (approximate)"
+
+
+def features(batch: int, m: int, d: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """ReLU features, the same on every device."""
+    generator = torch.Generator().manual_seed(m * 1000 + d)
+    return torch.randn(batch, m, d, generator=generator).relu().to(device, dtype)
+
+
+def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Any]:
+    """A call of the function and of its gradient for a fixed random gradient of the result."""
+    x = x.detach().requires_grad_()
+    with torch.no_grad():
+        shape = function(x[:1]).shape[1:]
+    cotangent = torch.randn(x.shape[0], *shape, generator=torch.Generator().manual_seed(1)).to(x)
+    return lambda: torch.autograd.grad(function(x), x, cotangent)
+
+
+def pool_methods(name: str) -> dict[str, Maker]:
+    """Who pools with g = log or sqrt."""
+    methods: dict[str, Maker] = {
+        "matbackprop": lambda: partial(second_order_pool, eps=EPS, function=name),
+        "torch.linalg.svd + autograd": lambda: peers.svd_pool(name, EPS),
+    }
+    for method, maker in peers.MATRIX_FUNCTIONS.items():
+        methods[method] = partial(_pool_with, maker, name)
+    if name == "sqrt":
+        for method, root in peers.APPROXIMATE_ROOTS.items():
+            methods[method] = partial(peers.pool_with, root, EPS)
+        methods[_TF32] = lambda: peers.in_tf32(peers.pool_with(peers.isqrt, EPS))
+    return methods
+
+
+def _pool_with(maker: Callable[[str], Callable[[Tensor], Tensor]], name: str) -> Callable[[Tensor], Tensor]:
+    return peers.pool_with(maker(name), EPS)
+
+
+def _build(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
+    return forward_backward(maker(), features(batch, m, d, device))
+
+
+def _build_prepared(
+    weighted: bool, center: bool, batch: int, m: int, d: int, device: torch.device
+) -> Callable[[], Any]:
+    """Square-root pooling of weighted or centred features."""
+    weight = torch.ones(batch, m, device=device) if weighted else None
+
+    def pool(x: Tensor) -> Tensor:
+        return second_order_pool(
+            x, eps=EPS, function="sqrt", weight=weight if weight is None else weight[: len(x)], center=center
+        )
+
+    return forward_backward(pool, features(batch, m, d, device))
+
+
+def _build_captured(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
+    """The same call, recorded once and replayed without a launch of its own for each kernel."""
+    call = _build(maker, batch, m, d, device)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
+    """Log and square-root pooling, forward + backward, float32 in and out."""
+    batch = 2 if scale == "quick" else 100 if device.type == "cuda" else 8
+    for m, d in ((9, 16),) if scale == "quick" else _SIZES:
+        for name in ("log", "sqrt") if d == _WIDE or scale == "quick" else ("log",):
+            for method, maker in pool_methods(name).items():
+                build = partial(_build, maker, batch, m, d)
+                parameters: dict[str, float | str] = {"batch": batch, "m": m, "d": d, "function": name}
+                yield Entry(f"{name}, {batch}×{m}×{d}", method, build, parameters=parameters)
+    if device.type != "cuda" or scale != "full":
+        return
+    for m, d in _NEWER:
+        for method in ("matbackprop", *peers.APPROXIMATE_ROOTS, _TF32):
+            build = partial(_build, pool_methods("sqrt")[method], 64, m, d)
+            yield Entry(
+                f"sqrt, 64×{m}×{d}", method, build, parameters={"batch": 64, "m": m, "d": d, "function": "sqrt"}
+            )
+    for images, m, d in _PREPARED:
+        for method, weighted, center in (
+            ("matbackprop", False, False),
+            ("matbackprop, weighted", True, False),
+            ("matbackprop, centred", False, True),
+        ):
+            parameters = {"batch": images, "m": m, "d": d, "function": "sqrt"}
+            build = partial(_build_prepared, weighted, center, images, m, d)
+            yield Entry(f"sqrt, {images}×{m}×{d}, prepared", method, build, parameters=parameters)
+    # Last, because a routine that cannot be captured may leave the device in a bad state.
+    for name, m, d in _CAPTURED:
+        for method in ("matbackprop", *(("iSQRT, 5 steps (approximate)",) if name == "sqrt" else ()), *_CAPTURED_PEERS):
+            build = partial(_build_captured, pool_methods(name)[method], batch, m, d)
+            case = f"{name}, {batch}×{m}×{d}, replayed from a CUDA graph"
+            yield Entry(case, method, build, parameters={"batch": batch, "m": m, "d": d, "function": name})

@@ -1,0 +1,247 @@
+"""Other ways to segment an image, under one signature: an image uint8 ``(3, h, w)`` → a list of label maps.
+
+``BASELINES`` names them; ``run_baseline`` scores one on a data set.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from experiments.multiscale_ncut import multiscale_labels
+from matbackprop.errors import ConfigurationError, DataError, ShapeError, needs
+from matbackprop.vision.data.bsds import BSDS
+from matbackprop.vision.metrics import ImageScores, region_scores, score_image, summarize
+from matbackprop.vision.processes import Workers
+from matbackprop.vision.segmentation import connected_components
+
+KS = (2, 3, 4, 6, 8, 12, 16, 20)
+"""The numbers of clusters of the eight segmentations."""
+SCALES = (50, 100, 200, 400, 800, 1600, 3200, 6400)
+"""The scales of Felzenszwalb and Huttenlocher's eight segmentations."""
+
+
+def check_image(image: Tensor) -> tuple[int, int]:
+    """Height and width of an image uint8 ``(3, h, w)``; anything else raises ShapeError."""
+    if image.ndim != 3 or image.shape[0] != 3 or image.dtype != torch.uint8 or image.numel() == 0:
+        raise ShapeError(f"the image is {image.dtype} {tuple(image.shape)}; uint8 (3, height, width) is needed")
+    return int(image.shape[1]), int(image.shape[2])
+
+
+def shrink(image: Tensor, factor: float) -> Tensor:
+    """Scale an image down with antialiasing: float32 in [0, 1], ``(3, ⌈factor·h⌉, ⌈factor·w⌉)``."""
+    size = [max(1, int(np.ceil(side * factor))) for side in image.shape[1:]]
+    return F.interpolate(image[None].float() / 255, size=size, mode="bilinear", antialias=True)[0].clamp(0, 1)
+
+
+def to_label_maps(labels: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
+    """Enlarge label maps to the image by nearest neighbour and split them into connected components."""
+    large = [F.interpolate(one[None, None].double(), size=size, mode="nearest-exact")[0, 0].long() for one in labels]
+    return [connected_components(one) for one in large]
+
+
+# ---------------------------------------------------------------------------------------------------------- the methods
+
+
+def one_region(image: Tensor) -> list[Tensor]:
+    """The whole image as one region."""
+    return [torch.zeros(check_image(image), dtype=torch.int64)]
+
+
+def fixed_grids(image: Tensor) -> list[Tensor]:
+    """The image cut into k×k equal rectangles, k = 1 … 8.
+
+    Example:
+        >>> fixed_grids(torch.zeros(3, 2, 4, dtype=torch.uint8))[1]
+        tensor([[0, 0, 1, 1],
+                [2, 2, 3, 3]])
+    """
+    height, width = check_image(image)
+    maps = []
+    for side in range(1, 9):
+        rows, columns = torch.arange(height) * side // height, torch.arange(width) * side // width
+        maps.append(rows[:, None] * side + columns)
+    return maps
+
+
+def felzenszwalb(image: Tensor) -> list[Tensor]:
+    """Graph-based segmentation, which joins pixels over weak edges, at eight scales.
+
+    Reference: Felzenszwalb, Huttenlocher, "Efficient graph-based image segmentation", IJCV 2004.
+    """
+    with needs("felzenszwalb needs scikit-image", "'matbackprop[train]'"):
+        from skimage.segmentation import felzenszwalb as segment
+    check_image(image)
+    array = image.permute(1, 2, 0).numpy()
+    maps = [segment(array, scale=scale, sigma=0.8, min_size=scale) for scale in SCALES]
+    return [torch.from_numpy(labels).long() for labels in maps]
+
+
+def sklearn_spectral(image: Tensor) -> list[Tensor]:
+    """scikit-learn's spectral clustering of the graph of neighbouring pixels, on an image of a quarter of the size.
+
+    Neighbours are joined with exp(−10Δ/std Δ) + 10⁻⁶, Δ the difference of their grey values, as in scikit-learn's own
+    example. One spectral embedding serves all K; K-means labels its first K coordinates.
+
+    Reference: Shi, Malik, "Normalized cuts and image segmentation", PAMI 2000; Pedregosa et al., JMLR 2011.
+    """
+    with needs("sklearn_spectral needs scikit-learn", "'matbackprop[bench]'"):
+        from sklearn.cluster import KMeans
+        from sklearn.feature_extraction.image import img_to_graph
+        from sklearn.manifold import spectral_embedding
+    size = check_image(image)
+    grey = shrink(image, 0.25).mean(0).double().numpy()
+    count = min(max(KS), grey.size - 1)
+    if count < 2:
+        return to_label_maps([torch.zeros(grey.shape, dtype=torch.int64)] * len(KS), size)
+    graph = img_to_graph(grey)
+    difference = np.where(graph.row == graph.col, 0.0, np.abs(graph.data))
+    graph.data = np.exp(-10.0 * difference / (difference.std() or 1.0)) + 1e-6
+    embedding = spectral_embedding(
+        graph.tocsr(), n_components=count, eigen_solver="arpack", random_state=0, drop_first=False
+    )
+    labels = []
+    for k in (min(k, count) for k in KS):
+        clusters = KMeans(k, n_init=2, random_state=0).fit_predict(embedding[:, :k])
+        labels.append(torch.from_numpy(clusters.reshape(grey.shape)).long())
+    return to_label_maps(labels, size)
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed the global generators, from which ncut-pytorch and its sampler draw, and put them back afterwards."""
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+
+
+def ncut_pytorch(image: Tensor) -> list[Tensor]:
+    """Nyström normalized cuts of ncut-pytorch on the Lab colours and places of the pixels of a quarter-size image.
+
+    Reference: Yang, Gee, Shi, "Brain decodes deep nets", CVPR 2024.
+    """
+    with needs("ncut_pytorch needs ncut-pytorch", "'matbackprop[bench]'"):
+        from ncut_pytorch import Ncut, kway_ncut
+        from skimage.color import rgb2lab
+    size = check_image(image)
+    small = shrink(image, 0.25).permute(1, 2, 0).numpy()
+    height, width = small.shape[:2]
+    rows, columns = np.mgrid[:height, :width] / max(height, width)
+    features = np.concatenate([rgb2lab(small) / 100, rows[..., None], columns[..., None]], axis=2).reshape(-1, 5)
+    count = min(max(KS), len(features) - 1)
+    if count < 2:
+        return to_label_maps([torch.zeros(height, width, dtype=torch.int64)] * len(KS), size)
+    labels = []
+    with _seeded():
+        vectors = Ncut(n_eig=count, device="cpu").fit_transform(torch.from_numpy(features).float())
+        for k in KS:
+            aligned = kway_ncut(vectors[:, : min(k, count)], device="cpu")
+            labels.append(aligned.argmax(-1).view(height, width).long())
+    return to_label_maps(labels, size)
+
+
+def multiscale_ncut(image: Tensor) -> list[Tensor]:
+    """Multiscale normalized cuts with intervening contours, of an image of half the size (a fourth of the work)."""
+    size = check_image(image)
+    return to_label_maps(multiscale_labels(shrink(image, 0.5).double().numpy(), KS), size)
+
+
+BASELINES: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "one_region": one_region,
+    "fixed_grids": fixed_grids,
+    "sklearn_spectral": sklearn_spectral,
+    "ncut_pytorch": ncut_pytorch,
+    "multiscale_ncut": multiscale_ncut,
+    "felzenszwalb": felzenszwalb,
+}
+"""Every baseline: an image uint8 ``(3, h, w)`` → its label maps, int64 ``(h, w)``."""
+HUMANS = "humans"
+"""The row that needs no image: people against each other."""
+
+
+# -------------------------------------------------------------------------------------------------------------- scoring
+
+
+def humans_leave_one_out(id: str, ground_truth: Sequence[Any]) -> dict[str, float | int | str]:
+    """Score each human map of an image against the maps of the others, and average over the people.
+
+    With c the covering of map j by map i: best = mean_i max_{j≠i} c, average = mean_i mean_{j≠i} c; PRI and VI are
+    means over all pairs of different people.
+
+    Args:
+        id: name of the image.
+        ground_truth: human label maps ``(h, w)``, at least two; fewer raise DataError.
+
+    Returns:
+        A row with the names of ``ImageScores.row()``: ``paper_best``, ``paper_average``, ``pri`` and ``vi``.
+
+    Example:
+        >>> humans_leave_one_out("a", [[[0, 0, 1, 1]], [[0, 0, 1, 1]], [[0, 0, 0, 0]]])["paper_best"]
+        0.8333333333333334
+    """
+    people = len(ground_truth)
+    if people < 2:
+        raise DataError(f"{id} has {people} human map; at least two are needed to compare people")
+    scores = region_scores(ground_truth, ground_truth)
+    others = ~np.eye(people, dtype=bool)
+    covering = scores.covering[others].reshape(people, people - 1)
+    return {
+        "id": id,
+        "segmentations": people - 1,
+        "annotators": people,
+        "paper_best": float(covering.max(1).mean()),
+        "paper_average": float(covering.mean()),
+        "pri": float(scores.rand_index[others].mean()),
+        "vi": float(scores.variation_of_information[others].mean()),
+    }
+
+
+def run_baseline(method: str, data: BSDS, workers: Workers, *, boundary: bool = False) -> dict[str, Any]:
+    """Segment the images of a data set with a baseline (or ``HUMANS``) and score them.
+
+    Returns:
+        ``scores`` (see ``summarize``), ``per_image`` (image → its row of scores), and ``seconds_per_image`` of
+        processor time for the segmentation alone.
+    """
+    known = [*BASELINES, HUMANS]
+    if method not in known:
+        raise ConfigurationError(f"there is no baseline {method!r}; there are {', '.join(known)}.")
+    if method == HUMANS:
+        rows = list(workers.map(partial(_people, data), range(len(data))))
+        names = [name for name, value in rows[0].items() if isinstance(value, float)]
+        return {"scores": {n: float(np.mean([row[n] for row in rows])) for n in names}, "per_image": _by_id(rows)}
+    timed = list(workers.map(partial(_segment, data, method, boundary), range(len(data))))
+    scores = [score for score, _ in timed]
+    return {
+        "scores": summarize(scores),
+        "per_image": _by_id([score.row() for score in scores]),
+        "seconds_per_image": float(np.mean([seconds for _, seconds in timed])),
+    }
+
+
+def _by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["id"]: {name: value for name, value in row.items() if name != "id"} for row in rows}
+
+
+def _people(data: BSDS, index: int) -> dict[str, Any]:
+    name = data.ids[index]
+    return humans_leave_one_out(name, data.segmentations(name))
+
+
+def _segment(data: BSDS, method: str, boundary: bool, index: int) -> tuple[ImageScores, float]:
+    sample = data[index]
+    start = time.process_time()
+    maps = BASELINES[method](sample.image)
+    seconds = time.process_time() - start
+    return score_image(sample.id, maps, sample.segmentations, boundary=boundary), seconds

@@ -1,0 +1,1 @@
+"""Image segmentation and region classification built on the operators."""

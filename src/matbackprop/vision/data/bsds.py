@@ -1,0 +1,490 @@
+"""Berkeley segmentation data: images with the maps of several annotators, their splits, and all of it in a cache."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from matbackprop.errors import ConfigurationError, DataError, LabelError, Problem, ShapeError, first_problems
+from matbackprop.vision.data.cache import cache_key, open_cache, remove_cache, write_cache
+from matbackprop.vision.data.label_files import index_label_files, read_label_maps
+from matbackprop.vision.data.pictures import find_pictures, read_picture
+from matbackprop.vision.metrics.regions import compact_labels
+from matbackprop.vision.processes import parallel_map, track
+from matbackprop.vision.segmentation.superpixels import region_graph, slic_superpixels
+
+# BSDS300's parts by name, where only BSDS500's folders are there.
+_PARTS = {"bsds300-train": "train", "bsds300-test": "val"}
+
+
+@dataclass
+class BSDSSample:
+    """One image with its human maps."""
+
+    id: str
+    """Name of the image."""
+    image: Tensor
+    """RGB, uint8 ``(3, h, w)``."""
+    segmentations: list[Tensor]
+    """One map for each annotator, int64 ``(h, w)``, labels from 0 without gaps."""
+
+
+class BSDS(Dataset[BSDSSample]):
+    """Images with human segmentations in the layout of BSDS500, BSDS300, or your own files in the same layout.
+
+    BSDS500 and your own: ``[data/]images/<split>/<id>.jpg`` and ``[data/]groundTruth/<split>/<id>.mat``; instead of
+    ``.mat`` also ``<id>.png``, several annotators as ``<id>_1.png``, ``<id>_2.png`` …, or ``.npz``.
+    BSDS300: ``images/{train,test}/<id>.jpg`` and ``human/color/<annotator>/<id>.seg``.
+    The splits ``"bsds300-train"`` and ``"bsds300-test"`` are found in both: BSDS300's parts are ``train`` and ``val``
+    of BSDS500.
+
+    Args:
+        root: the folder that holds ``images`` (or ``data/images``, or ``BSDS500/data/images``).
+        split: ``"train"``, ``"val"``, ``"test"``, ``"bsds300-train"``, ``"bsds300-test"`` or the name of your own
+            folder.
+        ids: only these images, in this order; all of the split by default.
+
+    Attributes:
+        ids: names of the images, in the order of the data set.
+
+    Raises:
+        DataError: a folder is missing, images have no human map, or asked-for images are not there. A file that turns
+            out damaged, or a map of another size than its image, raises when it is read.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> root = Path(tempfile.mkdtemp())
+        >>> for kind in ("images", "groundTruth"):
+        ...     (root / kind / "train").mkdir(parents=True)
+        >>> Image.new("RGB", (6, 4)).save(root / "images/train/pond.png")
+        >>> for i in (1, 2):
+        ...     Image.new("L", (6, 4), i).save(root / f"groundTruth/train/pond_{i}.png")
+        >>> data = BSDS(root, "train")
+        >>> data.ids, data[0].image.shape, len(data[0].segmentations)
+        (['pond'], torch.Size([3, 4, 6]), 2)
+
+    Reference: Martin, Fowlkes, Tal, Malik, ICCV 2001 (BSDS300); Arbelaez, Maire, Fowlkes, Malik, PAMI 2011 (BSDS500).
+    """
+
+    def __init__(self, root: str | Path, split: str = "train", *, ids: Sequence[str] | None = None) -> None:
+        self.root = find_root(root)
+        self.split = split
+        files = find_split(self.root, split)
+        self._images, self._truth = files.images, files.truth
+        if ids is not None:
+            absent = [name for name in ids if name not in self._images]
+            if absent:
+                raise DataError(
+                    f"{len(absent)} images ({', '.join(absent[:5])}) are not in the split {split!r} of {self.root}; it "
+                    f"has {len(self._images)} images"
+                )
+            self._images = {name: self._images[name] for name in ids}
+        wrong = [p for p in files.problems if p.path in self._images.values()]
+        if wrong:
+            raise DataError(f"{first_problems(wrong)}; add what is missing, or remove the image")
+        self.ids: Sequence[str] = list(self._images)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> BSDSSample:
+        name = self.ids[index]
+        sample, problems = read_sample(name, self._images[name], self._truth[name])
+        if sample is None or problems:
+            raise DataError(first_problems(problems))
+        return sample
+
+    def files(self, name: str) -> list[Path]:
+        """The files of a name: its image, then its human maps."""
+        return [self._images[name], *self._truth[name]]
+
+    def image(self, name: str) -> Tensor:
+        """The image of a name, uint8 ``(3, h, w)``."""
+        return _read_image(self._images[name])
+
+    def segmentations(self, name: str) -> list[Tensor]:
+        """The human maps of a name, int64 ``(h, w)`` each, labels from 0 without gaps."""
+        return [labels for path in self._truth[name] for labels in _read_maps(path)]
+
+
+def _read_image(path: Path) -> Tensor:
+    return torch.from_numpy(read_picture(path).pixels).permute(2, 0, 1).contiguous()
+
+
+def _read_maps(path: Path) -> list[Tensor]:
+    return [torch.from_numpy(compact_labels(labels)[0]) for labels in read_label_maps(path)]
+
+
+class SplitFiles(NamedTuple):
+    """The files of a split by the names of its images, and those that do not fit together."""
+
+    images: dict[str, Path]
+    truth: dict[str, list[Path]]
+    problems: list[Problem]
+
+
+def find_root(root: str | Path) -> Path:
+    """The folder that holds ``images``: this one, or ``data`` or ``BSDS500`` inside it."""
+    root = Path(root)
+    for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500", root / "BSDS300"):
+        if (candidate / "images").is_dir():
+            return candidate
+    raise DataError(
+        f"{root} has no folder 'images', 'data/images' or 'BSDS500/data/images'; give the data set's own folder"
+    )
+
+
+def find_split(root: Path, split: str) -> SplitFiles:
+    """Find the images of a split and their human maps in a folder that :func:`find_root` gave.
+
+    Problems are images without a human map and pairs of images of one name, of which the first is kept. DataError is
+    raised where a folder is missing or holds no image, or one image has maps in files of several kinds.
+    """
+    bsds300 = (root / "human").is_dir() and not (root / "groundTruth").is_dir()
+    part = ({"bsds300-train": "train", "bsds300-test": "test"} if bsds300 else _PARTS).get(split, split)
+    folder = root / "images" / part
+    if not folder.is_dir():
+        others = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
+        raise DataError(
+            f"{folder} does not exist, so there is no split {split!r}; there are {', '.join(others) or 'none'}"
+        )
+    images: dict[str, Path] = {}
+    problems = []
+    for path in find_pictures([folder]):
+        first = images.setdefault(path.stem, path)
+        if first is not path:
+            problems.append(Problem(first, f"has the same name as {path}; keep one"))
+    truth_folder = root / "groundTruth" / part
+    if bsds300:
+        truth_folder = root / "human" / "color" if (root / "human" / "color").is_dir() else root / "human"
+    truth = index_label_files(truth_folder, names=images)
+    problems += [
+        Problem(path, f"there is no human map of it under {truth_folder}")
+        for name, path in images.items()
+        if name not in truth
+    ]
+    return SplitFiles(images, truth, problems)
+
+
+def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSample | None, list[Problem]]:
+    """Read an image and its human maps.
+
+    Returns:
+        The sample with the maps that are in order, or None where the image cannot be read; and what is wrong: files
+        that cannot be read, and maps of another size than the image.
+    """
+    maps: list[Tensor] = []
+    problems = []
+    pixels: Tensor | None = None
+    try:
+        pixels = _read_image(image)
+    except DataError as error:
+        problems.append(_problem(image, error))
+    for path in truth:
+        try:
+            read = _read_maps(path)
+        except DataError as error:
+            problems.append(_problem(path, error))
+            continue
+        for number, labels in enumerate(read, 1):
+            if pixels is not None and labels.shape != pixels.shape[1:]:
+                height, width = pixels.shape[1:]
+                turned = " (transposed)" if labels.shape == (width, height) else ""
+                size = f"human map {number} has size {labels.shape[0]}×{labels.shape[1]}{turned}"
+                problems.append(Problem(path, f"{size}, but the image {height}×{width}; they must agree"))
+            else:
+                maps.append(labels)
+    return (None if pixels is None else BSDSSample(name, pixels, maps)), problems
+
+
+def _problem(path: Path, error: DataError) -> Problem:
+    return Problem(path, str(error).removeprefix(str(path)).lstrip(": "))
+
+
+FOLDS = 5
+"""Parts that the training images can be divided into, each held out in its turn."""
+
+
+def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:
+    """Hold every fifth image out for choosing settings, so that the test images are never looked at.
+
+    Names to train on and names held out are returned: of the sorted names, in fold 0 the first, sixth, eleventh … are
+    held out, in fold 4 the fifth, tenth, ….
+
+    Example:
+        >>> tuning_split(["c", "a", "b", "f", "e", "d"])
+        (['b', 'c', 'd', 'e'], ['a', 'f'])
+    """
+    if not 0 <= fold < FOLDS:
+        raise ConfigurationError(f"fold is {fold}; it must be one of 0 to {FOLDS - 1}.")
+    ordered = sorted(ids)
+    held = ordered[fold::FOLDS]
+    return [name for name in ordered if name not in set(held)], held
+
+
+def labels_to_grid(labels: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Bring a label map to another grid: each cell takes the label that covers the largest part of its area.
+
+    Cells and pixels may cut each other anywhere; areas are counted exactly in whole numbers, and of labels with equal
+    area the smallest wins. Regions smaller than half a cell vanish, whatever pixel happens to lie at the centre of
+    the cell.
+
+    Args:
+        labels: integers ``(h, w)``; negative ones are labels like the others.
+        grid: height and width of the result, finer or coarser.
+
+    Returns:
+        int64 ``grid``, on the device of the labels.
+
+    Raises:
+        ShapeError: not a map, or an empty map or grid.
+        LabelError: labels that are not integers.
+
+    Example:
+        >>> labels_to_grid(torch.tensor([[0, 0, 0, 1, 1, 2]]), (1, 2))
+        tensor([[0, 1]])
+    """
+    if labels.ndim != 2 or labels.numel() == 0 or len(grid) != 2 or min(grid) < 1:
+        raise ShapeError(
+            f"labels {tuple(labels.shape)} to the grid {tuple(grid)}: both are (height, width) and not empty"
+        )
+    if labels.dtype.is_floating_point or labels.dtype.is_complex:
+        raise LabelError(f"labels are {labels.dtype}; integers are needed")
+    values, compact = torch.unique(labels.cpu(), return_inverse=True)
+    count = len(values)
+    (cell_row, pixel_row, row_length), (cell_column, pixel_column, column_length) = (
+        _pieces(size, cells) for size, cells in zip(labels.shape, grid, strict=True)
+    )
+    result = torch.empty(grid, dtype=torch.int64)
+    # Rows of cells are taken in blocks, so that the table cells × labels stays small.
+    block = max(1, (1 << 22) // (grid[1] * count))
+    for start in range(0, grid[0], block):
+        rows = (cell_row >= start) & (cell_row < start + block)
+        height = min(block, grid[0] - start)
+        inside = compact[pixel_row[rows]][:, pixel_column]
+        cells = (cell_row[rows] - start)[:, None] * grid[1] + cell_column
+        areas = (row_length[rows][:, None] * column_length).double()  # exact: areas stay far below 2⁵³
+        table = torch.bincount((cells * count + inside).ravel(), areas.ravel(), minlength=height * grid[1] * count)
+        result[start : start + height] = values[table.view(height, grid[1], count).argmax(-1)]
+    return result.to(labels.device)
+
+
+def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut a line at the borders of ``size`` pixels and of ``cells`` cells: cell, pixel and length of each piece."""
+    borders = torch.unique(torch.cat([torch.arange(size + 1) * cells, torch.arange(cells + 1) * size]))
+    starts, lengths = borders[:-1], borders.diff()
+    return starts // size, starts // cells, lengths
+
+
+log = logging.getLogger("matbackprop")
+
+_FEW = 32  # below this many images starting processes costs more than they save
+STRIDES = (8, 16)
+"""Strides of the grids that human maps are brought to: those of the paper's feature maps."""
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """One image as training and testing need it.
+
+    Attributes:
+        id: its name.
+        image: (3, h, w) uint8.
+        superpixels: (h, w) int16, numbered from 0.
+        labels: (a, S) int16, for each annotator the region that holds most of each superpixel.
+        areas: (S,) int32 pixels of the superpixels.
+        edges: (E, 2) int16 pairs i < j of superpixels that touch.
+        grids: stride → (a, round(h/stride), round(w/stride)) int16, the region that holds most of each cell.
+    """
+
+    id: str
+    image: NDArray[np.uint8]
+    superpixels: NDArray[np.int16]
+    labels: NDArray[np.int16]
+    areas: NDArray[np.int32]
+    edges: NDArray[np.int16]
+    grids: dict[int, NDArray[np.int16]]
+
+
+def majority_labels(superpixels: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int16]:
+    """For each superpixel the label that most of its pixels carry.
+
+    Example:
+        >>> majority_labels(np.array([[0, 0, 0, 1]]), np.array([[5, 5, 2, 2]])).tolist()
+        [5, 2]
+    """
+    count, high = int(superpixels.max()) + 1, int(labels.max()) + 1
+    codes = superpixels.ravel().astype(np.int64) * high + labels.ravel()
+    return np.bincount(codes, minlength=count * high).reshape(count, high).argmax(1).astype(np.int16)
+
+
+def in_16_bits(superpixels: NDArray[Any]) -> NDArray[np.int16]:
+    """Superpixels as int16; raises ConfigurationError where there are too many of them."""
+    if superpixels.max() > np.iinfo(np.int16).max:
+        raise ConfigurationError(f"{superpixels.max() + 1} superpixels are more than 32768; ask for fewer.")
+    return superpixels.astype(np.int16)
+
+
+def prepare_image(sample: Any, superpixels: int = 600) -> PreparedImage:
+    """Compute superpixels and labels of one sample.
+
+    Args:
+        sample: with ``id``, ``image`` (3, h, w) uint8 and ``segmentations``, a list of (h, w) integer maps; the list is
+            empty for an image without ground truth.
+        superpixels: about how many.
+
+    Raises:
+        ShapeError: a label map has another size than the image.
+    """
+    image = np.ascontiguousarray(np.asarray(sample.image, dtype=np.uint8))
+    size = (image.shape[1], image.shape[2])
+    maps = [np.asarray(s) for s in sample.segmentations]
+    for number, one in enumerate(maps):
+        if one.shape != size:
+            raise ShapeError(
+                f"image {sample.id!r} has {size[0]}×{size[1]} pixels, but its label map {number + 1} has shape "
+                f"{one.shape}; check that both belong together."
+            )
+    regions = in_16_bits(slic_superpixels(image.transpose(1, 2, 0), superpixels))
+    graph = region_graph(regions)
+    labels = np.empty((len(maps), len(graph.areas)), np.int16)
+    grids = {stride: np.empty((len(maps), *_grid(*size, stride)), np.int16) for stride in STRIDES}
+    for a, one in enumerate(maps):
+        labels[a] = majority_labels(regions, one)
+        for cells in grids.values():
+            cells[a] = labels_to_grid(torch.as_tensor(one.astype(np.int64)), cells.shape[1:])
+    areas, edges = graph.areas.astype(np.int32), graph.edges.astype(np.int16)
+    return PreparedImage(sample.id, image, regions, labels, areas, edges, grids)
+
+
+def _prepare(task: tuple[BSDS, int, int]) -> PreparedImage:
+    data, index, superpixels = task
+    return prepare_image(data[index], superpixels)
+
+
+def _grid(height: int, width: int, stride: int) -> tuple[int, int]:
+    return max(1, round(height / stride)), max(1, round(width / stride))
+
+
+def _shapes(row: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of an image's arrays, by the names that the cache gives them, from its row of the table."""
+    size, count, annotators = (row["height"], row["width"]), row["superpixels"], row["annotators"]
+    shapes = {"image": (3, *size), "superpixels": size, "labels": (annotators, count), "areas": (count,)}
+    grids = {f"grid{stride}": (annotators, *_grid(*size, stride)) for stride in STRIDES}
+    return {**shapes, "edges": (row["edges"], 2), **grids}
+
+
+class PreparedImages(Sequence[PreparedImage]):
+    """A sequence of :class:`PreparedImage` over memory-mapped arrays.
+
+    Args:
+        arrays: flat arrays ``image``, ``superpixels``, ``labels``, ``areas``, ``edges`` and ``grid<stride>``.
+        table: for each image its id, height, width, numbers of superpixels, annotators and edges.
+        starts: for each image where its part of each array begins; None where the images follow each other.
+    """
+
+    def __init__(
+        self, arrays: dict[str, NDArray[Any]], table: list[dict[str, Any]], starts: list[dict[str, int]] | None = None
+    ) -> None:
+        self.arrays, self.table = arrays, table
+        self.ids = [row["id"] for row in table]
+        if starts is None:
+            starts, place = [], dict.fromkeys(arrays, 0)
+            for row in table:
+                starts.append(place)
+                place = {name: place[name] + math.prod(shape) for name, shape in _shapes(row).items()}
+        self.starts = starts
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.subset(range(*index.indices(len(self))))
+        row, start = self.table[index], self.starts[index]
+        parts = {
+            name: np.asarray(self.arrays[name][start[name] : start[name] + math.prod(shape)]).reshape(shape)
+            for name, shape in _shapes(row).items()
+        }
+        grids = {stride: parts.pop(f"grid{stride}") for stride in STRIDES}
+        return PreparedImage(row["id"], **parts, grids=grids)
+
+    def subset(self, indices: Sequence[int]) -> PreparedImages:
+        """A view on some of the images."""
+        return PreparedImages(self.arrays, [self.table[i] for i in indices], [self.starts[i] for i in indices])
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Height and width of an image, without reading it."""
+        return self.table[index]["height"], self.table[index]["width"]
+
+
+def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers: int = 0) -> PreparedImages:
+    """Prepare a data set once, in ``workers`` processes, and open its cache.
+
+    Its files, with sizes and times, and the number of superpixels key the cache.
+    """
+    if len(data) == 0:
+        raise DataError("the data set holds no image; check the folder and the split.")
+    files = [
+        (str(file), file.stat().st_size, file.stat().st_mtime_ns) for name in data.ids for file in data.files(name)
+    ]
+    key = cache_key(
+        {"kind": "segmentation", "version": 3, "ids": list(data.ids), "files": files, "superpixels": superpixels,
+         "strides": list(STRIDES)}
+    )  # fmt: skip
+    path = Path(folder) / f"segmentation-{key}"
+    try:
+        cache = open_cache(path)
+    except DataError as error:
+        if path.exists():
+            log.warning("%s It is rebuilt now.", error)
+            remove_cache(path)
+        tasks = [(data, i, superpixels) for i in range(len(data))]
+        # One by one, so that progress is seen, and a signal waits for no more than one image per process.
+        prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)
+        images = list(track(prepared, "Preparing images", len(tasks)))
+        write_cache(path, _flatten(images), {"table": [_row(one) for one in images]})
+        cache = open_cache(path)
+    return PreparedImages(cache.arrays, cache.meta["table"])
+
+
+def _row(one: PreparedImage) -> dict[str, Any]:
+    _, height, width = one.image.shape
+    numbers = {"superpixels": len(one.areas), "annotators": len(one.labels), "edges": len(one.edges)}
+    return {"id": one.id, "height": height, "width": width, **numbers}
+
+
+def _flatten(images: Sequence[PreparedImage]) -> dict[str, NDArray[Any]]:
+    arrays = {name: np.concatenate([getattr(i, name).ravel() for i in images])
+              for name in ("image", "superpixels", "labels", "areas", "edges")}  # fmt: skip
+    for stride in STRIDES:
+        arrays[f"grid{stride}"] = np.concatenate([i.grids[stride].ravel() for i in images])
+    return arrays
+
+
+def collect(images: Sequence[PreparedImage]) -> PreparedImages:
+    """Hold prepared images in memory instead of a cache."""
+    return PreparedImages(_flatten(images), [_row(one) for one in images])
+
+
+def pad_stack(parts: Sequence[NDArray[Any]], fill: int, multiple: int = 1) -> Tensor:
+    """Stack arrays of different shapes (…) into one tensor, filled up behind; the last two sides to a multiple."""
+    shape = [max(p.shape[d] for p in parts) for d in range(parts[0].ndim)]
+    for d in (-2, -1):
+        shape[d] = -(-shape[d] // multiple) * multiple
+    out = np.full((len(parts), *shape), fill, dtype=parts[0].dtype)
+    for i, part in enumerate(parts):
+        place: tuple[Any, ...] = (i, *(slice(0, n) for n in part.shape))
+        out[place] = part
+    return torch.from_numpy(out)

@@ -1,0 +1,137 @@
+"""Verifies data sets file by file: reads all of them with the readers of training and shows what those complain of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matbackprop.errors import DataError, Problem
+from matbackprop.vision.files import shorten
+from matbackprop.vision.processes import track
+
+ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+"""Applies a reader to every item, as ``map`` does."""
+
+
+@dataclass
+class CheckResult:
+    """What a check found."""
+
+    layout: str
+    """``"bsds"`` or ``"coco"``."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many images, annotations and so on were read, by split."""
+    problems: list[Problem] = field(default_factory=list)
+    """Bad files."""
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing and does no harm."""
+
+    @property
+    def good(self) -> bool:
+        return not self.problems
+
+
+def find_layout(root: str | Path) -> str:
+    """Return ``"coco"`` or ``"bsds"`` for a folder; raise DataError where it is missing or has neither layout."""
+    root = Path(root)
+    if not root.is_dir():
+        raise DataError(f"there is no folder {root}; give the folder of a data set in BSDS's or COCO's layout.")
+    if list((root / "annotations").glob("instances_*.json")):
+        return "coco"
+    bases = (root, root / "data", root / "BSDS500" / "data")
+    if any((base / name).is_dir() for base in bases for name in ("groundTruth", "human")):
+        return "bsds"
+    raise DataError(
+        f"{root} has neither COCO's layout (annotations/instances_*.json, images/) nor BSDS's "
+        "(data/images/, data/groundTruth/, or images/, human/)."
+    )
+
+
+def check_dataset(root: str | Path, *, threads: int = 4) -> CheckResult:
+    """Check a data set of either layout, several files at once; see :func:`check_bsds` and :func:`check_coco`."""
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
+        return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root), pool.map)
+
+
+def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
+    """Read every image and every human segmentation of a BSDS500 or BSDS300 folder and compare their sizes.
+
+    Problems are images that cannot be decoded, images without segmentations, segmentations without images, damaged
+    ones, and those of another size. ``read_all`` reads several files at once.
+    """
+    from matbackprop.vision.data.bsds import find_root, find_split, read_sample
+
+    base = find_root(root)
+    result = CheckResult("bsds")
+    used: set[Path] = set()
+    seen: dict[Path, None] = {}
+    for folder in sorted(p for p in (base / "images").iterdir() if p.is_dir()):
+        try:
+            files = find_split(base, folder.name)
+        except DataError as error:
+            result.problems.append(Problem(folder, str(error)))
+            continue
+        names = [name for name in files.images if name in files.truth]
+        seen |= dict.fromkeys(path for paths in files.truth.values() for path in paths)
+        used |= {path for name in names for path in files.truth[name]}
+        result.problems += files.problems
+        result.counts[f"{folder.name} images"] = len(files.images)
+        tasks = [(name, files.images[name], files.truth[name]) for name in names]
+        count = 0
+        samples = read_all(lambda task: read_sample(*task), tasks)
+        for sample, problems in track(samples, f"Checking {folder.name}", len(tasks)):
+            count += len(sample.segmentations) if sample else 0
+            result.problems += problems
+        result.counts[f"{folder.name} segmentations"] = count
+    result.problems += [Problem(path, "there is no image of it") for path in seen if path not in used]
+    if not result.counts:
+        result.problems.append(Problem(base / "images", "there is no folder of images in it"))
+    return result
+
+
+def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
+    """Read every image and every annotation of a folder in COCO's layout.
+
+    Problems are those that :func:`~matbackprop.vision.data.coco.read_coco` and
+    :func:`~matbackprop.vision.data.coco.open_regions` find;
+    crowds, empty masks and unused categories are noted. ``read_all`` reads several images at once.
+    """
+    from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
+
+    result = CheckResult("coco")
+    categories: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted((root / "annotations").glob("instances_*.json")):
+        split = file.stem.removeprefix("instances_")
+        try:
+            index = read_coco(file, coco_files(root, split)[1])
+        except DataError as error:
+            result.problems.append(Problem(file, f"cannot be read: {error}"))
+            continue
+        categories[split] = index.categories
+        result.counts[f"{split} images"] = len(index.images)
+        result.counts[f"{split} annotations"] = index.annotations
+        result.problems += index.problems
+        missing = {p.path for p in index.problems if p.kind == "missing image"}
+        left_out = Counter(index.skipped)
+        there = [one for one in index.images if one.path not in missing]
+        for _, _, problems in track(read_all(open_regions, there), f"Checking {split}", len(there)):
+            left_out["empty mask"] += sum(p.kind == "empty mask" for p in problems)
+            result.problems += [p for p in problems if p.kind != "empty mask"]
+        if not any(one.regions for one in index.images):
+            result.problems.append(Problem(file, "gives no region at all"))
+        for kind, plural in (("crowd", "crowds"), ("empty mask", "empty masks")):
+            if left_out[kind]:
+                result.notes.append(f"{file.name}: {left_out[kind]} {plural}, which training leaves out")
+        if index.unused:
+            names = ", ".join(shorten(name) for name in index.unused[:8])
+            result.notes.append(f"{file.name}: {len(index.unused)} categories without a region: {names}")
+    if not categories:
+        result.problems.append(Problem(root / "annotations", "there is no readable instances_*.json"))
+    if any(c != next(iter(categories.values())) for c in categories.values()):
+        reason = f"the splits {', '.join(categories)} have different categories"
+        result.problems.append(Problem(root / "annotations", reason))
+    return result

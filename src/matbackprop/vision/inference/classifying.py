@@ -1,0 +1,145 @@
+"""Name the objects in regions of one image with a trained classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from matbackprop.errors import DataError, ShapeError
+from matbackprop.vision.data.coco import Box, region_window
+from matbackprop.vision.data.coco_regions import crop_region, place_regions
+from matbackprop.vision.inference.loading import BOX, load_classifier
+from matbackprop.vision.inference.segmenting import Segments, read_input
+from matbackprop.vision.models.deep_o2p import RegionClassifier
+
+
+def classify(
+    x: Any, regions: Any = None, *, model: RegionClassifier | str | Path = BOX, device: str = "auto"
+) -> list[dict[str, float]]:
+    """Name the objects in regions of a picture.
+
+    Args:
+        x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
+        regions: what :func:`matbackprop.segment` returned; a label map (h, w), one region per label from 0 on; a list
+            of boxes, x, y, width and height in pixels; or a list of masks (h, w), nonzero inside the region. None takes
+            the whole picture as one region.
+        model: a trained classifier, or where to load one from (see :func:`load_classifier`); by default the one that
+            comes with the package.
+        device: where a model that is loaded computes: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        For each region the names of the classes with their probabilities, most likely first.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> network = RegionClassifier(2, names=["cup", "plate"], head="o2p", canvas=67, reduce=4)
+        >>> picture = np.zeros((40, 60, 3), np.uint8)
+        >>> [sorted(region) for region in classify(picture, [(0, 0, 30, 40), (30, 0, 30, 40)], model=network)]
+        [['cup', 'plate'], ['cup', 'plate']]
+    """
+    boxes, masks = _boxes_or_masks(regions)
+    if isinstance(model, (str, Path)):
+        model = load_classifier(model, device)
+    return name_regions(model, read_input(x)[0].pixels, boxes, masks)
+
+
+def _boxes_or_masks(regions: Any) -> tuple[list[Box] | None, list[np.ndarray] | None]:
+    """The regions that :func:`classify` takes, as boxes or as masks."""
+    if regions is None:
+        return None, None
+    if isinstance(regions, Segments):
+        regions = regions.labels()
+    if isinstance(regions, (list, tuple)) and all(np.shape(one) == (4,) for one in regions):
+        return [(float(x), float(y), float(width), float(height)) for x, y, width, height in regions], None
+    if isinstance(regions, (np.ndarray, Tensor)):
+        array = np.asarray(regions)
+        if array.ndim == 2 and array.dtype.kind in "iu":
+            return None, [array == label for label in np.unique(array) if label >= 0]
+        regions = [array] if array.ndim == 2 else list(array)
+    if isinstance(regions, (list, tuple)) and all(np.ndim(one) == 2 for one in regions):
+        return None, [np.asarray(one) for one in regions]
+    kind = f"shape {tuple(regions.shape)}" if hasattr(regions, "shape") else type(regions).__name__
+    raise ShapeError(
+        "regions are what segment() returned, a label map of whole numbers (h, w), a list of boxes (x, y, width, "
+        f"height), or a list of masks (h, w); got {kind}. A classifier is given by name, model=…."
+    )
+
+
+def name_regions(
+    model: RegionClassifier,
+    image: np.ndarray,
+    boxes: Sequence[Box] | None = None,
+    masks: Sequence[np.ndarray | None] | None = None,
+) -> list[dict[str, float]]:
+    """:func:`classify_regions` with the names of the classes, most likely first."""
+    probabilities = classify_regions(model, image, boxes, masks)
+    names = model.names or [str(i) for i in range(probabilities.shape[1])]
+    return [dict(sorted(zip(names, row, strict=True), key=lambda pair: -pair[1])) for row in probabilities.tolist()]
+
+
+@torch.no_grad()
+def classify_regions(
+    model: RegionClassifier,
+    image: np.ndarray,
+    boxes: Sequence[Box] | None = None,
+    masks: Sequence[np.ndarray | None] | None = None,
+) -> Tensor:
+    """Probabilities of the classes for regions of an image.
+
+    Args:
+        model: a trained classifier; it stays on its device.
+        image: uint8 RGB (h, w, 3).
+        boxes: x, y, width and height of each region in pixels. None takes the masks' own boxes or, without masks, the
+            whole image as one region.
+        masks: (h, w) arrays, nonzero inside the region; None, or a None among them, takes the whole box.
+
+    Returns:
+        float32 (n, classes) on the CPU, rows sum to one.
+
+    Raises:
+        ShapeError: the image or a mask has the wrong shape, or boxes and masks differ in number.
+        DataError: a region is empty or lies outside the image; the message says which one.
+    """
+    image = np.asarray(image)
+    if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
+        raise ShapeError(f"image must be uint8 RGB of shape (h, w, 3), got {image.dtype} of shape {image.shape}.")
+    height, width = image.shape[:2]
+    if boxes is None and masks is None:
+        boxes = [(0.0, 0.0, float(width), float(height))]
+    count = len(boxes) if boxes is not None else len(masks or [])
+    if boxes is not None and masks is not None and len(boxes) != len(masks):
+        raise ShapeError(
+            f"{len(boxes)} boxes were given with {len(masks)} masks; one mask (or None) per box is needed."
+        )
+    store = np.zeros((count, model.side, model.side, 4), np.uint8)
+    sizes = np.zeros((count, 2), np.int64)
+    for i in range(count):
+        mask = None if masks is None else masks[i]
+        inside = np.ones((height, width), np.uint8) if mask is None else (np.asarray(mask) != 0).astype(np.uint8)
+        if inside.shape != (height, width):
+            raise ShapeError(f"mask {i} has shape {inside.shape}, the image {(height, width)}.")
+        window = region_window(inside, None if boxes is None else boxes[i])
+        if window is None:
+            raise DataError(f"region {i} is empty or lies outside the image of {width}×{height} pixels.")
+        crop = crop_region(image, inside, window, side=model.side, margin=model.margin)
+        sizes[i] = crop.shape[:2]
+        store[i, : crop.shape[0], : crop.shape[1]] = crop
+    device = next(model.parameters()).device
+    model.eval()
+    results = []
+    for start in range(0, count, 100):
+        part = torch.from_numpy(store[start : start + 100]).to(device)
+        index, still = (
+            torch.arange(len(part), device=device),
+            torch.zeros(len(part), 3, dtype=torch.int64, device=device),
+        )
+        shape = torch.from_numpy(sizes[start : start + 100]).to(device)
+        how: dict[str, Any] = {"canvas": model.canvas, "background": model.background}
+        pictures, inside_share = place_regions(part, index, shape, still, **how)
+        results.append(model(pictures, inside_share).float().softmax(-1).cpu())
+    return torch.cat(results) if results else torch.zeros(0, model.classifier.out_features)

@@ -1,0 +1,115 @@
+"""Label maps as pictures: borders on a photograph, regions in their mean colours or in hues of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from matbackprop.errors import LabelError, ShapeError
+from matbackprop.vision.segmentation.superpixels import region_means
+
+YELLOW = (255, 235, 51)
+WHITE = (255, 255, 255)
+
+
+def as_rgb(image: ArrayLike) -> NDArray[np.uint8]:
+    """Bring an image (h, w), (h, w, 3) or (3, h, w), bytes or numbers in [0, 1], to bytes (h, w, 3).
+
+    Raises:
+        ShapeError: another shape.
+    """
+    array = np.asarray(image)
+    if array.dtype != np.uint8:
+        array = (255 * np.clip(array.astype(np.float64), 0, 1)).round().astype(np.uint8)
+    if array.ndim == 2:
+        array = np.repeat(array[..., None], 3, -1)
+    elif array.ndim == 3 and array.shape[-1] != 3 and array.shape[0] == 3:
+        array = np.moveaxis(array, 0, -1)
+    if array.ndim != 3 or array.shape[-1] != 3:
+        raise ShapeError(f"an image must be (h, w), (h, w, 3) or (3, h, w), got shape {array.shape}.")
+    return array
+
+
+def _label_map(labels: ArrayLike) -> NDArray[np.integer]:
+    array = np.asarray(labels)
+    if array.ndim != 2 or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+        raise LabelError(f"a label map must be (h, w) integers, got shape {array.shape} of {array.dtype}.")
+    return array
+
+
+def _check_sizes(rgb: NDArray[np.uint8], labels: NDArray[np.integer]) -> None:
+    if rgb.shape[:2] != labels.shape:
+        raise ShapeError(f"the image is {rgb.shape[:2]} and the label map {labels.shape}; bring them to one size.")
+
+
+def draw_boundaries(
+    image: ArrayLike, labels: ArrayLike, *, colour: tuple[int, int, int] = YELLOW, width: int = 1
+) -> NDArray[np.uint8]:
+    """Draw the borders between regions onto an image.
+
+    Args:
+        image: (h, w), (h, w, 3) or (3, h, w), bytes or numbers in [0, 1].
+        labels: (h, w) integers.
+        colour: RGB bytes.
+        width: thickness of a border in pixels.
+
+    Returns:
+        (h, w, 3) bytes. With a width of one, pixels whose right or lower neighbour has another label are drawn.
+
+    Raises:
+        LabelError: ``labels`` is not a map of integers.
+        ShapeError: the sizes differ.
+
+    Example:
+        >>> draw_boundaries(np.zeros((1, 4, 3)), np.array([[0, 0, 1, 1]]), colour=(255, 0, 0))[0, :, 0].tolist()
+        [0, 255, 0, 0]
+    """
+    out, lab = as_rgb(image).copy(), _label_map(labels)
+    _check_sizes(out, lab)
+    border = np.zeros(lab.shape, dtype=bool)
+    border[:, :-1] |= lab[:, :-1] != lab[:, 1:]
+    border[:-1] |= lab[:-1] != lab[1:]
+    for step in range(1, width):  # alternately to the right and below, and to the left and above
+        wider = border.copy()
+        near, far = (slice(None, -1), slice(1, None))[:: 1 if step % 2 else -1]
+        wider[:, far] |= border[:, near]
+        wider[far] |= border[near]
+        border = wider
+    out[border] = colour
+    return out
+
+
+def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.uint8]:
+    """Colour a label map: each region in the mean colour of ``image``, or in a hue of its own.
+
+    Args:
+        labels: (h, w) integers; −1 (ignored) becomes black in either case.
+        image: an image of the same size, or None.
+
+    Returns:
+        (h, w, 3) bytes.
+
+    Raises:
+        LabelError: ``labels`` is not a map of integers.
+        ShapeError: the sizes differ.
+
+    Example:
+        >>> image = np.zeros((1, 4, 3), np.uint8); image[0, 2:] = [[50] * 3, [150] * 3]
+        >>> paint_labels(np.array([[0, 0, 1, 1]]), image)[0, :, 0].tolist()
+        [0, 0, 100, 100]
+    """
+    lab = _label_map(labels)
+    ids = np.unique(lab)
+    index = np.searchsorted(ids, lab) if ids[-1] - ids[0] >= len(ids) else lab - ids[0]  # no gap: no search
+    if image is not None:
+        rgb = as_rgb(image)
+        _check_sizes(rgb, lab)
+        table = region_means(index, rgb)
+    else:
+        # Golden-angle hues: neighbours in number are far apart in colour, and a number has one colour in every map.
+        hue = (0.58 + 0.618034 * ids) % 1.0
+        light = 0.78 - 0.22 * (ids % 3) / 2
+        wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
+        table = 255 * light[:, None] * (0.45 + 0.55 * wheel)
+    table[ids < 0] = 0.0
+    return table.round().astype(np.uint8)[index]

@@ -1,0 +1,239 @@
+"""Regions in the formats of other programs: outlines of pixels, COCO, LabelMe, SVG, and files of all kinds."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.vision.files import atomic_file, atomic_write
+from matbackprop.vision.segmentation import contour_map, region_means
+
+if TYPE_CHECKING:
+    from matbackprop.vision.inference.segmenting import Segments
+
+Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
+FORMATS: tuple[Format, ...] = ("png", "npz", "coco", "svg", "labelme", "ucm2")
+
+_STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise where y points down
+
+
+def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
+    """Follow the edges of pixels around every region.
+
+    Args:
+        labels: (h, w) numbered from 0 without gaps.
+
+    Returns:
+        For each region its closed outlines, each (n, 2) corners (x, y) where the direction changes: clockwise around
+        the region, counter-clockwise around its holes. Parts that touch at a corner have outlines of their own.
+
+    Example:
+        >>> outlines(np.array([[0, 1], [0, 1]]))[1][0].tolist()
+        [[1, 0], [2, 0], [2, 2], [1, 2]]
+    """
+    height, width = labels.shape
+    framed = np.full((height + 2, width + 2), -1, dtype=np.int64)
+    framed[1:-1, 1:-1] = labels
+    inner = framed[1:-1, 1:-1]
+    # Edges with the region on their right: those above, to the right, below and to the left of a pixel.
+    neighbours = (framed[:-2, 1:-1], framed[1:-1, 2:], framed[2:, 1:-1], framed[1:-1, :-2])
+    starts = ((0, 0), (1, 0), (1, 1), (0, 1))
+    leaving: list[dict[tuple[int, int], list[int]]] = [defaultdict(list) for _ in range(int(labels.max()) + 1)]
+    for direction, (other, (dx, dy)) in enumerate(zip(neighbours, starts, strict=True)):
+        ys, xs = np.nonzero(inner != other)
+        for region, x, y in zip(inner[ys, xs].tolist(), (xs + dx).tolist(), (ys + dy).tolist(), strict=True):
+            leaving[region][x, y].append(direction)
+    return [_loops(edges) for edges in leaving]
+
+
+def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]:
+    """Join edges (start → directions) into closed loops, turning right where two meet, and keep only the corners."""
+    loops = []
+    while leaving:
+        start, directions = next(iter(leaving.items()))
+        edge = first = (start, directions[0])
+        walked: list[tuple[tuple[int, int], int]] = []
+        while not walked or edge != first:
+            walked.append(edge)
+            (x, y), direction = edge
+            end = x + _STEPS[direction][0], y + _STEPS[direction][1]
+            edge = end, next(d for d in ((direction + turn) % 4 for turn in (1, 0, 3)) if d in leaving[end])
+        for place, direction in walked:
+            leaving[place].remove(direction)
+            if not leaving[place]:
+                del leaving[place]
+        corners = [place for i, (place, direction) in enumerate(walked) if direction != walked[i - 1][1]]
+        loops.append(np.array(corners, dtype=np.int64))
+    return loops
+
+
+def _polygons(result: Segments, k: int | None) -> list[list[NDArray[np.float64]]]:
+    """The outlines in the photograph's own pixels."""
+    small = result.small_labels(k)
+    scale = np.array(result.size[::-1]) / np.array(small.shape[::-1])
+    return [[loop * scale for loop in loops] for loops in outlines(small)]
+
+
+def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
+    """The regions as a COCO data set of one image: exact run-length masks, boxes and areas, one category per name."""
+    from scipy.ndimage import find_objects
+
+    names = [name or "region" for name in result.names or ("",) * result.count(k)]
+    categories = list(dict.fromkeys(names))
+    labels = result.labels(k)
+    height, width = labels.shape
+    flat = labels.T.ravel()  # COCO counts down the columns
+    change = np.flatnonzero(np.diff(flat)) + 1
+    edges = np.concatenate([[0], change, [flat.size]])
+    of = flat[edges[:-1]]
+    annotations = []
+    for region, (rows, columns) in enumerate(find_objects(labels + 1)):
+        begins, ends = edges[:-1][of == region], edges[1:][of == region]
+        counts = np.diff(np.stack([begins, ends], 1).ravel(), prepend=0).tolist()
+        if ends[-1] < flat.size:
+            counts.append(int(flat.size - ends[-1]))
+        annotations.append(
+            {
+                "id": region + 1,
+                "image_id": 1,
+                "category_id": categories.index(names[region]) + 1,
+                "segmentation": {"size": [height, width], "counts": counts},
+                "area": int((ends - begins).sum()),
+                "bbox": [columns.start, rows.start, columns.stop - columns.start, rows.stop - rows.start],
+                "iscrowd": 0,
+            }
+        )
+    return {
+        "images": [{"id": 1, "file_name": result.name, "width": width, "height": height}],
+        "annotations": annotations,
+        "categories": [{"id": i + 1, "name": name} for i, name in enumerate(categories)],
+    }
+
+
+def to_labelme(result: Segments, k: int | None = None) -> dict[str, Any]:
+    """The regions as LabelMe's polygons, large ones first.
+
+    LabelMe has no holes: what lies in a hole of a region comes after it and covers it. Parts of one region share a
+    ``group_id``.
+    """
+    shapes = [
+        {
+            "label": (result.names and result.names[region]) or f"region {region + 1}",
+            "points": loop.round(2).tolist(),
+            "group_id": region + 1,
+            "shape_type": "polygon",
+            "flags": {},
+        }
+        for area, region, loop in sorted(
+            ((_signed_area(loop), region, loop) for region, loops in enumerate(_polygons(result, k)) for loop in loops),
+            key=lambda item: -item[0],
+        )
+        if area > 0
+    ]
+    height, width = result.size
+    return {
+        "version": "5.5.0",
+        "flags": {},
+        "shapes": shapes,
+        "imagePath": result.name,
+        "imageData": None,
+        "imageHeight": height,
+        "imageWidth": width,
+    }
+
+
+def _signed_area(loop: NDArray[np.float64]) -> float:
+    """Positive for a clockwise loop where y points down."""
+    x, y = loop.T
+    return float(0.5 * (x @ np.roll(y, -1) - y @ np.roll(x, -1)))
+
+
+def to_svg(result: Segments, k: int | None = None) -> str:
+    """The regions as one SVG path each, in their mean colours."""
+    height, width = result.size
+    colours = region_means(result.labels(k), result.pixels).round().astype(int).tolist()
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+    ]
+    for region, loops in enumerate(_polygons(result, k)):
+        path = "".join("M" + "L".join(f"{x:.6g},{y:.6g}" for x, y in loop) + "Z" for loop in loops)
+        fill = "#{:02x}{:02x}{:02x}".format(*colours[region])
+        title = f"<title>{escape(result.names[region])}</title>" if result.names and result.names[region] else ""
+        lines.append(f'<path id="region-{region + 1}" fill="{fill}" fill-rule="evenodd" d="{path}">{title}</path>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def save(
+    result: Segments, folder: str | Path, k: int | None = None, *, formats: Sequence[Format], stem: str | None = None
+) -> dict[str, Path]:
+    """Write a photograph's segmentations; see :meth:`Segments.save`."""
+    from PIL import Image
+
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise ConfigurationError(f"unknown format {', '.join(unknown) or '(none)'}; choose from {', '.join(FORMATS)}.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = Path(result.name).stem if stem is None else stem
+    paths: dict[str, Path] = {}
+
+    def place(name: str, end: str) -> Path:
+        paths[name] = folder / f"{stem}{end}"
+        return paths[name]
+
+    def picture(name: str, end: str, pixels: NDArray[Any], **options: Any) -> None:
+        with atomic_file(place(name, end)) as file:
+            Image.fromarray(pixels).save(file, "PNG", **options)
+
+    if "png" in formats:
+        picture("labels", ".png", result.labels(k).astype(np.uint16))
+        picture("colours", "-colours.png", result.painted(k))
+        picture("overlay", "-overlay.png", result.outlined(k), compress_level=3)  # twice as fast
+    if "npz" in formats:
+        with atomic_file(place("levels", ".npz")) as file:
+            _save_levels(file, result)
+    if "coco" in formats:
+        atomic_write(place("coco", "-coco.json"), json.dumps(to_coco(result, k)))
+    if "labelme" in formats:
+        atomic_write(place("labelme", ".json"), json.dumps(to_labelme(result, k), indent=2))
+    if "svg" in formats:
+        atomic_write(place("svg", ".svg"), to_svg(result, k))
+    if "ucm2" in formats:
+        with atomic_file(place("ucm2", "-ucm2.mat")) as file:
+            _save_contours(file, result)
+    return paths
+
+
+def _save_contours(path: BinaryIO, result: Segments) -> None:
+    """The hierarchy as a contour map, at the size that was segmented, in a file that the Berkeley benchmark reads."""
+    from scipy.io import savemat
+
+    if result.hierarchy is None or result.superpixels is None:
+        raise ConfigurationError("a contour map needs a hierarchy; segment by merging, or leave the format ucm2 out.")
+    savemat(path, {"ucm2": contour_map(result.superpixels, result.hierarchy)}, do_compression=True)
+
+
+def _save_levels(path: BinaryIO, result: Segments) -> None:
+    """What ``np.savez_compressed(path, labels=…, ks=…, …)`` writes, one level at a time to save memory."""
+    arrays = {"ks": np.asarray(result.ks)}
+    if result.hierarchy is not None and result.superpixels is not None:
+        tree = result.hierarchy
+        arrays |= {"superpixels": result.superpixels, "merges": tree.merges, "heights": tree.heights}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("labels.npy", "w", force_zip64=True) as file:
+            head = {"descr": "<u2", "fortran_order": False, "shape": (len(result.ks), *result.size)}
+            np.lib.format.write_array_header_1_0(file, head)  # type: ignore[no-untyped-call]
+            for k in result.ks:
+                file.write(result.labels(k).astype("<u2").tobytes())
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array)

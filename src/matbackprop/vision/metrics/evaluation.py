@@ -1,0 +1,296 @@
+"""Scores of a folder's worth of segmentations: every image on its own, then the benchmark's and the paper's
+summaries."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matbackprop.errors import DataError
+from matbackprop.vision.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
+from matbackprop.vision.metrics.objects_parts import objects_and_parts, objects_over_scales
+from matbackprop.vision.metrics.regions import RegionScores, region_scores
+from matbackprop.vision.processes import parallel_map
+
+#: One image: its label maps and its human maps, or a function without arguments that reads them.
+Maps = Sequence[Any] | Callable[[], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class ImageScores(RegionScores):
+    """All measures of one image with ``t`` segmentations and ``g`` human maps.
+
+    Attributes:
+        id: name of the image.
+        boundary: matched and all human pixels, matched and all pixels of the segmentation, ``(t, 4)``; None when not
+            asked for.
+        objects: precision and recall of objects and parts, ``(t, 2)``; None when not asked for.
+    """
+
+    id: str
+    boundary: NDArray[np.int64] | None = None
+    objects: NDArray[np.float64] | None = None
+
+    @property
+    def paper_best(self) -> float:
+        """Covering of the paper's convention "best": max over segmentations and human maps."""
+        return float(self.covering.max())
+
+    @property
+    def paper_average(self) -> float:
+        """Covering of the paper's convention "average": the best segmentation's mean over human maps."""
+        return float(self.covering.mean(1).max())
+
+    def row(self) -> dict[str, float | int | str]:
+        """The measures of the image's own best segmentation, for a table with one line per image."""
+        row: dict[str, float | int | str] = {
+            "id": self.id,
+            "segmentations": len(self.covering),
+            "annotators": len(self.best_covering),
+            "paper_best": self.paper_best,
+            "paper_average": self.paper_average,
+            "covering_best": float(self.best_covering.mean()),
+            "pri": float(self.rand_index.mean(1).max()),
+            "vi": float(self.variation_of_information.mean(1).min()),
+        }
+        if self.boundary is not None:
+            row["boundary_f"] = float(f_measure(self.boundary)[2].max())
+        if self.objects is not None:
+            row["objects_f"] = objects_over_scales([self.objects])[1]
+        return row
+
+
+def score_image(
+    id: str,
+    segmentations: Maps,
+    ground_truth: Maps,
+    *,
+    boundary: bool = False,
+    objects: bool = False,
+    tolerance: float = TOLERANCE,
+) -> ImageScores:
+    """All measures of one image.
+
+    Args:
+        id: name of the image, for error messages and tables.
+        segmentations: label maps ``(h, w)`` from fine to coarse (any fixed order), or a function that reads them.
+        ground_truth: human label maps ``(h, w)``, or a function that reads them.
+        boundary: match boundaries too, which takes most of the time.
+        objects: also match objects and parts.
+        tolerance: of the boundary match, as a share of the image diagonal.
+
+    Returns:
+        The scores of every segmentation against every human map.
+
+    Raises:
+        DataError: the maps do not fit together; the message names the image.
+
+    Example:
+        >>> score_image("a", [[[0, 0, 1, 1]]], [[[0, 0, 0, 1]], [[0, 0, 1, 1]]]).paper_best
+        1.0
+    """
+    maps, truths = (source() if callable(source) else source for source in (segmentations, ground_truth))
+    try:
+        regions = region_scores(maps, truths)
+    except ValueError as error:
+        raise DataError(f"{id}: {error}") from error
+    counts = boundary_counts(maps, truths, tolerance) if boundary else None
+    pairs = objects_and_parts(maps, truths) if objects else None
+    return ImageScores(**vars(regions), id=id, boundary=counts, objects=pairs)
+
+
+def score_images(
+    segmentations: Mapping[str, Maps],
+    ground_truth: Mapping[str, Maps],
+    *,
+    boundary: bool = False,
+    objects: bool = False,
+    tolerance: float = TOLERANCE,
+    workers: int = 0,
+) -> Iterator[ImageScores]:
+    """Score many images, one after the other or several at a time, and yield each as soon as it and those before it
+    are done.
+
+    Args:
+        segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).
+        ground_truth: human maps of at least these images, likewise.
+        boundary, objects, tolerance: see ``score_image``.
+        workers: number of processes; 0 and 1 stay in this one.
+
+    Yields:
+        Scores in the order of ``segmentations``.
+
+    Raises:
+        DataError: no image at all or images without human maps; or, after all others were scored, the list of images
+            whose files cannot be read or whose maps do not fit together.
+    """
+    if not segmentations:
+        raise DataError("no segmentation to evaluate was given")
+    without = [name for name in segmentations if name not in ground_truth]
+    if without:
+        shown = ", ".join(sorted(without)[:5]) + (", …" if len(without) > 5 else "")
+        raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}")
+    score = partial(_score, boundary=boundary, objects=objects, tolerance=tolerance)
+    jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
+    problems = []
+    for result in parallel_map(score, jobs, workers):
+        if isinstance(result, str):
+            problems.append(result)
+        else:
+            yield result
+    if len(problems) == 1:
+        raise DataError(problems[0])
+    if problems:
+        raise DataError(f"{len(problems)} of {len(jobs)} images cannot be scored:\n  " + "\n  ".join(problems))
+
+
+def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
+    """The scores of an image, or what is wrong with it."""
+    try:
+        return score_image(*job, **options)
+    except DataError as error:
+        return str(error)
+
+
+def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
+    """Scores of a data set from the scores of its images.
+
+    ODS fixes the number of the segmentation for all images, OIS takes the best one for each image. Covering pools all
+    human maps (an image with more annotators weighs more); PRI, VI and the paper's measures are plain means over
+    images, as are precision and recall of objects and parts; boundary precision and recall come from pooled counts, and
+    ODS between two neighbouring segmentations is interpolated, as in the benchmark.
+
+    Args:
+        scores: of at least one image.
+
+    Returns:
+        ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best``, ``paper_average``, ``pri_ods``,
+        ``pri_ois``, ``vi_ods``, ``vi_ois`` and, where boundaries were matched, ``boundary_ods``, ``boundary_ois`` and
+        ``boundary_ap``, and where objects and parts were, ``objects_ods``, ``objects_ois``.
+        ODS values are NaN where images have different numbers of segmentations, because there is no common scale then.
+
+    Raises:
+        DataError: no image.
+
+    Example:
+        >>> scores = [score_image(name, [[[0, 1, 1, 1]], [[0, 0, 1, 1]]], [[[0, 0, 0, 1]]]) for name in "ab"]
+        >>> {name: round(value, 4) for name, value in summarize(scores).items() if name.startswith("covering")}
+        {'covering_ods': 0.625, 'covering_ois': 0.625, 'covering_best': 0.625}
+    """
+    scores = list(scores)
+    if not scores:
+        raise DataError("no image was scored; a summary needs at least one")
+    annotators = sum(len(score.best_covering) for score in scores)
+    covering_ods, covering_ois = over_scales([score.covering.sum(1) for score in scores])
+    pri_ods, pri_ois = over_scales([score.rand_index.mean(1) for score in scores])
+    vi_ods, vi_ois = over_scales([-score.variation_of_information.mean(1) for score in scores])
+    summary = {
+        "covering_ods": covering_ods * len(scores) / annotators,
+        "covering_ois": covering_ois * len(scores) / annotators,
+        "covering_best": float(sum(score.best_covering.sum() for score in scores)) / annotators,
+        "paper_best": float(np.mean([score.paper_best for score in scores])),
+        "paper_average": float(np.mean([score.paper_average for score in scores])),
+        "pri_ods": pri_ods,
+        "pri_ois": pri_ois,
+        "vi_ods": -vi_ods,
+        "vi_ois": -vi_ois,
+    }
+    counts = [score.boundary for score in scores if score.boundary is not None]
+    if len(counts) == len(scores):
+        summary["boundary_ods"], summary["boundary_ois"] = boundary_over_scales(counts)
+        summary["boundary_ap"] = boundary_average_precision(counts)
+    pairs = [score.objects for score in scores if score.objects is not None]
+    if len(pairs) == len(scores):
+        summary["objects_ods"], summary["objects_ois"] = objects_over_scales(pairs)
+    return summary
+
+
+def over_scales(values: Sequence[NDArray[np.float64]] | NDArray[np.float64]) -> tuple[float, float]:
+    """ODS and OIS of a score whose mean over images counts, larger being better.
+
+    Args:
+        values: for each image the score of each of its segmentations, ``(t,)``.
+
+    Returns:
+        The largest mean with one segmentation number for all images (NaN where their numbers differ), and the mean of
+        the largest.
+
+    Example:
+        >>> import numpy as np
+        >>> over_scales([np.array([0.2, 0.6]), np.array([0.8, 0.3])])
+        (0.5, 0.7)
+    """
+    common = len({len(scores) for scores in values}) == 1
+    ods = float(np.max(np.mean(values, 0))) if common else float("nan")
+    return ods, float(np.mean([scores.max() for scores in values]))
+
+
+def boundary_over_scales(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> tuple[float, float]:
+    """ODS and OIS of the boundary F-measure from pooled counts.
+
+    Args:
+        counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them.
+
+    Returns:
+        The largest F with one segmentation number for all images (NaN where their numbers differ), and the F of each
+        image's best.
+    """
+    common = len({len(count) for count in counts}) == 1
+    best = [count[f_measure(count)[2].argmax()] for count in counts]
+    ods = _best_interpolated_f(np.sum(counts, 0)) if common else float("nan")
+    return ods, float(f_measure(np.sum(best, 0))[2])
+
+
+def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
+    """The area under the curve of boundary precision over recall, as the benchmark measures it.
+
+    Precision is interpolated linearly between the recalls of the segmentations at 0, .01, … 1, counts as 0 outside of
+    them, and is summed with a weight of .01.
+
+    Args:
+        counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them.
+
+    Returns:
+        The area; 0 where all recalls are one, NaN where images have different numbers of segmentations.
+    """
+    if len({len(count) for count in counts}) > 1:
+        return float("nan")
+    recall, precision, _ = f_measure(np.sum(counts, 0))
+    recalls, first = np.unique(recall, return_index=True)
+    if len(recalls) < 2:
+        return 0.0
+    grid = np.arange(101) / 100
+    return 0.01 * float(np.interp(grid, recalls, precision[first], left=0, right=0).sum())
+
+
+def _best_interpolated_f(counts: NDArray[np.int64]) -> float:
+    """The largest F over the segmentations and over straight lines between neighbours in recall and precision."""
+    recall, precision, f = f_measure(counts)
+    share = np.linspace(0, 1, 100)[:, None]
+    between_recall = recall[:-1] * (1 - share) + recall[1:] * share
+    between_precision = precision[:-1] * (1 - share) + precision[1:] * share
+    total = np.maximum(between_recall + between_precision, np.finfo(np.float64).tiny)
+    return float(np.append(2 * between_recall * between_precision / total, f).max())
+
+
+def evaluate_segmentations(
+    segmentations: Mapping[str, Maps],
+    ground_truth: Mapping[str, Maps],
+    *,
+    boundary: bool = False,
+    objects: bool = False,
+    tolerance: float = TOLERANCE,
+    workers: int = 0,
+) -> dict[str, float]:
+    """Evaluate segmentations of many images: what :func:`score_images` takes, and what :func:`summarize` gives.
+
+    Example:
+        >>> half = [[0, 0, 1, 1]]
+        >>> evaluate_segmentations({"pond": [half]}, {"pond": [half, [[0, 1, 2, 3]]]})["paper_average"]
+        0.75
+    """
+    options: dict[str, Any] = {"boundary": boundary, "objects": objects, "tolerance": tolerance, "workers": workers}
+    return summarize(score_images(segmentations, ground_truth, **options))

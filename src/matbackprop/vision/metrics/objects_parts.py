@@ -1,0 +1,131 @@
+"""Objects and parts: how many regions of a segmentation are people's objects, or parts of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matbackprop.errors import ShapeError
+from matbackprop.vision.metrics.regions import as_label_map, compact_labels, size_message
+
+# The constants of the public evaluation.
+OBJECT = 0.9
+"""Relative overlap from which two regions are the same object, or one lies inside the other."""
+PART = 0.25
+"""Smallest share of a region that a part of it takes up."""
+PART_WEIGHT = 0.1
+"""What a part counts, compared with an object."""
+COVERED = 0.99
+"""Share of the image beyond which further, smaller regions are no candidates."""
+
+
+def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
+    """Precision and recall of objects and parts of one image's segmentations.
+
+    With p = |r∩g|/|r| and q = |r∩g|/|g| for a region r of the segmentation and g of a person's map: *candidates* are
+    the largest regions of a map, in order of area, as long as those before them cover less than 99 % of the image.
+    Candidates r and g are both *objects* where p ≥ .9 and q ≥ .9. A candidate r that is not an object is a *part* where
+    p ≥ .9 and .25 ≤ q < .9 for a candidate g, and g likewise with p and q exchanged. All regions count as *fragments*:
+    r collects p from every g with q ≥ .9 > p, and g collects q from every r with p ≥ .9 > q. Then
+
+    precision = (objects + .1·parts + (Σ collected by candidates r that are neither)/people) / candidates r,
+    recall = (objects + .1·parts + Σ collected by candidates g that are neither) / candidates g,
+
+    where r is an object or a part if it is one for any person, and recall counts the regions of all people.
+
+    Args:
+        segmentations: label maps ``(h, w)``, at least one.
+        ground_truth: human label maps ``(h, w)``, at least one.
+
+    Returns:
+        Precision and recall of each segmentation, ``(t, 2)``.
+
+    Raises:
+        ShapeError: a list is empty or the maps differ in size.
+        LabelError: a map holds something other than integers.
+
+    Example:
+        >>> objects_and_parts([[[0, 0, 1, 1]], [[0, 0, 0, 0]]], [[[3, 3, 5, 5]]]).tolist()
+        [[1.0, 1.0], [1.0, 0.1]]
+
+    Reference: Pont-Tuset, Marques, "Measures and meta-measures for the supervised evaluation of image segmentation",
+    CVPR 2013.
+    """
+    if not segmentations or not ground_truth:
+        raise ShapeError("objects and parts need at least one segmentation and one human map")
+    shape = as_label_map(ground_truth[0], "human map 1").shape
+    people = [_flat(labels, f"human map {i + 1}", shape) for i, labels in enumerate(ground_truth)]
+    flat = (_flat(labels, f"segmentation {i + 1}", shape) for i, labels in enumerate(segmentations))
+    return np.array([_precision_and_recall(labels, count, people) for labels, count in flat])
+
+
+def _flat(labels: Any, name: str, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
+    """Labels from 0 of all pixels, and the number of regions."""
+    compact, count = compact_labels(labels, name)
+    if compact.shape != shape:
+        raise ShapeError(size_message(name, compact.shape, "the first human map", shape))
+    return compact.ravel(), count
+
+
+def _candidates(areas: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which regions are large enough to be matched."""
+    order = np.argsort(-areas, kind="stable")
+    before = np.cumsum(areas[order]) - areas[order]
+    chosen = np.zeros(len(areas), dtype=bool)
+    chosen[order] = before < COVERED * areas.sum()
+    return chosen
+
+
+def _precision_and_recall(
+    labels: NDArray[np.int64], count: int, people: list[tuple[NDArray[np.int64], int]]
+) -> tuple[float, float]:
+    areas = np.bincount(labels, minlength=count)
+    candidate = _candidates(areas)
+    is_object, is_part = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+    collected = np.zeros(count)
+    recalled, total = 0.0, 0
+    for truth, regions in people:
+        shared = np.bincount(truth * count + labels, minlength=regions * count).reshape(regions, count)
+        own = shared.sum(1)
+        theirs = _candidates(own)
+        p, q = shared / areas, shared / own[:, None]
+        inside, around = p >= OBJECT, q >= OBJECT  # r lies in g, g lies in r
+        both = theirs[:, None] & candidate
+        same = both & inside & around
+        is_object |= same.any(0)
+        is_part |= (both & inside & ~around & (q >= PART)).any(0)
+        collected += (p * (around & ~inside)).sum(0)
+        object_here = same.any(1)
+        part_here = (both & around & ~inside & (p >= PART)).any(1) & ~object_here
+        fragments = (q * (inside & ~around)).sum(1)[theirs & ~object_here & ~part_here].sum()
+        recalled += object_here.sum() + PART_WEIGHT * part_here.sum() + fragments
+        total += int(theirs.sum())
+    is_part &= ~is_object
+    fragments = collected[candidate & ~is_object & ~is_part].sum() / len(people)
+    precision = (is_object.sum() + PART_WEIGHT * is_part.sum() + fragments) / candidate.sum()
+    return float(precision), float(recalled / total)
+
+
+def objects_over_scales(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
+    """ODS and OIS of the F-measure of objects and parts.
+
+    Args:
+        values: precision and recall of each image's segmentations, ``(t, 2)``.
+
+    Returns:
+        The largest F of the precision and the recall that one segmentation number has on average over the images (NaN
+        where their numbers differ), and the mean over images of the largest F.
+
+    Example:
+        >>> objects_over_scales([np.array([[1.0, 0.5], [0.0, 0.0]]), np.array([[0.5, 1.0], [1.0, 1.0]])])
+        (0.75, 0.8333333333333333)
+    """
+    common = len({len(one) for one in values}) == 1
+    ods = float(_f(np.mean(values, 0)).max()) if common else float("nan")
+    return ods, float(np.mean([_f(one).max() for one in values]))
+
+
+def _f(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    precision, recall = pairs[:, 0], pairs[:, 1]
+    return 2 * precision * recall / np.maximum(precision + recall, np.finfo(np.float64).tiny)

@@ -1,0 +1,482 @@
+"""What every backbone answers; stacks of layers that answer it by their own kernels, strides and paddings; all
+backbones by name; and their starting weights, from a file, the data folder, the cache or a download.
+
+Only safetensors files are read, except for torchvision's official ``.pth`` files right after a download whose checksum
+fits; those are read with ``weights_only=True`` and kept as safetensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.vision.files import atomic_write, shorten
+from matbackprop.vision.models.weights import load_weights_into, read_weights
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def normalize(image: Tensor) -> Tensor:
+    """Normalise RGB images (*b, 3, h, w) in [0, 1] as the ImageNet networks expect."""
+    # With plain numbers: a tensor of them would have to be copied to the device, which a CUDA graph cannot.
+    parts = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
+    return torch.cat([(channel - mean) / std for channel, mean, std in parts], -3)
+
+
+def start_randomly(network: nn.Module) -> None:
+    """Draw the weights of all convolutions (Kaiming, for ReLU)."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class TapInfo(NamedTuple):
+    """A feature map: its channels, and where its cells lie in the image.
+
+    Attributes:
+        channels: number of channels.
+        stride: distance of neighbouring cells in pixels.
+        offset: pixel coordinate of the centre of the first cell; cell i is centred on offset + i · stride.
+        reach: pixels along a side that the first cell needs; n cells need reach + (n − 1) · stride.
+    """
+
+    channels: int
+    stride: int
+    offset: float
+    reach: int
+
+
+class Backbone(nn.Module, ABC):
+    """A network that gives named feature maps.
+
+    Subclasses describe their maps (``places``) and compute them (:meth:`maps`).
+    Batch normalisation keeps the means and deviations that it was published with, in training too: batches of regions
+    or of single images would give others, and results would depend on how they are divided over processes.
+
+    Attributes:
+        taps: names of the maps, in the order in which the network computes them.
+        mean, std: how its pixels are normalised, for RGB in [0, 1].
+        left_out: keys of the weights that :meth:`cut` removed.
+        prefix: what the keys of its published weights begin with.
+    """
+
+    taps: Sequence[str]
+    prefix: str = ""
+    left_out: frozenset[str] = frozenset()
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The layout in which a GPU's convolutions are fast: channels last.
+
+        Not for depthwise convolutions, for which cuDNN then prepares itself for every new size of image: an H200 took
+        6 s for each.
+        """
+        depthwise = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in self.modules())
+        return torch.contiguous_format if depthwise else torch.channels_last
+
+    def __init__(self, places: Mapping[str, TapInfo]) -> None:
+        """``places`` has the maps in the order in which they are computed."""
+        super().__init__()
+        self._places = dict(places)
+        self.taps = tuple(places)
+
+    def info(self, tap: str) -> TapInfo:
+        """Channels and place of a map.
+
+        Example:
+            >>> from matbackprop.vision.models.backbones import build_backbone
+            >>> build_backbone("alexnet").info("relu5")
+            TapInfo(channels=256, stride=16, offset=15.0, reach=31)
+        """
+        self.check([tap])
+        return self._places[tap]
+
+    @abstractmethod
+    def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
+        """The maps (b, c, h', w') of images (b, 3, h, w) normalised with :attr:`mean` and :attr:`std`."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Train or evaluate, batch normalisation as it is."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+    def cut(self, taps: Sequence[str]) -> None:
+        """Leave out the layers behind the last of ``taps``: they would neither be used nor learn."""
+        self.check(taps)
+        last = max(self.taps.index(tap) for tap in taps)
+        before = set(self.state_dict())
+        self.remove_behind(self.taps[last])
+        self.left_out |= before - set(self.state_dict())
+        self.taps = tuple(self.taps)[: last + 1]
+
+    def remove_behind(self, tap: str) -> None:
+        """Remove the layers that compute later maps than ``tap``; a network without such layers has nothing to do."""
+
+    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The maps ``taps`` that follow from ``x``, the map ``tap``.
+
+        Raises:
+            ConfigurationError: the maps of this network do not follow from one another.
+        """
+        raise ConfigurationError(f"{type(self).__name__} computes its maps together: none follows from {tap!r} alone.")
+
+    def freeze(self, tap: str) -> None:
+        """Let the layers up to a map stay as they are; those behind it learn."""
+        self.check([tap])
+        kept = copy.deepcopy(self)
+        kept.remove_behind(tap)
+        names = set(kept.state_dict())
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in names)
+
+    def check(self, taps: Sequence[str]) -> None:
+        """Raise ConfigurationError for a map that this backbone does not have."""
+        for tap in taps:
+            if tap not in self.taps:
+                raise ConfigurationError(f"unknown feature map {tap!r}; this backbone has {', '.join(self.taps)}.")
+
+    def forward(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """Compute the maps named in ``taps``; layers behind the last one are not run.
+
+        Args:
+            image: RGB (b, 3, h, w), normalised by :func:`normalize` for every backbone alike; one that wants other
+                numbers converts them here.
+            taps: names of maps.
+
+        Returns:
+            Name → map (b, c, h', w').
+        """
+        self.check(taps)
+        if (self.mean, self.std) != (IMAGENET_MEAN, IMAGENET_STD):
+            numbers = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, self.mean, self.std, strict=True)
+            image = torch.cat([x * (s / own_s) + (m - own_m) / own_s for x, m, s, own_m, own_s in numbers], -3)
+        maps = self.maps(image, taps)
+        return {tap: maps[tap] for tap in taps}
+
+
+class StagedBackbone(Backbone):
+    """A network whose maps follow from one another: each stage takes the map before it."""
+
+    @abstractmethod
+    def stage(self, tap: str, x: Tensor) -> Tensor:
+        """Compute a map from the one before it; the first from the image."""
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The maps up to the last of ``taps``."""
+        return self._stages(0, image, taps)
+
+    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The maps behind ``tap`` up to the last of ``taps``."""
+        return self._stages(self.taps.index(tap) + 1, x, taps)
+
+    def _stages(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        last = max(self.taps.index(tap) for tap in taps)
+        maps: dict[str, Tensor] = {}
+        for tap in self.taps[first : last + 1]:
+            x = maps[tap] = self.stage(tap, x)
+        return maps
+
+
+class LayerStack(Backbone):
+    """A stack ``features`` whose maps are outputs of its layers.
+
+    Args:
+        features: the layers, applied in order. Their convolutions and poolings are square.
+        taps: name → index in ``features`` of the layer whose output the name means.
+    """
+
+    def __init__(self, features: nn.Sequential, taps: Mapping[str, int]) -> None:
+        self.index = dict(sorted(taps.items(), key=lambda item: item[1]))
+        super().__init__({tap: self._measure(list(features)[: last + 1]) for tap, last in self.index.items()})
+        self.features = features
+        start_randomly(self)
+
+    @staticmethod
+    def _measure(layers: Sequence[nn.Module]) -> TapInfo:
+        channels, offset, stride = 3, 0.0, 1
+        windows = []
+        for layer in layers:
+            if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
+                sizes = (layer.kernel_size, layer.stride, layer.padding)
+                kernel, step, padding = (int(v[0]) if isinstance(v, tuple) else int(v) for v in sizes)
+                windows.append((kernel, step, padding))
+                offset += ((kernel - 1) / 2 - padding) * stride
+                stride *= step
+                channels = layer.out_channels if isinstance(layer, nn.Conv2d) else channels
+        reach = 1
+        for kernel, step, padding in reversed(windows):
+            reach = max(1, (reach - 1) * step + kernel - 2 * padding)
+        return TapInfo(channels, stride, offset, reach)
+
+    def remove_behind(self, tap: str) -> None:
+        """Remove the layers behind a map."""
+        del self.features[self.index[tap] + 1 :]
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of the layers that ``taps`` mean."""
+        return self._layers(0, image, taps)
+
+    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of later layers than ``tap``'s that ``taps`` mean."""
+        return self._layers(self.index[tap] + 1, x, taps)
+
+    def _layers(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        wanted = {self.index[tap]: tap for tap in taps}
+        maps: dict[str, Tensor] = {}
+        for index in range(first, max(wanted) + 1):
+            x = self.features[index](x)
+            if index in wanted:
+                maps[wanted[index]] = x
+        return maps
+
+
+class AlexNet(LayerStack):
+    """AlexNet (torchvision's variant: no local response normalisation, no groups)."""
+
+    def __init__(self) -> None:
+        features = nn.Sequential(
+            nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2),
+        )
+        super().__init__(features, {"relu1": 1, "relu2": 4, "relu3": 7, "relu4": 9, "relu5": 11, "pool5": 12})
+
+
+class VGG16(LayerStack):
+    """VGG-16 (configuration D)."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        taps: dict[str, int] = {}
+        width = 3
+        for block, (depth, filters) in enumerate([(2, 64), (2, 128), (3, 256), (3, 512), (3, 512)], start=1):
+            for i in range(1, depth + 1):
+                layers += [nn.Conv2d(width, filters, 3, padding=1), nn.ReLU()]
+                taps[f"relu{block}_{i}"] = len(layers) - 1
+                width = filters
+            layers.append(nn.MaxPool2d(2, 2))
+            taps[f"pool{block}"] = len(layers) - 1
+        super().__init__(nn.Sequential(*layers), taps)
+
+
+# ----------------------------------------------------------------------------------------------- all backbones by name
+
+_TORCH = "https://download.pytorch.org/models"
+
+
+class BackboneEntry(NamedTuple):
+    """Where a backbone's code and weights are.
+
+    Attributes:
+        code: ``"module:Class"`` in this package.
+        file: name of its weights below ``weights`` in ``$MATBACKPROP_DATA``; empty for one without weights.
+        url: official address of its weights; empty where there is none of a kind that can be read.
+        sha256: first digits of the checksum of what is there.
+    """
+
+    code: str
+    file: str = ""
+    url: str = ""
+    sha256: str = ""
+
+
+BACKBONES = {
+    "alexnet": BackboneEntry(
+        "base:AlexNet", "alexnet_features_fp16.safetensors", f"{_TORCH}/alexnet-owt-7be5be79.pth", "7be5be79"
+    ),
+    "efficientnet-lite2": BackboneEntry("efficientnet_lite2:EfficientNetLite2", "efficientnet_lite2_fp16.safetensors"),
+    "pidinet": BackboneEntry("pidinet:PiDiNet", "pidinet_multicue_fp16.safetensors"),
+    "sift": BackboneEntry("sift:DenseSIFT"),
+    "tiny-vit": BackboneEntry("tiny_vit:TinyViT", "mobile_sam_tinyvit_encoder_fp16.safetensors"),
+    "vgg16": BackboneEntry("base:VGG16", "vgg16_features_fp16.safetensors", f"{_TORCH}/vgg16-397923af.pth", "397923af"),
+    "xception": BackboneEntry("xception:Xception", "xception_imagenet_fp16.safetensors"),
+}
+
+
+ADAPTERS = {
+    "hf": "modules:HuggingFace",
+    "timm": "modules:TimmFeatures",
+    "torchvision": "modules:TorchvisionModel",
+}
+"""Libraries of backbones: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``."""
+
+
+def check_published(name: object) -> None:
+    """Refuse a backbone that is code of its own: a file that names one must not decide what is run.
+
+    Raises:
+        ConfigurationError: ``name`` is not one of :data:`BACKBONES` or of :data:`ADAPTERS`.
+    """
+    if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
+        raise ConfigurationError(
+            f"the backbone {shorten(repr(name))} is none that files may name; build the model yourself, with network=, "
+            "and load its weights with matbackprop.vision.models.weights.load_weights_into."
+        )
+
+
+def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
+    """Build a backbone by name, with random weights.
+
+    Args:
+        name: one of :data:`BACKBONES`; ``"hf:"``, ``"timm:"`` or ``"torchvision:"`` with the name of a model there; or
+            ``"package.module:Class"``, a class or function of yours that gives a
+            :class:`Backbone` or any ``nn.Module``, whose submodules' outputs are
+            then its maps.
+        taps: the maps that will be asked for: layers behind the last one are left out. None keeps all.
+
+    Raises:
+        ConfigurationError: there is no such backbone, or it has no such map; the message names those that are there.
+    """
+    kind, _, rest = name.partition(":")
+    if name in BACKBONES:
+        backbone: Backbone = _load(f"{__package__}.{BACKBONES[name].code}")()
+    elif kind in ADAPTERS and rest:
+        backbone = _load(f"{__package__}.{ADAPTERS[kind]}")(rest)
+    elif rest:
+        backbone = _own(name)
+    else:
+        schemes = ", ".join(f"{scheme}:…" for scheme in ADAPTERS)
+        raise ConfigurationError(
+            f"unknown backbone {name!r}; choose one of {', '.join(BACKBONES)}, or {schemes} or module:Class."
+        )
+    if taps is not None:
+        backbone.cut(taps)
+    return backbone
+
+
+def _load(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _own(place: str) -> Backbone:
+    from matbackprop.vision.models.backbones.modules import ModuleBackbone
+
+    try:
+        module = _load(place)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"the backbone {place!r} cannot be built: {error}.") from error
+    return module if isinstance(module, Backbone) else ModuleBackbone(module)
+
+
+# ---------------------------------------------------------------------------------------------------- starting weights
+
+
+def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = "imagenet") -> Path | None:
+    """Load starting weights into a backbone.
+
+    Args:
+        backbone: from :func:`build_backbone`; it may have been cut behind its last map.
+        name: its name.
+        weights: ``"none"`` changes nothing; ``"imagenet"`` takes the file that :func:`find_weights` gives, or what
+            its library publishes; otherwise a safetensors file with the keys of the backbone, where those of a
+            classifier are passed over.
+
+    Returns:
+        The file that was read; None for none, and for a backbone that has no weights.
+
+    Raises:
+        WeightsError: no file, a damaged one, or one of another architecture.
+    """
+    if str(weights) == "none" or not any(True for _ in backbone.parameters()):
+        return None
+    publish = getattr(backbone, "load_published", None)
+    if str(weights) == "imagenet" and publish is not None:
+        publish()
+        return None
+    path = find_weights(name) if str(weights) == "imagenet" else Path(weights)
+    own = backbone.state_dict()
+    state = {k.removeprefix(getattr(backbone, "prefix", "")): v for k, v in read_weights(path).items()}
+    state = {k: v for k, v in state.items() if k in own or not k.startswith("classifier.")}
+    # How many batches the means of batch normalisation were taken over is published by some and used by none.
+    state |= {k: v for k, v in own.items() if k.endswith("num_batches_tracked") and k not in state}
+    load_weights_into(backbone, state, str(path))
+    return path
+
+
+def find_weights(name: str) -> Path:
+    """The file of a backbone's published weights.
+
+    It is looked for in ``weights`` of ``$MATBACKPROP_DATA``, then in the cache, then downloaded from its official
+    address.
+
+    Raises:
+        WeightsError: it is not there and cannot be downloaded.
+    """
+    from matbackprop.vision.data.cache import default_cache_folder
+
+    if name not in BACKBONES or not BACKBONES[name].file:
+        known = [n for n, entry in BACKBONES.items() if entry.file]
+        raise WeightsError(f"there are no published weights of {name!r}; there are of {', '.join(known)}.")
+    entry = BACKBONES[name]
+    cached = default_cache_folder() / "weights" / f"{name}.safetensors"
+    root = os.environ.get("MATBACKPROP_DATA")
+    for path in [*([Path(root) / "weights" / entry.file] if root else []), cached]:
+        if path.is_file():
+            return path
+    if not entry.url:
+        raise WeightsError(
+            f"the weights of {name} are not here: put {entry.file} into the folder weights of $MATBACKPROP_DATA, or "
+            f"name a safetensors file, or start from random weights (none)."
+        )
+    return download_weights(name, cached)
+
+
+def download_weights(name: str, target: Path, entry: BackboneEntry | None = None) -> Path:
+    """Download torchvision's weights, check them, and keep them as safetensors.
+
+    Args:
+        name: ``"alexnet"`` or ``"vgg16"``.
+        target: the safetensors file to write.
+        entry: another address, for a mirror.
+
+    Raises:
+        WeightsError: there is no network, or the file is damaged; the message says how to do it by hand.
+    """
+    from safetensors.torch import save
+
+    from matbackprop.vision.data.download import download
+
+    entry = entry or BACKBONES[name]
+    downloaded = target.with_name(entry.url.rsplit("/", 1)[-1])
+    try:
+        download(entry.url, downloaded, sha256=entry.sha256)
+    except DataError as error:
+        raise WeightsError(
+            f"the weights of {name} are not here and cannot be downloaded: {error} By hand: fetch {entry.url} on "
+            f"another machine, put it at {downloaded}, and try again; or give a .safetensors file with its keys."
+        ) from error
+    try:
+        state = torch.load(downloaded, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and runtime errors alike: the file holds more than tensors, or is damaged
+        raise WeightsError(f"{downloaded} cannot be read as weights: {error}") from error
+    atomic_write(target, save({k: v.contiguous() for k, v in state.items()}))
+    downloaded.unlink()
+    return target

@@ -1,0 +1,387 @@
+"""Any ``nn.Module`` as a backbone: its maps are outputs of its submodules, and where their cells lie is measured.
+
+Beside it the networks of three libraries: ``transformers``, timm and torchvision.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.errors import ConfigurationError, WeightsError, needs
+from matbackprop.vision.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, TapInfo
+
+__all__ = [
+    "HuggingFace",
+    "ListedMaps",
+    "ModuleBackbone",
+    "TimmFeatures",
+    "TorchvisionModel",
+    "measure_offsets",
+    "measure_strides",
+]
+
+_SIDES = (192, 256)  # both divisible by 64, so that no network of stride up to 64 rounds
+
+
+class _Done(Exception):
+    """The last map that was asked for is there."""
+
+
+class ModuleBackbone(Backbone):
+    """The outputs of a module's submodules, by their names (``layer3``, ``features.12``).
+
+    Only submodules that give one map (b, c, h, w) per call count. Channels and strides are measured by running the
+    module on two sizes, offsets when they are asked for (:func:`measure_offsets`).
+
+    Args:
+        network: takes images (b, 3, h, w) of any size.
+        mean, std: how its pixels are normalised, for RGB in [0, 1].
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2))
+        >>> backbone = ModuleBackbone(network)
+        >>> backbone.taps, backbone.info("2")
+        (('0', '1', '2'), TapInfo(channels=8, stride=4, offset=1.0, reach=4))
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        mean: tuple[float, ...] = IMAGENET_MEAN,
+        std: tuple[float, ...] = IMAGENET_STD,
+    ) -> None:
+        places = measure_strides(lambda image: _all_maps(network, image), network)
+        super().__init__(places)
+        self.network = network
+        self.mean, self.std = mean, std
+        self._measured: set[str] = set()
+
+    def info(self, tap: str) -> TapInfo:
+        """Channels and place of a map; its offset is measured on the first call."""
+        info = super().info(tap)
+        if tap not in self._measured:
+            averaging = _averaging(self.network)
+            offsets = measure_offsets(lambda image: _maps(averaging, image, [tap]), {tap: info}, averaging)
+            info = self._places[tap] = info._replace(offset=offsets[tap])
+            self._measured.add(tap)
+        return info
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of the submodules that ``taps`` name; nothing is computed behind the last of them."""
+        return _maps(self.network, image, [tap for tap in self.taps if tap in taps])
+
+    def remove_behind(self, tap: str) -> None:
+        """Keep parameters that no map up to ``tap`` depends on from learning: a module of unknown form stays whole."""
+        _freeze_unused(self, tap)
+
+
+class ListedMaps(Backbone):
+    """A network of a library that gives a list of maps, whose names are known.
+
+    Args:
+        network: the network.
+        names: of its maps.
+        multiple: what the sides of its images must be divisible by; they are filled up behind with zeros.
+    """
+
+    def __init__(self, network: nn.Module, names: Sequence[str], multiple: int = 1) -> None:
+        averaging = _averaging(network)
+        places = measure_strides(lambda x: dict(zip(names, self.listed(network, x), strict=True)), network, multiple)
+        offsets = measure_offsets(
+            lambda x: dict(zip(names, self.listed(averaging, x), strict=True)), places, averaging, multiple
+        )
+        super().__init__({name: info._replace(offset=offsets[name]) for name, info in places.items()})
+        self.network, self.names, self.multiple = network, list(names), multiple
+
+    @staticmethod
+    def listed(network: nn.Module, image: Tensor) -> Sequence[Tensor]:
+        """The maps of an image."""
+        return network(image)
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """The network's maps."""
+        height, width = image.shape[-2:]
+        image = nnf.pad(image, (0, -width % self.multiple, 0, -height % self.multiple))
+        return dict(zip(self.names, self.listed(self.network, image), strict=True))
+
+    def remove_behind(self, tap: str) -> None:
+        """Keep layers behind a map from learning."""
+        _freeze_unused(self, tap)
+
+
+def _freeze_unused(backbone: ModuleBackbone | ListedMaps, tap: str) -> None:
+    """Keep parameters that a map does not depend on from learning."""
+    network = backbone.network
+    device = next(network.parameters()).device
+    with torch.enable_grad():
+        computed = backbone.maps(torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=device), [tap])[tap]
+        parameters = [p for p in network.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(computed.sum(), parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.requires_grad_(gradient is not None)
+
+
+@contextmanager
+def _watched(network: nn.Module, see: Callable[[str, Any], None], names: Sequence[str] | None = None) -> Iterator[None]:
+    modules = {name: module for name, module in network.named_modules() if name and (names is None or name in names)}
+    handles = [
+        module.register_forward_hook(lambda _module, _inputs, output, name=name: see(name, output))
+        for name, module in modules.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _all_maps(network: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    """Every output of a submodule that is a map, in the order of computation; of several calls the last."""
+    outputs: dict[str, Tensor] = {}
+
+    def see(name: str, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
+            outputs.pop(name, None)
+            outputs[name] = output
+
+    with _watched(network, see):
+        network(image)
+    return outputs
+
+
+def _maps(network: nn.Module, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+    outputs: dict[str, Tensor] = {}
+
+    def see(name: str, output: Any) -> None:
+        outputs[name] = output
+        if name == taps[-1]:
+            raise _Done
+
+    with _watched(network, see, taps), suppress(_Done):
+        network(image)
+    return outputs
+
+
+def measure_strides(
+    compute: Callable[[Tensor], Mapping[str, Tensor]], network: nn.Module, multiple: int = 1
+) -> dict[str, TapInfo]:
+    """Measure channels and strides of maps by computing them on two sizes.
+
+    Args:
+        compute: image → name → map.
+        network: what computes them; it is left as it was.
+        multiple: what the sides of its images must be divisible by.
+
+    Returns:
+        Name → place, with the offset of cells that tile the image.
+
+    Raises:
+        ConfigurationError: there is no map whose size follows the image's.
+    """
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    training = network.training
+    sides = [-(-side // multiple) * multiple for side in _SIDES]
+    try:
+        network.eval()
+        with torch.no_grad():
+            small, large = (compute(torch.zeros(1, 3, side, side, device=device)) for side in sides)
+    finally:
+        network.train(training)
+    places = {}
+    for name, one in small.items():
+        two = large.get(name)
+        cells = 0 if two is None or two.shape[1] != one.shape[1] else two.shape[-1] - one.shape[-1]
+        if cells > 0 and (sides[1] - sides[0]) % cells == 0:
+            stride = (sides[1] - sides[0]) // cells
+            places[name] = TapInfo(one.shape[1], stride, (stride - 1) / 2, stride)
+    if not places:
+        raise ConfigurationError(f"{type(network).__name__} gives no map (b, c, h, w) whose size follows its image's.")
+    return places
+
+
+def _averaging(network: nn.Module) -> nn.Module:
+    """A copy whose layers take means: what a cell depends on is then seen by its gradient, evenly and with one sign."""
+    network = copy.deepcopy(network).double().eval()
+    for parameter in network.parameters():
+        nn.init.ones_(parameter)
+    for parent in [network, *network.modules()]:
+        for name, layer in parent.named_children():
+            if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.Dropout)) or "Norm" in type(layer).__name__:
+                setattr(parent, name, nn.Identity())
+            elif isinstance(layer, nn.MaxPool2d):
+                setattr(parent, name, nn.AvgPool2d(layer.kernel_size, layer.stride, layer.padding, layer.ceil_mode))
+            elif isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.constant_(layer.weight, 1 / layer.weight[0].numel())
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+    for layer in network.modules():
+        if "Attention" in type(layer).__name__:  # it sees whole windows or images; what is added to it is in its place
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+    return network
+
+
+def measure_offsets(
+    compute: Callable[[Tensor], Mapping[str, Tensor]],
+    places: Mapping[str, TapInfo],
+    network: nn.Module,
+    multiple: int = 1,
+) -> dict[str, float]:
+    """Measure the pixels that first cells are centred on, from the gradients of cells in the middle.
+
+    Args:
+        compute: image → name → map, by a network whose layers take means.
+        places: channels and strides of the maps.
+        network: what computes them.
+        multiple: what the sides of its images must be divisible by.
+
+    Returns:
+        Name → offset, to half a pixel; that of cells that tile the image where the measure says nothing else, as for
+        networks in which every cell sees the whole image, and without numbers (on the device ``meta``).
+    """
+    offsets = {name: (info.stride - 1) / 2 for name, info in places.items()}
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        return offsets
+    side = -(-_SIDES[1] // multiple) * multiple
+    image = torch.full((1, 3, side, side), 0.5, dtype=torch.float64, device=device, requires_grad=True)
+    with torch.enable_grad():
+        maps = compute(image)
+        for name, info in places.items():
+            middle = maps[name].shape[-1] // 2
+            (gradient,) = torch.autograd.grad(maps[name][0, :, middle, middle].sum(), image, retain_graph=True)
+            weight = gradient[0].abs().sum((0, 1))
+            centre = float((weight * torch.arange(side, device=device)).sum() / weight.sum())
+            measured = round(2 * (centre - info.stride * middle)) / 2
+            if abs(measured) <= 2 * info.stride:  # not a number fails this too
+                offsets[name] = measured
+    return offsets
+
+
+class HuggingFace(ListedMaps):
+    """A backbone of Hugging Face's ``transformers``; its maps have the library's names (``stem``, ``stage1`` …).
+
+    Args:
+        source: a model on the hub, such as ``"facebook/dinov2-small"`` or ``"microsoft/resnet-50"``, or a folder with
+            its ``config.json``.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+        WeightsError: there is no such model, or it is none that gives feature maps.
+    """
+
+    def __init__(self, source: str) -> None:
+        with needs(f"hf:{source} needs the transformers library", "transformers"):
+            from transformers import AutoBackbone, AutoConfig
+        try:
+            config = AutoConfig.from_pretrained(source)
+            stages = AutoBackbone.from_config(config).stage_names
+            config.out_features = list(stages)
+            network = AutoBackbone.from_config(config)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise WeightsError(f"hf:{source} cannot be built: {str(error).splitlines()[0]}") from error
+        super().__init__(network, list(network.out_features), int(getattr(config, "patch_size", 1) or 1))
+        self.source = source
+        self.mean, self.std = _normalisation(source, self.mean, self.std)
+
+    @staticmethod
+    def listed(network: nn.Module, image: Tensor) -> Sequence[Tensor]:
+        """The stages' maps."""
+        return network(image).feature_maps
+
+    def load_published(self) -> None:
+        """Load the weights that are published with the model."""
+        try:
+            published = type(self.network).from_pretrained(self.source, out_features=self.names)  # type: ignore[attr-defined]
+        except (OSError, ValueError) as error:
+            raise WeightsError(
+                f"the weights of hf:{self.source} cannot be loaded: {str(error).splitlines()[0]}"
+            ) from error
+        self.network.load_state_dict(published.state_dict())
+
+
+def _normalisation(
+    source: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the pixels, from the model's ``preprocessor_config.json`` where there is one."""
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(source, "preprocessor_config.json")
+        content = json.loads(Path(str(path)).read_text())
+        return tuple(map(float, content["image_mean"])), tuple(map(float, content["image_std"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return mean, std
+
+
+class TimmFeatures(ListedMaps):
+    """A network of timm; its maps have the names of the modules that timm takes them from (``layer1`` …).
+
+    Args:
+        source: name of the network, such as ``"resnet50"`` or ``"convnext_tiny"``.
+
+    Raises:
+        MissingExtraError: timm is not installed.
+        WeightsError: there is no such network, or timm takes no maps from it.
+    """
+
+    def __init__(self, source: str) -> None:
+        network = _create_timm(source, pretrained=False)
+        super().__init__(network, list(network.feature_info.module_name()))  # type: ignore[operator, union-attr]
+        self.source = source
+        published = getattr(network, "default_cfg", None) or {}
+        self.mean, self.std = tuple(published.get("mean", self.mean)), tuple(published.get("std", self.std))
+
+    def load_published(self) -> None:
+        """Load the weights that timm publishes."""
+        self.network.load_state_dict(_create_timm(self.source, pretrained=True).state_dict())
+
+
+def _create_timm(source: str, *, pretrained: bool) -> nn.Module:
+    with needs(f"timm:{source} needs the timm library", "timm"):
+        import timm
+    try:
+        network: nn.Module = timm.create_model(source, features_only=True, pretrained=pretrained)
+    except Exception as error:  # an unknown name, no features, no connection: all of them of kinds of its own
+        raise WeightsError(f"timm:{source} cannot be built: {str(error).splitlines()[0]}") from error
+    return network
+
+
+class TorchvisionModel(ModuleBackbone):
+    """A model of torchvision; its maps are outputs of its submodules (``layer3``, ``features.5``).
+
+    Args:
+        source: name of the model, such as ``"resnet50"``.
+
+    Raises:
+        MissingExtraError: torchvision is not installed.
+        WeightsError: there is no such model.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(_create_torchvision(source, None))
+        self.source = source
+
+    def load_published(self) -> None:
+        """Load the weights that torchvision publishes."""
+        self.network.load_state_dict(_create_torchvision(self.source, "DEFAULT").state_dict())
+
+
+def _create_torchvision(source: str, weights: str | None) -> nn.Module:
+    with needs(f"torchvision:{source} needs the torchvision library", "torchvision"):
+        from torchvision.models import get_model
+    try:
+        network: nn.Module = get_model(source, weights=weights)
+    except Exception as error:  # an unknown name or no connection
+        raise WeightsError(f"torchvision:{source} cannot be built: {str(error).splitlines()[0]}") from error
+    return network

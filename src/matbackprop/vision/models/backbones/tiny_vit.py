@@ -1,0 +1,186 @@
+"""MobileSAM's image encoder, a TinyViT, with the keys of its file (``layers.1.blocks.0.attn.qkv.weight``)."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, start_randomly
+
+__all__ = ["TinyViT"]
+
+WIDTHS, DEPTHS, STRIDES = (64, 128, 160, 320), (2, 2, 6, 2), (4, 8, 16, 16)
+HEADS, WINDOWS = (2, 4, 5, 10), (7, 7, 14, 7)
+NECK = 256
+
+
+class _Convolution(nn.Module):
+    """A convolution with batch normalisation."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.c = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+        self.bn = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.c(x))
+
+
+class _Inverted(nn.Module):
+    """A block of the first stage: expansion, depthwise convolution and projection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = _Convolution(width, 4 * width)
+        self.conv2 = _Convolution(4 * width, 4 * width, 3, groups=4 * width)
+        self.conv3 = _Convolution(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nnf.gelu(x + self.conv3(nnf.gelu(self.conv2(nnf.gelu(self.conv1(x))))))
+
+
+class _Merging(nn.Module):
+    """The way from one stage to the next."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _Convolution(inputs, outputs)
+        self.conv2 = _Convolution(outputs, outputs, 3, stride, groups=outputs)
+        self.conv3 = _Convolution(outputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv3(nnf.gelu(self.conv2(nnf.gelu(self.conv1(x)))))
+
+
+class _Attention(nn.Module):
+    """Attention within windows, with a learned bias for each distance of two cells."""
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        points = list(product(range(window), repeat=2))
+        numbers: dict[tuple[int, int], int] = {}
+        index = [
+            numbers.setdefault((abs(a[0] - b[0]), abs(a[1] - b[1])), len(numbers)) for a, b in product(points, points)
+        ]
+        self.attention_biases = nn.Parameter(torch.zeros(heads, len(numbers)))
+        self.register_buffer("index", torch.tensor(index).view(len(points), -1), persistent=False)
+        self.index: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of a map (b, c, h, w); behind its borders windows are filled up with zeros."""
+        b, c, h, w = x.shape
+        k = self.window
+        x = nnf.pad(x, (0, -w % k, 0, -h % k))
+        rows, columns = x.shape[-2] // k, x.shape[-1] // k
+        cells = x.view(b, c, rows, k, columns, k).permute(0, 2, 4, 3, 5, 1).reshape(-1, k * k, c)
+        q, key, v = self.qkv(self.norm(cells)).view(len(cells), k * k, self.heads, -1).transpose(1, 2).chunk(3, -1)
+        mixed = nnf.scaled_dot_product_attention(q, key, v, attn_mask=self.attention_biases[:, self.index])
+        cells = self.proj(mixed.transpose(1, 2).reshape(len(cells), k * k, c))
+        x = cells.view(b, rows, columns, k, k, c).permute(0, 5, 1, 3, 2, 4).reshape(b, c, rows * k, columns * k)
+        return x[..., :h, :w]
+
+
+class _Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(nnf.gelu(self.fc1(self.norm(x.movedim(1, -1))))).movedim(-1, 1)
+
+
+class _Block(nn.Module):
+    """A block of the later stages: attention, a depthwise convolution, two fully connected layers."""
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__()
+        self.attn = _Attention(width, heads, window)
+        self.mlp = _Mlp(width)
+        self.local_conv = _Convolution(width, width, 3, groups=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.local_conv(x + self.attn(x))
+        return x + self.mlp(x)
+
+
+class _Layer(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        width = WIDTHS[number]
+        self.blocks = nn.Sequential(
+            *(
+                _Block(width, HEADS[number], WINDOWS[number]) if number else _Inverted(width)
+                for _ in range(DEPTHS[number])
+            )
+        )
+        if number + 1 < len(WIDTHS):
+            self.downsample = _Merging(width, WIDTHS[number + 1], STRIDES[number + 1] // STRIDES[number])
+
+
+class _Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seq = nn.Sequential(_Convolution(3, 32, 3, 2), nn.GELU(), _Convolution(32, WIDTHS[0], 3, 2))
+
+
+class _Norm(nn.Module):
+    """Layer normalisation over the channels of a map."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nnf.layer_norm(x.movedim(1, -1), self.weight.shape, self.weight, self.bias, 1e-6).movedim(-1, 1)
+
+
+class TinyViT(StagedBackbone):
+    """MobileSAM's encoder: the outputs of its stages ``layer0`` to ``layer3``, and ``neck``, which SAM's decoder sees.
+
+    It was made for images of 1024 pixels and takes any size.
+
+    References:
+        Wu et al. TinyViT: fast pretraining distillation for small vision transformers. ECCV 2022.
+        Zhang et al. Faster segment anything: towards lightweight SAM for mobile applications. 2023.
+    """
+
+    prefix = "image_encoder."
+
+    def __init__(self) -> None:
+        places = {f"layer{i}": TapInfo(w, s, 0.0, s) for i, (w, s) in enumerate(zip(WIDTHS, STRIDES, strict=True))}
+        super().__init__({**places, "neck": TapInfo(NECK, STRIDES[-1], 0.0, STRIDES[-1])})
+        self.patch_embed = _Embedding()
+        self.layers = nn.ModuleList(_Layer(number) for number in range(len(WIDTHS)))
+        self.neck = nn.Sequential(
+            nn.Conv2d(WIDTHS[-1], NECK, 1, bias=False),
+            _Norm(NECK),
+            nn.Conv2d(NECK, NECK, 3, padding=1, bias=False),
+            _Norm(NECK),
+        )
+        start_randomly(self)
+
+    def remove_behind(self, tap: str) -> None:
+        """Remove the layers behind a map."""
+        if tap == "neck":
+            return
+        del self.neck
+        last = int(tap.removeprefix("layer"))
+        del self.layers[last + 1 :]
+        if last + 1 < len(WIDTHS):
+            del self.layers[last].downsample
+
+    def stage(self, tap: str, x: Tensor) -> Tensor:
+        """Compute a map from the one before it."""
+        if tap == "neck":
+            return self.neck(x)
+        number = int(tap.removeprefix("layer"))
+        before = self.layers[number - 1].downsample if number else self.patch_embed.seq
+        return self.layers[number].blocks(before(x))  # type: ignore[operator, union-attr]

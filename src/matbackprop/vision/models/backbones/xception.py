@@ -1,0 +1,93 @@
+"""Xception, with the keys of timm's ``legacy_xception`` (``block1.rep.0.conv1.weight``)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, start_randomly
+
+__all__ = ["Xception"]
+
+# Input and output channels, repetitions and stride of each block.
+BLOCKS = [(64, 128, 2, 2), (128, 256, 2, 2), (256, 728, 2, 2), *[(728, 728, 3, 1)] * 8, (728, 1024, 2, 2)]
+REACH = 7  # the two convolutions without padding need it
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3)
+
+
+class _Separable(nn.Module):
+    """A depthwise and a pointwise convolution."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, inputs, 3, padding=1, groups=inputs, bias=False)
+        self.pointwise = nn.Conv2d(inputs, outputs, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pointwise(self.conv1(x))
+
+
+class _Block(nn.Module):
+    """Separable convolutions around which the input goes, through a convolution of its own where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, repetitions: int, stride: int, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.skip: nn.Conv2d | None = None
+        if stride != 1:
+            self.skip = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.skipbn = _norm(outputs)
+        widths = [inputs, *[inputs if last else outputs] * (repetitions - 1), outputs]
+        layers: list[nn.Module] = []
+        for one, two in pairwise(widths):
+            layers += [nn.ReLU(), _Separable(one, two), _norm(two)]
+        layers = layers[1:] if first else layers
+        self.rep = nn.Sequential(*layers, *([nn.MaxPool2d(3, stride, 1)] if stride != 1 else []))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rep(x) + (x if self.skip is None else self.skipbn(self.skip(x)))
+
+
+class Xception(StagedBackbone):
+    """Xception: ``stem``, the outputs of its blocks ``block1`` to ``block12``, ``conv3`` and ``conv4``.
+
+    Reference:
+        Chollet. Xception: deep learning with depthwise separable convolutions. CVPR 2017.
+    """
+
+    mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+    def __init__(self) -> None:
+        stride = 2
+        places = {"stem": TapInfo(64, stride, 3.0, REACH)}
+        for number, (_, outputs, _, step) in enumerate(BLOCKS, start=1):
+            stride *= step
+            places[f"block{number}"] = TapInfo(outputs, stride, 3.0, REACH)
+        places |= {"conv3": TapInfo(1536, stride, 3.0, REACH), "conv4": TapInfo(2048, stride, 3.0, REACH)}
+        super().__init__(places)
+        self.conv1, self.bn1 = nn.Conv2d(3, 32, 3, 2, bias=False), _norm(32)
+        self.conv2, self.bn2 = nn.Conv2d(32, 64, 3, bias=False), _norm(64)
+        for number, (inputs, outputs, repetitions, step) in enumerate(BLOCKS, start=1):
+            block = _Block(inputs, outputs, repetitions, step, first=number == 1, last=number == len(BLOCKS))
+            self.add_module(f"block{number}", block)
+        self.conv3, self.bn3 = _Separable(1024, 1536), _norm(1536)
+        self.conv4, self.bn4 = _Separable(1536, 2048), _norm(2048)
+        start_randomly(self)
+
+    def remove_behind(self, tap: str) -> None:
+        """Remove the layers behind a map."""
+        for name in self.taps[self.taps.index(tap) + 1 :]:
+            for part in {"conv3": ("conv3", "bn3"), "conv4": ("conv4", "bn4")}.get(name, (name,)):
+                delattr(self, part)
+
+    def stage(self, tap: str, x: Tensor) -> Tensor:
+        """Compute a map from the one before it."""
+        if tap == "stem":
+            x = self.bn1(self.conv1(x)).relu()
+            return self.bn2(self.conv2(x)).relu()
+        if tap in ("conv3", "conv4"):
+            return getattr(self, f"bn{tap[-1]}")(getattr(self, tap)(x)).relu()
+        return getattr(self, tap)(x)

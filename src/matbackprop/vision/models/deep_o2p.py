@@ -1,0 +1,531 @@
+"""Region classifiers on any backbone: fully connected layers, second-order pooling, or both.
+
+==========  ==================================================================================================
+``fc``      AlexNet's own head: the map, two fully connected layers, a classifier
+``o2p``     DeepO2P: C = g(FᵀF + εI) of the map's features F, its triangle, a linear classifier
+``o2p_fc``  DeepO2P-FC: the same with AlexNet's two fully connected layers before the classifier
+``both``    the triangle beside the output of the fully connected layers, one classifier on both
+==========  ==================================================================================================
+
+With ``average`` the heads ``fc`` and ``both`` see the average of the last map's cells instead of fully connected layers
+on the map, as today's networks do: first order, and first and second order.
+
+Several maps may be pooled; their triangles are put side by side. Maps of equally many channels, such as the scales of
+dense SIFT, may also be pooled together: the tap ``"bins4+bins6+bins8"`` means the cells of all three.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.nn import SecondOrderPool
+from matbackprop.solvers import batched_eigh
+from matbackprop.vision.models.backbones import build_backbone
+from matbackprop.vision.models.config import LARGEST, Background, RegionModelConfig, changed
+from matbackprop.vision.models.weights import PretrainedMixin
+
+
+def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int) -> Tensor:
+    """Carry masks to a feature grid by area: the share of each cell's square that lies inside the mask.
+
+    Args:
+        mask: (b, h, w) in [0, 1].
+        grid: rows and columns of the feature map.
+        start: pixel coordinate of the first cell's centre
+            (:attr:`~matbackprop.vision.models.backbones.base.TapInfo.offset`).
+        stride: side of a cell's square in pixels.
+
+    Returns:
+        (b, *grid) in [0, 1]; what lies outside the image counts as outside the mask.
+
+    Example:
+        >>> mask = torch.zeros(1, 8, 8); mask[:, :4, :2] = 1
+        >>> mask_to_grid(mask, (2, 2), 1.5, 4)[0].tolist()
+        [[0.5, 0.0], [0.0, 0.0]]
+    """
+    before = int(start - (stride - 1) / 2)
+    after = [before + stride * n - size for n, size in zip(grid, mask.shape[-2:], strict=True)]
+    # Negative padding cuts pixels off, positive padding adds empty ones.
+    padded = nnf.pad(mask, (-before, after[1], -before, after[0]))
+    return nnf.avg_pool2d(padded.unsqueeze(1), stride).squeeze(1)
+
+
+class Descriptor(nn.Module, ABC):
+    """Feature map → descriptor, standardised by numbers that are measured once, before training.
+
+    Subclasses give the vector before it is standardised (:meth:`raw`).
+
+    Args:
+        entries: of the descriptor over one support.
+        config: ``support`` and ``standardize`` are used here.
+    """
+
+    def __init__(self, entries: int, config: RegionModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.out_features = (2 if config.support == "mask+all" else 1) * entries
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.calibrated: Tensor
+        self.register_buffer("mean", torch.zeros(self.out_features if config.standardize == "entry" else 1))
+        self.register_buffer("deviation", torch.ones(1))
+        self.register_buffer("calibrated", torch.tensor(config.standardize == "none"))
+
+    def weights(self, mask: Tensor | None) -> Tensor | None:
+        """Weights of the cells from the grid mask (b, h, w): (b, m) or (b, 2, m), with mean 1 over the cells."""
+        if self.config.support == "all":
+            return None
+        if mask is None:
+            raise ShapeError(
+                f"support={self.config.support!r} pools inside the region and needs its mask, which was not given."
+            )
+        flat = mask.flatten(1).float()
+        total = flat.mean(-1, keepdim=True)
+        inside = torch.where(total > 1e-6, flat / total.clamp_min(1e-6), torch.ones_like(flat))
+        if self.config.support == "mask":
+            return inside
+        return torch.stack([inside, torch.ones_like(inside)], 1)
+
+    @abstractmethod
+    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """The vector (b, out_features) of a map before it is standardised."""
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""
+        return self.standardized(self.raw(features, mask))
+
+    def standardized(self, vector: Tensor) -> Tensor:
+        """The descriptor of a vector that :meth:`raw` gave."""
+        return (vector - self.mean) / self.deviation
+
+    @torch.no_grad()
+    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
+        """Measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
+        self.measure(torch.cat([self.raw(m, k) for m, k in zip(maps, masks, strict=True)]))
+
+    @torch.no_grad()
+    def measure(self, vectors: Tensor) -> None:
+        """Measure mean and deviation of the vectors (n, out_features) that :meth:`raw` gave."""
+        if self.config.standardize != "none":
+            vectors = vectors.double()
+            mean = vectors.mean(0) if self.config.standardize == "entry" else vectors.mean().view(1)
+            self.mean.copy_(mean)
+            self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
+        self.calibrated.fill_(True)
+
+
+class FirstOrderVector(Descriptor):
+    """Feature map → average of its cells over the support, standardised."""
+
+    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """The average of the cells (b, out_features) before it is standardised."""
+        cells = features.flatten(2).to(torch.promote_types(features.dtype, torch.float32))
+        weights = self.weights(mask)
+        if weights is None:
+            return cells.mean(-1)
+        weights = weights.view(cells.shape[0], -1, cells.shape[-1])  # len would fix the batch in an exported graph
+        return torch.einsum("bcm,bsm->bsc", cells, weights).flatten(1) / cells.shape[-1]
+
+
+class SecondOrderVector(Descriptor):
+    """Feature map → second-order pooled, vectorised and standardised descriptor.
+
+    With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
+    triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation. Mean and
+    deviation are measured once, before training, by :meth:`calibrate`.
+
+    Args:
+        channels: channels of the map.
+        config: the fields of :class:`~matbackprop.vision.models.config.RegionModelConfig` from ``function`` to
+            ``precision``.
+            With ``reduce`` the map is first projected by a 1×1 convolution, which starts on the leading principal
+            directions of the features, measured by :meth:`calibrate`.
+        changes: fields that differ from ``config``.
+    """
+
+    def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
+        config = changed(config or RegionModelConfig(), changes)
+        width = config.reduce or channels
+        super().__init__(width * (width + 1) // 2, config)
+        self.width = width
+        self.reduce: nn.Conv2d | None = None
+        if config.reduce is not None:
+            self.calibrated.fill_(False)
+            if config.reduce > channels:
+                raise ConfigurationError(
+                    f"a map of {channels} channels can be reduced to 1 to {channels}, got {config.reduce}."
+                )
+            self.reduce = nn.Conv2d(channels, config.reduce, 1, bias=False)
+            nn.init.orthogonal_(self.reduce.weight)
+        self.layer = SecondOrderPool(
+            eps=config.eps,
+            function=config.function,
+            exponent=config.power if config.function == "power" else None,
+            learn_eps=config.learn_eps,
+            learn_exponent=config.learn_power,
+            center=config.center,
+            vectorize=True,
+            check=False,
+            precision={"float64": torch.float64, "float32": torch.float32}[config.precision],
+        )
+
+    @property
+    def eps(self) -> float:
+        """ε as it is now."""
+        return self.layer.eps if self.layer.log_eps is None else float(self.layer.log_eps.detach().exp())
+
+    @property
+    def power(self) -> float | None:
+        """The exponent as it is now; None for other functions."""
+        return None if self.layer.exponent is None else float(torch.as_tensor(self.layer.exponent).detach())
+
+    def features(self, maps: Tensor) -> Tensor:
+        """The features F (b, m, d) that are pooled, of a map (b, c, h, w): reduced, scaled, in float32 at least."""
+        if self.reduce is not None:
+            maps = self.reduce(maps)
+        return maps.flatten(2).mT.to(torch.promote_types(maps.dtype, torch.float32)) * self.config.feature_scale
+
+    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """The vectorised triangle before it is standardised, (b, out_features)."""
+        triangle = self.layer(self.features(features), self.weights(mask))
+        return (nnf.normalize(triangle, dim=-1) if self.config.unit_norm else triangle).flatten(1)
+
+    def standardized(self, vector: Tensor) -> Tensor:
+        """The descriptor of a triangle that :meth:`raw` gave."""
+        return (vector - self.mean) * (self.config.vector_scale / self.deviation)
+
+    @torch.no_grad()
+    def project(self, maps: list[Tensor]) -> None:
+        """Start the projection on the leading principal directions of maps (b, c, h, w)."""
+        if self.reduce is not None:
+            moments = [torch.einsum("bchw,bdhw->cd", m.double(), m.double()) for m in maps]
+            _, directions = batched_eigh(torch.stack(moments).sum(0))
+            self.reduce.weight.copy_(directions.flip(-1)[:, : self.width].mT[..., None, None])
+
+    @torch.no_grad()
+    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
+        """Start the projection and measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
+        self.project(maps)
+        super().calibrate(maps, masks)
+
+
+def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dropout: float = 0.0) -> nn.Sequential:
+    """AlexNet's two fully connected layers with ReLU, without the classifier.
+
+    Args:
+        inputs: width of the input.
+        hidden: width of both layers (4096 in AlexNet).
+        dropout: share dropped after the first and after the second layer.
+        input_dropout: share dropped before the first layer.
+    """
+    layers = nn.Sequential(
+        nn.Dropout(input_dropout),
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return layers
+
+
+def _sift_o2p(config: RegionModelConfig, canvas: int) -> RegionModelConfig:
+    """The configuration that ``head="sift"`` is short for: the mean of all scales' descriptors is pooled."""
+    sift = build_backbone("sift")
+    sides = [(canvas - sift.info(tap).reach) // sift.info(tap).stride + 1 for tap in sift.taps]
+    scale = sum(max(side, 1) ** 2 for side in sides) ** -0.5
+    return replace(config, head="o2p", backbone="sift", taps=("+".join(sift.taps),), feature_scale=scale)
+
+
+class RegionClassifier(PretrainedMixin, nn.Module):
+    """A network that names the object in a region.
+
+    Args:
+        classes: number of classes.
+        config: the network.
+        canvas: side of the input image.
+        names: names of the classes, kept for those who use the trained model.
+        background: how training treated the pixels around the object, kept likewise.
+        side: longest side of a region on the canvas in training, kept likewise.
+        margin: how much of the picture around its box belonged to a region in training, as a share of the box's longest
+            side, kept likewise.
+        changes: fields that differ from ``config``.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = RegionClassifier(5, head="o2p", canvas=67, reduce=8)
+        >>> model(torch.rand(2, 3, 67, 67)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        config: RegionModelConfig | None = None,
+        *,
+        canvas: int = 227,
+        names: Sequence[str] | None = None,
+        background: Background = "mask",
+        side: int = 200,
+        margin: float = 0.0,
+        **changes: Any,
+    ) -> None:
+        super().__init__()
+        config = changed(config or RegionModelConfig(), changes)
+        if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
+            raise ConfigurationError(f"side {side}, canvas {canvas}: both lie between 1 and 4096 pixels.")
+        if not 0 <= margin <= LARGEST:
+            raise ConfigurationError(f"margin must be a number from 0 to {LARGEST}, got {margin}.")
+        if names is not None and len(names) != classes:
+            raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
+        self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
+        self.names = None if names is None else list(names)
+        presented = {"canvas": canvas, "names": self.names, "background": background, "side": side, "margin": margin}
+        self.hparams_dict = {"classes": classes, **asdict(config), **presented}
+        if config.two_views and background == "mask":
+            raise ConfigurationError("two_views needs background 'keep' or 'dim': with 'mask' both views are the same.")
+        if config.head == "sift":
+            config = _sift_o2p(config, canvas)
+        self.config = config
+        self.backbone = build_backbone(config.backbone)
+        self.last = self.backbone.taps[-1]
+        """The map that fully connected layers and the average see."""
+        self.taps = () if config.head == "fc" else config.taps or (self.last,)
+        """The maps that are pooled."""
+        if len(set(self.taps)) < len(self.taps):
+            raise ConfigurationError(f"each map is pooled once, got {', '.join(self.taps)}.")
+        if config.head == "fc" and config.taps:
+            raise ConfigurationError("head 'fc' does not pool and takes no taps.")
+        self.wanted = [part for tap in self.taps for part in tap.split("+")]
+        self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
+        needed = max(self.backbone.info(tap).reach for tap in self.wanted)
+        if canvas < needed:  # whether padding makes up for it, shapes alone tell
+            try:
+                with torch.device("meta"):
+                    build_backbone(config.backbone)(torch.empty(1, 3, canvas, canvas), self.wanted)
+            except RuntimeError as error:
+                maps = ", ".join(self.wanted)
+                raise ConfigurationError(
+                    f"canvas {canvas} is too small for {maps} of {config.backbone}; {needed} pixels are enough."
+                ) from error
+        if config.train_from is not None:
+            self.backbone.freeze(config.train_from)
+        self.backbone.cut(self.wanted)
+        self.pooled = nn.ModuleList()
+        self.first: nn.Module | None = None
+        self.average: FirstOrderVector | None = None
+        self.vector_dropout = nn.Dropout(config.vector_dropout)
+        self.average_dropout = nn.Dropout(config.input_dropout)
+        for number, tap in enumerate(self.taps):
+            channels = self._channels(tap)
+            rest = config.reduce_rest if config.reduce_rest < channels else None
+            self.pooled.append(SecondOrderVector(channels, config, reduce=config.reduce if number == 0 else rest))
+        if config.average:
+            if config.head not in ("fc", "both"):
+                raise ConfigurationError(f"average is for the heads fc and both, got {config.head!r}.")
+            self.average = FirstOrderVector(self._channels(self.last), config)
+        width = sum(one.out_features for one in self.descriptors())
+        if config.head != "o2p" and self.average is None:
+            inputs = width
+            if config.head != "o2p_fc":
+                with torch.device("meta"):
+                    whole = build_backbone(config.backbone)(torch.empty(1, 3, canvas, canvas), [self.last])
+                inputs = whole[self.last][0].numel() * (2 if config.two_views else 1)
+            self.first = fully_connected(
+                inputs, config.hidden, dropout=config.dropout, input_dropout=config.input_dropout
+            )
+            width = width + config.hidden if config.head == "both" else config.hidden
+        self.classifier = nn.Linear(width, classes)
+        # A descriptor of 32,896 entries of size one would otherwise begin with scores of size two.
+        nn.init.normal_(self.classifier.weight, std=0.01 if config.head in ("fc", "o2p_fc") else 0.001)
+        nn.init.zeros_(self.classifier.bias)
+        if config.frozen:
+            self.backbone.requires_grad_(False)
+            for one in self.poolings().values():
+                if one.reduce is not None:
+                    one.reduce.requires_grad_(False)
+
+    def _channels(self, tap: str) -> int:
+        channels = {self.backbone.info(part).channels for part in tap.split("+")}
+        if len(channels) > 1:
+            raise ConfigurationError(f"maps that are pooled together have equally many channels, not {tap!r}.")
+        return channels.pop() * (2 if self.config.two_views else 1)
+
+    @property
+    def learns_features(self) -> bool:
+        """Whether anything before the descriptors' standardisation learns; otherwise they are computed once."""
+        fixed = [self.backbone, *self.poolings().values()]
+        layers = self.config.head in ("fc", "both") and self.average is None
+        return layers or any(p.requires_grad for module in fixed for p in module.parameters())
+
+    def poolings(self) -> dict[str, SecondOrderVector]:
+        """The second-order layers, by the name of the map that each pools."""
+        layers = [one for one in self.pooled if isinstance(one, SecondOrderVector)]
+        return dict(zip(self.taps, layers, strict=True))
+
+    def descriptors(self) -> list[Descriptor]:
+        """All that is standardised: the second-order layers, then the average."""
+        return [*self.poolings().values(), *([] if self.average is None else [self.average])]
+
+    def _looks(self) -> list[tuple[str, Descriptor]]:
+        """The descriptors, each with the map that it sees."""
+        return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
+
+    def maps(self, image: Tensor, mask: Tensor | None = None, taps: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The maps (b, c, h, w) of the backbone that are used, or others, with two views one behind the other in c."""
+        taps = self.wanted if taps is None else taps
+        if not self.config.two_views:
+            return self.backbone(image, taps)
+        if mask is None:
+            raise ShapeError("two_views needs the regions' masks, which were not given.")
+        maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), taps)
+        return {tap: self._side_by_side(both) for tap, both in maps.items()}
+
+    @property
+    def kept(self) -> list[str]:
+        """The maps that need to be computed only once, where ``train_from`` says so."""
+        start, order = self.config.train_from, list(self.backbone.taps)
+        if start is None or start not in order:  # behind all that are used
+            return [] if start is None else self.wanted
+        before = [tap for tap in self.wanted if order.index(tap) <= order.index(start)]
+        return before if start in before or len(before) == len(self.wanted) else [*before, start]
+
+    def maps_behind(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The maps of the backbone that are used, from those that are :attr:`kept`."""
+        behind = [tap for tap in self.wanted if tap not in kept]
+        if not behind:
+            return dict(kept)
+        assert self.config.train_from is not None
+        start = kept[self.config.train_from]
+        if self.config.two_views:
+            start = start.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
+        found = self.backbone.behind(self.config.train_from, start, behind)
+        return {
+            **kept,
+            **{tap: self._side_by_side(found[tap]) if self.config.two_views else found[tap] for tap in behind},
+        }
+
+    @staticmethod
+    def _side_by_side(both: Tensor) -> Tensor:
+        """Two views one behind the other in the batch → one behind the other in the channels."""
+        return both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2)
+
+    def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
+        """What is pooled under a name: a map and the pixel mask (b, canvas, canvas) carried to its grid.
+
+        Cells of several maps are put one under the other, (b, c, cells, 1). The mask is None where pooling does not
+        look at it.
+        """
+        parts = tap.split("+")
+        masks: list[Tensor] = []
+        if mask is not None and self.config.support != "all":
+            for part in parts:
+                info = self.backbone.info(part)
+                grid = (maps[part].shape[-2], maps[part].shape[-1])
+                masks.append(mask_to_grid(mask.float(), grid, info.offset, info.stride))
+        if len(parts) == 1:
+            return maps[tap], masks[0] if masks else None
+        joined = torch.cat([maps[part].flatten(2) for part in parts], -1).unsqueeze(-1)
+        return joined, torch.cat([m.flatten(1) for m in masks], -1).unsqueeze(-1) if masks else None
+
+    def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
+        """All descriptors side by side, before they are standardised."""
+        return self.describe_maps(self.maps(image, mask), mask)
+
+    def describe_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
+        """The same of maps that :meth:`maps` gave."""
+        return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self._looks()], -1)
+
+    def classify(self, described: Tensor) -> Tensor:
+        """Scores (b, classes) of what :meth:`describe` gave, where the head looks at nothing else."""
+        parts = described.float().split([one.out_features for one in self.descriptors()], -1)
+        return self._scores([o.standardized(p) for o, p in zip(self.descriptors(), parts, strict=True)])
+
+    def _scores(self, descriptors: list[Tensor], last: Tensor | None = None) -> Tensor:
+        drops = [self.vector_dropout] * len(self.pooled) + [self.average_dropout]
+        parts = [drop(vector) for drop, vector in zip(drops, descriptors, strict=False)]
+        if last is not None:
+            assert self.first is not None
+            parts.append(self.first(last.flatten(1)))
+        joined = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        if self.config.head == "o2p_fc":
+            assert self.first is not None
+            joined = self.first(joined)
+        return self.classifier(joined)
+
+    def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores of the classes.
+
+        Args:
+            image: normalised images (b, 3, canvas, canvas).
+            mask: share of each pixel inside the region (b, canvas, canvas); needed for pooling inside the mask.
+
+        Returns:
+            (b, classes), before the softmax.
+        """
+        return self.classify_maps(self.maps(image, mask), mask)
+
+    def classify_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
+        """Scores (b, classes) of the maps that :meth:`maps` gave."""
+        descriptors = []
+        for tap, one in self._looks():
+            cells, inside = self.cells(maps, mask, tap)
+            descriptors.append(one(cells, inside).to(cells.dtype))
+        layers = self.config.head in ("fc", "both") and self.average is None
+        return self._scores(descriptors, maps[self.last] if layers else None)
+
+    @torch.no_grad()
+    def calibrate(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """Start what is measured, once, on the first batches (images, masks) of the training data.
+
+        These are the descriptors' means and deviations, and the projections of maps that are reduced.
+        """
+        self.calibrate_maps([(self.maps(image, mask), mask) for image, mask in batches])
+
+    @torch.no_grad()
+    def calibrate_maps(self, seen: Sequence[tuple[Mapping[str, Tensor], Tensor | None]]) -> None:
+        """The same on batches of maps that :meth:`maps` gave, with the masks."""
+        for tap, one in self._looks():
+            if not bool(one.calibrated):
+                cells = [self.cells(maps, mask, tap) for maps, mask in seen]
+                one.calibrate([c for c, _ in cells], [m for _, m in cells])
+
+    @torch.no_grad()
+    def project(self, seen: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start the projections of maps that are reduced, on batches that :meth:`maps` gave."""
+        for tap, pooling in self.poolings().items():
+            pooling.project([self.cells(maps, None, tap)[0] for maps in seen])
+
+    @torch.no_grad()
+    def calibrate_described(self, described: Tensor) -> None:
+        """Measure means and deviations of what :meth:`describe` gave, (n, …)."""
+        parts = described.split([one.out_features for one in self.descriptors()], -1)
+        for one, part in zip(self.descriptors(), parts, strict=True):
+            if not bool(one.calibrated):
+                one.measure(part)
+
+    def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
+        """Optimiser groups: the backbone at ``rate · backbone_factor``, the head at ``rate``, scalars without decay."""
+        scalars = [p for p in self.parameters() if p.ndim == 0 and p.requires_grad]
+        backbone = [p for p in self.backbone.parameters() if p.requires_grad]
+        known = {id(p) for p in scalars + backbone}
+        head = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        groups = [
+            {"params": backbone, "lr": rate * backbone_factor, "weight_decay": decay, "name": "backbone"},
+            {"params": head, "lr": rate, "weight_decay": decay, "name": "head"},
+            {"params": scalars, "lr": rate, "weight_decay": 0.0, "name": "scalars"},
+        ]
+        return [g for g in groups if g["params"]]

@@ -1,0 +1,330 @@
+"""Weights in safetensors files, and models saved and loaded as ``config.json`` and ``model.safetensors``, as the
+Hugging Face hub does. Nothing read here can execute code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from matbackprop.errors import WeightsError, needs
+from matbackprop.vision.files import atomic_write, read_json, shorten, show
+from matbackprop.vision.models.config import LARGEST
+
+_SCALE = ".scale"
+"""Ends the names of the scales of weights in 8 bits."""
+
+
+def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with large ones in 8 bits, one scale per output channel under their name with ``.scale``, the rest as
+    float16; :func:`read_weights` undoes it to half a step.
+
+    Example:
+        >>> small = in_eight_bits({"w": torch.ones(64, 64), "b": torch.ones(64)})
+        >>> {name: (value.dtype, tuple(value.shape)) for name, value in small.items()}
+        {'w': (torch.int8, (64, 64)), 'w.scale': (torch.float32, (64,)), 'b': (torch.float16, (64,))}
+    """
+    out: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if value.is_floating_point() and value.ndim > 1 and value.numel() >= 4096:
+            scale = (value.float().flatten(1).abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+            out[name] = (value.float() / scale.view(-1, *[1] * (value.ndim - 1))).round().to(torch.int8)
+            out[name + _SCALE] = scale
+        else:
+            out[name] = value.half() if value.is_floating_point() else value
+    return out
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read a safetensors file as float32 (float16, bfloat16 and 8 bits with scales are widened).
+
+    Raises:
+        WeightsError: the file is missing, damaged, or of another kind.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise WeightsError(
+            f"{path} is not a .safetensors file. Other formats can execute code when they are read; convert it with "
+            "safetensors.torch.save_file(state_dict, 'weights.safetensors')."
+        )
+    if not path.is_file():
+        raise WeightsError(f"there is no file of weights {path}.")
+    with needs("reading weights needs safetensors", "'matbackprop[train]'"):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    try:
+        state = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(f"{path} is damaged: {shorten(str(error), 200)}.") from error
+    for name in [k for k in state if k.endswith(_SCALE) and k.removesuffix(_SCALE) in state]:
+        scale, value = state.pop(name), state[name.removesuffix(_SCALE)]
+        if value.dtype != torch.int8 or scale.shape != value.shape[:1]:
+            raise WeightsError(f"{path} is damaged: {name} does not fit the weights that it scales.")
+        state[name.removesuffix(_SCALE)] = value.float() * scale.float().view(-1, *[1] * (value.ndim - 1))
+    return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
+
+
+def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
+    """Refuse weights that do not fit a module, which may be on the device "meta".
+
+    Weights of layers that backbones in ``module`` were built without, behind their last maps, are passed over.
+
+    Args:
+        module: where to.
+        state: what.
+        origin: where it is from, for messages.
+
+    Returns:
+        The weights that the module has.
+
+    Raises:
+        WeightsError: keys are missing, too many, or of other shapes; the message names them.
+    """
+    own = module.state_dict()
+    spare = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
+    state = {k: v for k, v in state.items() if k not in spare}
+    missing = [k for k in own if k not in state]
+    surplus = [k for k in state if k not in own]
+    shapes = [
+        f"{k} {tuple(state[k].shape)} instead of {tuple(own[k].shape)}"
+        for k in own
+        if k in state and state[k].shape != own[k].shape
+    ]
+    kinds = [k for k in own if k in state and state[k].is_floating_point() != own[k].is_floating_point()]
+    wrong = {"missing": missing, "not in the model": surplus, "other shapes": shapes, "other kinds of numbers": kinds}
+    problems = [
+        f"{what}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        for what, names in wrong.items()
+        if names
+    ]
+    if problems:
+        raise WeightsError(
+            f"the weights of {origin} belong to another architecture than {type(module).__name__}: "
+            f"{'; '.join(problems)}."
+        )
+    return state
+
+
+def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
+    """Copy ``state`` into ``module``, both with the same keys and shapes (see :func:`check_weights`).
+
+    Args:
+        module: where to.
+        state: what.
+        origin: where it is from, for messages.
+
+    Raises:
+        WeightsError: they do not fit, or are not finite. Nothing is changed then.
+    """
+    state = check_weights(module, state, origin)
+    bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
+    if bad:
+        raise WeightsError(f"the weights of {origin} are not finite: {', '.join(bad[:4])}.")
+    module.load_state_dict(state)
+
+
+M = TypeVar("M", bound="PretrainedMixin")
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+class PretrainedMixin:
+    """Gives an ``nn.Module`` :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub`.
+
+    The hub's own mixin would load weights that do not fit (``strict=False``), ignore unknown arguments and fall back to
+    pickled files; here every one of these is an error.
+
+    The class keeps its constructor's arguments, as JSON can hold them, in ``self.hparams_dict``.
+
+    Example:
+        >>> import tempfile
+        >>> class Model(PretrainedMixin, nn.Module):
+        ...     def __init__(self, width=2):
+        ...         super().__init__()
+        ...         self.hparams_dict = {"width": width}
+        ...         self.layer = nn.Linear(width, 1)
+        >>> model, folder = Model(width=3), tempfile.mkdtemp()
+        >>> _ = model.save_pretrained(folder)
+        >>> bool((Model.from_pretrained(folder).layer.weight == model.layer.weight).all())
+        True
+    """
+
+    hparams_dict: dict[str, Any]
+
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None, **notes: Any) -> Path:
+        """Write the model to a folder.
+
+        Args:
+            folder: made if need be.
+            dtype: dtype of floating-point weights in the file, for example ``torch.float16``; None keeps theirs.
+                ``torch.int8`` writes large weights in 8 bits with one scale per output channel, the rest as float16.
+            notes: further entries of ``config.json``, for example class names.
+
+        Returns:
+            The folder.
+        """
+        from safetensors.torch import save
+
+        assert isinstance(self, nn.Module)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"library": "matbackprop", "class": type(self).__name__, "arguments": self.hparams_dict, **notes}
+        state = {k: v.detach().cpu() for k, v in self.state_dict().items()}
+        if dtype == torch.int8:
+            state = in_eight_bits(state)
+        elif dtype is not None:
+            state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+        atomic_write(folder / WEIGHTS, save({k: v.contiguous().clone() for k, v in state.items()}, {"format": "pt"}))
+        atomic_write(folder / CARD, model_card(config))
+        atomic_write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+        return folder
+
+    def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None, **options: Any) -> str:
+        """Write the model to a repository of the Hugging Face hub, with a card that says what it is.
+
+        Args:
+            name: ``"owner/name"``; the repository is made if need be.
+            private: whether others see it, where it is made.
+            token: of the hub; None for the one that ``hf auth login`` left.
+            options: as in :meth:`save_pretrained`: ``dtype`` and notes, such as ``license="cc-by-4.0"``, the data, the
+                scores and the command that trained it.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            WeightsError: the hub refuses or cannot be reached.
+        """
+        with needs(f"to share {name} with the Hugging Face hub", "huggingface_hub"):
+            from huggingface_hub import HfApi
+        api = HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, **options)
+            try:
+                api.create_repo(name, private=private, exist_ok=True)
+                return str(api.upload_folder(repo_id=name, folder_path=folder).commit_url)
+            except Exception as error:  # its own errors, and those of two libraries for the network
+                raise WeightsError(
+                    f"{name} cannot be uploaded to the Hugging Face hub: {type(error).__name__}: {error}"
+                ) from error
+
+    @classmethod
+    def from_pretrained(cls: type[M], source: str | Path) -> M:
+        """Build the model from a folder, or from a repository of the Hugging Face hub.
+
+        Args:
+            source: a folder that :meth:`save_pretrained` wrote, or ``"owner/name"`` (needs ``huggingface_hub``).
+
+        Raises:
+            WeightsError: there is no such folder, or it holds another class or architecture.
+        """
+        from matbackprop.vision.models.backbones import check_published
+
+        folder = fetch_pretrained(source)
+        config = pretrained_config(folder)
+        if config.get("class") != cls.__name__:
+            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
+        try:
+            _check_arguments(cls, config["arguments"])
+            check_published(config["arguments"].get("backbone", "alexnet"))
+            with torch.device("meta"):  # without memory, of which a few digits in a file can ask for any amount
+                sketch = cls(**config["arguments"])
+            assert isinstance(sketch, nn.Module)
+            state = read_weights(folder / WEIGHTS)
+            check_weights(sketch, state, str(folder / WEIGHTS))
+            model = cls(**config["arguments"])
+        except WeightsError as error:
+            raise WeightsError(f"{error} Its {CONFIG} says what the model is.") from error
+        except Exception as error:  # whatever a constructor makes of values of any kind
+            reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {reason[:500]}") from error
+        assert isinstance(model, nn.Module)
+        load_weights_into(model, state, str(folder / WEIGHTS))
+        return model.eval()
+
+
+def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:
+    """Refuse arguments of other kinds than the constructor, and the configuration that it takes, are annotated with."""
+    hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+    for hint in list(hints.values()):
+        for kind in typing.get_args(hint) or (hint,):
+            hints |= typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    for name, value in arguments.items():
+        unset = name == "merge_ridge" and value is None  # in models saved before it had a value of its own
+        if not unset and not _is_of(value, hints.get(name, Any)):
+            raise ValueError(f"{shorten(name)} is {show(value)}.")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON is of an annotated kind; numbers are finite and whole ones no larger than any layer."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_of(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if hint is Any:
+        return True
+    if hint in (int, float):
+        number = isinstance(value, (int, hint)) and not isinstance(value, bool)
+        return number and abs(value) <= (LARGEST if hint is int else 1e300)
+    if origin is not None:  # lists and tuples
+        return isinstance(value, (list, tuple)) and all(_is_of(one, inner[0]) for one in value)
+    return isinstance(value, hint)
+
+
+def pretrained_config(folder: str | Path) -> dict[str, Any]:
+    """Return the ``config.json`` of a saved model.
+
+    Raises:
+        WeightsError: there is none, or it is damaged.
+    """
+    path = Path(folder) / CONFIG
+    if not path.exists():
+        raise WeightsError(f"{folder} holds no saved model: it has no {CONFIG}.")
+    config = read_json(path, error=WeightsError)
+    if not isinstance(config.get("class"), str) or not isinstance(config.get("arguments"), dict):
+        raise WeightsError(f"{path} does not describe a saved model: an object with 'class' and 'arguments' is needed.")
+    return config
+
+
+def model_card(config: dict[str, Any]) -> str:
+    """The card (README.md) of a saved model: how to use it, and what ``config.json`` says about it."""
+    notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
+    kind, use = config["class"], "segment" if config["class"] == "DeepNCuts" else "classify"
+    lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
+    lines += [f"license: {config['license']}"] if "license" in config else []
+    lines += ["---", "", f"# {kind}", "", "Use this folder, or its name on the hub, with matbackprop:", ""]
+    lines += ["```python", "import matbackprop", "", f'matbackprop.{use}("photo.jpg", model="owner/name")', "```", ""]
+    for title, content in (("Notes", notes), ("Arguments", config["arguments"])):
+        if content:
+            lines += [f"## {title}", "", "| name | value |", "| --- | --- |"]
+            lines += [f"| {k} | `{json.dumps(v, ensure_ascii=False)}` |" for k, v in content.items()] + [""]
+    return "\n".join(lines)
+
+
+def fetch_pretrained(source: str | Path) -> Path:
+    """Return the folder of a saved model, fetched from the hub where ``source`` is not a folder."""
+    if Path(source).is_dir():
+        return Path(source)
+    if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        raise WeightsError(
+            f"there is no folder {source}; give one that save_pretrained wrote, or owner/name on the hub."
+        )
+    with needs(f"there is no folder {source}; to fetch it with the Hugging Face hub", "huggingface_hub"):
+        import huggingface_hub
+    try:
+        return Path(huggingface_hub.snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
+    except Exception as error:
+        raise WeightsError(
+            f"there is no folder {source}, and it cannot be fetched from the Hugging Face hub "
+            f"({type(error).__name__}: {error})"
+        ) from error

@@ -1,0 +1,522 @@
+"""Figures of a run: curves, spectra, a confusion matrix, comparisons with intervals, and grids of pictures.
+
+Every function draws from plain arrays, writes the file when ``path`` is given and returns the matplotlib figure; where
+there is nothing to draw or lengths differ, it raises ShapeError.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from matbackprop.errors import ShapeError
+from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
+
+PALETTE = ("#2f7de1", "#e2711d", "#2a9d6f", "#8b5fd3", "#d1495b", "#1798b5", "#b8901f", "#7c8491")
+"""Eight hues that stay apart on white, on near-black and for the common kinds of colour blindness, in drawing order."""
+
+INK = "#1d2025"
+MUTED = "#6b7280"
+GRID = "#e3e6ea"
+SURFACE = "#ffffff"
+CONTINUOUS = LinearSegmentedColormap.from_list("matbackprop", ["#f4f7fb", "#9cc3f0", "#2f7de1", "#16407c"])
+"""One hue from light to dark for magnitudes such as a confusion matrix."""
+
+_FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
+_RC: Any = {
+    # A list of families, not a generic one, so that a sign missing in the first is taken from the next. DejaVu Sans
+    # comes with matplotlib and has all Greek letters and mathematical signs that we write.
+    "font.family": [name for name in _FONTS if name in font_manager.get_font_names()],
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.titlecolor": INK,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 9,
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=PALETTE),
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "lines.markersize": 4.5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "matbackprop",
+    "figure.facecolor": SURFACE,
+    "savefig.facecolor": SURFACE,
+    "figure.constrained_layout.use": True,
+}
+
+
+styled = mpl.rc_context(_RC)
+"""Decorator: everything that the function draws is in the shared style, whatever the user's own settings are."""
+
+
+@styled
+def figure(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """Make a figure of ``width`` × ``height`` inches with ``rows`` × ``columns`` axes, given row by row.
+
+    Example:
+        >>> fig, axes = figure(1, 2, width=8, height=3)
+        >>> len(axes)
+        2
+    """
+    fig = Figure(figsize=(width, height))
+    FigureCanvasAgg(fig)
+    return fig, list(np.atleast_1d(fig.subplots(rows, columns)).ravel())
+
+
+@styled
+def finish(fig: Figure, path: str | Path | None) -> Figure:
+    """Write ``fig`` to ``path`` (the folder is made; the ending chooses the format) if one is given, and return it.
+
+    Example:
+        >>> import tempfile
+        >>> fig, _ = figure()
+        >>> target = Path(tempfile.mkdtemp()) / "figures" / "empty.png"
+        >>> _ = finish(fig, target)
+        >>> target.exists()
+        True
+    """
+    if path is not None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Files carry no date: the same data give the same bytes.
+        metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
+        fig.savefig(path, dpi=144, metadata=metadata)
+    return fig
+
+
+@styled
+def svg(fig: Figure, *, prefix: str = "f") -> str:
+    """Return ``fig`` as an ``<svg>`` element for inlining in a page, with its inks taken from the page's CSS variables.
+
+    The text, axes and grid colours become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that one drawing
+    serves a light and a dark page; ``prefix``, put before every id, keeps several drawings on one page apart.
+
+    Example:
+        >>> fig, (axes,) = figure()
+        >>> _ = axes.set_title("loss")
+        >>> text = svg(fig, prefix="a")
+        >>> text.startswith("<svg") and "var(--ink" in text
+        True
+    """
+    buffer = io.StringIO()
+    fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    for colour, name in ((INK, "--ink"), (MUTED, "--muted"), (GRID, "--grid"), (SURFACE, "--surface")):
+        text = text.replace(colour, f"var({name}, {colour})")
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
+
+
+_STAGES = ("train", "val", "test")
+_BOOKKEEPING = ("step", "epoch", "time")
+
+
+def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Sort the names in rows of ``metrics.jsonl`` into panels, title → names: stages of one quantity share a panel.
+
+    The loss comes first, then what is validated, the rest of training, other groups such as the layer's, and last the
+    rate and the speed.
+
+    Example:
+        >>> curve_panels([{"step": 1, "train/loss": 2.0, "layer/rank": 4}, {"step": 2, "val/loss": 1.5}])
+        {'loss': ['train/loss', 'val/loss'], 'layer rank': ['layer/rank']}
+    """
+    panels: dict[str, list[str]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            if name in _BOOKKEEPING or isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            stage, _, rest = name.partition("/")
+            title = (rest if stage in _STAGES and rest else name).replace("/", " ").replace("_", " ")
+            names = panels.setdefault(title, [])
+            if name not in names:
+                names.append(name)
+    return dict(sorted(panels.items(), key=lambda panel: _importance(*panel)))
+
+
+def _importance(title: str, names: Sequence[str]) -> int:
+    """Where a panel comes among the others; equals stay in order of appearance."""
+    if title == "loss":
+        return 0
+    if title in ("learning rate", "steps per second"):
+        return 4
+    stages = {name.partition("/")[0] for name in names}
+    return 1 if stages & {"val", "test"} else 2 if "train" in stages else 3
+
+
+def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Running mean over about a fiftieth of the curve, shortened at both ends instead of padded."""
+    half = max(1, len(values) // 100)
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return (total[high] - total[low]) / (high - low)
+
+
+@styled
+def curves(
+    metrics: Sequence[Mapping[str, Any]],
+    path: str | Path | None = None,
+    *,
+    panels: Mapping[str, Sequence[str]] | None = None,
+) -> Figure:
+    """Draw the curves of a run, one panel per quantity, stages of the same quantity together.
+
+    Long curves are drawn faintly with their running mean on top; a panel whose values span more than a factor of 300
+    gets a logarithmic axis. Values that are missing or null (a metric that was not finite) are left out.
+
+    Args:
+        metrics: rows of ``metrics.jsonl``.
+        path: file to write, or ``None``.
+        panels: title → names; by default all of :func:`curve_panels`.
+
+    Example:
+        >>> rows = [{"step": i, "epoch": 0, "time": 0.1 * i, "train/loss": 1 / (1 + i)} for i in range(20)]
+        >>> len(curves(rows).axes)
+        1
+    """
+    chosen = {title: list(names) for title, names in (panels or curve_panels(metrics)).items()}
+    if not chosen:
+        raise ShapeError("there are no numbers to draw in metrics; train for at least one logged step first.")
+    columns = min(3, len(chosen))
+    rows = math.ceil(len(chosen) / columns)
+    fig, axes = figure(rows, columns, width=3.5 * columns + 0.3, height=2.5 * rows + 0.1)
+    for ax, (title, names) in zip(axes, chosen.items(), strict=False):
+        drawn: list[NDArray[np.float64]] = []
+        for name, colour in zip(names, PALETTE * len(names), strict=False):
+            points = [(row.get("step", i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
+            px, py = np.array(points, dtype=np.float64).reshape(-1, 2).T
+            stage = name.partition("/")[0]
+            label = stage if stage in _STAGES else name
+            if len(py) > 150:
+                ax.plot(px, py, color=colour, alpha=0.22, linewidth=0.8)
+                ax.plot(px, _smooth(py), color=colour, label=label)
+            else:
+                ax.plot(px, py, color=colour, label=label, marker="o" if len(py) <= 30 else None, markersize=3.5)
+            drawn.append(py)
+        values = np.concatenate(drawn)
+        finite = values[np.isfinite(values)]
+        if finite.size and finite.min() > 0 and finite.max() / finite.min() > 300:
+            ax.set_yscale("log")
+        if len(names) > 1:  # above the curves, beside the title
+            ax.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(names), borderaxespad=0)
+        ax.set(title=title, xlabel="step")
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for ax in axes[len(chosen) :]:
+        ax.set_visible(False)
+    return finish(fig, path)
+
+
+@styled
+def lines(
+    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    path: str | Path | None = None,
+    *,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+    log: str = "",
+    emphasis: str | None = None,
+) -> Figure:
+    """Draw named lines on one pair of axes, each labelled in a legend beside the plot.
+
+    Args:
+        series: name → (x, y).
+        path: file to write, or ``None``.
+        title, xlabel, ylabel: of the plot.
+        log: the logarithmic axes, any of ``""``, ``"x"``, ``"y"``, ``"xy"``.
+        emphasis: the name to draw heavier than the others.
+
+    Example:
+        >>> fig = lines({"n²": ([1, 10, 100], [1, 100, 10000])}, log="xy", xlabel="n", ylabel="time")
+        >>> fig.axes[0].get_xscale()
+        'log'
+    """
+    fig, (ax,) = figure(width=7.0, height=3.8)
+    for (name, (px, py)), colour in zip(series.items(), PALETTE * len(series), strict=False):
+        weight = {"linewidth": 2.6, "zorder": 3} if name == emphasis else {"linewidth": 1.6, "zorder": 2}
+        ax.plot(np.asarray(px), np.asarray(py), color=colour, label=name, marker="o", **weight)  # type: ignore[arg-type]
+    ax.set(title=title, xlabel=xlabel, ylabel=ylabel, **{f"{axis}scale": "log" for axis in log})
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return finish(fig, path)
+
+
+@styled
+def spectrum(
+    spectra: Mapping[str, ArrayLike] | ArrayLike,
+    path: str | Path | None = None,
+    *,
+    eps: float | None = None,
+    title: str = "spectrum",
+) -> Figure:
+    """Draw eigenvalues from the largest to the smallest on a logarithmic axis.
+
+    Args:
+        spectra: eigenvalues (n,), or name → eigenvalues. Values at or below zero cannot be shown on the axis; they are
+            left out and counted in the legend.
+        path: file to write, or ``None``.
+        eps: the regulariser to mark by a dashed line.
+        title: title of the plot.
+
+    Example:
+        >>> fig = spectrum({"before": [3.0, 1.0, 0.0], "after": [4.0, 0.1, 0.01]}, eps=1e-3)
+        >>> [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
+        ['before (1 not positive)', 'after', 'ε = 0.001']
+    """
+    named: Mapping[str, ArrayLike] = spectra if isinstance(spectra, Mapping) else {"eigenvalues": spectra}
+    fig, (ax,) = figure(width=5.2, height=3.3)
+    for (name, values), colour in zip(named.items(), PALETTE * len(named), strict=False):
+        ordered = np.sort(np.asarray(values, dtype=np.float64).ravel())[::-1]
+        positive = ordered[ordered > 0]
+        hidden = len(ordered) - len(positive)
+        label = f"{name} ({hidden} not positive)" if hidden else name
+        ax.plot(np.arange(1, len(positive) + 1), positive, color=colour, label=label)
+    if eps is not None:
+        ax.axhline(eps, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), label=f"ε = {eps:g}")
+    ax.set(yscale="log", title=title, xlabel="index", ylabel="eigenvalue")
+    ax.legend(loc="best")
+    return finish(fig, path)
+
+
+@styled
+def confusion_matrix(
+    counts: ArrayLike, names: Sequence[str], path: str | Path | None = None, *, title: str = "confusion"
+) -> Figure:
+    """Draw a confusion matrix, each row divided by its sum (the share of a true class that got each prediction).
+
+    Counts are (k, k), rows the true classes, columns the predictions.
+
+    Example:
+        >>> fig = confusion_matrix([[8, 2], [1, 9]], ["disk", "square"])
+        >>> fig.axes[0].texts[0].get_text()
+        '80'
+    """
+    array = np.asarray(counts, dtype=np.float64)
+    k = len(names)
+    if array.shape != (k, k):
+        raise ShapeError(f"counts must be ({k}, {k}) for {k} class names, got shape {array.shape}.")
+    share = array / np.maximum(array.sum(1, keepdims=True), 1)
+    side = float(np.clip(0.42 * k + 1.2, 3.4, 12.0))
+    fig, (ax,) = figure(width=side + 0.9, height=side)
+    image = ax.imshow(share, cmap=CONTINUOUS, vmin=0, vmax=1)
+    size = float(np.clip(130 / k, 3.5, 8.5))
+    ax.set_xticks(range(k), names, rotation=90 if k > 6 else 30, ha="center" if k > 6 else "right", fontsize=size)
+    ax.set_yticks(range(k), names, fontsize=size)
+    ax.grid(False)
+    for side_name in ("left", "bottom"):
+        ax.spines[side_name].set_visible(False)
+    if k <= 16:
+        for i, j in np.ndindex(k, k):
+            if array[i, j]:
+                colour = "white" if share[i, j] > 0.55 else INK
+                ax.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=size, color=colour)
+    ax.set(xlabel="predicted", ylabel="true", title=title)
+    bar = fig.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.set_label("share of the true class")
+    return finish(fig, path)
+
+
+@styled
+def comparison(
+    rows: Mapping[str, tuple[float, float, float]],
+    path: str | Path | None = None,
+    *,
+    reference: Mapping[str, float] | None = None,
+    xlabel: str = "",
+    title: str = "",
+) -> Figure:
+    """Draw named values with intervals, one per line, with the paper's values as open marks.
+
+    Args:
+        rows: name → (value, low, high).
+        path: file to write, or ``None``.
+        reference: name → the paper's value.
+        xlabel: the quantity.
+        title: title of the plot.
+
+    Example:
+        >>> fig = comparison({"AlexNet": (40.3, 39.5, 41.0)}, reference={"AlexNet": 25.3}, xlabel="error (%)")
+        >>> [tick.get_text() for tick in fig.axes[0].get_yticklabels()]
+        ['AlexNet']
+    """
+    names = list(rows)
+    fig, (ax,) = figure(width=max(6.4, 3.8 + 0.072 * max(map(len, names), default=0)), height=0.36 * len(names) + 1.3)
+    where = np.arange(len(names))[::-1]
+    values, low, high = np.array([rows[name] for name in names], dtype=np.float64).reshape(-1, 3).T
+    ax.hlines(where, low, high, color=PALETTE[0], linewidth=2.4, alpha=0.45)
+    ax.plot(values, where, "o", color=PALETTE[0], markersize=6.5, label="here")
+    if reference:
+        known = [(reference[name], y) for name, y in zip(names, where, strict=True) if name in reference]
+        ax.plot(*np.array(known).T, "D", color=PALETTE[1], markerfacecolor="none", label="paper")
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.set_yticks(where, names)
+    ax.grid(False, axis="y")
+    ax.margins(y=0.6 / max(len(names), 1))
+    ax.set(xlabel=xlabel, title=title)
+    return finish(fig, path)
+
+
+def _is_label_map(cell: ArrayLike | None) -> bool:
+    array = np.asarray(cell)
+    return array.ndim == 2 and (np.issubdtype(array.dtype, np.integer) or array.dtype == bool)
+
+
+def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
+    """Renumber a label map so that regions have the numbers, and so the colours, of the regions that they overlap most.
+
+    Regions are paired one to one so that the pairs share as many pixels as possible; the others get numbers that
+    ``reference`` does not have.
+
+    Example:
+        >>> match_labels(np.array([[5, 5, 2, 2, 9]]), np.array([[0, 0, 0, 1, 1]])).tolist()
+        [[0, 0, 1, 1, 2]]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    ids, own = np.unique(np.asarray(labels), return_inverse=True)
+    known, other = np.unique(np.asarray(reference), return_inverse=True)
+    shared = np.bincount(own.ravel() * len(known) + other.ravel(), minlength=len(ids) * len(known))
+    rows, columns = linear_sum_assignment(shared.reshape(len(ids), len(known)), maximize=True)
+    numbers = np.full(len(ids), -1, dtype=np.int64)
+    numbers[rows] = known[columns]
+    numbers[numbers < 0] = max(int(known.max()), -1) + 1 + np.arange(int((numbers < 0).sum()))
+    return numbers[own].reshape(np.shape(labels))
+
+
+def _show(ax: Axes, cell: ArrayLike | None) -> None:
+    ax.set_axis_off()
+    if cell is not None:
+        array = np.asarray(cell)
+        labels = _is_label_map(array)
+        picture = draw_boundaries(paint_labels(array), array, colour=WHITE) if labels else as_rgb(array)
+        ax.imshow(picture, interpolation="nearest")
+
+
+@styled
+def segmentation_grid(
+    columns: Sequence[str | Sequence[str]],
+    rows: Sequence[Sequence[ArrayLike | None]],
+    path: str | Path | None = None,
+    *,
+    width: float = 11.0,
+) -> Figure:
+    """Draw images beside their segmentations under a nested header, as the paper's qualitative figure does.
+
+    Regions have the colours of the regions that they overlap most in the last label map of their row, which is usually
+    a person's.
+
+    A column is named by one word or by a tuple from the outermost group inwards; neighbours with a common beginning
+    share a header cell: ``"Image", ("AlexNet", "ReLU-5", "NCuts"), ("AlexNet", "ReLU-5", "DeepNCuts"), …, "Human"``.
+
+    Args:
+        columns: the names.
+        rows: one list of cells for each image; a cell is an image, an integer label map (h, w), or ``None`` for empty.
+        path: file to write, or ``None``.
+        width: width of the figure in inches.
+
+    Example:
+        >>> import numpy as np
+        >>> photo, labels = np.zeros((6, 8, 3)), np.zeros((6, 8), dtype=int)
+        >>> fig = segmentation_grid(["Image", ("VGG", "NCuts"), ("VGG", "DeepNCuts")], [[photo, labels, labels]])
+        >>> sorted(text.get_text() for text in fig.texts)
+        ['DeepNCuts', 'Image', 'NCuts', 'VGG']
+    """
+    paths = [(name,) if isinstance(name, str) else tuple(name) for name in columns]
+    for i, row in enumerate(rows):
+        if len(row) != len(paths):
+            raise ShapeError(f"row {i} has {len(row)} cells for {len(paths)} columns.")
+    if not rows:
+        raise ShapeError("there are no rows to draw.")
+    depth, n = max(map(len, paths)), len(paths)
+    cell_width = width / n
+    ratios = [_aspect(row[0]) for row in rows]
+    gap, line = 0.06, 0.24
+    header = line * depth + 0.06
+    heights = [cell_width * ratio + gap for ratio in ratios]
+    total = header + sum(heights)
+    fig, (spare,) = figure(width=width, height=total)
+    spare.remove()
+    fig.set_layout_engine("none")
+    top = total - header
+    for row, height in zip(rows, heights, strict=True):
+        maps = [np.asarray(cell) for cell in row if _is_label_map(cell)]
+        for j, cell in enumerate(row):
+            if _is_label_map(cell) and np.asarray(cell).shape == maps[-1].shape:
+                cell = match_labels(np.asarray(cell), maps[-1])
+            box = (j / n + gap / 2 / width, (top - height) / total, 1 / n - gap / width, (height - gap) / total)
+            _show(fig.add_axes(box), cell)
+        top -= height
+    for level in range(depth):
+        start = 0
+        while start < n:
+            name, stop = paths[start], start + 1
+            group = level + 1 < len(name)
+            while group and stop < n and paths[stop][: level + 1] == name[: level + 1]:
+                stop += 1
+            if level < len(name):
+                _header_cell(fig, name, level, depth, (start / n, stop / n), line / total)
+            start = stop
+    return finish(fig, path)
+
+
+def _aspect(cell: ArrayLike | None) -> float:
+    if cell is None:
+        return 0.75
+    array = np.asarray(cell)
+    height, width = array.shape[:2] if array.ndim == 2 else as_rgb(array).shape[:2]
+    return height / width
+
+
+def _header_cell(
+    fig: Figure, name: tuple[str, ...], level: int, depth: int, span: tuple[float, float], line: float
+) -> None:
+    """Write one header cell; a name shorter than the header's depth is centred over the rows it leaves free."""
+    leaf = level == len(name) - 1
+    middle = 1 - (level + (depth - level if leaf else 1) / 2) * line
+    font: Any = {"fontsize": 9 if leaf else 9.5, "fontweight": "normal" if leaf and level else "bold", "color": INK}
+    fig.text((span[0] + span[1]) / 2, middle, name[level], ha="center", va="center", **font)
+    if not leaf:
+        inset = 0.008
+        y = 1 - (level + 1) * line
+        fig.add_artist(Line2D([span[0] + inset, span[1] - inset], [y, y], color=GRID, linewidth=1.0))

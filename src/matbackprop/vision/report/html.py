@@ -1,0 +1,238 @@
+"""One self-contained page for a run: what was run, how it went, what came out.
+
+The page embeds its pictures and styles, loads nothing, and follows the reader's light or dark setting.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from matbackprop.errors import DataError
+from matbackprop.vision.data.pictures import open_picture
+from matbackprop.vision.files import atomic_write, read_bytes
+from matbackprop.vision.report.figures import curve_panels, curves, svg
+from matbackprop.vision.report.tables import Table, format_number
+
+if TYPE_CHECKING:
+    from matbackprop.vision.training.run_folder import RunFolder
+
+GLOSSARY = {
+    "loss": "what training makes smaller, as a mean over regions or images",
+    "objective": "the normalized-cut objective: how far the span of the features is from that of people's regions",
+    "boundary": "cross-entropy of the borders between superpixels with the share of people who draw them",
+    "alignment": "the same without the count of dimensions, from 0 (the spans agree) to 1 (they are orthogonal)",
+    "best": "how well people's regions are covered, by the best segmentation and for the best person",
+    "average": "the same for the best segmentation as a mean over people",
+    "error": "percent of the regions whose most likely class is wrong",
+    "error_large": "the same for regions of 400 pixels and more",
+    "accuracy": "share of the items whose most likely class is right",
+    "gradient_norm": "length of the gradient; under layer/, of the one that enters the structured layer",
+    "rank": "number of eigenvalues that are not negligible beside the largest one",
+    "eigen_max": "largest eigenvalue of the features' Gram matrix",
+    "eigen_min": "smallest eigenvalue of the features' Gram matrix",
+    "eps": "ε, which is added to every eigenvalue before the matrix function",
+    "power": "exponent of the matrix power",
+    "soft_rank": "how many directions the soft projector counts",
+}
+"""What a name in ``metrics.jsonl`` or ``summary.json`` means, by its last part."""
+
+_HEADLINES = 6
+_PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
+_TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
+
+
+class Page:
+    """A page put together from parts, in order.
+
+    Args:
+        title: the heading.
+        subtitle: a line under it.
+
+    Example:
+        >>> page = Page("demo", "seed 0")
+        >>> page.section("Result")
+        >>> page.table(Table(["model", "error"], [["ours", 0.1]]))
+        >>> "<h2>Result</h2>" in page.html()
+        True
+    """
+
+    def __init__(self, title: str, subtitle: str = "") -> None:
+        self.title = title
+        self._parts = [f"<h1>{html.escape(title)}</h1>"]
+        if subtitle:
+            self._parts.append(f'<p class="subtitle">{html.escape(subtitle)}</p>')
+        self._top = len(self._parts)
+
+    def section(self, heading: str) -> None:
+        """Begin a section."""
+        self._parts.append(f"<h2>{html.escape(heading)}</h2>")
+
+    def text(self, paragraph: str) -> None:
+        """Add a paragraph of plain text."""
+        self._parts.append(f"<p>{html.escape(paragraph)}</p>")
+
+    def tiles(self, values: Mapping[str, float | str]) -> None:
+        """Put a row of headline numbers below the title."""
+        cells = []
+        for name, value in values.items():
+            shown = value if isinstance(value, str) else format_number(value)
+            cells.append(f'<div class="tile"><div class="name">{html.escape(name)}</div>')
+            cells.append(f'<div class="value">{html.escape(shown)}</div></div>')
+        self._parts.insert(self._top, f'<div class="tiles">{"".join(cells)}</div>')
+
+    def table(self, table: Table) -> None:
+        """Add a table."""
+        self._parts.append(f'<div class="card">{table.html()}</div>')
+
+    def curves(self, metrics: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Add the curves of a run (see :func:`~matbackprop.vision.report.figures.curves`), as many in a row as fit."""
+        drawings = [
+            svg(curves(metrics, panels={title: names}), prefix=f"p{len(self._parts)}-{number}")
+            for number, (title, names) in enumerate((panels or curve_panels(metrics)).items())
+        ]
+        self._parts.append(f'<div class="card panels">{"".join(drawings)}</div>')
+
+    def picture(self, path: str | Path, caption: str = "") -> None:
+        """Embed a PNG, JPEG or SVG file."""
+        path = Path(path)
+        if path.suffix.lower() not in _PICTURES or not path.is_file():
+            raise DataError(f"cannot embed {path}: a PNG, JPEG or SVG file that exists is needed.")
+        data = base64.b64encode(read_bytes(path, 1 << 26)).decode("ascii")
+        alt = html.escape(caption or path.stem, quote=True)
+        kind, width = _PICTURES[path.suffix.lower()], ""
+        if path.suffix.lower() != ".svg":  # shown at its size in inches, where it says one
+            with open_picture(path) as picture:
+                dpi = max(float(picture.info.get("dpi", (96.0,))[0]), 96.0)
+                width = f' width="{round(picture.width * 96 / dpi)}"'
+        image = f'<img alt="{alt}"{width} src="data:{kind};base64,{data}">'
+        below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+        self._parts.append(f'<figure class="card">{image}{below}</figure>')
+
+    def folded(self, heading: str, text: str) -> None:
+        """Add preformatted text that is folded away until it is asked for."""
+        self._parts.append(
+            f"<details><summary>{html.escape(heading)}</summary><pre>{html.escape(text)}</pre></details>"
+        )
+
+    def html(self) -> str:
+        """The whole page."""
+        return _TEMPLATE.substitute(title=html.escape(self.title), body="\n".join(self._parts))
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page and return its path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, self.html())
+        return path
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return format_number(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return shlex.join(value)  # the command
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key_value(values: Mapping[str, Any]) -> Table:
+    return Table(["name", "value"], [[name, _as_text(value)] for name, value in _flatten(values)])
+
+
+def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
+    """The numbers to show large: the best score by its name, then measures (``val/error``), then the rest."""
+    flat = {k: v for k, v in _flatten(summary) if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    best = {f"best {summary['best_metric']}": flat.pop("best")} if "best_metric" in summary and "best" in flat else {}
+    measures_first = dict(sorted(flat.items(), key=lambda item: "/" not in item[0]))
+    return dict(list((best | measures_first).items())[:_HEADLINES])
+
+
+def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """The span of the clock between the first and the last line of metrics."""
+    times = [row["time"] for row in metrics if isinstance(row.get("time"), (int, float))]
+    if len(times) < 2:
+        return ""
+    seconds = max(times) - min(times)
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def write_report(run_folder: RunFolder) -> Path:
+    """Write ``report.html`` into a run folder from the files that are there.
+
+    The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
+    ``figures/``, versions, revision, seed and command of the last start (``versions.json``), the resolved configuration
+    (``config.json``) and the end of ``log.txt``. A file that is missing leaves its section out, so a report can be
+    written at any moment of a run. The path of the page is returned.
+
+    Example:
+        >>> import tempfile
+        >>> from matbackprop.vision.training.run_folder import RunFolder
+        >>> run = RunFolder(Path(tempfile.mkdtemp()) / "run").create({"lr": 0.1}, seed=3)
+        >>> run.append_metrics({"step": 1, "train/loss": 2.0})
+        >>> page = write_report(run).read_text(encoding="utf-8")
+        >>> "seed 3" in page and "<svg" in page
+        True
+    """
+    folder = run_folder.path
+    if not folder.is_dir():
+        raise DataError(f"there is no run folder {folder}; give the folder that a training command printed.")
+    starts = run_folder.read_versions()
+    versions = starts[-1] if starts else {}
+    summary = run_folder.read_summary()
+    metrics = run_folder.read_metrics()
+
+    facts = [f"seed {versions['seed']}"] if "seed" in versions else []
+    if metrics:
+        facts += [f"{max(int(row.get('step', 0)) for row in metrics)} steps", _duration(metrics)]
+    if versions.get("git"):
+        facts.append(f"revision {versions['git'][:12]}{' (changed)' if versions.get('git_dirty') else ''}")
+    if len(starts) > 1:
+        facts.append(f"started {len(starts)} times")
+    page = Page(folder.resolve().name, " · ".join(fact for fact in facts if fact))
+    if headlines := _headlines(summary):
+        page.tiles(headlines)
+    if curve_panels(metrics):
+        page.section("Curves")
+        page.curves(metrics)
+    pictures = sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES and p.stem != "curves")
+    if pictures:
+        page.section("Figures")
+        for picture in pictures:
+            page.picture(picture, picture.stem.replace("_", " "))
+    if summary:
+        page.section("Summary")
+        page.table(_key_value(summary))
+    names = {name.split("/")[-1] for row in (*metrics, dict(_flatten(summary))) for name in row if "/" in name}
+    if terms := [[term, text] for term, text in GLOSSARY.items() if term in names]:
+        page.section("What the numbers mean")
+        page.table(Table(["name", "meaning"], terms))
+    if versions:
+        page.section("Provenance")
+        page.table(_key_value(versions))
+    if run_folder.config_path.is_file():
+        page.folded("Configuration", json.dumps(run_folder.read_config(), indent=2, ensure_ascii=False))
+    if run_folder.log_path.is_file():
+        with run_folder.log_path.open("rb") as file:
+            file.seek(max(run_folder.log_path.stat().st_size - (1 << 16), 0))
+            log = file.read().decode(errors="replace").splitlines()
+        page.folded("Log (last lines)", "\n".join(log[-80:]))
+    return page.write(run_folder.report_path)

@@ -1,0 +1,472 @@
+"""Deep normalized cuts: the recipe from BSDS's files to a trained segmentation network.
+
+Read from top to bottom it follows the data: images, augmentation, network, objective, training step, validation. Images
+and labels come from a cache that is made once; augmentation runs on the device. The configuration and its presets are
+in :mod:`matbackprop.vision.training.config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.cuda import cuts
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.solvers import batched_eigh
+from matbackprop.vision.data.bsds import (
+    BSDS,
+    STRIDES,
+    PreparedImage,
+    PreparedImages,
+    pad_stack,
+    prepare_images,
+    tuning_split,
+)
+from matbackprop.vision.data.cache import dataset_folder, default_cache_folder
+from matbackprop.vision.inference.image_sets import segment_images
+from matbackprop.vision.metrics.evaluation import evaluate_segmentations
+from matbackprop.vision.models.backbones import build_backbone
+from matbackprop.vision.models.backbones.base import load_backbone_weights
+from matbackprop.vision.models.config import NCutsModelConfig
+from matbackprop.vision.models.deep_ncuts import DeepNCuts
+from matbackprop.vision.processes import processors
+from matbackprop.vision.training.config import ImageDataConfig, NCutsConfig
+from matbackprop.vision.training.engine import Data, System
+from matbackprop.vision.training.graphs import GraphedLoss
+from matbackprop.vision.training.loading import EpochLoader, generator_for
+from matbackprop.vision.training.run_folder import RunFolder
+
+SCALES = 6
+"""Number of sizes that random scaling chooses from."""
+MAX_GRAPHS = 4
+"""Most sizes of images that steps are captured for."""
+
+# ------------------------------------------------------------------------------------------------------------- images
+
+
+def data_folder(config: ImageDataConfig) -> Path:
+    """The folder to read, in BSDS500's layout; shapes are made there first when they are asked for."""
+    return dataset_folder("BSDS500", config.root, config.made, config.cache)
+
+
+def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> PreparedImages:
+    """All images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), prepared on first use."""
+    workers = config.workers or min(16, processors())
+    folder = config.cache or default_cache_folder()
+    return prepare_images(BSDS(data_folder(config), split), folder, superpixels=config.superpixels, workers=workers)
+
+
+def split_images(images: PreparedImages, config: ImageDataConfig) -> tuple[PreparedImages, PreparedImages]:
+    """Training and validation images of the configuration's split of the training set."""
+    training: Sequence[int] = range(len(images))
+    validation: Sequence[int] = []
+    if config.split == "tuning":
+        held_out = set(tuning_split(images.ids, config.fold)[1])
+        training = [i for i, name in enumerate(images.ids) if name not in held_out]
+        validation = [i for i, name in enumerate(images.ids) if name in held_out]
+    return images.subset(list(training)[: config.limit]), images.subset(list(validation)[: config.limit])
+
+
+class ImageSource:
+    """Batches of prepared images with the random numbers of their augmentation (an :class:`EpochLoader` reads it).
+
+    Args:
+        images: where from.
+        config: what to vary; None for evaluation.
+        seed: of the augmentation.
+        stride: of the grid whose labels are wanted, or None for none.
+    """
+
+    def __init__(
+        self, images: PreparedImages, config: ImageDataConfig | None, seed: int = 0, stride: int | None = None
+    ) -> None:
+        self.images, self.config, self.seed, self.stride = images, config, seed, stride
+        self.num_labels, self.annotators = 1, 1
+        for image in images:
+            if len(image.labels) == 0:
+                raise DataError(
+                    f"image {image.id!r} has no ground truth; leave it out of training and validation (segmenting "
+                    "needs none)."
+                )
+            self.annotators = max(self.annotators, len(image.labels))
+            self.num_labels = max(self.num_labels, int(image.labels.max()) + 1)
+            for grid in image.grids.values():
+                self.num_labels = max(self.num_labels, int(grid.max()) + 1)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        """Padded arrays of the images ``indices``: labels −1 where there is none; of the grid, or of superpixels."""
+        items: list[PreparedImage] = [self.images[int(i)] for i in indices]
+        multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
+        batch: dict[str, Any] = {
+            "index": indices,
+            "image": pad_stack([i.image for i in items], 0, multiple),
+            "num_labels": self.num_labels,
+        }
+        if self.stride is not None:
+            batch["grid"] = pad_stack([i.grids[self.stride] for i in items], -1).long()
+        else:
+            batch["superpixels"] = pad_stack([i.superpixels for i in items], -1, multiple)
+            batch["labels"] = pad_stack([i.labels for i in items], -1).long()
+            batch["edges"] = pad_stack([i.edges for i in items], -1).long()
+        if self.config is not None:
+            draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
+            low, high = self.config.scale
+            # Few sizes, so that a GPU's convolutions meet each of them often.
+            step = int(torch.randint(SCALES, (1,), generator=generator_for(self.seed, epoch, int(indices[0]), 1)))
+            batch["scale"] = low + (high - low) * step / (SCALES - 1)
+            batch["flip"] = draws[:, 0] < (0.5 if self.config.flip else 0.0)
+            if self.config.jitter:
+                batch["factors"] = 1 + self.config.jitter * (2 * draws[:, 1:] - 1)
+        return batch
+
+
+class ShapeLoader(EpochLoader):
+    """Puts images of one size into one batch, as far as that goes, so that little is padded."""
+
+    def order(self, epoch: int) -> Tensor:
+        """The seeded order, sorted by shape, in whole batches that are then shuffled."""
+        order = super().order(epoch)
+        size = self.batch_size * self.world
+        if not self.shuffle or size == 1:
+            return order
+        images = self.source.images  # type: ignore[attr-defined]
+        shapes = np.array([images.size(int(i)) for i in order])
+        order = order[np.lexsort((shapes[:, 1], shapes[:, 0]))]
+        whole = len(order) // size
+        chunks = torch.randperm(whole, generator=generator_for(self.seed, epoch, 0x5A))
+        return torch.cat([order[: whole * size].view(whole, size)[chunks].reshape(-1), order[whole * size :]])
+
+
+def augment(batch: dict[str, Any]) -> dict[str, Any]:
+    """Turn a batch of bytes into network input on its device: flip, size and colour; labels move along.
+
+    Superpixels come out at half the resolution of the image; their labels and those of a flipped grid follow.
+    """
+    image = batch["image"].float() / 255
+    out = {name: batch[name].long() if name == "superpixels" else batch[name] for name in batch}
+    if "flip" in batch:
+        flip = batch["flip"].view(-1, 1, 1)
+        for name in {"superpixels", "grid"} & batch.keys():
+            mirrored = flip.unsqueeze(1) if name == "grid" else flip
+            out[name] = torch.where(mirrored, out[name].flip(-1), out[name])
+        image = torch.where(flip.unsqueeze(1), image.flip(-1), image)
+    if "factors" in batch:
+        brightness, contrast, saturation = (f.view(-1, 1, 1, 1).to(image) for f in batch["factors"].unbind(-1))
+        mean = image.mean((1, 2, 3), keepdim=True)
+        image = ((image - mean) * contrast + mean) * brightness
+        grey = image.mean(1, keepdim=True)
+        image = ((image - grey) * saturation + grey).clamp(0, 1)
+    scale = batch.get("scale", 1.0)
+    height, width = image.shape[-2:]
+    if scale != 1.0:
+        size = max(1, round(height * scale)), max(1, round(width * scale))
+        image = nnf.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=scale < 1)
+        height, width = size
+    if "superpixels" in batch:
+        half = max(1, height // 2), max(1, width // 2)
+        regions = out["superpixels"].unsqueeze(1).float()
+        out["superpixels"] = nnf.interpolate(regions, size=half, mode="nearest-exact").squeeze(1).long()
+    return out | {"image": image}
+
+
+class NCutsData(Data):
+    """Prepared images of the chosen split."""
+
+    def __init__(self, config: NCutsConfig) -> None:
+        self.config, self.seed = config.data, config.engine.seed
+        if config.train.rows == "grid":
+            if config.data.scale != (1.0, 1.0):
+                raise ConfigurationError(
+                    "rows='grid' has labels for images of their own size only; set --data.scale 1 1, or train on "
+                    "--train.rows superpixels."
+                )
+            network = config.model.resolved()
+            if network["head"] == "hypercolumn":
+                raise ConfigurationError("hypercolumns are trained on superpixels; set --train.rows superpixels.")
+            with torch.device("meta"):
+                stride = build_backbone(network["backbone"]).info(network["taps"][0]).stride / config.model.zoom
+            self.stride: int | None = int(stride)
+            if stride not in STRIDES:
+                raise ConfigurationError(
+                    f"labels are prepared for grids of stride {' and '.join(map(str, STRIDES))}, the map "
+                    f"{network['taps'][0]} has {stride:g}; set --train.rows superpixels."
+                )
+        else:
+            self.stride = None
+        self.training, self.validation = split_images(open_images(self.config, "train"), self.config)
+
+    def train_loader(self) -> EpochLoader:
+        """Shuffled batches with augmentation."""
+        source = ImageSource(self.training, self.config, self.seed, self.stride)
+        return ShapeLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
+
+    def validation_loader(self) -> EpochLoader | None:
+        """Single validation images as they are; none in the final split."""
+        if len(self.validation) == 0:
+            return None
+        return EpochLoader(ImageSource(self.validation, None, 0, self.stride), 1, shuffle=False)
+
+    def score(self, model: DeepNCuts, count: int) -> dict[str, float]:
+        """Named scores of the clusterings of the first ``count`` validation images."""
+        images = self.validation.subset(range(min(count, len(self.validation))))
+        segmentations = {name: list(maps) for name, maps in segment_images(model, images).labels.items()}
+        truth = BSDS(data_folder(self.config), "train", ids=images.ids)
+        return evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in images.ids})
+
+    def on_device(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
+        """Augment on the device."""
+        return augment(batch)
+
+
+# ------------------------------------------------------------------------------------------------- network, objective
+
+
+def build_model(config: NCutsModelConfig, *, superpixels: int = 600) -> DeepNCuts:
+    """Build the network of a configuration, with its starting weights."""
+    model = DeepNCuts(config, superpixels=superpixels)
+    load_backbone_weights(model.backbone, config.resolved()["backbone"], config.weights)
+    return model
+
+
+def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.0) -> DeepNCuts:
+    """The paper's baseline: normalized cuts on the backbone's own feature map, without new layers."""
+    return build_model(NCutsModelConfig(variant, weights, head="none", zoom=zoom))  # type: ignore[arg-type]
+
+
+def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of edge logits with the share of annotators that separate the two superpixels of an edge.
+
+    Args:
+        logits: (b, E).
+        edges: (b, E, 2), negative for padding.
+        labels: (b, a, S), −1 for no label.
+
+    Returns:
+        The mean over the edges that somebody labelled; 0 where there are none.
+    """
+    a, number = labels.shape[1], edges.shape[1]
+    sides = [labels.gather(2, edges[:, None, :, k].clamp(min=0).expand(-1, a, number)) for k in (0, 1)]
+    known = (sides[0] >= 0) & (sides[1] >= 0) & (edges[:, None, :, 0] >= 0)
+    votes = known.sum(1)
+    share = ((sides[0] != sides[1]) & known).sum(1) / votes.clamp(min=1)
+    entropy = nnf.binary_cross_entropy_with_logits(logits.float(), share.float(), reduction="none")
+    counted = votes > 0
+    return (entropy * counted).sum() / counted.sum().clamp(min=1)
+
+
+class _GridObjective(nn.Module):
+    """The objective of a batch as a function of its tensors alone."""
+
+    def __init__(self, module: NCutsModule, num_labels: int) -> None:
+        super().__init__()
+        self.model = module.model
+        self.compute = lambda image, grid: module.losses({"image": image, "grid": grid, "num_labels": num_labels})[0]
+
+    def forward(self, image: Tensor, grid: Tensor) -> Tensor:
+        return self.compute(image, grid)
+
+
+class Objective(nn.Module):
+    """The mean objective of a batch, J₁, J₂ or soft; Λ of J₁ is the network's."""
+
+    structured = True
+
+    def __init__(self, name: Literal["j1", "j2", "soft"], ridge: float) -> None:
+        super().__init__()
+        self.name, self.ridge = name, ridge
+
+    def forward(self, f: Tensor, labels: Tensor, weight: Tensor | None, num_labels: int, lam: Tensor | None) -> Tensor:
+        """The objective of rows f (b, m, d) and labels (b, a, m)."""
+        if self.name == "soft":
+            value = normalized_cut_soft(f, labels, ridge=self.ridge, weight=weight, num_labels=num_labels)
+        elif self.name == "j1":
+            value = normalized_cut_j1(f, labels, lam=lam, weight=weight, num_labels=num_labels)
+        else:
+            value = normalized_cut_j2(f, labels, weight=weight, num_labels=num_labels)
+        return value.mean()
+
+
+class NCutsModule(System):
+    """The network with the objective averaged over annotators and images, two rates, and curves of the spectrum."""
+
+    graphs: GraphedLoss | None = None
+
+    def __init__(self, config: NCutsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = build_model(config.model, superpixels=config.data.superpixels)
+        self.model.freeze_backbone(config.train.backbone_rate == 0)
+        self.objective = Objective(config.train.objective, config.model.ridge)
+
+    def start(self, data: NCutsData) -> None:
+        """Let convolutions use the layout that tensor cores want, and search algorithms only for few sizes."""
+        if self.device.type == "cuda":
+            low, high = self.config.data.scale
+            torch.backends.cudnn.benchmark = low == high and not self.config.engine.deterministic
+            self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
+            self.graphs = self._capture(data)
+
+    def _capture(self, data: NCutsData) -> GraphedLoss | None:
+        """Steps as CUDA graphs, one for each size of image; None where they do not fit."""
+        config = self.config
+        alone = self.processes == 1 and config.engine.strategy == "auto" and config.engine.accumulate == 1
+        plain = config.train.rows == "grid" and config.data.batch_size == 1 and config.engine.precision == "32"
+        kernels = config.train.objective != "j1" and cuts.takes(self.model.channels, self.device)
+        if not (config.train.graphs and alone and plain and kernels) or config.engine.profile:
+            return None
+        source = ImageSource(data.training, data.config, data.seed, data.stride)
+        sizes = sorted({source.images.size(i) for i in range(len(source))})
+        if len(sizes) > MAX_GRAPHS:
+            return None
+        samples = []
+        for size in sizes:
+            image = torch.rand(1, 3, *size, device=self.device)
+            grid = torch.randint(2, (1, source.annotators, *self.model.grid(size)), device=self.device)
+            samples.append((image, grid))
+        self.model.train()
+        self.annotators = source.annotators
+        return GraphedLoss(_GridObjective(self, source.num_labels), samples)
+
+    def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and edge logits or None."""
+        image = batch["image"]
+        if self.config.train.rows == "superpixels":
+            labels = batch["labels"]
+            edges = batch["edges"] if self.config.train.boundary_weight else None
+            rows = self.model.on_superpixels(image, batch["superpixels"], labels.shape[-1], edges)
+            weight = rows.mass / rows.mass.sum(-1, keepdim=True).clamp(min=1)
+            return rows.features.float(), labels, weight, rows.edges
+        features = self.model(image).features.float()
+        height, width = features.shape[1:3]
+        grid = batch["grid"][..., :height, :width]
+        grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)
+        return features.flatten(1, 2), grid.flatten(-2), None, None
+
+    def losses(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Total loss, its parts, and the rows of F."""
+        f, labels, weight, edges = self.rows(batch)
+        parts = {"objective": self.objective(f, labels, weight, batch["num_labels"], self.model.lam)}
+        total = parts["objective"]
+        if edges is not None:
+            parts["boundary"] = boundary_loss(edges, batch["edges"], batch["labels"])
+            total = total + self.config.train.boundary_weight * parts["boundary"]
+        return total, parts, f
+
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        """Mean objective of a batch; rank, spectrum and gradient are recorded every ``log_every`` steps."""
+        logged = self.step % self.config.engine.log_every == 0
+        if self.graphs is not None and not logged:
+            image, grid = batch["image"], batch["grid"]
+            grid = nnf.pad(grid, (0, 0, 0, 0, 0, self.annotators - grid.shape[1]), value=-1)
+            total = self.graphs(image, grid)
+            self.record("train/objective", total)
+            return total
+        total, parts, f = self.losses(batch)
+        for name, value in parts.items():
+            self.record(f"train/{name}", value)
+        if logged:
+            for name, value in self.spectrum(f.detach()).items():
+                self.record(f"layer/{name}", value)
+            if f.requires_grad:
+                f.register_hook(lambda g: self.record("layer/gradient_norm", g.detach().norm()))
+        return total
+
+    @torch.no_grad()
+    def spectrum(self, f: Tensor) -> dict[str, Tensor]:
+        """Means over the batch of rank, soft rank and extreme eigenvalues of FᵀF at unit trace."""
+        gram = f.double().mT @ f.double()
+        gram = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)[..., None, None]
+        values = batched_eigh(gram)[0].clamp(min=0)
+        soft = values / (values + self.config.model.ridge / f.shape[-1])
+        return {
+            "rank": (values > 1e-10 * values[..., -1:]).double().sum(-1).mean(),
+            "soft_rank": soft.sum(-1).mean(),
+            "eigen_max": values[..., -1].mean(),
+            "eigen_min": values[..., 0].mean(),
+        }
+
+    def validation_step(self, batch: dict[str, Any]) -> None:
+        """Loss on an image that was held out."""
+        total, parts, _ = self.losses(batch)
+        for name, value in {"loss": total, **parts}.items():
+            self.record(f"val/{name}", value, len(batch["image"]))
+
+    def validation_end(self, data: NCutsData) -> dict[str, float]:
+        """Scores of the segmentations of some held-out images, where the configuration asks for it."""
+        if not self.config.train.score_images:
+            return {}
+        scores = data.score(self.model, self.config.train.score_images)
+        return {f"val/{name}": scores[f"paper_{name}"] for name in ("best", "average")}
+
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+        """Two groups: the backbone at its own rate, the new layers at theirs."""
+        train = self.config.train
+        body = [p for p in self.model.backbone.parameters() if p.requires_grad]
+        known = {id(p) for p in self.model.backbone.parameters()}
+        new = [p for p in self.model.parameters() if id(p) not in known]
+        groups: list[dict[str, Any]] = [{"params": new, "lr": train.rate}] + (
+            [{"params": body, "lr": train.backbone_rate}] if body else []
+        )
+        common: dict[str, Any] = {"weight_decay": train.decay, "fused": self.device.type == "cuda"}
+        if train.optimizer == "sgd":
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9, **common)
+        else:
+            optimizer = torch.optim.AdamW(groups, **common)
+        if train.schedule == "constant":
+            return optimizer, None
+        rates = [group["lr"] for group in groups]
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps))
+
+    def diagnose(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What the layer saw, for the report on a batch that was not finite."""
+        with torch.no_grad():
+            f, labels, _, _ = self.rows(batch)
+            finite = bool(torch.isfinite(f).all())
+            report: dict[str, Any] = {
+                "images": batch["index"].tolist(),
+                "features_finite": finite,
+                "features_absmax": float(torch.nan_to_num(f).abs().max()),
+                "regions": [int(n) for n in (labels.flatten(-2).amax(-1) + 1).reshape(-1)],
+            }
+            if finite:
+                report |= {name: float(value) for name, value in self.spectrum(f).items()}
+        return report
+
+
+# ------------------------------------------------------------------------------------------------------------- recipe
+
+
+def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:
+    """Build the system and the data of a configuration."""
+    data = NCutsData(config)
+    return NCutsModule(config), data
+
+
+def export(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
+    """Write the trained model."""
+    module.model.save_pretrained(run.path / "model")
+
+
+def figures(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
+    """Draw a few held-out images with their segmentations into the run folder."""
+    from matbackprop.vision.report.figures import segmentation_grid
+
+    images = data.validation if len(data.validation) else data.training
+    module.model.eval()
+    rows = []
+    for image in [images[i] for i in range(min(6, len(images)))]:
+        pixels = torch.from_numpy(np.array(image.image))
+        labels = module.model.cluster(pixels.unsqueeze(0).to(module.device), (4, 8, 16)).labels[0].cpu().numpy()
+        human = image.labels[0][image.superpixels]
+        rows.append([pixels.permute(1, 2, 0).numpy(), *labels, human])
+    segmentation_grid(["Image", "K = 4", "K = 8", "K = 16", "Human"], rows, run.figure_path("segmentations.png"))

@@ -1,0 +1,127 @@
+"""The suites run, and the peers and references they compare with compute what they say."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.speed import SUITES, peers, run_suites
+from benchmarks.speed.reference import log_pool_gradient, symmetric_log_gradient
+from benchmarks.speed.suites.segmentation import scene
+from matbackprop import inverse_root, matrix_function, matrix_log, second_order_pool
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_our_side_of_every_suite_runs(suite):
+    entries = [e for e in SUITES[suite](CPU, "quick") if e.method.startswith(("matbackprop", "DeepO2P"))]
+    assert entries
+    for entry in entries[:2]:
+        entry.build(CPU)()
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_case_has_somebody_to_compare_with(suite):
+    cases = {}
+    for entry in SUITES[suite](CPU, "full"):
+        cases.setdefault(entry.case, []).append(entry.method)
+    for methods in cases.values():
+        assert len(methods) == len(set(methods)) >= 2
+
+
+def test_suite_of_errors_end_to_end():
+    seen = []
+    results = run_suites(["gradient-error"], "cpu", scale="quick", seconds=0.01, report=seen.append)
+    assert seen == results.records
+    ours = [float(r.error) for r in results.records if r.method == "matbackprop"]
+    assert len(ours) > 4 and max(ours) < 2e-7
+
+
+def test_newton_schulz_tends_to_the_root():
+    x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = x @ x.mT
+    root = peers.isqrt(a, steps=20)
+    torch.testing.assert_close(root @ root, a, rtol=1e-8, atol=1e-8)
+
+
+def test_the_gradient_of_newton_schulz_steps_as_mpn_cov_writes_it_is_that_of_the_steps():
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = (x @ x.mT).requires_grad_()
+    g = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    one, other = peers.mpn_cov_root(a), peers.isqrt(a)
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*(torch.autograd.grad(root, a, g)[0] for root in (one, other)))
+
+
+@pytest.mark.parametrize(("root", "digits"), [(peers.pade_root, 1e-6), (peers.taylor_root, 3e-3)])
+def test_series_of_the_square_root_approximate_it_and_its_gradient(root, digits):
+    """Of a well-conditioned matrix, for which their authors' terms are enough."""
+    x = torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = (x @ x.mT).requires_grad_()
+    g = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    g = g + g.mT
+    values = root(a), matrix_function(a, "sqrt")
+    torch.testing.assert_close(*values, rtol=digits, atol=digits)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(value, a, g)[0] for value in values), rtol=10 * digits, atol=10 * digits
+    )
+
+
+def test_coupled_newton_tends_to_the_inverse_root():
+    x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = x @ x.mT
+    root = peers.coupled_newton(a, 4, 1e-3, tolerance=1e-12)
+    torch.testing.assert_close(root, inverse_root(a, 4, eps=1e-3, relative=True), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["log", "sqrt"])
+@pytest.mark.parametrize("method", ["torch.linalg.svd + autograd", *peers.MATRIX_FUNCTIONS])
+def test_peers_pool_the_same_matrix(name, method):
+    f = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if method in peers.MATRIX_FUNCTIONS:
+        try:
+            pool = peers.pool_with(peers.MATRIX_FUNCTIONS[method](name), 1e-2)
+        except peers.MissingPeer as missing:
+            pytest.skip(str(missing))
+    else:
+        pool = peers.svd_pool(name, 1e-2)
+    torch.testing.assert_close(pool(f), second_order_pool(f, eps=1e-2, function=name), rtol=1e-9, atol=1e-9)
+
+
+def test_references_are_the_gradients():
+    generator = np.random.default_rng(0)
+    f, g = generator.standard_normal((4, 7)), generator.standard_normal((7, 7))
+    f[3] = f[2]
+    x = torch.from_numpy(f)
+    step, direction = 1e-6, torch.from_numpy(generator.standard_normal((4, 7)))
+
+    def loss(y):
+        return (second_order_pool(y, eps=1e-2) * torch.from_numpy(g)).sum()
+
+    slope = float(loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
+    assert float((log_pool_gradient(f, g, 1e-2) * direction.numpy()).sum()) == pytest.approx(slope, rel=1e-6)
+
+    x = generator.standard_normal((5, 9))
+    a, h = x @ x.T, generator.standard_normal((5, 5))
+    point = torch.from_numpy(a).requires_grad_()
+    (ours,) = torch.autograd.grad(matrix_log(point), point, torch.from_numpy(h))
+    np.testing.assert_allclose(
+        symmetric_log_gradient(a, h).astype(float), (ours + ours.mT).numpy() / 2, rtol=1e-10, atol=1e-12
+    )
+
+
+def test_scene_is_made_of_regions():
+    image, f = scene(12, 20, 5)
+    assert image.shape == (12, 20, 3) and f.shape == (12, 20, 5)
+    assert f.min() > 0 and f.max() <= 1
+    assert np.array_equal(image, scene(12, 20, 5)[0])
+
+
+def test_the_stand_in_for_newer_torch_has_the_gradient_of_eigh(monkeypatch):
+    monkeypatch.setattr(peers.cusolver, "solve", lambda a: tuple(torch.linalg.eigh(a)))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 5, 5, generator=generator, dtype=torch.float64)
+    a = (x + x.mT).requires_grad_()
+    g = [torch.randn(3, 5, generator=generator, dtype=torch.float64), x]
+    actual = torch.autograd.grad(peers._BatchedEigh.apply(a), a, g)
+    torch.testing.assert_close(actual, torch.autograd.grad(tuple(torch.linalg.eigh(a)), a, g))

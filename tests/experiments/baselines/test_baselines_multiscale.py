@@ -1,0 +1,107 @@
+"""The parts of the multiscale normalized cut against their definitions."""
+
+import numpy as np
+import pytest
+
+from experiments.multiscale_ncut import (
+    CONTOUR_SHARE,
+    LAYER_WEIGHTS,
+    constrained_eigenvectors,
+    edge_energy,
+    intervening_contour,
+    multiscale_graph,
+)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    image = np.random.default_rng(0).random((3, 20, 25))
+    image[:, :, 12:] += 2
+    return multiscale_graph(image)
+
+
+def test_edges_are_found_where_they_are():
+    channel = np.zeros((20, 30))
+    channel[:, 15:] = 1
+    for scale in (1.0, 2.0):
+        energy, phase = edge_energy(channel, scale)
+        assert set(energy[10].argsort()[-2:]) == {14, 15}
+        assert phase[10, 14] != phase[10, 15]  # the sign changes on the edge
+        assert energy[10, 0] < 1e-9
+
+
+def test_energy_does_not_depend_on_orientation_by_much():
+    y, x = np.mgrid[-20:21, -20:21]
+    strengths = []
+    for angle in np.linspace(0, np.pi, 13):
+        channel = (x * np.cos(angle) + y * np.sin(angle) > 0).astype(float)
+        strengths.append(edge_energy(channel, 2.0)[0][16:25, 16:25].max())
+    assert max(strengths) / min(strengths) < 1.15
+
+
+def test_contour_counts_the_strongest_change_of_phase():
+    energy = np.array([[0.1, 0.2, 0.8, 0.6, 0.3]])
+    phase = np.array([[True, True, False, True, True]])
+    start, end = np.array([[0, 0], [0, 0], [0, 3]]), np.array([[0, 4], [0, 1], [0, 4]])
+    # The first line crosses edges of ½(.2 + .8) and ½(.8 + .6); the others cross none, however strong their pixels are.
+    np.testing.assert_allclose(intervening_contour(energy, phase, start, end), [np.exp(-(0.7**2)), 1, 1])
+
+
+def test_affinity_is_symmetric_and_stays_within_layers(graph):
+    sizes = np.cumsum([0] + [height * width for height, width in graph.grids])
+    assert graph.grids == [(20, 25), (7, 9), (3, 3)]
+    dense = graph.affinity.toarray()
+    np.testing.assert_allclose(dense, dense.T)
+    assert (dense >= 0).all() and dense.shape == (sizes[-1],) * 2
+    for layer, weight in enumerate(LAYER_WEIGHTS):
+        block = dense[sizes[layer] : sizes[layer + 1], sizes[layer] : sizes[layer + 1]]
+        np.testing.assert_allclose(np.diag(block), weight * (1 + CONTOUR_SHARE))
+        dense[sizes[layer] : sizes[layer + 1], sizes[layer] : sizes[layer + 1]] = 0
+    assert not dense.any()
+
+
+def test_radius_of_the_finest_layer(graph):
+    columns = graph.affinity[[10 * 25 + 5], :].nonzero()[1]
+    rows, columns = columns // 25 - 10, columns % 25 - 5
+    assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == {
+        (dy, dx) for dy in range(-2, 3) for dx in range(-2, 3) if dy * dy + dx * dx <= 4
+    }
+
+
+def test_constraint_is_the_mean_of_the_children(graph):
+    fine = np.random.default_rng(1).random((20, 25))
+    middle = np.array([[fine[3 * i : 3 * i + 3, 3 * j : 3 * j + 3].mean() for j in range(9)] for i in range(7)])
+    coarse = np.array([[middle[3 * i : 3 * i + 3, 3 * j : 3 * j + 3].mean() for j in range(3)] for i in range(3)])
+    vector = np.concatenate([fine.ravel(), middle.ravel(), coarse.ravel()])
+    np.testing.assert_allclose(graph.constraint @ vector, 0, atol=1e-12)
+    vector[-1] += 1
+    assert np.abs(graph.constraint @ vector).max() == pytest.approx(1)
+
+
+def test_eigenvectors_against_the_dense_reduced_problem(graph):
+    """All vectors that satisfy the constraints are B x for free fine values x: BᵀWB x = λ BᵀDB x."""
+    from scipy.linalg import eigh
+
+    values, vectors = constrained_eigenvectors(graph, 5, tolerance=1e-10)
+    fine = 20 * 25
+    constraint = graph.constraint.toarray()
+    basis = np.vstack([np.eye(fine), -np.linalg.solve(constraint[:, fine:], constraint[:, :fine])])
+    affinity, degree = graph.affinity.toarray(), np.diag(graph.affinity.sum(1))
+    expected = eigh(basis.T @ affinity @ basis, basis.T @ degree @ basis, eigvals_only=True)[::-1][:5]
+    np.testing.assert_allclose(values, expected, atol=1e-8)
+    np.testing.assert_allclose(constraint @ vectors, 0, atol=1e-8)
+    assert values[0] == pytest.approx(1)  # the constant vector, which satisfies every constraint
+    np.testing.assert_allclose(vectors[:, 0] / vectors[0, 0], 1, atol=1e-6)
+
+
+def test_second_eigenvector_cuts_at_the_edge(graph):
+    second = constrained_eigenvectors(graph, 2)[1][: 20 * 25, 1].reshape(20, 25)
+    left, right = second[:, :11], second[:, 13:]
+    assert np.sign(np.median(left)) != np.sign(np.median(right))
+    assert abs(np.median(left) - np.median(right)) > 5 * max(left.std(), right.std())
+
+
+def test_small_problem_is_solved_densely():
+    graph = multiscale_graph(np.random.default_rng(0).random((3, 2, 2)))
+    values, vectors = constrained_eigenvectors(graph, 4)
+    assert values.shape == (4,) and vectors.shape == (4, 4) and values[0] == pytest.approx(1)

@@ -1,0 +1,124 @@
+"""Every baseline under the common signature, on made images and on edge cases."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.baselines import (
+    BASELINES,
+    felzenszwalb,
+    fixed_grids,
+    humans_leave_one_out,
+    ncut_pytorch,
+    one_region,
+    sklearn_spectral,
+)
+from matbackprop.errors import DataError, MissingExtraError, ShapeError
+from matbackprop.vision.metrics import region_scores
+
+
+@pytest.fixture(autouse=True)
+def _skip_missing_peer(request):
+    if "ncut_pytorch" in request.node.name or request.node.name == "test_random_state_is_left_alone":
+        pytest.importorskip("ncut_pytorch")
+
+
+EIGHT = ["fixed_grids", "sklearn_spectral", "ncut_pytorch", "multiscale_ncut", "felzenszwalb"]
+
+
+def scene(height=96, width=128, noise=4.0, seed=0):
+    """A bright disc and a dark bar on a grey ground, with their label map."""
+    y, x = np.mgrid[:height, :width]
+    labels = np.zeros((height, width), int)
+    labels[(y - height / 2) ** 2 + (x - width / 3) ** 2 < (height / 4) ** 2] = 1
+    labels[:, int(width * 0.75) :] = 2
+    colours = np.array([[120, 120, 120], [230, 210, 60], [20, 30, 90]])[labels]
+    colours = colours + np.random.default_rng(seed).normal(0, noise, colours.shape)
+    return torch.from_numpy(colours.clip(0, 255).astype(np.uint8)).permute(2, 0, 1).contiguous(), labels
+
+
+@pytest.mark.parametrize("name", EIGHT)
+def test_eight_maps_of_the_images_size(name):
+    image, _ = scene()
+    maps = BASELINES[name](image)
+    assert len(maps) == 8
+    assert all(labels.shape == image.shape[1:] and labels.dtype == torch.int64 for labels in maps)
+
+
+@pytest.mark.parametrize("name", ["sklearn_spectral", "ncut_pytorch", "multiscale_ncut", "felzenszwalb"])
+def test_finds_the_objects(name):
+    image, labels = scene()
+    scores = region_scores(BASELINES[name](image), [labels])
+    blind = region_scores(fixed_grids(image), [labels])
+    assert scores.covering.max() > max(0.75, blind.covering.max() + 0.1)
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_same_image_same_maps(name):
+    image, _ = scene(48, 64)
+    first = BASELINES[name](image)
+    torch.manual_seed(123)
+    np.random.seed(123)  # noqa: NPY002
+    for one, two in zip(first, BASELINES[name](image), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (9, 5), (40, 30)])
+def test_tiny_images_and_images_without_contrast(name, size):
+    maps = BASELINES[name](torch.full((3, *size), 90, dtype=torch.uint8))
+    assert all(labels.shape == size and labels.min() >= 0 for labels in maps)
+
+
+def test_random_state_is_left_alone():
+    image, _ = scene(40, 48)
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    expected, numbers = torch.rand(3), np.random.rand(3)  # noqa: NPY002
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    ncut_pytorch(image)
+    assert torch.equal(torch.rand(3), expected) and (np.random.rand(3) == numbers).all()  # noqa: NPY002
+
+
+def test_grids_by_hand():
+    image = torch.zeros(3, 4, 6, dtype=torch.uint8)
+    assert [len(labels.unique()) for labels in fixed_grids(image)[:4]] == [1, 4, 9, 16]
+    assert torch.equal(one_region(image)[0], torch.zeros(4, 6, dtype=torch.int64))
+
+
+def test_larger_scales_give_fewer_regions():
+    image, _ = scene(noise=12)
+    counts = [int(labels.max()) + 1 for labels in felzenszwalb(image)]
+    assert counts[0] > counts[-1] and counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "image", [torch.zeros(3, 4, 4), torch.zeros(4, 4, dtype=torch.uint8), torch.zeros(3, 0, 4).byte()]
+)
+def test_wrong_images(image):
+    with pytest.raises(ShapeError, match="uint8"):
+        one_region(image)
+
+
+@pytest.mark.parametrize(
+    ("segment", "module"),
+    [(felzenszwalb, "skimage.segmentation"), (sklearn_spectral, "sklearn.cluster"), (ncut_pytorch, "ncut_pytorch")],
+)
+def test_missing_library_says_what_to_install(segment, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match="pip install 'matbackprop"):
+        segment(scene(8, 8)[0])
+
+
+def test_humans_by_hand():
+    half, whole = [[0, 0, 1, 1]], [[0, 0, 0, 0]]
+    row = humans_leave_one_out("a", [half, half, whole])
+    # half covers whole by 1/2 and whole covers half by 1/2; half covers half by 1.
+    assert row["paper_best"] == pytest.approx((1 + 1 + 0.5) / 3)
+    assert row["paper_average"] == pytest.approx((0.75 + 0.75 + 0.5) / 3)
+    assert row["annotators"] == 3
+    with pytest.raises(DataError, match="at least two"):
+        humans_leave_one_out("a", [half])

@@ -1,0 +1,196 @@
+"""The BSDS data set: layouts, splits, grids by area, bad data."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+from torch.utils.data import DataLoader
+
+from helpers.seg_files import write_seg
+from matbackprop.errors import ConfigurationError, DataError, LabelError, ShapeError
+from matbackprop.vision.data.bsds import BSDS, labels_to_grid, tuning_split
+
+SIZE = (12, 16)
+
+
+def picture(seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+
+
+def quarters(offset=1):
+    y, x = np.indices(SIZE)
+    return (2 * (y >= 6) + (x >= 8) + offset).astype(np.uint16)
+
+
+def write_mat(path, maps):
+    cells = np.empty((1, len(maps)), dtype=object)
+    for index, labels in enumerate(maps):
+        cells[0, index] = {"Segmentation": labels, "Boundaries": np.zeros(SIZE, np.uint8)}
+    savemat(path, {"groundTruth": cells})
+
+
+@pytest.fixture
+def bsds500(tmp_path):
+    for split, names in {"train": ["100", "20", "3"], "val": ["7"], "test": ["8"]}.items():
+        for kind in ("images", "groundTruth"):
+            (tmp_path / "data" / kind / split).mkdir(parents=True)
+        for name in names:
+            Image.fromarray(picture(int(name))).save(tmp_path / f"data/images/{split}/{name}.png")
+            write_mat(tmp_path / f"data/groundTruth/{split}/{name}.mat", [quarters(), quarters(40)])
+    return tmp_path
+
+
+def test_bsds500_layout_and_splits(bsds500):
+    assert BSDS(bsds500, "train").ids == ["100", "20", "3"]
+    assert BSDS(bsds500 / "data", "bsds300-train").ids == ["100", "20", "3"]
+    assert BSDS(bsds500, "bsds300-test").ids == BSDS(bsds500, "val").ids == ["7"]
+    assert BSDS(bsds500, "test").ids == ["8"]
+    sample = BSDS(bsds500, "train")[1]
+    assert sample.id == "20" and sample.image.dtype == torch.uint8
+    np.testing.assert_array_equal(sample.image.permute(1, 2, 0), picture(20))
+    for labels in sample.segmentations:  # labels from 0, whatever the file says
+        assert labels.dtype == torch.int64
+        np.testing.assert_array_equal(labels, quarters(0))
+
+
+def test_ids_choose_and_order(bsds500):
+    assert [sample.id for sample in BSDS(bsds500, "train", ids=["3", "100"])] == ["3", "100"]
+    with pytest.raises(DataError, match=r"\(999\) are not in the split 'train'"):
+        BSDS(bsds500, "train", ids=["999"])
+
+
+def test_bsds300_layout(tmp_path):
+    for split, name in (("train", "12003"), ("test", "3096")):
+        (tmp_path / "images" / split).mkdir(parents=True)
+        Image.fromarray(picture()).save(tmp_path / f"images/{split}/{name}.jpg")
+        for user in ("1105", "1123"):
+            (tmp_path / "human/color" / user).mkdir(parents=True, exist_ok=True)
+            write_seg(tmp_path / f"human/color/{user}/{name}.seg", quarters(0))
+    (tmp_path / "human/gray/1105").mkdir(parents=True)
+    write_seg(tmp_path / "human/gray/1105/12003.seg", quarters(0))
+    data = BSDS(tmp_path, "bsds300-test")
+    assert data.ids == ["3096"] == BSDS(tmp_path, "test").ids
+    assert len(BSDS(tmp_path, "train")[0].segmentations) == 2  # people who saw colour only
+    np.testing.assert_array_equal(data[0].segmentations[1], quarters(0))
+    with pytest.raises(DataError, match="there are test, train"):
+        BSDS(tmp_path, "val")
+
+
+def test_own_images_with_label_pictures(tmp_path):
+    for kind in ("images", "groundTruth"):
+        (tmp_path / kind / "mine").mkdir(parents=True)
+    for name in ("pond", "shot_1"):
+        Image.fromarray(picture()).save(tmp_path / f"images/mine/{name}.jpg")
+    for file in ("pond_1", "pond_2", "shot_1"):  # shot_1 is an image of that name, not the first map of "shot"
+        Image.fromarray(quarters().astype(np.uint8)).save(tmp_path / f"groundTruth/mine/{file}.png")
+    data = BSDS(tmp_path, "mine")
+    assert [len(sample.segmentations) for sample in data] == [2, 1]
+
+
+def test_loader_with_workers_is_possible(bsds500):
+    loader = DataLoader(BSDS(bsds500, "train"), batch_size=None, shuffle=False)
+    assert [sample.id for sample in loader] == ["100", "20", "3"]
+
+
+def test_missing_ground_truth_is_named(bsds500):
+    (bsds500 / "data/groundTruth/train/20.mat").unlink()
+    with pytest.raises(DataError, match=r"20\.png: there is no human map of it under"):
+        BSDS(bsds500, "train")
+    assert BSDS(bsds500, "train", ids=["3"]).ids == ["3"]
+
+
+def test_another_size_is_named(bsds500):
+    write_mat(bsds500 / "data/groundTruth/train/20.mat", [quarters(), quarters().T])
+    with pytest.raises(DataError, match=r"20\.mat: human map 2 has size 16×12 \(transposed\), but the image 12×16"):
+        BSDS(bsds500, "train")[1]
+
+
+def test_damaged_files_are_named(bsds500):
+    path = bsds500 / "data/images/train/20.png"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"20\.png: is damaged or cut short"):
+        BSDS(bsds500, "train")[1]
+    (bsds500 / "data/groundTruth/train/3.mat").write_bytes(b"nonsense" * 40)
+    with pytest.raises(DataError, match=r"3\.mat: cannot be read"):
+        BSDS(bsds500, "train")[2]
+
+
+def test_missing_folders(tmp_path, bsds500):
+    with pytest.raises(DataError, match="no folder 'images'"):
+        BSDS(tmp_path / "nowhere", "train")
+    with pytest.raises(DataError, match="no split 'validation'; there are test, train, val"):
+        BSDS(bsds500, "validation")
+    for path in (bsds500 / "data/images/val").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="holds no picture"):
+        BSDS(bsds500, "val")
+
+
+def test_two_images_of_one_name(bsds500):
+    Image.fromarray(picture()).save(bsds500 / "data/images/train/20.jpg")
+    with pytest.raises(DataError, match="has the same name as"):
+        BSDS(bsds500, "train")
+
+
+@pytest.mark.data
+def test_the_real_data_set(data_root):
+    train, test = BSDS(data_root / "BSDS500", "bsds300-train"), BSDS(data_root, "bsds300-test")
+    assert len(train) == 200 and len(test) == 100 and not set(train.ids) & set(test.ids)
+    rest, held = tuning_split(train.ids)
+    assert len(rest) == 160 and len(held) == 40
+    sample = test[0]
+    assert sorted(sample.image.shape[1:]) == [321, 481] and 4 <= len(sample.segmentations) <= 9
+    assert all(labels.shape == sample.image.shape[1:] and labels.min() == 0 for labels in sample.segmentations)
+
+
+def grid_by_loops(labels, grid):
+    """Area of each label in each cell from the overlaps of intervals, smallest label on a tie."""
+    height, width = labels.shape
+    result = np.empty(grid, int)
+    for i, j in np.ndindex(*grid):
+        area = {}
+        for y, x in np.ndindex(height, width):
+            rows = min((i + 1) * height, (y + 1) * grid[0]) - max(i * height, y * grid[0])
+            columns = min((j + 1) * width, (x + 1) * grid[1]) - max(j * width, x * grid[1])
+            if rows > 0 and columns > 0:
+                area[labels[y, x]] = area.get(labels[y, x], 0) + rows * columns
+        result[i, j] = min(area, key=lambda label: (-area[label], label))
+    return result
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 4), (5, 2), (7, 9), (11, 20)])
+def test_grid_is_the_majority_by_area(grid):
+    labels = np.random.default_rng(sum(grid)).integers(-1, 3, (7, 9))
+    np.testing.assert_array_equal(labels_to_grid(torch.tensor(labels), grid), grid_by_loops(labels, grid))
+
+
+def test_grid_in_blocks_is_the_same():
+    labels = torch.arange(40 * 50).view(40, 50) // 7
+    whole = labels_to_grid(labels, (9, 2100))  # the table cells × labels is cut into blocks of rows
+    for row in range(9):
+        one = labels_to_grid(labels.repeat_interleave(9, 0)[row * 40 : (row + 1) * 40], (1, 2100))
+        torch.testing.assert_close(whole[row], one[0])
+
+
+def test_a_stray_pixel_at_the_centre_does_not_win():
+    labels = torch.zeros(9, 9, dtype=torch.int64)
+    labels[4, 4] = 1
+    assert labels_to_grid(labels, (3, 3)).sum() == 0
+
+
+def test_grid_refuses():
+    with pytest.raises(ShapeError, match="not empty"):
+        labels_to_grid(torch.zeros(4, 4, dtype=torch.int64), (0, 3))
+    with pytest.raises(LabelError, match="float32"):
+        labels_to_grid(torch.zeros(4, 4), (2, 2))
+
+
+def test_tuning_split():
+    rest, held = tuning_split([str(i) for i in range(20)])
+    assert held == ["0", "13", "18", "5"] and len(rest) == 16 and not set(rest) & set(held)
+    folds = [tuning_split([str(i) for i in range(20)], fold)[1] for fold in range(5)]
+    assert folds[0] == held and sorted(name for fold in folds for name in fold) == sorted(rest + held)
+    for fold in (-1, 5):
+        with pytest.raises(ConfigurationError, match="fold"):
+            tuning_split(["a"], fold)

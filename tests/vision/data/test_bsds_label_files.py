@@ -1,0 +1,339 @@
+"""Every kind of file of label maps: round trips, the documented formats by hand, and damage."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import loadmat, savemat
+
+from helpers.seg_files import write_seg
+from matbackprop.errors import DataError
+from matbackprop.vision.data import label_files, pictures
+from matbackprop.vision.data.label_files import (
+    index_label_files,
+    read_label_maps,
+    read_seg,
+    ucm_to_segmentations,
+)
+
+LABELS = np.array([[1, 1, 2, 2], [1, 3, 3, 2], [4, 4, 3, 2]], dtype=np.uint16)
+
+SEG = """format ascii cr
+date Thu Apr 05 15:30:19 2001
+image 12003
+user 1107
+width 4
+height 3
+segments 3
+gray 0
+invert 0
+flipflop 0
+data
+0 0 0 1
+1 0 2 3
+0 1 0 0
+2 1 1 3
+2 2 0 3
+"""
+
+
+def cells(maps):
+    array = np.empty((1, len(maps)), dtype=object)
+    for index, labels in enumerate(maps):
+        array[0, index] = labels
+    return array
+
+
+def write_ground_truth(path, maps):
+    savemat(path, {"groundTruth": cells([{"Segmentation": m, "Boundaries": (m > 1).astype(np.uint8)} for m in maps])})
+
+
+def test_mat_segmentations_and_human_maps(tmp_path):
+    savemat(tmp_path / "a.mat", {"segs": cells([LABELS, LABELS + 1])})
+    write_ground_truth(tmp_path / "b.mat", [LABELS, LABELS[::-1]])
+    for name, second in (("a", LABELS + 1), ("b", LABELS[::-1])):
+        maps = read_label_maps(tmp_path / f"{name}.mat")
+        np.testing.assert_array_equal(maps[0], LABELS)
+        np.testing.assert_array_equal(maps[1], second)
+        assert len(maps) == 2
+
+
+def test_mat_with_plain_arrays(tmp_path):
+    savemat(tmp_path / "a.mat", {"labels": LABELS, "note": "text", "number": 3, "real": LABELS / 7})
+    maps = read_label_maps(tmp_path / "a.mat")
+    assert len(maps) == 1
+    np.testing.assert_array_equal(maps[0], LABELS)
+    savemat(tmp_path / "b.mat", {"segs": LABELS.astype(float)})
+    np.testing.assert_array_equal(read_label_maps(tmp_path / "b.mat")[0], LABELS)
+
+
+def doubled_contours():
+    """Three pixels in a row, a strong contour between the first two and a weak one between the last."""
+    ucm = np.zeros((3, 7))
+    ucm[:, 2], ucm[:, 4] = 0.8, 0.3
+    return ucm
+
+
+def test_contour_map_is_cut_at_thresholds(tmp_path):
+    fine, middle, coarse = ucm_to_segmentations(doubled_contours(), 3)  # at .25, .5, .75
+    assert [len(np.unique(labels)) for labels in (fine, middle, coarse)] == [3, 2, 2]
+    assert middle.shape == (1, 3) and middle[0, 1] == middle[0, 2] != middle[0, 0]
+    savemat(tmp_path / "a.mat", {"ucm2": doubled_contours()})
+    assert len(read_label_maps(tmp_path / "a.mat")) == 99
+    assert len(read_label_maps(tmp_path / "a.mat", thresholds=8)) == 8
+    with pytest.raises(DataError, match="single size"):
+        ucm_to_segmentations(np.zeros((4, 6)))
+
+
+def test_contour_map_of_single_size_leaves_no_contour_pixel(tmp_path):
+    ucm = np.zeros((5, 9))
+    ucm[:, 4] = 0.9
+    savemat(tmp_path / "a.mat", {"ucm": ucm})
+    labels = read_label_maps(tmp_path / "a.mat", thresholds=1)[0]
+    assert set(np.unique(labels)) == {1, 2} and labels[0, 0] != labels[0, 8]
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("L", np.uint8), ("I;16", np.uint16), ("P", np.uint8), ("RGB", np.uint8), ("RGBA", np.uint8)]
+)
+def test_png_of_every_depth(tmp_path, mode, dtype):
+    labels = LABELS.astype(dtype)
+    if mode == "I;16":
+        labels = labels * 1000
+        Image.fromarray(labels).save(tmp_path / "a.png")
+    elif mode == "P":
+        picture = Image.frombytes("P", (4, 3), labels.tobytes())
+        picture.putpalette([200 - i % 7 for i in range(768)])  # colours that do not tell the labels apart
+        picture.save(tmp_path / "a.png")
+    elif mode == "L":
+        Image.fromarray(labels).save(tmp_path / "a.png")
+    else:
+        colours = np.random.default_rng(0).permutation(256)[: 4 * len(mode)].reshape(4, len(mode)).astype(np.uint8)
+        Image.fromarray(colours[labels - 1]).save(tmp_path / "a.png")
+    (actual,) = read_label_maps(tmp_path / "a.png")
+    # The same partition: every label of one goes with exactly one label of the other.
+    pairs = {tuple(pair) for pair in np.stack([LABELS.ravel(), actual.ravel()], 1).tolist()}
+    assert len(pairs) == 4 and len({b for _, b in pairs}) == 4
+    if mode == "I;16":
+        np.testing.assert_array_equal(actual, labels)
+
+
+def test_npz_and_npy(tmp_path):
+    np.savez(tmp_path / "a.npz", *[LABELS + i for i in range(11)])
+    maps = read_label_maps(tmp_path / "a.npz")
+    assert [int(labels[0, 0]) for labels in maps] == list(range(1, 12))  # arr_10 comes last, not second
+    np.save(tmp_path / "b.npy", np.stack([LABELS, LABELS + 5]))
+    assert len(read_label_maps(tmp_path / "b.npy")) == 2
+
+
+def test_seg_by_hand_and_round_trip(tmp_path):
+    (tmp_path / "a.seg").write_text(SEG)
+    np.testing.assert_array_equal(read_seg(tmp_path / "a.seg"), [[0, 0, 1, 1], [0, 2, 2, 2], [2, 2, 2, 2]])
+    labels = np.random.default_rng(0).integers(0, 5, (13, 17))
+    write_seg(tmp_path / "b.seg", labels)
+    np.testing.assert_array_equal(read_label_maps(tmp_path / "b.seg")[0], labels)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("data\n", "", "'data' is missing"),
+        ("width 4\n", "", "no number for width"),
+        ("segments 3", "segments three", "no number for segments"),
+        ("2 2 0 3\n", "", "4 pixels have no label"),
+        ("2 2 0 3\n", "2 2 0 9\n", "does not fit"),
+        ("2 2 0 3\n", "7 2 0 3\n", "does not fit"),
+        ("2 1 1 3\n", "2 1 0 3\n", "1 several"),
+        ("2 2 0 3\n", "2 2 0\n", "numbers after 'data'"),
+        ("2 2 0 3\n", "2 2 x 3\n", "seems damaged"),
+    ],
+)
+def test_damaged_seg(tmp_path, old, new, match):
+    (tmp_path / "a.seg").write_text(SEG.replace(old, new))
+    with pytest.raises(DataError, match=match):
+        read_label_maps(tmp_path / "a.seg")
+
+
+def test_damaged_and_wrong_files(tmp_path):
+    for name in ("a.mat", "a.png", "a.npz", "a.npy", "a.seg"):
+        (tmp_path / name).write_bytes(b"MATLAB 5.0 nonsense \x00\x01\x02" * 20)
+        with pytest.raises(DataError, match=name):
+            read_label_maps(tmp_path / name)
+    savemat(tmp_path / "cut.mat", {"segs": cells([LABELS])}, do_compression=True)
+    whole = (tmp_path / "cut.mat").read_bytes()
+    (tmp_path / "cut.mat").write_bytes(whole[:-20])
+    with pytest.raises(DataError, match=r"cut\.mat cannot be read"):
+        read_label_maps(tmp_path / "cut.mat")
+    savemat(tmp_path / "empty.mat", {"x": "text"})
+    with pytest.raises(DataError, match="holds no label map"):
+        read_label_maps(tmp_path / "empty.mat")
+    savemat(tmp_path / "real.mat", {"segs": LABELS / 7})
+    with pytest.raises(DataError, match="whole numbers"):
+        read_label_maps(tmp_path / "real.mat")
+    Image.fromarray(LABELS.astype(np.uint8)).save(tmp_path / "photo.jpg")
+    (tmp_path / "photo.jpg").rename(tmp_path / "photo.png")
+    with pytest.raises(DataError, match="JPEG file in fact"):
+        read_label_maps(tmp_path / "photo.png")
+    with pytest.raises(DataError, match="not a file of label maps"):
+        read_label_maps(tmp_path / "photo.gif")
+    with pytest.raises(DataError, match="does not exist"):
+        read_label_maps(tmp_path / "nobody.png")
+
+
+def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch):
+    monkeypatch.setattr(label_files, "MAX_BYTES", 100_000)
+    for module in (label_files, pictures):
+        monkeypatch.setattr(module, "MAX_PIXELS", 100_000)
+    monkeypatch.setattr(label_files, "MAX_LABELS", 40_000)
+    many, fine = np.zeros((1000, 200), np.uint16), np.zeros((100, 200), np.uint16)
+    savemat(tmp_path / "many.mat", {"labels": many}, do_compression=True)
+    savemat(tmp_path / "fine.mat", {"labels": fine}, do_compression=True)
+    np.savez_compressed(tmp_path / "many.npz", many)
+    np.savez_compressed(tmp_path / "fine.npz", fine)
+    Image.fromarray(many).save(tmp_path / "many.png")
+    (tmp_path / "many.seg").write_text(SEG.replace("width 4", "width 4000000"))
+    assert (tmp_path / "many.mat").stat().st_size < 2000
+    np.save(tmp_path / "many.npy", many)
+    np.save(tmp_path / "fine.npy", fine)
+    for kind in ("mat", "npz", "npy", "png", "seg"):
+        with pytest.raises(DataError, match=rf"many\.{kind} .*(decompresses to more than|has .*pixels|has more than)"):
+            read_label_maps(tmp_path / f"many.{kind}")
+    for kind in ("mat", "npz", "npy"):
+        assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
+
+
+def test_contours_of_nothing_are_refused_with_their_file(tmp_path):
+    savemat(tmp_path / "a.mat", {"ucm": np.zeros((0, 5))})
+    with pytest.raises(DataError, match=r"a\.mat: a contour map has at least one pixel"):
+        read_label_maps(tmp_path / "a.mat")
+
+
+def test_maps_that_are_too_many_together_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(label_files, "MAX_LABELS", 50)
+    stack, cell = np.zeros((3, 4, 5), np.uint8), np.empty((1, 3), object)
+    cell[:] = [[{"Segmentation": labels} for labels in stack]]
+    np.save(tmp_path / "stack.npy", stack)
+    np.savez(tmp_path / "stack.npz", *stack)
+    savemat(tmp_path / "stack.mat", {"groundTruth": cell})
+    savemat(tmp_path / "loose.mat", dict(zip("abc", stack, strict=True)))
+    savemat(tmp_path / "contours.mat", {"ucm2": np.zeros((9, 11))})
+    for name in ("stack.npy", "stack.npz", "stack.mat", "loose.mat"):
+        with pytest.raises(DataError, match=rf"{name} holds 3 maps of 60 labels together; at most 50"):
+            read_label_maps(tmp_path / name)
+    with pytest.raises(DataError, match=r"contours\.mat is cut into .* give fewer thresholds"):
+        read_label_maps(tmp_path / "contours.mat", thresholds=3)
+    assert len(read_label_maps(tmp_path / "contours.mat", thresholds=2)) == 2
+
+
+def test_matlab_73_is_named(tmp_path):
+    header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
+    (tmp_path / "a.mat").write_bytes(header.ljust(512, b"\x00") + b"\x89HDF\r\n\x1a\n")
+    with pytest.raises(DataError, match="-v7"):
+        read_label_maps(tmp_path / "a.mat")
+
+
+def test_pickles_are_not_opened(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_label_maps(tmp_path / "a.npy")
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+
+
+def test_index_groups_files_by_image(tmp_path):
+    touch(
+        tmp_path, "a_1.png", "a_2.png", "a_10.png", "b.png", "u1/c.seg", "u2/c.seg", "d_001.png", "e_1.mat", "notes.txt"
+    )
+    actual = index_label_files(tmp_path)
+    assert {name: [path.name for path in paths] for name, paths in actual.items()} == {
+        "a": ["a_1.png", "a_2.png", "a_10.png"],
+        "b": ["b.png"],
+        "c": ["c.seg", "c.seg"],
+        "d_001": ["d_001.png"],
+        "e_1": ["e_1.mat"],
+    }
+    assert "a_1" in index_label_files(tmp_path, numbered="no")
+    assert "a_2" in index_label_files(tmp_path, names={"a_2", "a"})
+
+
+def test_index_refuses_two_kinds_and_no_folder(tmp_path):
+    touch(tmp_path, "a.png", "a.mat")
+    with pytest.raises(DataError, match=r"a has label maps in files of several kinds \(\.mat, \.png\)"):
+        index_label_files(tmp_path)
+    with pytest.raises(DataError, match="is not a folder"):
+        index_label_files(tmp_path / "nowhere")
+
+
+def test_contours_are_no_labels(tmp_path):
+    from skimage.filters import sobel
+    from skimage.segmentation import find_boundaries
+
+    y, x = np.mgrid[:60, :80]
+    labels = (x // 20 + 4 * (y // 30)).astype(np.uint8)
+    rng = np.random.default_rng(0)
+    thin = find_boundaries(labels, mode="inner") * rng.integers(1, 256, labels.shape)  # strengths along thin lines
+    binary = np.where(find_boundaries(labels, mode="inner"), 255, 0)
+    binary[:, 1:] &= ~binary[:, :-1]
+    smooth = 255 * sobel(rng.random((60, 80)))
+    for number, contours in enumerate((thin, binary, smooth)):
+        path = tmp_path / f"contours_{number}.png"
+        Image.fromarray(contours.astype(np.uint8)).save(path)
+        with pytest.raises(DataError, match=rf"contours_{number}\.png holds contours"):
+            read_label_maps(path)
+    for number, good in enumerate((labels, np.zeros_like(labels), (x // 4 + 20 * (y // 4)).astype(np.uint16))):
+        path = tmp_path / f"labels_{number}.png"
+        Image.fromarray(good).save(path)
+        np.testing.assert_array_equal(read_label_maps(path)[0], good)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_mat_file_is_read_as_scipy_reads_it(tmp_path, compressed):
+    content = {
+        "bytes": np.arange(12, dtype=np.uint8).reshape(3, 4),
+        "doubles": np.random.default_rng(0).normal(size=(2, 3, 4)),
+        "flags": np.array([[True, False]]),
+        "cell": cells([LABELS, np.arange(3)[None]]),
+        "struct": {"first": LABELS, "a_long_name_of_a_field": np.int64(7)},
+        "text": "hello",
+    }
+    savemat(tmp_path / "a.mat", content, do_compression=compressed)
+    ours, theirs = label_files.read_mat(tmp_path / "a.mat"), loadmat(tmp_path / "a.mat")
+    for name in ("bytes", "doubles", "flags"):
+        np.testing.assert_array_equal(ours[name], theirs[name])
+        assert ours[name].dtype == theirs[name].dtype
+    for one, two in zip(ours["cell"].ravel(), theirs["cell"].ravel(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    (struct,) = ours["struct"].ravel()
+    np.testing.assert_array_equal(struct["first"], theirs["struct"]["first"][0, 0])
+    assert struct["a_long_name_of_a_field"].item() == 7 and ours["text"] is None
+
+
+def test_damaged_mat_files_are_refused_whatever_was_changed(tmp_path):
+    """SciPy's reader ends the process at some of these."""
+    write_ground_truth(tmp_path / "a.mat", [LABELS, LABELS])
+    savemat(tmp_path / "b.mat", {"labels": LABELS}, do_compression=True)
+    draw = np.random.default_rng(0)
+    outcomes = set()
+    for name in ("a.mat", "b.mat"):
+        whole = (tmp_path / name).read_bytes()
+        for _ in range(400):
+            changed = bytearray(whole)
+            for place in draw.integers(100, len(whole), draw.integers(1, 6)):
+                changed[place] = draw.integers(256)
+            (tmp_path / "c.mat").write_bytes(bytes(changed[: draw.integers(64, 2 * len(whole))]))
+            try:
+                outcomes.add(len(read_label_maps(tmp_path / "c.mat")) > 0)
+            except DataError:
+                outcomes.add("refused")
+    assert outcomes == {True, "refused"}
+
+
+@pytest.mark.data
+def test_the_benchmarks_own_files_are_read_as_scipy_reads_them(data_root):
+    for path in sorted((data_root / "BSDS500" / "data" / "groundTruth" / "val").glob("*.mat"))[:5]:
+        cell = loadmat(path)["groundTruth"].ravel()
+        for ours, theirs in zip(read_label_maps(path), cell, strict=True):
+            np.testing.assert_array_equal(ours, theirs["Segmentation"][0, 0])

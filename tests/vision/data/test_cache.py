@@ -1,0 +1,190 @@
+"""Caches: written once and whole, damage found."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.data.cache import cache_folders, cache_key, open_cache, remove_cache, write_cache
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "regions-abc"
+    rows = np.arange(60, dtype=np.uint8).reshape(10, 2, 3)
+    write_cache(path, {"rows": [rows[:4], rows[4:]], "labels": np.arange(10)}, {"side": 2})
+    return path
+
+
+def test_chunks_are_joined_and_mapped(path):
+    cache = open_cache(path, verify=True)
+    assert isinstance(cache.arrays["rows"], np.memmap)
+    np.testing.assert_array_equal(cache.arrays["rows"], np.arange(60, dtype=np.uint8).reshape(10, 2, 3))
+    assert cache.arrays["labels"].dtype == np.int64
+    assert cache.meta == {"side": 2}
+    assert cache.nbytes == 60 + 80
+    with pytest.raises(ValueError, match="read-only"):
+        cache.arrays["rows"][0] = 1
+
+
+def test_later_arrays_and_meta_may_depend_on_earlier_ones(tmp_path):
+    kept = []
+
+    def pixels():
+        for i in range(3):
+            kept.append(i)
+            yield np.full((1, 2), i)
+
+    write_cache(tmp_path / "c", {"pixels": pixels(), "kept": (np.array(kept) for _ in [0])}, {"kept": kept})
+    cache = open_cache(tmp_path / "c")
+    assert cache.arrays["kept"].tolist() == [0, 1, 2]
+    assert cache.meta == {"kept": [0, 1, 2]}
+
+
+def test_empty_arrays(tmp_path):
+    write_cache(tmp_path / "c", {"x": np.empty((0, 4), np.float32)}, {})
+    assert open_cache(tmp_path / "c", verify=True).arrays["x"].shape == (0, 4)
+
+
+def test_a_changed_byte_is_found(path):
+    file = path / "rows.bin"
+    data = bytearray(file.read_bytes())
+    data[17] ^= 1
+    file.write_bytes(data)
+    open_cache(path)  # the size is right
+    with pytest.raises(DataError, match=r"rows\.bin differs from its checksum"):
+        open_cache(path, verify=True)
+
+
+def test_missing_and_short_files_are_found_at_once(path):
+    file = path / "rows.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"has 59 bytes, by meta\.json 60"):
+        open_cache(path)
+    file.unlink()
+    with pytest.raises(DataError, match=r"rows\.bin is missing"):
+        open_cache(path)
+
+
+def test_other_formats_and_no_cache(path, tmp_path):
+    with pytest.raises(DataError, match="there is no cache"):
+        open_cache(tmp_path / "nothing")
+    meta = path / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 99}))
+    with pytest.raises(DataError, match="has format 99"):
+        open_cache(path)
+    meta.write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        open_cache(path)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    def broken():
+        yield np.zeros((1, 2))
+        raise DataError("bad image")
+
+    with pytest.raises(DataError, match="bad image"):
+        write_cache(tmp_path / "c", {"x": broken()}, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_comes_second_keeps_the_first(path):
+    write_cache(path, {"rows": np.zeros(3)}, {"side": 7})
+    assert open_cache(path).meta == {"side": 2}
+    assert cache_folders(path.parent) == [path]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([np.zeros((1, 2)), np.zeros((1, 3))], "do not fit together"),
+        ([np.zeros((1, 2)), np.zeros((1, 2), np.float32)], "do not fit together"),
+        ([], "has no chunk"),
+        ([np.array([object()])], "holds object; a cache holds numbers"),
+    ],
+)
+def test_bad_chunks(tmp_path, chunks, message):
+    with pytest.raises(DataError, match=message):
+        write_cache(tmp_path / "c", {"x": chunks}, {})
+
+
+def test_keys_do_not_depend_on_the_order_and_do_on_every_value():
+    base = {"side": 200, "crop": True, "path": "x"}
+    assert cache_key(base) == cache_key(dict(reversed(base.items())))
+    assert len({cache_key(base | {k: 1}) for k in base} | {cache_key(base)}) == 4
+
+
+def meta_of(path, **changes):
+    content = json.loads((path / "meta.json").read_text())
+    content["arrays"]["labels"] |= changes
+    (path / "meta.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "O"}, {"dtype": "<U10"}, {"dtype": [["a", "O"]]}, {"dtype": None}, {"shape": [-10]}, {"shape": 10},
+     {"shape": [1 << 60, 1 << 60]}, {"checksums": []}],
+)  # fmt: skip
+def test_what_no_cache_holds_is_never_mapped(path, changes):
+    meta_of(path, **changes)
+    with pytest.raises(DataError, match=r"the array 'labels' (is none of|has no)"):
+        open_cache(path)
+
+
+def test_an_array_is_never_read_from_elsewhere(path):
+    content = json.loads((path / "meta.json").read_text())
+    content["arrays"]["../secret"] = content["arrays"].pop("labels")
+    (path / "meta.json").write_text(json.dumps(content))
+    (path / "labels.bin").rename(path.parent / "secret.bin")
+    with pytest.raises(DataError, match="has a name that no cache gives"):
+        open_cache(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "7", "null", "\udcff", "[" * 100_000, '{"format": 1}', '{"format": 1, "arrays": {}}']
+)
+def test_descriptions_of_other_kinds_are_refused(path, text):
+    (path / "meta.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=r"is damaged|does not describe"):
+        open_cache(path)
+
+
+def test_only_what_a_cache_wrote_is_removed(path):
+    foreign = path.parent / "thesis"
+    foreign.mkdir()
+    for text in ("{", '{"format": 1}', '{"title": "mine"}'):
+        (foreign / "meta.json").write_text(text)
+        assert cache_folders(path.parent) == [path]
+        with pytest.raises(DataError, match="did not write it"):
+            remove_cache(foreign)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"did not write notes\.txt"):
+        remove_cache(path)
+    assert sorted(p.name for p in path.iterdir()) == [
+        "CACHEDIR.TAG",
+        "labels.bin",
+        "meta.json",
+        "notes.txt",
+        "rows.bin",
+    ]
+    (path / "notes.txt").unlink()
+    (path / "meta.json").write_text("{")  # damaged, but still known by its tag
+    assert cache_folders(path.parent) == [path]
+    remove_cache(path)
+    assert not path.exists() and foreign.exists()
+
+
+def test_caches_from_before_there_were_tags_are_known_by_their_description(path):
+    (path / "CACHEDIR.TAG").unlink()
+    assert cache_folders(path.parent) == [path]
+    remove_cache(path)
+    assert not path.exists()
+
+
+def test_the_name_of_a_configuration_sees_values_and_not_their_types():
+    plain = cache_key({"folder": "a/b", "side": 200, "scales": [1.0, 0.5]})
+    assert cache_key({"folder": Path("a/b"), "side": np.int64(200), "scales": np.array([1.0, 0.5])}) == plain
+    with pytest.raises(DataError, match="cannot hold a set"):
+        cache_key({"side": {200}})

@@ -1,0 +1,196 @@
+"""COCO-format files that are not what they should be: each bad entry is named, and nothing else is lost."""
+
+import copy
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+
+from matbackprop.errors import DataError
+from matbackprop.vision.data.check import check_coco
+from matbackprop.vision.data.coco import coco_files, decode_mask, read_coco
+from matbackprop.vision.data.coco_regions import cache_regions
+from matbackprop.vision.data.shapes import write_shapes_coco
+
+FAR = [[0, 0, 1e9, 0, 1e9, 1e9, 0, 1e9]]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shapes")
+    write_shapes_coco(root, train=2, val=1)
+    return root
+
+
+@pytest.fixture
+def coco(clean, tmp_path):
+    """The shapes with another annotation file: the images are linked, the file is this test's own."""
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "images").symlink_to(clean / "images")
+    content = json.loads((clean / "annotations" / "instances_train.json").read_text())
+
+    def write(text):
+        (tmp_path / "annotations" / "instances_train.json").write_text(text)
+        return tmp_path
+
+    write.content = content
+    return write
+
+
+def annotated(**fields):
+    return lambda content: content["annotations"][0].update(fields)
+
+
+def pictured(**fields):
+    return lambda content: content["images"][0].update(fields)
+
+
+def without(name, where="annotations"):
+    return lambda content: content[where][0].pop(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without("id"), "annotation number 1 of the list has no id"),
+        (without("image_id"), "annotation 1 has no image_id"),
+        (without("category_id"), "annotation 1 has no category_id"),
+        (annotated(id="one"), 'annotation number 1 of the list has the id "one"'),
+        (annotated(id=1 << 70), "annotation number 1 of the list has the id 118059"),
+        (annotated(category_id=[1]), r"annotation 1 has the category_id \[1\]"),
+        (annotated(iscrowd="yes"), 'annotation 1 has iscrowd "yes"'),
+        (annotated(area=float("nan")), "annotation 1 has the area NaN"),
+        (annotated(bbox=[float("nan"), 1, 2, 3]), r"annotation 1 has the box \[NaN, 1, 2, 3\]"),
+        (annotated(bbox={"x": 1}), "annotation 1 has the box"),
+        (annotated(bbox=[1, 1, 10**400, 2]), "annotation 1 has the box"),
+        (annotated(segmentation="abc"), 'annotation 1 has the segmentation "abc"'),
+        (annotated(segmentation=FAR), "annotation 1 has a polygon that lies far outside its image of 128 × 96"),
+        (annotated(segmentation=[[0, 0, 90, 90, 0, 90] * 40_000]), "annotation 1 has a polygon .* has no end"),
+        (annotated(segmentation=[[0, 0, float("inf"), 9, 9, 9]]), "annotation 1 has a polygon of 6 numbers"),
+        (annotated(segmentation=[["0", "0", "1", "1", "0", "1"]]), "annotation 1 has a polygon of 6 numbers"),
+        (annotated(segmentation=[7, 8]), "annotation 1 has a polygon 7"),
+        (annotated(segmentation={"size": [96, 128], "counts": [5, 5]}), "do not fill its 96×128 pixels"),
+        (annotated(segmentation={"size": [96, 128], "counts": [-5, 96 * 128 + 5]}), "do not fill its 96×128 pixels"),
+        (annotated(segmentation={"size": [96, 128], "counts": "~~"}), "run lengths that cannot be decoded"),
+        (annotated(segmentation={"size": [96, 128], "counts": "Q" * 50}), "run lengths that cannot be decoded"),
+        (annotated(segmentation={"size": "96", "counts": "0"}), 'run lengths of the size "96"'),
+        (lambda c: c["annotations"].insert(0, 7), "annotation number 1 of the list is 7 instead of an object"),
+        (without("id", "images"), "image number 1 of the list has no id"),
+        (without("height", "images"), "image 1 has no height"),
+        (without("file_name", "images"), "image 1 has the file name null"),
+        (pictured(file_name=["a"]), r"image 1 has the file name \[\"a\"\]"),
+        (pictured(file_name="a\0b"), "image 1 has the file name"),
+        (pictured(file_name="x" * 5000), "x: is missing"),
+        (pictured(width=10**9), "image 1 has the size 96×1000000000"),
+        (pictured(height=-96), "image 1 has the size -96×128"),
+        (pictured(height=96.5), "image 1 has the height 96.5"),
+    ],
+)
+def test_a_bad_entry_is_named_by_the_check_and_costs_training_nothing_else(coco, tmp_path, change, reason):
+    content = copy.deepcopy(coco.content)
+    change(content)
+    root = coco(json.dumps(content))
+    problems = "\n".join(map(str, check_coco(root).problems))
+    assert re.search(reason, problems), problems
+    regions = cache_regions(*coco_files(root, "train"), tmp_path / "cache", side=20, workers=0, missing_images="skip")
+    of_image = {a["id"] for a in coco.content["annotations"] if a["image_id"] == 1}
+    expected = of_image if reason.startswith(("image", "x: is missing")) else {1} - {"is 7" in reason}
+    assert {a["id"] for a in coco.content["annotations"]} - set(regions.annotation_ids.tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "3", '"images"', '{"images": 3, "annotations": [], "categories": []}', "[" * 200_000,
+     '{"images":[],"annotations":[],"categories":' + "[" * 200_000,
+     '{"images": [], "annotations": [], "categories": [7]}',
+     '{"images": [], "annotations": [], "categories": [{"id": 1, "name": []}]}', "\x00\x01\x02"],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_refused_in_one_line(coco, text):
+    root = coco(text)
+    with pytest.raises(DataError, match=r"instances_train\.json"):
+        read_coco(*coco_files(root, "train"))
+    problems = [str(p) for p in check_coco(root).problems]
+    assert any("instances_train.json: cannot be read" in p for p in problems)
+
+
+def test_a_named_pipe_is_not_waited_for(coco, tmp_path):
+    root = coco("{}")
+    (root / "annotations" / "instances_train.json").unlink()
+    os.mkfifo(root / "annotations" / "instances_train.json")
+    with pytest.raises(DataError, match="not a regular file"):
+        read_coco(root / "annotations" / "instances_train.json", root / "images" / "train")
+
+
+NASTY = [None, True, -1, 0, 1, 10**30, 1e308, float("nan"), float("inf"), "", "x", "\0", [], {}, [[]], [None], [[[1]]],
+         {"size": [1, 1]}, [float("nan")] * 4, [1e9] * 8]  # fmt: skip
+
+
+def places(node, path=()):
+    """All paths into a JSON value."""
+    yield path
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        yield from places(child, (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_files_end_in_problems_or_a_refusal_and_never_otherwise(coco, tmp_path, seed):
+    draw = random.Random(seed)
+    spots = [path for path in places(coco.content) if path]
+    for number in range(15):
+        content = copy.deepcopy(coco.content)
+        for _ in range(draw.choice([1, 1, 3])):
+            *way, last = draw.choice(spots)
+            try:
+                node = content
+                for key in way:
+                    node = node[key]
+                if draw.random() < 0.3 and isinstance(node, dict):
+                    node.pop(last, None)
+                else:
+                    node[last] = draw.choice(NASTY)
+            except (KeyError, IndexError, TypeError):  # an earlier change has cut the way
+                continue
+        root = coco(json.dumps(content))
+        problems = check_coco(root).problems
+        try:
+            regions = cache_regions(
+                *coco_files(root, "train"), tmp_path / str(number), side=16, workers=0, missing_images="skip"
+            )
+        except DataError:
+            assert problems
+        else:
+            assert len(regions) <= len(coco.content["annotations"])
+
+
+def test_a_polygon_far_outside_does_not_end_the_process(coco):
+    """pycocotools would write past the end of its memory."""
+    content = copy.deepcopy(coco.content)
+    content["annotations"][0]["segmentation"] = FAR
+    root = coco(json.dumps(content))
+    done = subprocess.run(
+        [sys.executable, "-m", "matbackprop", "data", "check", str(root)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "annotation 1 has a polygon that lies far outside" in done.stdout
+
+
+def test_compressed_run_lengths_are_decoded_as_pycocotools_does():
+    draw = np.random.default_rng(0)
+    for height, width, share in [(1, 1, 0.5), (7, 5, 0.5), (40, 60, 0.02), (40, 60, 0.97), (300, 200, 0.5), (9, 9, 0)]:
+        mask = (draw.random((height, width)) < share).astype(np.uint8)
+        code = coco_mask.encode(np.asfortranarray(mask))
+        text = {"size": [height, width], "counts": code["counts"].decode()}
+        np.testing.assert_array_equal(decode_mask(text, height, width), mask)
+    blocks = np.zeros((500, 700), np.uint8)
+    blocks[100:400, 50:650] = 1
+    code = coco_mask.encode(np.asfortranarray(blocks))
+    np.testing.assert_array_equal(
+        decode_mask({"size": [500, 700], "counts": code["counts"].decode()}, 500, 700), blocks
+    )

@@ -1,0 +1,359 @@
+"""Regions from COCO-format files: what is read, what is left out, and how a region gets onto the canvas."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools import mask as coco_mask
+
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.data import coco_regions as cr
+from matbackprop.vision.data.cache import open_cache, write_cache
+from matbackprop.vision.data.coco import coco_files, decode_mask, read_regions, region_window
+from matbackprop.vision.data.shapes import write_shapes_coco
+from matbackprop.vision.models.backbones.base import normalize
+
+HEIGHT, WIDTH = 40, 60
+
+
+def pixels_of(seed):
+    return np.random.default_rng(seed).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+
+
+def rectangle(x, y, w, h):
+    return [[x, y, x + w, y, x + w, y + h, x, y + h]]
+
+
+def run_lengths(mask):
+    code = coco_mask.encode(np.asfortranarray(mask))
+    return {"size": code["size"], "counts": code["counts"].decode()}
+
+
+def uncompressed(mask):
+    flat = mask.flatten(order="F")
+    changes = np.flatnonzero(np.diff(flat)) + 1
+    counts = np.diff([0, *changes, len(flat)]).tolist()
+    return {"size": list(mask.shape), "counts": ([0, *counts] if flat[0] else counts)}
+
+
+def annotation(number, image, category, box, segmentation, **more):
+    area = box[2] * box[3] if box else 0
+    return {
+        "id": number,
+        "image_id": image,
+        "category_id": category,
+        "bbox": box,
+        "area": area,
+        "iscrowd": 0,
+        "segmentation": segmentation,
+    } | more
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """A folder in COCO's layout with three images; write(annotations, …) writes the annotation file."""
+    root = tmp_path / "coco"
+    for split in ("train", "val"):
+        (root / "images" / split).mkdir(parents=True)
+        for i in range(1, 4):
+            Image.fromarray(pixels_of(i)).save(root / "images" / split / f"{i}.png")
+    (root / "annotations").mkdir()
+
+    def write(annotations, split="train", categories=((3, "cat"), (7, "dog"), (9, "owl"))):
+        content = {
+            "images": [{"id": i, "file_name": f"{i}.png", "height": HEIGHT, "width": WIDTH} for i in range(1, 4)],
+            "categories": [{"id": i, "name": n} for i, n in categories],
+            "annotations": annotations,
+        }
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+        return coco_files(root, split)
+
+    write.root = root
+    return write
+
+
+def test_files_are_found_in_the_official_layout_too(tmp_path):
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_val2017.json").write_text("{}")
+    (tmp_path / "val2017").mkdir()
+    assert coco_files(tmp_path, "val") == (
+        tmp_path / "annotations" / "instances_val2017.json",
+        tmp_path / "val2017",
+    )
+    with pytest.raises(DataError, match=r"instances_train\.json"):
+        coco_files(tmp_path, "train")
+
+
+def test_all_three_kinds_of_masks_decode_alike():
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[5:15, 10:30] = 1
+    for code in (rectangle(10, 5, 20, 10), run_lengths(mask), uncompressed(mask)):
+        np.testing.assert_array_equal(decode_mask(code, HEIGHT, WIDTH), mask)
+    assert not decode_mask([[1, 1, 2, 2]], HEIGHT, WIDTH).any()  # two points enclose nothing
+
+
+def test_a_mask_of_another_size_than_its_image_is_refused():
+    with pytest.raises(DataError, match="20×20 for an image of 40×60"):
+        decode_mask(run_lengths(np.ones((20, 20), np.uint8)), HEIGHT, WIDTH)
+
+
+def test_what_cannot_be_used_is_left_out_and_counted(coco, tmp_path):
+    good = rectangle(5, 5, 10, 20)
+    files = coco(
+        [
+            annotation(1, 1, 3, [5, 5, 10, 20], good),
+            annotation(2, 1, 7, [0, 0, 40, 30], rectangle(0, 0, 40, 30), iscrowd=1),
+            annotation(3, 2, 99, [5, 5, 10, 20], good),  # unknown category
+            annotation(4, 2, 7, [5, 5, 10, 20], []),  # no mask
+            annotation(5, 2, 7, [100, 100, 10, 20], good),  # outside
+            annotation(6, 3, 7, [30, 30, 5, 5], good),  # its box does not meet its mask
+            annotation(7, 3, 7, [0, 0, 2, 2], rectangle(0, 0, 2, 2)),  # too small
+            annotation(8, 77, 7, [0, 0, 20, 20], good),  # no such image
+            annotation(9, 3, 7, [50, 30, 30, 30], rectangle(50, 30, 9, 9)),  # reaches out of the image: clipped
+        ]
+    )
+    regions = cr.cache_regions(*files, tmp_path / "cache", side=20, minimum_area=10, workers=0)
+    assert regions.annotation_ids.tolist() == [1, 9]
+    assert regions.labels.tolist() == [0, 1]
+    assert regions.sizes.tolist() == [[20, 10], [20, 20]]  # the second one is clipped to 10×10 pixels
+    assert regions.skipped == {
+        "crowd": 1,
+        "unknown category": 1,
+        "empty mask": 2,
+        "box outside the image": 1,
+        "below the minimum area": 1,
+        "unknown image": 1,
+    }
+    assert regions.unused == ["owl"]
+    assert "1 crowd" in regions.report() and "1 classes have no region" in regions.report()
+
+
+def test_missing_and_damaged_images_raise_or_are_counted(coco, tmp_path):
+    box, mask = [5, 5, 10, 20], rectangle(5, 5, 10, 20)
+    files = coco([annotation(i, i, 3, box, mask) for i in (1, 2, 3)])
+    (files[1] / "2.png").unlink()
+    with pytest.raises(DataError, match=r"1 image files .* 2\.png"):
+        cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    (files[1] / "3.png").write_bytes(b"no picture")
+    regions = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0, missing_images="skip")
+    assert regions.image_ids.tolist() == [1]
+    assert regions.skipped == {"missing image": 1, "unreadable image": 1}
+
+
+def test_a_cache_that_left_images_out_is_not_taken_where_none_may_be_missing(coco, tmp_path):
+    files = coco([annotation(i, i, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20)) for i in (1, 2, 3)])
+    away = (files[1] / "2.png").rename(tmp_path / "2.png")
+    partial = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0, missing_images="skip")
+    assert len(partial) == 2
+    with pytest.raises(DataError, match=r"2\.png"):
+        cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    assert len(cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0, missing_images="skip")) == 2
+    away.rename(files[1] / "2.png")
+    assert len(cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)) == 3
+
+
+def test_an_image_of_another_size_than_the_annotations_say_is_named(coco, tmp_path):
+    files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
+    Image.fromarray(pixels_of(1)[:30]).save(files[1] / "1.png")
+    with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, the annotations say 40×60"):
+        cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    assert not list((tmp_path / "cache").glob("regions-*"))  # nothing half-written is left
+
+
+def test_files_that_are_not_coco_are_refused(coco, tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"images": []}')
+    with pytest.raises(DataError, match="not a COCO instances file"):
+        read_regions(bad, tmp_path)
+    with pytest.raises(DataError, match="no region at all"):
+        read_regions(*coco([]))
+    with pytest.raises(DataError, match="category id 3 more than once"):
+        read_regions(*coco([], categories=[(3, "cat"), (3, "dog")]))
+
+
+def test_category_lists_that_differ_are_named(coco, tmp_path):
+    one = [annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))]
+    train = cr.cache_regions(*coco(one), tmp_path / "cache", side=20, workers=0)
+    other = coco(one, "val", categories=[(3, "cat"), (7, "hound"), (9, "owl")])
+    validation = cr.cache_regions(*other, tmp_path / "cache", side=20, workers=0)
+    with pytest.raises(DataError, match='id 7: "dog" in training, "hound" in validation'):
+        cr.check_same_categories(train, validation)
+    cr.check_same_categories(train, train)
+
+
+def test_the_cache_is_used_again_and_made_anew_for_other_settings(coco, tmp_path, monkeypatch):
+    files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
+    first = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    monkeypatch.setattr(cr, "_crop_all", None)  # would fail if it were called
+    again = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    np.testing.assert_array_equal(first.pixels, again.pixels)
+    with pytest.raises(TypeError):
+        cr.cache_regions(*files, tmp_path / "cache", side=24, workers=0)
+
+
+def test_a_cache_whose_arrays_do_not_fit_together_is_refused(tmp_path):
+    fine = {
+        "pixels": np.zeros((2, 8, 8, 4), np.uint8),
+        "sizes": np.full((2, 2), 8),
+        "labels": np.array([0, 1]),
+        **{name: np.arange(2) for name in ("areas", "image_ids", "annotation_ids")},
+    }
+    meta = {"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}], "skipped": {}, "unused": []}
+    wrong = {"sizes": np.full((2, 2), 9), "labels": np.array([0, 2]), "pixels": np.zeros((2, 8, 8, 3), np.uint8)}
+    write_cache(tmp_path / "fine", fine, meta)
+    assert len(cr.Regions(open_cache(tmp_path / "fine"))) == 2
+    for name, array in wrong.items():
+        write_cache(tmp_path / name, fine | {name: array}, meta)
+        with pytest.raises(DataError, match="do not fit together"):
+            cr.Regions(open_cache(tmp_path / name))
+    write_cache(tmp_path / "other", {"x": np.zeros(3)}, {})
+    with pytest.raises(DataError, match="holds no regions"):
+        cr.Regions(open_cache(tmp_path / "other"))
+
+
+def test_processes_crop_what_one_process_crops(coco):
+    actual = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
+    images = read_regions(*coco(actual)).images * 12
+    one, several = (list(cr._crop_all(images, 20, 0.0, workers)) for workers in (0, 2))
+    assert len(one) == len(several) == 36
+    for a, b in zip(one, several, strict=True):
+        np.testing.assert_array_equal(a.pixels, b.pixels)
+        assert a.sizes == b.sizes
+
+
+def test_a_crop_keeps_colours_proportions_and_the_mask_by_area():
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    image[10:20, 20:40] = (10, 200, 30)
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[10:20, 20:30] = 1
+    crop = cr.crop_region(image, mask, region_window(mask, (20, 10, 20, 10)), side=40)
+    assert crop.shape == (20, 40, 4)
+    assert (crop[..., :3] == (10, 200, 30)).all()
+    assert (crop[:, :18, 3] == 255).all() and (crop[:, 22:, 3] == 0).all()
+    assert crop[..., 3].mean() == pytest.approx(255 / 2, rel=0.02)
+    own_box = cr.crop_region(image, mask, region_window(mask, None), side=40)
+    assert own_box.shape == (40, 40, 4) and (own_box[..., 3] == 255).all()
+    assert region_window(mask * 0, None) is None and region_window(mask, (-30, 10, 20, 10)) is None
+    assert region_window(mask, (-3.5, -2.0, 30, 20)) == (slice(0, 18), slice(0, 27))  # clipped at 0, not wrapped around
+
+
+def test_a_margin_shows_what_lies_around_a_region_as_far_as_the_image_reaches():
+    image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[2:12, 20:40] = 1
+    crop = cr.crop_region(image, mask, region_window(mask, None), side=30, margin=0.25)
+    np.testing.assert_array_equal(crop[..., :3], image[0:17, 15:45])  # 5 pixels more, of which 3 lie outside
+    np.testing.assert_array_equal(crop[..., 3], 255 * mask[0:17, 15:45])
+
+
+def test_regions_with_a_margin_have_a_cache_of_their_own(tmp_path):
+    files = coco_files(write_shapes_coco(tmp_path / "coco", train=2, val=1, seed=0), "train")
+    plain, wide = (cr.cache_regions(*files, tmp_path / "cache", side=40, margin=m, workers=0) for m in (0.0, 0.5))
+    assert plain.path != wide.path and len(plain) == len(wide)
+    assert (wide.pixels[..., 3] > 0).sum() < (plain.pixels[..., 3] > 0).sum()  # the objects are smaller in it
+    assert cr.regions_key(*files, side=40, minimum_area=0.0) == plain.path.name.removeprefix("regions-")
+
+
+def reference_placement(region, canvas, placement, background):
+    """One region placed by hand, in NumPy: the image before normalisation is NaN where nothing is to be seen."""
+    height, width = region.shape[:2]
+    down, right, flip = placement
+    source = region[:, ::-1] if flip else region
+    image = np.full((canvas, canvas, 3), np.nan, np.float32)
+    mask = np.zeros((canvas, canvas), np.float32)
+    for y in range(height):
+        for x in range(width):
+            to = (canvas - height) // 2 + down + y, (canvas - width) // 2 + right + x
+            if 0 <= to[0] < canvas and 0 <= to[1] < canvas:
+                image[to] = source[y, x, :3] / 255
+                mask[to] = source[y, x, 3] / 255
+    seen = normalize(torch.from_numpy(image).permute(2, 0, 1)).nan_to_num(0.0)
+    weight = {"keep": 1.0, "mask": torch.from_numpy(mask), "dim": torch.from_numpy((1 + mask) / 2)}
+    return seen * weight[background], mask
+
+
+@pytest.mark.parametrize("background", ["keep", "mask", "dim"])
+def test_placement_equals_the_one_done_by_hand(background):
+    draw = np.random.default_rng(0)
+    sizes = np.array([[20, 13], [7, 20], [20, 20]])
+    store = np.zeros((3, 20, 20, 4), np.uint8)
+    for i, (h, w) in enumerate(sizes):
+        store[i, :h, :w] = draw.integers(0, 256, (h, w, 4))
+    placement = np.array([[2, -1, 0], [-3, 3, 1], [6, 6, 1]])  # the last one is cut off at the border
+    image, mask = cr.place_regions(
+        torch.from_numpy(store),
+        torch.tensor([0, 1, 2]),
+        torch.from_numpy(sizes),
+        torch.from_numpy(placement),
+        canvas=27,
+        background=background,
+    )
+    for i, (h, w) in enumerate(sizes):
+        expected, expected_mask = reference_placement(store[i, :h, :w], 27, placement[i], background)
+        torch.testing.assert_close(image[i], expected, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(mask[i], torch.from_numpy(expected_mask))
+    assert image.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_placements_depend_on_seed_and_epoch_only():
+    one = cr.draw_placements(500, seed=1, epoch=2, jitter=4, flip=True)
+    np.testing.assert_array_equal(one, cr.draw_placements(500, seed=1, epoch=2, jitter=4, flip=True))
+    assert (one != cr.draw_placements(500, seed=1, epoch=3, jitter=4, flip=True)).any()
+    assert one[:, :2].min() == -4 and one[:, :2].max() == 4 and set(one[:, 2]) == {0, 1}
+    assert not cr.draw_placements(50, seed=1, epoch=2, jitter=4, flip=False)[:, 2].any()
+
+
+def test_balancing_makes_classes_equally_likely():
+    labels = np.array([0] * 90 + [2] * 10)
+    weights = cr.balancing_weights(labels)
+    assert weights.sum() == pytest.approx(1)
+    assert weights[labels == 0].sum() == pytest.approx(0.5)
+
+
+def test_the_tuning_split_never_shares_an_image():
+    ids = np.random.default_rng(0).integers(0, 50, 400)
+    fit, tune = cr.tuning_split(ids)
+    assert not set(ids[fit]) & set(ids[tune])
+    assert sorted([*fit, *tune]) == list(range(400))
+    assert len(set(ids[tune])) == 10
+    with pytest.raises(ConfigurationError, match="every=1"):
+        cr.tuning_split(ids, every=1)
+
+
+@pytest.fixture
+def regions(coco, tmp_path):
+    actual = [annotation(i, 1 + i % 3, (3, 7)[i % 2], [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(12)]
+    return cr.cache_regions(*coco(actual), tmp_path / "cache", side=20, workers=0)
+
+
+def test_resident_and_read_batches_are_the_same(regions):
+    read, resident = (
+        cr.RegionSource(regions, np.arange(2, 12), seed=3, jitter=2, flip=True, resident=resident, canvas=27)
+        for resident in (False, True)
+    )
+    indices = torch.tensor([7, 0, 3])
+    batches = [s.assemble(s.fetch(indices, 5), torch.device("cpu")) for s in (read, resident)]
+    for name in ("image", "mask", "target", "index"):
+        torch.testing.assert_close(batches[0][name], batches[1][name])
+    assert batches[0]["index"].tolist() == [9, 2, 5]
+    assert batches[0]["target"].tolist() == regions.labels[[9, 2, 5]].tolist()
+    assert "pixels" not in resident.fetch(indices, 5)
+
+
+def test_without_jitter_and_flip_every_epoch_is_the_same(regions):
+    source = cr.RegionSource(regions, np.arange(12))
+    one, two = (source.fetch(torch.arange(12), epoch) for epoch in (0, 1))
+    assert torch.equal(one["placement"], two["placement"]) and not one["placement"].any()
+    with pytest.raises(DataError, match="no region is left"):
+        cr.RegionSource(regions, np.arange(0))
+
+
+@pytest.mark.data
+def test_the_development_set_has_the_regions_that_it_should(data_root):
+    for split, count, images in (("train", 18951, 2712), ("val", 4535, 659)):
+        index = read_regions(*coco_files(data_root / "coco", split))
+        assert sum(len(i.regions) for i in index.images) == count
+        assert len(index.images) == images
+        assert len(index.categories) == 80 and not index.unused and not index.skipped

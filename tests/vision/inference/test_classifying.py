@@ -1,0 +1,241 @@
+"""Classifying regions of one image, from Python and from the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import matbackprop
+from matbackprop.cli import main
+from matbackprop.errors import DataError, ShapeError, WeightsError
+from matbackprop.vision.data.coco import coco_files, decode_mask, read_regions
+from matbackprop.vision.data.coco_regions import RegionSource, cache_regions
+from matbackprop.vision.data.shapes import write_shapes_coco
+from matbackprop.vision.inference import classify_regions, load_classifier, loading
+from matbackprop.vision.models.deep_o2p import RegionClassifier
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    actual = RegionClassifier(
+        3, head="o2p", canvas=227, taps=("relu5",), reduce=4, support="mask", names=NAMES, background="mask"
+    )
+    torch.nn.init.normal_(actual.classifier.weight)
+    return actual.eval()
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return write_shapes_coco(tmp_path_factory.mktemp("shapes") / "coco", train=3, val=1, seed=1)
+
+
+def picture(path):
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_path):
+    files = coco_files(shapes, "train")
+    regions = cache_regions(*files, tmp_path, workers=0)
+    source = RegionSource(regions, np.arange(len(regions)), background="mask")
+    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
+    with torch.no_grad():
+        expected = model(batch["image"], batch["mask"]).softmax(-1)
+    got = []
+    for entry in read_regions(*files).images:
+        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
+        got.append(classify_regions(model, picture(entry.path), [r.box for r in entry.regions], masks))
+    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_was_trained_with_margins_sees_them(shapes, tmp_path):
+    torch.manual_seed(0)
+    wide = RegionClassifier(3, head="fc", average=True, canvas=99, side=90, background="dim", margin=0.3).eval()
+    torch.nn.init.normal_(wide.classifier.weight)
+    files = coco_files(shapes, "train")
+    regions = cache_regions(*files, tmp_path, side=90, margin=0.3, workers=0)
+    source = RegionSource(regions, np.arange(len(regions)), canvas=99, background="dim")
+    fetched = source.fetch(torch.arange(len(regions)), 0)
+    batch = source.assemble(fetched, torch.device("cpu"))
+    with torch.no_grad():
+        expected = wide(batch["image"], batch["mask"]).softmax(-1)
+    got = []
+    for entry in read_regions(*files).images:
+        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
+        got.append(classify_regions(wide, picture(entry.path), [r.box for r in entry.regions], masks))
+    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_whole_image_is_one_region_by_default(model):
+    image = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
+    whole = classify_regions(model, image)
+    assert whole.shape == (1, 3) and whole.sum() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(whole, classify_regions(model, image, [(0, 0, 60, 40)]))
+    torch.testing.assert_close(whole, classify_regions(model, image, masks=[np.ones((40, 60))]))
+    assert classify_regions(model, image, []).shape == (0, 3)
+
+
+def test_regions_that_cannot_be_classified_are_named(model):
+    image = np.zeros((40, 60, 3), np.uint8)
+    with pytest.raises(DataError, match="region 1 is empty or lies outside the image of 60×40"):
+        classify_regions(model, image, [(0, 0, 5, 5), (100, 0, 5, 5)])
+    with pytest.raises(DataError, match="region 0 is empty"):
+        classify_regions(model, image, masks=[np.zeros((40, 60))])
+    with pytest.raises(ShapeError, match="2 boxes were given with 1 masks"):
+        classify_regions(model, image, [(0, 0, 5, 5)] * 2, [None])
+    with pytest.raises(ShapeError, match="mask 0 has shape"):
+        classify_regions(model, image, masks=[np.ones((4, 6))])
+    with pytest.raises(ShapeError, match="uint8 RGB"):
+        classify_regions(model, image.astype(np.float32))
+
+
+def test_a_folder_with_another_model_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"class": "DeepNCuts", "arguments": {}}')
+    with pytest.raises(WeightsError, match="does not classify regions"):
+        load_classifier(tmp_path)
+
+
+def test_one_line_names_the_regions_of_a_picture_file(model, shapes, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    path = sorted((shapes / "images" / "train").iterdir())[0]
+    (answer,) = matbackprop.classify(path, [(0, 0, 20, 20)], model=str(tmp_path / "model"), device="cpu")
+    expected = classify_regions(model, picture(path), [(0, 0, 20, 20)])[0]
+    assert answer == pytest.approx(dict(zip(NAMES, expected.tolist(), strict=True)), abs=1e-5)
+    assert next(iter(answer)) == NAMES[int(expected.argmax())]
+
+
+def test_regions_come_as_labels_boxes_masks_or_segments(model):
+    photo = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    labels = np.full((40, 60), -1)
+    labels[:20, :30], labels[20:, 30:] = 0, 4
+    masks = [labels == 0, labels == 4]
+    expected = classify_regions(model, photo, masks=masks)
+    for regions in (labels, torch.from_numpy(labels), masks, np.stack(masks), [m.astype(float) for m in masks]):
+        got = matbackprop.classify(photo, regions, model=model)
+        assert [list(one) for one in got] == [[NAMES[i] for i in row.argsort(descending=True)] for row in expected]
+        np.testing.assert_allclose([one[NAMES[0]] for one in got], expected[:, 0], rtol=1e-6)
+    assert len(matbackprop.classify(photo, masks[0], model=model)) == 1
+    segments = matbackprop.segment(photo, None)
+    assert len(matbackprop.classify(photo, segments, model=model)) == segments.labels().max() + 1
+    assert matbackprop.classify(photo, [], model=model) == []
+
+
+@pytest.mark.parametrize("regions", [np.zeros(3), [(0, 0, 5)], "everything", [np.ones((40, 60)), (0, 0, 5, 5)], 7])
+def test_regions_of_no_kind_are_refused(model, regions):
+    with pytest.raises(ShapeError, match="regions are what segment"):
+        matbackprop.classify(np.zeros((40, 60, 3), np.uint8), regions, model=model)
+    with pytest.raises(ShapeError, match="A classifier is given by name"):
+        matbackprop.classify(np.zeros((40, 60, 3), np.uint8), model)
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        main(["classify", *map(str, words)])
+    return stop.value.code, capsys.readouterr()
+
+
+def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "run" / "model")
+    path = sorted((shapes / "images" / "train").iterdir())[0]
+    height, width = picture(path).shape[:2]
+    code, said = run(capsys, path, "--model", tmp_path / "run", "--boxes", "0,0,20,20", "5,5,30,30", "--json")
+    actual = json.loads(said.out)["regions"]
+    assert code == 0 and len(actual) == 2
+    expected = classify_regions(model, picture(path), [(0, 0, 20, 20), (5, 5, 30, 30)])
+    for entry, row in zip(actual, expected, strict=True):
+        assert entry["classes"][0]["name"] == NAMES[int(row.argmax())]
+        assert entry["classes"][0]["probability"] == pytest.approx(float(row.max()), abs=1e-3)
+    mask = np.zeros((height, width), np.uint8)
+    mask[:20] = 255
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    code, said = run(capsys, path, "--model", tmp_path / "run", "--masks", tmp_path / "mask.png", "--top", "1")
+    assert code == 0 and said.out.startswith("region 0: ")
+    annotations = shapes / "annotations" / "instances_train.json"
+    code, said = run(capsys, path, "--model", tmp_path / "run", "--regions", annotations)
+    assert code == 0 and "(annotated: " in said.out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--boxes", "1,2,3"], "must be x,y,width,height"),
+        (["--regions", "x.json", "--boxes", "1,2,3,4"], "leave --boxes and --masks out"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(shapes, tmp_path, capsys, words, message):
+    path = sorted((shapes / "images" / "train").iterdir())[0]
+    code, said = run(capsys, path, "--model", tmp_path, *words)
+    assert code == 2 and message in said.err
+
+
+def test_pictures_that_cannot_be_read_are_named(tmp_path, capsys):
+    (tmp_path / "no.png").write_bytes(b"no picture")
+    code, said = run(capsys, tmp_path / "no.png", "--model", tmp_path)
+    assert code == 2 and "no.png is not a picture that can be read" in said.err
+
+
+def test_regions_are_placed_at_the_size_that_training_used(shapes, tmp_path):
+    files = coco_files(shapes, "train")
+    regions = cache_regions(*files, tmp_path, side=50, workers=0)
+    source = RegionSource(regions, np.arange(len(regions)), canvas=67)
+    torch.manual_seed(0)
+    small = RegionClassifier(3, head="o2p", canvas=67, reduce=4, side=50).eval()
+    torch.nn.init.normal_(small.classifier.weight)
+    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
+    with torch.no_grad():
+        expected = small(batch["image"], batch["mask"]).softmax(-1)
+    small.save_pretrained(tmp_path / "model")
+    loaded = load_classifier(tmp_path / "model", "cpu")
+    got = []
+    for entry in read_regions(*files).images:
+        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
+        got.append(classify_regions(loaded, picture(entry.path), [r.box for r in entry.regions], masks))
+    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_camera_s_orientation_is_applied_before_boxes_are_cut(model, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, :20] = (250, 30, 40)
+    Image.fromarray(pixels).save(tmp_path / "upright.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.fromarray(np.rot90(pixels)).save(tmp_path / "turned.png", exif=exif)
+    answers = []
+    for name in ("upright", "turned"):
+        code, said = run(
+            capsys, tmp_path / f"{name}.png", "--model", tmp_path / "model", "--boxes", "0,0,40,30", "--json"
+        )
+        assert code == 0
+        answers.append(json.loads(said.out)["regions"])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("picture_of", "name"), [("chelsea", "cat"), ("astronaut", "person")])
+def test_the_classifier_in_the_package_names_what_a_photograph_shows(picture_of, name):
+    photograph = getattr(pytest.importorskip("skimage.data"), picture_of)()
+    (region,) = matbackprop.classify(photograph)
+    assert len(region) == 80 and next(iter(region)) == name
+    assert sum(region.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_classifier_in_the_package_is_small_and_has_a_card():
+    folder = Path(loading.__file__).parent / "box" / "classifier"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 7e6
+    card = (folder / "README.md").read_text()
+    assert "matbackprop train o2p --preset lite2" in card and "24.67 %" in card and "license: apache-2.0" in card
+    model = load_classifier()
+    assert model.names[0] == "person" and model.config.two_views and model.config.head == "both"
+
+
+def test_the_command_names_a_region_without_a_model_of_ones_own(tmp_path, capsys):
+    Image.fromarray(pytest.importorskip("skimage.data").chelsea()).save(tmp_path / "cat.png")
+    with pytest.raises(SystemExit, match="0"):
+        main(["classify", str(tmp_path / "cat.png"), "--top", "1", "--json"])
+    (region,) = json.loads(capsys.readouterr().out)["regions"]
+    assert [c["name"] for c in region["classes"]] == ["cat"]

@@ -1,0 +1,41 @@
+"""Label maps as pictures."""
+
+import numpy as np
+import pytest
+
+from matbackprop.errors import LabelError, ShapeError
+from matbackprop.vision.inference.drawing import draw_boundaries, paint_labels
+
+
+def test_painted_regions_carry_the_mean_colour():
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    labels = np.array([[0, 0, 0, 0, 5, 5, -1, -1]] * 6)
+    painted = paint_labels(labels, image)
+    np.testing.assert_allclose(painted[0, 4], image[:, 4:6].reshape(-1, 3).mean(0), atol=0.51)
+    np.testing.assert_array_equal(painted[:, 6:], 0)
+    hues = paint_labels(np.arange(30).reshape(5, 6)).reshape(-1, 3)
+    gap = np.abs(hues[:, None].astype(int) - hues[None]).sum(-1)[~np.eye(30, dtype=bool)]
+    assert gap.min() > 5
+
+
+def test_pictures_are_accepted_channels_first_and_last():
+    image = np.zeros((3, 4, 5), dtype=np.uint8)
+    image[0] = 255
+    out = draw_boundaries(image, np.zeros((4, 5), dtype=int))
+    np.testing.assert_allclose(out, np.broadcast_to([255, 0, 0], (4, 5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "error"), [(np.zeros((4, 5)), LabelError), (np.zeros((3, 3), dtype=int), ShapeError)]
+)
+def test_labels_that_do_not_fit_are_refused(labels, error):
+    with pytest.raises(error):
+        paint_labels(labels, np.zeros((4, 5, 3)))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7])
+def test_borders_have_the_width_asked_for_and_stay_in_the_middle(width):
+    labels = np.repeat([[0, 1]], 20, 0).repeat(20, 1)
+    drawn = draw_boundaries(np.zeros((20, 40, 3)), labels, width=width)[10].any(-1).nonzero()[0]
+    assert len(drawn) == width and abs(drawn.mean() - 19.5) <= 0.5

@@ -1,0 +1,212 @@
+"""Networks of other people as backbones: what is measured is what is so, and files do not choose what is run."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from matbackprop.errors import ConfigurationError, MissingExtraError, WeightsError
+from matbackprop.vision.models.backbones import build_backbone
+from matbackprop.vision.models.backbones.base import TapInfo, load_backbone_weights
+from matbackprop.vision.models.backbones.modules import ModuleBackbone
+from matbackprop.vision.models.deep_ncuts import DeepNCuts
+from matbackprop.vision.models.deep_o2p import RegionClassifier
+
+
+class Residual(nn.Module):
+    """A small network with a residual block, batch normalisation, and a classifier that no map needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1))
+        self.tiles = nn.Conv2d(8, 12, 2, 2)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(12, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.tiles(x + self.block(x))
+        return self.classifier(self.pool(x).flatten(1))
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg16"])
+def test_what_is_measured_is_what_kernels_and_strides_say(name):
+    known = build_backbone(name)
+    measured = ModuleBackbone(known.features)
+    for tap in known.taps[::3]:
+        index = str(known.index[tap])
+        assert measured.info(index)[:3] == known.info(tap)[:3], tap
+    image = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(0))
+    tap = known.taps[2]
+    index = str(known.index[tap])
+    assert torch.equal(measured(image, [index])[index], known(image, [tap])[tap])
+
+
+def test_a_module_gives_the_maps_of_its_submodules():
+    torch.manual_seed(0)
+    network = Residual()
+    backbone = ModuleBackbone(network)
+    assert {"stem", "block", "tiles"} <= set(backbone.taps) and not {"pool", "classifier"} & set(backbone.taps)
+    assert backbone.info("stem") == TapInfo(8, 4, 0.0, 4)
+    assert backbone.info("tiles") == TapInfo(12, 8, 2.0, 8)
+    assert network.training  # as it was
+    network.classifier.register_forward_hook(lambda *_: pytest.fail("nothing is computed behind the last map"))
+    maps = backbone(torch.randn(2, 3, 64, 80), ["tiles", "stem"])
+    assert [tuple(maps[tap].shape) for tap in ("tiles", "stem")] == [(2, 12, 8, 10), (2, 8, 16, 20)]
+    backbone.cut(["stem"])
+    assert {n for n, p in network.named_parameters() if p.requires_grad} == {
+        "stem.0.weight", "stem.1.weight", "stem.1.bias"
+    }  # fmt: skip
+    with pytest.raises(ConfigurationError, match="unknown feature map 'tiles'"):
+        backbone(torch.zeros(1, 3, 64, 64), ["tiles"])
+
+
+def test_a_network_without_maps_is_refused():
+    with pytest.raises(ConfigurationError, match="Sequential gives no map"):
+        ModuleBackbone(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)))
+
+
+NAME = f"{__name__}:Residual"
+
+
+def test_both_systems_take_a_class_of_ones_own():
+    torch.manual_seed(0)
+    image = torch.rand(1, 3, 64, 96)
+    segmenter = DeepNCuts(backbone=NAME, taps=("tiles",), hidden=8, channels=5)
+    assert segmenter(image).features.shape == (1, 8, 12, 5)
+    classifier = RegionClassifier(4, head="o2p", backbone=NAME, taps=("tiles", "block"), canvas=64)
+    classifier(torch.rand(2, 3, 64, 64)).sum().backward()
+    for model in (segmenter, classifier):
+        model.zero_grad()
+    segmenter(image).features.sum().backward()
+    assert [n for n, p in segmenter.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_a_saved_model_never_names_code(tmp_path):
+    """What a file says is not imported, let alone called."""
+    DeepNCuts(backbone=NAME, taps=("tiles",), hidden=8, channels=5).save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="none that files may name"):
+        DeepNCuts.from_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["arguments"]["backbone"] = "os:abort"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match="none that files may name"):
+        DeepNCuts.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet", "unknown backbone 'resnet'; choose one of alexnet"),
+        ("no.such.module:Net", "cannot be built: No module named 'no'"),
+        ("torch.nn:Nothing", "cannot be built: module 'torch.nn' has no attribute 'Nothing'"),
+        ("torch.nn:Linear", "cannot be built: .*missing"),
+    ],
+)
+def test_what_is_not_there_is_named(name, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build_backbone(name)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "library"), [("hf", "transformers"), ("timm", "timm"), ("torchvision", "torchvision")]
+)
+def test_a_missing_library_is_named(scheme, library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, f"{library}.models", None)
+    with pytest.raises(MissingExtraError, match=f"pip install {library}"):
+        build_backbone(f"{scheme}:resnet50")
+
+
+# --------------------------------------------------------------------------------------------------- Hugging Face, timm
+
+
+def hf_config(kind):
+    transformers = pytest.importorskip("transformers")
+    small = {
+        "ResNetConfig": {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4},
+        "ConvNextConfig": {"hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4},
+        "SwinConfig": {"embed_dim": 8, "depths": [1] * 4, "num_heads": [1, 2, 4, 8], "window_size": 4},
+        "Dinov2Config": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 56},
+    }[kind]  # fmt: skip
+    return getattr(transformers, kind)(**small)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tap", "place"),
+    [
+        ("ResNetConfig", "stage3", (24, 16, 0.0)),
+        ("ConvNextConfig", "stage2", (16, 8, 3.5)),
+        ("SwinConfig", "stage2", (16, 8, 3.5)),
+        ("Dinov2Config", "stage3", (32, 14, 6.5)),
+    ],
+)
+def test_hugging_faces_backbones(tmp_path, kind, tap, place):
+    hf_config(kind).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}')
+    torch.manual_seed(0)
+    backbone = build_backbone(f"hf:{tmp_path}", [tap]).eval()
+    assert backbone.info(tap)[:3] == place
+    assert backbone.mean == backbone.std == (0.5, 0.5, 0.5)
+    actual = backbone(torch.randn(1, 3, 90, 130), [tap])[tap]
+    assert actual.shape[1] == place[0] and actual.shape[-1] in (130 // place[1], -(-130 // place[1]))
+    segmenter = DeepNCuts(backbone=f"hf:{tmp_path}", taps=(tap,), hidden=8, channels=5)
+    segmenter(torch.rand(1, 3, 90, 130)).features.sum().backward()
+    assert [n for n, p in segmenter.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_weights_that_hugging_face_publishes_are_loaded(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    published = transformers.AutoBackbone.from_config(hf_config("ResNetConfig"))
+    published.save_pretrained(tmp_path)
+    backbone = build_backbone(f"hf:{tmp_path}").eval()
+    load_backbone_weights(backbone, f"hf:{tmp_path}", "imagenet")
+    own, theirs = backbone.network.state_dict(), published.state_dict()
+    assert all(torch.equal(own[key], theirs[key]) for key in theirs)
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path):
+    pytest.importorskip("transformers")
+    with pytest.raises(WeightsError, match="cannot be built"):
+        build_backbone(f"hf:{tmp_path / 'nothing'}")
+
+
+def test_timms_networks():
+    pytest.importorskip("timm")
+    torch.manual_seed(0)
+    backbone = build_backbone("timm:resnet18", ["layer2"]).eval()
+    assert backbone.info("layer2")[:3] == (128, 8, 0.0)
+    assert backbone(torch.zeros(1, 3, 64, 96), ["layer2"])["layer2"].shape == (1, 128, 8, 12)
+    with pytest.raises(WeightsError, match="cannot be built"):
+        build_backbone("timm:no-such-network")
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "taps"),
+    [
+        ("efficientnet-lite2", "tf_efficientnet_lite2", ["stage1", "stage2", "stage3", "stage5", "stage7"]),
+        ("tiny-vit", "tiny_vit_5m_224", ["layer0", "layer1", "layer2"]),
+    ],
+)
+def test_our_networks_are_timms(name, theirs, taps):
+    """With the same weights, in the order of the layers, the same maps."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    ours, other = build_backbone(name).eval(), timm.create_model(theirs, features_only=True).eval()
+    draw = torch.Generator().manual_seed(0)
+    state = {key: 0.1 * torch.rand(v.shape, generator=draw) for key, v in ours.state_dict().items() if v.ndim}
+    ours.load_state_dict(state, strict=False)
+    weights = [state[key] for key in ours.state_dict() if key in state]
+    keys = [key for key, value in other.state_dict().items() if value.ndim]
+    other.load_state_dict(dict(zip(keys, weights, strict=False)), strict=False)
+    image = torch.randn(1, 3, 128, 192, generator=draw)
+    with torch.no_grad():
+        actual = ours.maps(image, taps)
+        for tap, expected in zip(taps, other(image), strict=False):
+            torch.testing.assert_close(actual[tap], expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,232 @@
+"""The seam: every backbone names its maps, says where their cells lie, and ends with the last map that is asked for."""
+
+import pytest
+import torch
+from torch import nn
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.vision.models.backbones import BACKBONES, build_backbone
+from matbackprop.vision.models.backbones.base import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Backbone,
+    LayerStack,
+    TapInfo,
+    load_backbone_weights,
+    normalize,
+)
+from matbackprop.vision.models.backbones.efficientnet_lite2 import _Convolution
+from matbackprop.vision.models.backbones.pidinet import _as_convolution
+
+NEEDS = {"sift": "kornia"}
+SIDE = 224
+
+
+def built(name, taps=None):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    torch.manual_seed(0)
+    return build_backbone(name, taps).eval()
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_bright_pixel_moves_the_right_cell(name):
+    """A patch of noise moves a map around the cell that ``info`` says is over it; over several patches, on the mean."""
+    backbone = built(name)
+    for module in backbone.modules():
+        if isinstance(module, nn.Linear):  # attention mixes all cells of a window
+            nn.init.zeros_(module.weight)
+        elif isinstance(module, nn.Conv2d) and module.groups > 1:  # a few channels would carry all, each with a lean
+            nn.init.constant_(module.weight, 1 / 9)
+    draw = torch.Generator().manual_seed(1)
+    count = 4
+    images = (torch.randn(1, 3, SIDE, SIDE, generator=draw) * 0.1).repeat(count + 1, 1, 1, 1)
+    places = torch.randint(SIDE // 3, 2 * SIDE // 3, (count, 2), generator=draw)
+    for image, (row, column) in zip(images[1:], places, strict=True):
+        image[:, row - 1 : row + 2, column - 1 : column + 2] += 2 * torch.randn(3, 3, 3, generator=draw)
+    taps = [tap for tap in backbone.taps if tap != "edges"]  # which sees far around each pixel, see below
+    with torch.no_grad():
+        maps = backbone(images, taps)
+    for tap, actual in maps.items():
+        info = backbone.info(tap)
+        moved = (actual[1:] - actual[:1]).square().sum(1)
+        assert (moved.sum((1, 2)) > 0).all()
+        for axis in (0, 1):
+            weight = moved.sum(2 - axis)
+            centre = (weight * torch.arange(weight.shape[1])).sum(1) / weight.sum(1)
+            distance = (info.offset + info.stride * centre - places[:, axis]).mean()
+            assert distance.abs() <= max(2.0, 0.5 * info.stride), (tap, float(distance))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_maps_have_the_channels_and_cells_that_they_say(name):
+    backbone = built(name)
+    with torch.no_grad():
+        for tap in backbone.taps:
+            info = backbone.info(tap)
+            for cells in (1, 3):
+                pixels = info.reach + (cells - 1) * info.stride
+                map_ = backbone(torch.zeros(1, 3, max(pixels, 33), pixels), [tap])[tap] if pixels >= 33 else None
+                if map_ is not None:
+                    assert map_.shape[1] == info.channels and map_.shape[-1] == cells, (tap, pixels)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_backbone_ends_with_the_last_map_that_is_asked_for(name):
+    whole = built(name)
+    middle = whole.taps[len(whole.taps) // 2]
+    short = built(name, [middle])
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(short(image, [middle])[middle], whole(image, [middle])[middle])
+    for parameter in short.parameters():
+        assert parameter.grad is None
+    if any(True for _ in short.parameters()):
+        short(image, [middle])[middle].square().sum().backward()
+        assert [n for n, p in short.named_parameters() if p.requires_grad and p.grad is None] == []
+    with pytest.raises(ConfigurationError, match=f"unknown feature map 'nothing'; this backbone has {whole.taps[0]}"):
+        whole(image, ["nothing"])
+
+
+def test_an_unknown_backbone_names_the_known_ones():
+    with pytest.raises(ConfigurationError, match=r"unknown backbone 'resnet'; choose one of alexnet, .*vgg16"):
+        build_backbone("resnet")
+
+
+@pytest.mark.parametrize("tap", ["relu1", "relu5", "pool5"])
+def test_the_grid_lies_where_the_network_looks(tap):
+    """The gradient of one cell with respect to the image is centred where ``info`` says."""
+    backbone = built("alexnet").double()
+    for p in backbone.parameters():
+        p.data.abs_()  # positive weights: every pixel of the receptive field counts, no ReLU is shut
+    info = backbone.info(tap)
+    image = torch.rand(1, 3, 227, 227, dtype=torch.float64, requires_grad=True)
+    features = backbone(image, [tap])[tap]
+    cell = (features.shape[-2] // 2, features.shape[-1] // 2 - 1)
+    (gradient,) = torch.autograd.grad(features[0, :, cell[0], cell[1]].sum(), image)
+    rows, columns = (torch.nonzero(gradient.abs().sum((0, 1, d)))[:, 0] for d in (3, 2))
+    # max pooling looks at one of three cells, so that the edge of the field moves by up to the stride
+    assert float(rows.min() + rows.max()) / 2 == pytest.approx(info.offset + info.stride * cell[0], abs=info.stride)
+    assert float(columns.min() + columns.max()) / 2 == pytest.approx(
+        info.offset + info.stride * cell[1], abs=info.stride
+    )
+
+
+def test_vgg_grids_tile_the_image():
+    assert build_backbone("vgg16").info("pool5") == TapInfo(512, 32, 15.5, 32)
+    assert build_backbone("vgg16").info("relu1_1") == TapInfo(64, 1, 0.0, 1)
+
+
+def test_a_backbone_gets_the_numbers_that_it_was_trained_on():
+    class Own(LayerStack):
+        mean, std = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
+
+    own = Own(nn.Sequential(nn.Identity()), {"image": 0})
+    colours = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = (colours - torch.tensor(Own.mean).view(3, 1, 1)) / torch.tensor(Own.std).view(3, 1, 1)
+    torch.testing.assert_close(own(normalize(colours), ["image"])["image"], expected, rtol=1e-6, atol=1e-6)
+    assert (Backbone.mean, Backbone.std) == (IMAGENET_MEAN, IMAGENET_STD)
+
+
+def test_efficientnet_is_padded_as_tensorflow_pads_even_sizes():
+    """The first convolution against one with the padding written out."""
+    backbone = built("efficientnet-lite2")
+    image = torch.randn(1, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    plain = nn.functional.conv2d(nn.functional.pad(image, (0, 1, 0, 1)), backbone._conv_stem.weight, stride=2)
+    norm = backbone._bn0
+    torch.testing.assert_close(backbone._conv_stem(image, norm), norm(plain), rtol=1e-4, atol=1e-5)
+    cut = backbone._conv_stem(image[..., :31, :47], norm)
+    assert cut.shape[-2:] == (16, 24)  # the last pixel has its cell at any size
+
+
+def test_a_convolution_with_its_normalisation_is_what_one_behind_the_other_computes():
+    torch.manual_seed(0)
+    for kernel, stride, groups in ((1, 1, 1), (3, 1, 6), (5, 1, 6), (3, 2, 6), (5, 2, 6)):
+        layer = _Convolution(6, 6, kernel, stride, groups=groups, bias=False).double()
+        norm = nn.BatchNorm2d(6, eps=1e-3).double().eval()
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            nn.init.uniform_(tensor, 0.5, 2.0)
+        image = torch.randn(2, 6, 9, 12, dtype=torch.float64, requires_grad=True)
+        before = (kernel - stride) // 2
+        behind = [(-(-n // stride) - 1) * stride + kernel - n - before for n in (9, 12)]
+        padded = nn.functional.pad(image, (before, behind[1], before, behind[0]))
+        both = nn.functional.conv2d(padded, layer.weight, stride=stride, groups=groups)
+        inputs = (image, layer.weight, norm.weight, norm.bias)
+        torch.testing.assert_close(layer(image, norm), norm(both))
+        grads = [torch.autograd.grad(y.sin().sum(), inputs) for y in (layer(image, norm), norm(both))]
+        torch.testing.assert_close(*grads)
+
+
+def test_batch_normalisation_does_not_look_at_the_batch():
+    backbone = built("efficientnet-lite2").train()
+    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    together = backbone(images, ["stage2"])["stage2"]
+    alone = torch.cat([backbone(image[None], ["stage2"])["stage2"] for image in images])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.data
+def test_pidinet_finds_a_step(data_root):
+    """With its published weights: an edge where grey values jump, to the pixel, and far less elsewhere."""
+    backbone = built("pidinet")
+    load_backbone_weights(backbone, "pidinet")
+    image = torch.full((1, 3, 96, 120), 0.3)
+    image[..., 53:] = 0.8
+    with torch.no_grad():
+        edges = backbone(normalize(image), ["edges"])["edges"][0, 0, 20:-20]
+    assert set(edges.argmax(1).tolist()) <= {52, 53}
+    assert edges[:, 52:54].amax(1).min() > 3 * max(edges[:, 10:40].max(), edges[:, 70:-10].max())
+
+
+@pytest.mark.parametrize("kind", ["central", "angular", "radial"])
+def test_differences_of_pixels_do_not_see_brightness(kind):
+    """And are what their definitions say, pixel by pixel."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(1, 1, 3, 3, generator=draw, dtype=torch.float64)
+    image = torch.randn(1, 1, 5, 5, generator=draw, dtype=torch.float64)
+    kernel = _as_convolution(weight, kind)
+    side = kernel.shape[-1]
+    middle = (5 - side) // 2
+    patch = image[0, 0, middle : 5 - middle, middle : 5 - middle]
+    got = float((kernel[0, 0] * patch).sum())
+    x, w = image[0, 0], weight[0, 0]
+    ring = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0)]  # clockwise
+    if kind == "central":
+        expected = sum(w[i, j] * (x[i + 1, j + 1] - x[2, 2]) for i in range(3) for j in range(3))
+    elif kind == "angular":
+        after = dict(zip(ring, ring[1:] + ring[:1], strict=True))
+        expected = sum(w[p] * (x[p[0] + 1, p[1] + 1] - x[after[p][0] + 1, after[p][1] + 1]) for p in ring)
+    else:
+        inner = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2), (3, 3)]
+        outer = [(0, 0), (0, 2), (0, 4), (2, 0), (2, 4), (4, 0), (4, 2), (4, 4)]
+        expected = sum(k * (x[o] - x[i]) for k, o, i in zip(w.flatten()[1:], outer, inner, strict=True))
+    assert got == pytest.approx(float(expected), abs=1e-12)
+    assert float(kernel.sum()) == pytest.approx(0, abs=1e-12)
+
+
+def test_depthwise_convolutions_keep_the_plain_layout():
+    assert build_backbone("vgg16").memory_format == torch.channels_last
+    assert build_backbone("efficientnet-lite2").memory_format == torch.contiguous_format
+
+
+@pytest.mark.parametrize(("name", "tap", "later"), [
+    ("alexnet", "relu2", ["relu4", "pool5"]), ("efficientnet-lite2", "stage5", ["stage6", "head"]),
+    ("xception", "block11", ["conv3", "conv4"]), ("tiny-vit", "layer2", ["neck"]),
+])  # fmt: skip
+def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, later):
+    backbone = built(name)
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        maps = backbone(image, [tap, *later])
+        actual = backbone.behind(tap, maps[tap], later)
+    assert all(torch.equal(actual[one], maps[one]) for one in later)
+    backbone.freeze(tap)
+    backbone(image, later)[later[-1]].sum().backward()
+    learns = {name: p.grad is not None for name, p in backbone.named_parameters()}
+    assert learns == {name: p.requires_grad for name, p in backbone.named_parameters()}
+    early = build_backbone(name, [tap]).state_dict().keys()
+    assert {name for name, moves in learns.items() if not moves} <= set(early) and any(learns.values())
+
+
+def test_maps_that_are_computed_together_follow_from_none():
+    with pytest.raises(ConfigurationError, match="none follows from 'block2'"):
+        build_backbone("pidinet").behind("block2", torch.zeros(1, 60, 8, 8), ["block3"])

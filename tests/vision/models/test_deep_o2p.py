@@ -1,0 +1,356 @@
+"""Region classifiers: geometry of masks, the pooled descriptor, heads, calibration, saving."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import logm, sqrtm
+
+from matbackprop.errors import ConfigurationError, ShapeError, WeightsError
+from matbackprop.vision.models.backbones.base import normalize
+from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector, mask_to_grid
+
+
+def test_masks_are_carried_to_the_grid_by_area():
+    draw = torch.Generator().manual_seed(0)
+    mask = (torch.rand(2, 227, 227, generator=draw) > 0.5).float()
+    grid = mask_to_grid(mask, (13, 13), 15.0, 16)
+    for i, j in ((0, 0), (4, 7), (12, 12)):
+        window = mask[:, 7 + 16 * i : 23 + 16 * i, 7 + 16 * j : 23 + 16 * j]
+        torch.testing.assert_close(grid[:, i, j], window.mean((-1, -2)))
+    assert mask_to_grid(torch.ones(1, 20, 20), (3, 3), 3.5, 8)[0, 2, 2] == pytest.approx(0.25)  # reaches out
+
+
+def oracle(f, weight, eps, function):
+    a = f.T @ np.diag(weight) @ f + eps * np.eye(f.shape[1])
+    c = {"log": logm, "sqrt": sqrtm}[function](a).real
+    rows, columns = np.triu_indices(f.shape[1])
+    return c[rows, columns] * np.where(rows == columns, 1, np.sqrt(2))
+
+
+@pytest.mark.parametrize("function", ["log", "sqrt"])
+@pytest.mark.parametrize("support", ["all", "mask", "mask+all"])
+def test_the_descriptor_is_the_matrix_function_of_the_weighted_moment(function, support):
+    draw = torch.Generator().manual_seed(1)
+    features = torch.randn(2, 5, 3, 4, generator=draw, dtype=torch.float64).relu().float()
+    mask = torch.rand(2, 3, 4, generator=draw)
+    pooling = SecondOrderVector(5, function=function, support=support, feature_scale=0.3, eps=0.01, standardize="none")
+    got = pooling(features, mask)
+    assert got.shape == (2, pooling.out_features)
+    for i in range(2):
+        f = 0.3 * features[i].flatten(1).T.double().numpy()
+        inside = mask[i].flatten().double().numpy()
+        supports = {"all": [np.ones(12)], "mask": [inside / inside.mean()]}
+        supports["mask+all"] = supports["mask"] + supports["all"]
+        expected = np.concatenate([oracle(f, w, 0.01, function) for w in supports[support]])
+        np.testing.assert_allclose(got[i].numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_power_of_one_half_is_the_square_root_and_learns():
+    features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
+    power = SecondOrderVector(4, function="power", power=0.5, learn_power=True, learn_eps=True)
+    root = SecondOrderVector(4, function="sqrt")
+    torch.testing.assert_close(power(features), root(features), rtol=1e-5, atol=1e-6)
+    power(features).square().sum().backward()
+    assert power.layer.exponent.grad.abs() > 0 and power.layer.log_eps.grad.abs() > 0
+    assert power.eps == pytest.approx(1e-3) and power.power == pytest.approx(0.5)
+    fixed = SecondOrderVector(4, function="power", power=0.5)
+    assert not list(fixed.parameters()) and fixed.power == 0.5
+
+
+def test_unit_norm_makes_the_descriptor_blind_to_contrast():
+    features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
+    keywords = {"function": "sqrt", "eps": 1e-12, "feature_scale": 1.0, "standardize": "none"}
+    unit = SecondOrderVector(4, unit_norm=True, vector_scale=2.0, **keywords)
+    torch.testing.assert_close(unit(3 * features), unit(features), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(unit(features).norm(dim=-1), torch.full((2,), 2.0))
+    plain = SecondOrderVector(4, **keywords)
+    torch.testing.assert_close(plain(3 * features), 3 * plain(features), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_outside_the_mask_matters():
+    draw = torch.Generator().manual_seed(3)
+    features = torch.rand(1, 4, 3, 3, generator=draw)
+    mask = torch.zeros(1, 3, 3)
+    mask[:, 1:] = 1
+    pooling = SecondOrderVector(4, support="mask")
+    other = features.clone()
+    other[:, :, 0] = 7.0
+    torch.testing.assert_close(pooling(features, mask), pooling(other, mask))
+    assert not torch.allclose(pooling(features, mask * 0), pooling(other, mask * 0))  # an empty mask pools everything
+    with pytest.raises(ShapeError, match="needs its mask"):
+        pooling(features)
+
+
+@pytest.mark.parametrize("standardize", ["scalar", "entry"])
+def test_calibration_standardises_what_it_saw_and_happens_once(standardize):
+    torch.manual_seed(0)
+    model = RegionClassifier(3, head="o2p", canvas=67, taps=("relu5",), reduce=4, standardize=standardize)
+    batches = [(torch.randn(6, 3, 67, 67), None) for _ in range(2)]
+    model.calibrate(batches)
+    pooling = model.poolings()["relu5"]
+    vectors = torch.cat([pooling(model.maps(image)["relu5"]) for image, _ in batches]).detach()
+    assert vectors.mean().item() == pytest.approx(0, abs=1e-4)
+    assert vectors.square().mean().item() == pytest.approx(1, abs=1e-3)
+    if standardize == "entry":
+        assert vectors.mean(0).abs().max() < 1e-3
+    before = pooling.mean.clone()
+    model.calibrate([(torch.randn(6, 3, 67, 67) + 5, None)])
+    assert torch.equal(before, pooling.mean)
+
+
+def test_a_projection_starts_on_the_principal_directions():
+    torch.manual_seed(0)
+    pooling = SecondOrderVector(5, reduce=2, standardize="none", feature_scale=1.0)
+    maps = torch.randn(40, 5, 3, 3) * torch.tensor([0.1, 3.0, 0.2, 2.0, 0.3]).view(1, 5, 1, 1)
+    assert not pooling.calibrated
+    pooling.calibrate([maps[:20], maps[20:]], [None, None])
+    weight = pooling.reduce.weight[..., 0, 0]
+    torch.testing.assert_close(weight @ weight.mT, torch.eye(2), atol=1e-5, rtol=0)
+    x = maps.movedim(1, -1).reshape(-1, 5)
+    values, vectors = np.linalg.eigh((x.T @ x).double().numpy())
+    for row, k in zip(weight.detach().numpy(), (4, 3), strict=True):  # the largest first
+        assert abs(row @ vectors[:, k]) == pytest.approx(1, abs=1e-5), values
+    assert pooling.calibrated and pooling.mean.item() == 0 and pooling.deviation.item() == 1
+
+
+def test_several_maps_are_pooled_side_by_side():
+    torch.manual_seed(0)
+    model = small("o2p", taps=("relu5", "relu2", "relu3"), reduce_rest=3)
+    image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
+    model.calibrate([(image, mask)])
+    assert all(pooling.calibrated for pooling in model.poolings().values())
+    assert model.classifier.in_features == 21 + 6 + 6
+    maps = model.maps(image)
+    assert list(maps) == ["relu5", "relu2", "relu3"]
+    parts = [
+        pooling(maps[tap], mask_to_grid(mask, maps[tap].shape[-2:], info.offset, info.stride))
+        for tap, pooling in model.poolings().items()
+        for info in [model.backbone.info(tap)]
+    ]
+    torch.testing.assert_close(model(image, mask), model.classifier(torch.cat(parts, 1)))
+    narrow = RegionClassifier(2, head="o2p", canvas=67, reduce=4, taps=("pool5", "relu1"))
+    assert narrow.poolings()["relu1"].reduce is None  # 64 channels are fewer than 96
+
+
+HEADS = ["fc", "o2p", "o2p_fc", "both"]
+
+
+def small(head, **more):
+    pooling = {} if head == "fc" else {"reduce": 6, "taps": ("relu5",), "support": "mask", "function": "sqrt"}
+    return RegionClassifier(4, head=head, canvas=67, hidden=16, names=list("abcd"), **(pooling | more))
+
+
+@pytest.mark.parametrize("more", [{}, {"taps": ("relu5", "relu2", "relu4"), "reduce_rest": 4}])
+@pytest.mark.parametrize("head", HEADS)
+def test_every_parameter_of_every_head_learns(head, more):
+    torch.manual_seed(0)
+    if head == "fc" and more:
+        with pytest.raises(ConfigurationError, match="does not pool and takes no taps"):
+            small(head, **more)
+        return
+    model = small(head, **more)
+    mask = torch.ones(2, 67, 67)
+    model(torch.randn(2, 3, 67, 67), mask).square().sum().backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    # one bias of a ReLU that is shut for both images may rest; whole weights may not
+    assert not [n for n in without if n.endswith("weight")]
+    groups = model.parameter_groups(0.1, 0.01, 5e-4)
+    grouped = [id(p) for g in groups for p in g["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    rates = {g["name"]: g["lr"] for g in groups}
+    assert rates["backbone"] == pytest.approx(0.001) and rates["head"] == pytest.approx(0.1)
+
+
+def test_alexnets_head_has_alexnets_topology():
+    with torch.device("meta"):
+        model = RegionClassifier(80, head="fc")
+        pooled = RegionClassifier(80, head="o2p_fc")
+    shapes = [tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    assert shapes == [(4096, 9216), (4096, 4096), (80, 4096)]
+    shapes = [tuple(m.weight.shape) for m in pooled.modules() if isinstance(m, torch.nn.Linear)]
+    assert shapes == [(4096, 256 * 257 // 2), (4096, 4096), (80, 4096)]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_saved_model_gives_the_same_scores(head, tmp_path):
+    torch.manual_seed(0)
+    model = small(head, **({} if head == "fc" else {"taps": ("relu5", "relu3"), "reduce_rest": 5})).eval()
+    image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
+    model.calibrate([(image, mask)])
+    model.save_pretrained(tmp_path / "model")
+    loaded = RegionClassifier.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(loaded(image, mask), model(image, mask))
+    assert loaded.names == list("abcd")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    small("o2p").save_pretrained(tmp_path / "a")
+    small("fc").save_pretrained(tmp_path / "b")
+    (tmp_path / "a" / "model.safetensors").write_bytes((tmp_path / "b" / "model.safetensors").read_bytes())
+    with pytest.raises(WeightsError, match="another architecture"):
+        RegionClassifier.from_pretrained(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"head": "tail"}, "unknown head 'tail'"),
+        ({"head": "o2p", "taps": ("relu9",)}, "unknown feature map 'relu9'"),
+        ({"head": "o2p", "taps": ("relu3", "relu8")}, "unknown feature map 'relu8'"),
+        ({"head": "o2p", "taps": ("relu3", "relu3")}, "each map is pooled once, got relu3, relu3"),
+        ({"head": "o2p", "reduce": 257}, "a map of 256 channels can be reduced to 1 to 256, got 257"),
+        ({"head": "o2p", "function": "sin"}, "unknown function 'sin'"),
+        ({"head": "o2p", "support": "half"}, "unknown support"),
+        ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
+        ({"head": "o2p", "hidden": 1 << 40}, "hidden is .*; it must be a whole number from 1 to 65536"),
+        ({"head": "o2p", "bias": True}, "RegionModelConfig has no field 'bias'"),
+        ({"head": "o2p", "taps": ("relu1+relu2",)}, "have equally many channels"),
+        ({"head": "o2p", "average": True}, "average is for the heads fc and both, got 'o2p'"),
+        ({"head": "o2p", "two_views": True}, "two_views needs background 'keep' or 'dim'"),
+        ({"head": "fc", "names": ["a"]}, "1 names were given for 3 classes"),
+    ],
+)
+def test_configurations_that_make_no_sense_are_named(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        RegionClassifier(3, canvas=67, **arguments)
+
+
+@pytest.mark.parametrize("support", ["all", "mask", "mask+all"])
+def test_first_order_is_the_average_over_the_support(support):
+    torch.manual_seed(0)
+    model = RegionClassifier(3, head="fc", average=True, support=support, canvas=67, standardize="none").eval()
+    image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
+    (actual,) = model.maps(image).values()
+    info = model.backbone.info("pool5")
+    inside = mask_to_grid(mask, actual.shape[-2:], info.offset, info.stride)
+    means = {
+        "all": [actual.mean((2, 3))],
+        "mask": [(actual * inside[:, None]).sum((2, 3)) / inside.sum((1, 2))[:, None]],
+    }
+    means["mask+all"] = means["mask"] + means["all"]
+    expected = torch.cat(means[support], 1)
+    torch.testing.assert_close(model.describe(image, mask), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(image, mask), model.classifier(expected), rtol=1e-4, atol=1e-5)
+    assert model.first is None and not model.poolings()
+
+
+def test_both_orders_stand_side_by_side_and_each_is_standardised():
+    torch.manual_seed(0)
+    model = small("both", average=True)
+    batches = [(torch.randn(6, 3, 67, 67), torch.rand(6, 67, 67)) for _ in range(2)]
+    model.calibrate(batches)
+    described = torch.cat([model.describe(*batch) for batch in batches]).detach()
+    assert described.shape == (12, 21 + 256) and model.classifier.in_features == 277
+    for one, part in zip(model.descriptors(), described.split([21, 256], 1), strict=True):
+        assert one.standardized(part).mean(0).abs().max() < 1e-3
+        assert one.standardized(part).square().mean().item() == pytest.approx(1, abs=1e-3)
+    model.eval()
+    torch.testing.assert_close(model(*batches[0]), model.classify(model.describe(*batches[0])), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["fc", "both"])
+def test_two_views_are_the_maps_of_the_region_as_it_is_and_cut_out(head):
+    torch.manual_seed(0)
+    model = small(head, average=True, two_views=True, background="keep", support="mask+all").eval()
+    one = small("fc", average=True).eval()
+    one.backbone.load_state_dict(model.backbone.state_dict())
+    image, mask = torch.randn(2, 3, 67, 67), (torch.rand(2, 67, 67) > 0.5).float()
+    actual = model.maps(image, mask)["pool5"]
+    torch.testing.assert_close(actual[:, :256], one.maps(image)["pool5"])
+    torch.testing.assert_close(actual[:, 256:], one.maps(image * mask[:, None])["pool5"])
+    model.calibrate([(image, mask)])
+    assert model.average.out_features == 1024 and model(image, mask).isfinite().all()
+    with pytest.raises(ShapeError, match="two_views needs the regions' masks"):
+        model(image)
+
+
+def test_only_the_head_of_a_frozen_network_learns():
+    model = small("both", average=True, frozen=True)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {"classifier.weight", "classifier.bias"}
+    assert not model.learns_features and small("both", frozen=True).learns_features  # its layers see the whole map
+    assert small("o2p", frozen=True, function="power", learn_power=True).learns_features
+    groups = model.parameter_groups(0.1, 0.1, 0.0)
+    assert [group["name"] for group in groups] == ["head"]
+
+
+def test_bfloat16_features_are_pooled_in_full_precision():
+    features = torch.rand(1, 4, 3, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    pooling = SecondOrderVector(4, standardize="none")
+    got = pooling(features)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, pooling(features.float()))
+
+
+# ----------------------------------------------------------------------------------------------------------------- SIFT
+
+
+def picture():
+    return torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def sift_o2p(**more):
+    pytest.importorskip("kornia")
+    return RegionClassifier(3, head="sift", canvas=64, **({"support": "mask"} | more))
+
+
+def test_sift_o2p_pools_the_mean_over_all_scales_inside_the_mask():
+    model, image = sift_o2p(), normalize(picture())
+    mask = torch.zeros(2, 64, 64)
+    mask[:, 20:50, 10:40] = 1
+    maps = model.backbone(image, model.backbone.taps)
+    rows, weights = [], []
+    for tap, actual in maps.items():
+        info = model.backbone.info(tap)
+        rows.append(actual.flatten(2).mT.double())
+        weights.append(mask_to_grid(mask, actual.shape[-2:], info.offset, info.stride).flatten(1).double())
+    f, w = torch.cat(rows, 1), torch.cat(weights, 1)
+    expected = [oracle(a.numpy(), (b / b.sum()).numpy(), 1e-3, "log") for a, b in zip(f, w, strict=True)]
+    np.testing.assert_allclose(model.describe(image, mask).numpy(), np.stack(expected), atol=2e-5)
+    assert not model.learns_features and small("o2p").learns_features
+
+
+def test_sift_o2p_sees_structure_inside_the_mask_and_no_brightness_or_contrast():
+    image, other = picture(), picture()
+    mask = torch.zeros(2, 64, 64)
+    mask[:, :, :16] = 1
+    other[:, :, :, 58:] = 0.5  # further than a descriptor reaches
+    inside, everywhere = sift_o2p(), sift_o2p(support="all")
+    one, two = (inside.describe(normalize(x), mask) for x in (image, other))
+    assert one.shape == (2, 8256)
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    one, two = (everywhere.describe(normalize(x), mask) for x in (image, other))
+    assert not torch.allclose(one, two, atol=1e-2)
+    pale = inside.describe(normalize(0.5 * image + 0.2), mask)
+    torch.testing.assert_close(inside.describe(normalize(image), mask), pale, rtol=1e-2, atol=2e-2)
+
+
+def test_descriptors_that_were_computed_before_are_classified_alike():
+    torch.manual_seed(0)
+    model, image, mask = sift_o2p().eval(), normalize(picture()), torch.ones(2, 64, 64)
+    vectors = 3 + 2 * torch.randn(50, 8256)
+    model.calibrate_described(vectors)
+    (pooling,) = model.poolings().values()
+    standard = (vectors - pooling.mean) / pooling.deviation
+    assert standard.mean(0).abs().max() < 1e-4
+    assert standard.square().mean().item() == pytest.approx(1, abs=1e-3)
+    torch.testing.assert_close(model(image, mask), model.classify(model.describe(image, mask)))
+
+
+@pytest.mark.parametrize(("head", "start", "kept"), [
+    ("o2p", "relu4", ["relu4"]), ("fc", "pool5", ["pool5"]), ("both", "relu4", ["relu4"]), ("both", "relu2", ["relu2"]),
+])  # fmt: skip
+def test_scores_follow_from_the_maps_that_are_kept_and_what_is_behind_them_learns(head, start, kept):
+    torch.manual_seed(0)
+    taps = () if head == "fc" else ("relu4",)
+    more = {"average": True} if head in ("fc", "both") else {}
+    model = small(head, background="keep", two_views=True, support="mask+all", taps=taps, train_from=start, **more)
+    image, mask = torch.randn(3, 3, 67, 67), torch.rand(3, 67, 67)
+    model.calibrate([(image, mask)])
+    assert model.kept == kept
+    maps = model.maps(image, mask, kept)
+    torch.testing.assert_close(
+        model.classify_maps(model.maps_behind(maps), mask), model(image, mask), atol=1e-5, rtol=1e-5
+    )
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert any(name.startswith("backbone") for name in trained) == (start == "relu2" or head == "both")
+    assert ("pooled.0.reduce.weight" in trained) == (head != "fc")

@@ -1,0 +1,127 @@
+"""Figures draw what the data say."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from matbackprop.errors import ShapeError
+from matbackprop.vision.report import figures
+from matbackprop.vision.report.figures import svg
+
+
+def _rows(n=12):
+    steps = [{"step": i, "epoch": 0, "time": 10.0 + i, "train/loss": 1 / (1 + i), "val/loss": None} for i in range(n)]
+    last = {"step": n, "epoch": 1, "time": 99.0, "val/loss": 0.25, "layer/rank": 7, "note": "text", "flag": True}
+    return [*steps, last]
+
+
+def test_curves_hold_the_points_of_each_name():
+    fig = figures.curves(_rows())
+    loss, rank = (ax for ax in fig.axes if ax.get_visible())
+    drawn = {line.get_label(): line.get_xydata() for line in loss.lines}
+    np.testing.assert_allclose(drawn["train"][:, 1], [1 / (1 + i) for i in range(12)])
+    np.testing.assert_allclose(drawn["val"], [[12, 0.25]])
+    assert (loss.get_title(loc="left"), rank.get_title(loc="left")) == ("loss", "layer rank")
+
+
+def test_curves_take_a_logarithmic_axis_only_for_a_wide_positive_range():
+    wide = [{"step": i, "layer/eigen_max": 10.0**i} for i in range(5)]
+    crossing = [{"step": i, "layer/eigen_min": 10.0**i - 5} for i in range(5)]
+    assert figures.curves(wide).axes[0].get_yscale() == "log"
+    assert figures.curves(crossing).axes[0].get_yscale() == "linear"
+
+
+def test_the_running_mean_keeps_a_straight_line():
+    values = np.arange(500.0)
+    smooth = figures._smooth(values)
+    np.testing.assert_allclose(smooth[10:-10], values[10:-10])
+    assert smooth.shape == values.shape
+
+
+def test_curves_without_numbers_say_so():
+    with pytest.raises(ShapeError, match="no numbers"):
+        figures.curves([{"step": 1, "epoch": 0, "time": 0.0}])
+
+
+def test_spectrum_is_sorted_and_counts_what_it_cannot_show():
+    fig = figures.spectrum([1.0, 10.0, -1.0], eps=0.1)
+    np.testing.assert_allclose(fig.axes[0].lines[0].get_ydata(), [10.0, 1.0])
+    assert "1 not positive" in fig.axes[0].get_legend().get_texts()[0].get_text()
+
+
+def test_confusion_matrix_shows_shares_of_rows_and_survives_an_empty_class():
+    fig = figures.confusion_matrix([[3, 1], [0, 0]], ["a", "b"])
+    np.testing.assert_allclose(fig.axes[0].images[0].get_array(), [[0.75, 0.25], [0, 0]])
+    with pytest.raises(ShapeError, match="2 class names"):
+        figures.confusion_matrix(np.zeros((3, 3)), ["a", "b"])
+
+
+def test_regions_have_the_colours_of_the_regions_that_they_overlap():
+    truth = np.repeat([[0, 1, 2]], 6, 0).repeat(4, 1)
+    actual = np.choose(truth, [7, 3, 5])
+    actual[:, 0] = 9  # a region that the truth does not have
+    matched = figures.match_labels(actual, truth)
+    np.testing.assert_array_equal(matched[:, 1:], truth[:, 1:])
+    assert set(matched[:, 0]) == {3}
+    fig = figures.segmentation_grid(["ours", "human"], [[actual, truth]])
+    ours, human = (ax.images[0].get_array() for ax in fig.axes)
+    np.testing.assert_array_equal(ours[3, [2, 6, 10]], human[3, [2, 6, 10]])
+    assert (ours[3, 0] != human[3, 0]).any()
+
+
+def test_the_segmentation_grid_has_a_header_cell_for_each_group(tmp_path):
+    photo, labels = np.full((12, 16, 3), 0.5), np.repeat([[0, 1]], 12, 0).repeat(8, 1)
+    columns = [
+        "Image",
+        ("AlexNet", "ReLU-5", "NCuts"),
+        ("AlexNet", "ReLU-5", "DeepNCuts"),
+        ("VGG", "ReLU-4", "NCuts"),
+        ("VGG", "ReLU-4", "DeepNCuts"),
+        ("VGG", "ReLU-5", "NCuts"),
+        ("VGG", "ReLU-5", "DeepNCuts"),
+        "Human",
+    ]
+    fig = figures.segmentation_grid(columns, [[photo, *[labels] * 6, None]] * 2, tmp_path / "grid.png")
+    texts = [t.get_text() for t in fig.texts]
+    assert texts.count("AlexNet") == 1 and texts.count("VGG") == 1
+    assert texts.count("ReLU-5") == 2 and texts.count("ReLU-4") == 1
+    assert texts.count("DeepNCuts") == 3 and texts.count("Human") == 1
+    vgg = next(t for t in fig.texts if t.get_text() == "VGG")
+    assert vgg.get_position()[0] == pytest.approx(5 / 8)
+    with Image.open(tmp_path / "grid.png") as file:
+        assert file.width > 1000
+    with pytest.raises(ShapeError, match="row 0 has 1 cells"):
+        figures.segmentation_grid(columns, [[photo]])
+
+
+def test_comparison_draws_value_interval_and_reference():
+    fig = figures.comparison({"a": (2.0, 1.0, 3.0), "b": (5.0, 4.0, 6.0)}, reference={"b": 7.0})
+    here, paper = fig.axes[0].lines
+    np.testing.assert_allclose(here.get_xydata(), [[2, 1], [5, 0]])
+    np.testing.assert_allclose(paper.get_xydata(), [[7, 0]])
+    segments = fig.axes[0].collections[0].get_segments()
+    np.testing.assert_allclose(segments[0][:, 0], [1, 3])
+
+
+def test_inline_drawings_have_their_own_ids_and_the_page_s_inks():
+    fig = figures.lines({"a": ([1, 2], [1, 2])}, title="t")
+    one, two = svg(fig, prefix="one"), svg(fig, prefix="two")
+    assert 'id="one-' in one and 'id="two-' in two and 'id="one-' not in two
+    assert "#1d2025" not in one.replace("var(--ink, #1d2025)", "")
+    assert "url(#one-" in one and "<metadata>" not in one
+
+
+def test_the_same_data_give_the_same_file(tmp_path):
+    for name in ("a.png", "b.png"):
+        figures.spectrum([3.0, 2.0, 1.0], tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_mathematical_signs_have_a_glyph(tmp_path):
+    figures.lines({"‖Π_λ − Π_Ψ‖², J₂, Fᵀ, ½, ∂": ([1, 2], [1, 2])}, tmp_path / "signs.png")
+    assert (tmp_path / "signs.png").exists()  # a missing glyph is a warning, and warnings are errors here
+
+
+def test_panels_come_in_the_order_of_interest():
+    row = {"train/gradient_norm": 1, "train/steps_per_second": 2, "layer/rank": 3, "val/error": 4, "train/loss": 5}
+    assert list(figures.curve_panels([row])) == ["loss", "error", "gradient norm", "layer rank", "steps per second"]

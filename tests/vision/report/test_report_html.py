@@ -1,0 +1,69 @@
+"""The report of a run is one file that holds everything and loads nothing."""
+
+import re
+
+import numpy as np
+import pytest
+
+from matbackprop.errors import DataError
+from matbackprop.vision.report.figures import segmentation_grid
+from matbackprop.vision.report.html import Page, write_report
+from matbackprop.vision.training.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "o2p-smoke-seed3").create({"model": {"eps": 1e-3}, "name": "<script>"}, seed=3)
+    for step in range(1, 6):
+        folder.append_metrics({"step": step, "epoch": 0, "train/loss": 1.0 / step})
+    segmentation_grid(["a"], [[np.zeros((4, 4, 3))]], folder.figure_path("examples"))
+    folder.write_summary({"val/error": 0.25, "nested": {"rank": 7}, "words": "fine", "broken": float("nan")})
+    folder.log_path.write_text("\n".join(f"line {i}" for i in range(200)))
+    return folder
+
+
+def test_the_page_holds_every_part_of_the_run(run):
+    page = write_report(run).read_text(encoding="utf-8")
+    for part in ("o2p-smoke-seed3", "seed 3", "5 steps", "val/error", "0.25", "nested.rank", "<figcaption>examples"):
+        assert part in page
+    assert "line 199" in page and "line 100" not in page
+    assert '"eps": 0.001' in page.replace("&quot;", '"')
+    assert page.count("<svg") == 1 and page.count("data:image/png;base64,") == 1
+    assert "percent of the regions whose most likely class is wrong" in page and "exponent" not in page
+
+
+def test_curves_are_one_drawing_per_panel_and_not_shown_twice(run):
+    run.append_metrics({"step": 6, "val/error": 0.2})
+    segmentation_grid(["a"], [[np.zeros((4, 4, 3))]], run.figure_path("curves"))
+    page = write_report(run).read_text(encoding="utf-8")
+    assert page.count("<svg") == 2 and page.count("data:image/png;base64,") == 1
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_loads_nothing_and_escapes_what_it_shows(run):
+    page = write_report(run).read_text(encoding="utf-8")
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', re.sub(r"xlink:href=", "href=", page))
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
+    run = RunFolder(tmp_path / "new").create({})
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "<h1>new</h1>" in page and "Curves" not in page and "Figures" not in page
+
+
+def test_missing_and_damaged_files_are_named(run, tmp_path):
+    with pytest.raises(DataError, match="no run folder"):
+        write_report(RunFolder(tmp_path / "nothing"))
+    with pytest.raises(DataError, match="cannot embed"):
+        Page("p").picture(tmp_path / "missing.png")
+
+
+def test_the_best_score_and_measures_stand_first(tmp_path):
+    run = RunFolder(tmp_path / "run").create({})
+    run.write_summary({"steps": 9, "done": True, "val/error": 0.5, "best": 0.25, "best_metric": "val/error"})
+    page = write_report(run).read_text(encoding="utf-8")
+    tiles = re.findall(r'class="name">([^<]*)</div>\s*<div class="value">([^<]*)<', page)
+    assert tiles == [("best val/error", "0.25"), ("val/error", "0.5"), ("steps", "9")]

@@ -1,0 +1,88 @@
+"""One table in three forms."""
+
+import math
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from matbackprop.errors import ShapeError
+from matbackprop.vision.report.tables import Measured, Table, format_number
+
+
+class _Cells(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self._cell = [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self._cell = ""
+
+    def handle_data(self, data):
+        if self._cell is not None:
+            self._cell += data
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.rows[-1].append(self._cell)
+            self._cell = None
+
+
+@pytest.fixture
+def table():
+    return Table(
+        ["row", "error", "time"],
+        [["AlexNet", Measured.of([25.0, 25.6]), 5.2], ["<b>", 24.0, None], ["a|b", float("nan"), 7.0]],
+        title="Table 1",
+        note="two seeds",
+        formats={"error": ".1f"},
+        best={"error": "min", "time": "max"},
+    )
+
+
+def test_measured_takes_the_sample_deviation():
+    value = Measured.of([1.0, 2.0, 4.0])
+    assert value.mean == pytest.approx(7 / 3)
+    assert value.spread == pytest.approx(math.sqrt(7 / 3))
+    assert Measured.of([3.0]).spread is None
+    with pytest.raises(ShapeError, match="at least one"):
+        Measured.of([])
+
+
+@pytest.mark.parametrize(("value", "text"), [(-math.inf, "−∞"), (math.inf, "∞"), (math.nan, "NaN"), (12, "12")])
+def test_special_numbers_have_names(value, text):
+    assert format_number(value) == text
+
+
+def test_markdown_marks_the_best_and_escapes_pipes(table):
+    lines = table.markdown().splitlines()
+    assert lines[0] == "**Table 1**"
+    assert lines[2:5] == ["| row | error | time |", "| --- | ---: | ---: |", "| AlexNet | 25.3 ± 0.4 | 5.2 |"]
+    assert lines[5] == "| <b> | **24.0** |  |"
+    assert lines[6] == "| a\\|b | NaN | **7** |"
+    assert lines[-1] == "two seeds"
+
+
+def test_html_holds_the_same_cells_and_escapes(table):
+    cells = _Cells(table.html()).rows
+    assert cells[0] == ["row", "error", "time"]
+    assert cells[2] == ["<b>", "24.0", ""]
+    assert "&lt;b&gt;" in table.html()
+
+
+def test_console_shows_every_cell(table):
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table.rich())
+    text = console.export_text()
+    assert all(word in text for word in ("Table 1", "two seeds", "25.3 ± 0.4", "a|b", "NaN"))
+
+
+def test_a_row_that_does_not_fit_is_refused():
+    with pytest.raises(ShapeError, match="row 1 has 1 cells"):
+        Table(["a", "b"], [[1, 2], [3]])
+    with pytest.raises(KeyError, match="there is no column 'c'"):
+        Table(["a"], [[1]], best={"c": "min"})

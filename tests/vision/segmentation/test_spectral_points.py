@@ -1,0 +1,127 @@
+"""The coordinates that are clustered, against their dense definitions, and the choice of K."""
+
+import pytest
+import torch
+
+from matbackprop import normalized_cut_soft
+from matbackprop.errors import ConfigurationError, DomainError, ShapeError, SymmetryError
+from matbackprop.vision.segmentation import choose_k, ncut_embedding, soft_embedding
+
+
+def features(m=40, d=6, seed=0, batch=()):
+    return torch.rand(*batch, m, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense_embedding(w, k):
+    degree = w.sum(-1)
+    values, vectors = torch.linalg.eigh(w / (degree[:, None] * degree[None]).sqrt())
+    return values.flip(0)[:k], vectors.flip(1)[:, :k] / degree.sqrt()[:, None], degree
+
+
+def test_ncut_points_are_those_of_the_dense_problem():
+    f = features()
+    values, points, degree = dense_embedding(f @ f.mT, 4)
+    actual = ncut_embedding(f, 4)
+    torch.testing.assert_close(actual.eigenvalues, values)
+    torch.testing.assert_close(actual.weights, degree)
+    torch.testing.assert_close(actual.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
+
+
+def test_ncut_points_with_a_parameter_matrix():
+    f, root = features(), features(6, 6, 1)
+    lam = root @ root.mT
+    values, points, _ = dense_embedding(f @ lam @ f.mT, 3)
+    actual = ncut_embedding(f, 3, lam=lam)
+    torch.testing.assert_close(actual.eigenvalues, values)
+    torch.testing.assert_close(actual.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
+
+
+def test_a_parameter_matrix_is_neither_symmetrised_nor_clipped_in_silence():
+    f = features(d=3)
+    with pytest.raises(SymmetryError):
+        ncut_embedding(f, 2, lam=torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).double())
+    with pytest.raises(DomainError):
+        ncut_embedding(f, 2, lam=torch.diag(torch.tensor([1.0, 2.0, -0.5])).double())
+    with pytest.raises(ShapeError, match="lam"):
+        ncut_embedding(f, 2, lam=torch.eye(4).double())
+
+
+def test_a_parameter_matrix_gets_a_gradient():
+    f, root = features(12, 4), features(4, 4, 1)
+    lam = (root @ root.mT + torch.eye(4)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: ncut_embedding(f, 3, lam=(x + x.mT) / 2)[1:], lam)
+
+
+def test_perfect_cut_gives_piecewise_constant_points():
+    labels = torch.arange(30) % 3
+    f = torch.nn.functional.one_hot(labels).double() * (1 + features(30, 1))
+    points = ncut_embedding(f, 3).points
+    for j in range(3):
+        assert points[labels == j].std(0).max() < 1e-10
+
+
+def test_rows_of_zeros_get_no_weight():
+    f = features()
+    f[5] = 0
+    actual = ncut_embedding(f, 3)
+    assert actual.weights[5] == 0 and (actual.points[5] == 0).all() and torch.isfinite(actual.points).all()
+
+
+def test_more_eigenvectors_than_channels_are_not_invented():
+    assert ncut_embedding(features(d=3), 20).points.shape[-1] == 3
+    with pytest.raises(ShapeError):
+        ncut_embedding(features(), 0)
+
+
+def test_soft_points_span_the_soft_projector():
+    f, ridge = features(), 0.4
+    scaled = f / (f * f).sum().sqrt()
+    inner = scaled.mT @ scaled + ridge / f.shape[-1] * torch.eye(f.shape[-1], dtype=f.dtype)
+    projector = scaled @ torch.linalg.solve(inner, scaled.mT)
+    actual = soft_embedding(f, ridge=ridge)
+    torch.testing.assert_close(actual.points @ actual.points.mT, projector)
+    # ... which is the one of the objective.
+    labels = torch.arange(len(f)) % 4
+    e = torch.nn.functional.one_hot(labels).double()
+    target = e @ torch.diag(1 / e.sum(0)) @ e.mT
+    dense = 0.5 * (projector - target).square().sum()
+    torch.testing.assert_close(normalized_cut_soft(f, labels, ridge=ridge), dense)
+
+
+def test_soft_weights_repeat_rows():
+    f = features(10, 3)
+    repeated = torch.cat([f, f[:4]])
+    weights = torch.ones(10, dtype=f.dtype)
+    weights[:4] = 2
+    weighted = soft_embedding(f, weights=weights)
+    plain = soft_embedding(repeated)
+    torch.testing.assert_close(weighted.eigenvalues, plain.eigenvalues)
+    torch.testing.assert_close(weighted.points.abs(), plain.points[:10].abs())
+
+
+def test_soft_points_of_zeros_are_zero():
+    actual = soft_embedding(torch.zeros(2, 5, 3))
+    assert actual.points.dtype == actual.weights.dtype == actual.eigenvalues.dtype == torch.float32
+    assert (actual.points == 0).all() and torch.isfinite(actual.eigenvalues).all()
+
+
+def test_soft_refuses_what_has_no_meaning():
+    with pytest.raises(ConfigurationError, match="ridge"):
+        soft_embedding(features(), ridge=0.0)
+    with pytest.raises(ShapeError, match="weights"):
+        soft_embedding(features(), weights=torch.ones(3))
+
+
+def test_k_by_the_largest_gap():
+    actual = choose_k(torch.tensor([[1.0, 0.9, 0.3, 0.2], [1.0, 0.99, 0.97, 0.5]]))
+    assert actual.k.tolist() == [2, 3]
+    torch.testing.assert_close(actual.confidence, torch.tensor([1 - 0.1 / 0.6, 1 - 0.02 / 0.47]))
+    assert choose_k(torch.tensor([1.0, 0.2, 0.1]), low=1).k == 1
+
+
+def test_k_without_a_gap():
+    assert choose_k(torch.tensor([1.0])).k == 1
+    flat = choose_k(torch.ones(5))
+    assert flat.confidence == 0 and flat.k == 2
+    with pytest.raises(ConfigurationError):
+        choose_k(torch.ones(5), low=4, high=3)

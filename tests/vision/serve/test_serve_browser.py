@@ -1,0 +1,261 @@
+"""The page in a browser: upload, drag, keys, click, export, a bad file, two people at once, a telephone."""
+
+import io
+import re
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("gradio")
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from matbackprop.vision.serve.analysis import Segmenter  # noqa: E402
+from matbackprop.vision.serve.app import build, launch  # noqa: E402
+
+api.expect.set_options(timeout=60_000)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome on this machine"),
+    pytest.mark.filterwarnings("ignore"),  # of Gradio's server and its threads
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    segmenter = Segmenter()
+    folder = tmp_path_factory.mktemp("serve")
+    page = build(segmenter, segmenter.methods, folder, about=segmenter.about)
+    yield launch(page, folder, port=0)
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Open the page as a new visitor, of a width and height, and wait for the first sample's regions."""
+    contexts, troubles = [], []
+
+    def visit(width=1280, height=900):
+        context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
+        context.set_default_timeout(120_000)  # a busy machine is not an error
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.goto(address)
+        page.wait_for_selector(".stage:not(.empty) .caption:not(:empty)")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+def quarters():
+    image = np.full((240, 320, 3), 30, np.uint8)
+    image[:, 160:] = (220, 120, 20)
+    image[120:, 160:] = (40, 60, 220)
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def upload(page, *files):
+    page.locator("#drop input[type=file]").set_input_files(
+        [{"name": name, "mimeType": "image/png", "buffer": content} for name, content in files]
+    )
+
+
+def says(page, words):
+    api.expect(page.locator("#message")).to_contain_text(words)
+
+
+def regions(page):
+    """The number of regions that the caption tells, with the pointer elsewhere."""
+    return int(re.match(r"(\d+) region", page.locator(".caption").inner_text())[1])
+
+
+def shows(page, count):
+    api.expect(page.locator(".caption")).to_have_text(f"{count} region{'s' * (count != 1)}")
+
+
+def click_region(page, x, y):
+    """Click at shares of the picture's width and height, and take the pointer away."""
+    box = page.locator(".stage .picture").bounding_box()
+    page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+    page.mouse.move(5, 5)
+
+
+def slide(page, k):
+    page.locator("#number input[type=number]").fill(str(k))
+    page.keyboard.press("Enter")
+    shows(page, k)
+
+
+def test_photographs_are_uploaded_changed_by_clicks_and_exported_under_their_names(visit):
+    page = visit()
+    upload(page, ("mug.png", quarters()), ("second.png", quarters()))
+    says(page, "mug.png. Suggested: 9 regions")
+    assert [label.strip() for label in page.locator("#strip .caption-label").all_inner_texts()][:2] == [
+        "mug.png",
+        "second.png",
+    ]
+    shows(page, 9)
+    assert page.locator(".stage img").get_attribute("alt") == "The photograph mug.png divided into 9 regions"
+
+    slide(page, 2)
+    click_region(page, 0.75, 0.25)
+    shows(page, 3)
+    click_region(page, 0.25, 0.5)
+    shows(page, 4)
+    page.get_by_role("button", name="Undo").click()
+    shows(page, 3)
+    page.get_by_label("merge").first.check()
+    click_region(page, 0.75, 0.25)
+    shows(page, 2)
+
+    slide(page, 3)
+    page.get_by_label("name", exact=True).check()
+    page.get_by_label("Name that a click gives").fill("the sky")
+    click_region(page, 0.25, 0.5)
+    box = page.locator(".stage .picture").bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.4 * box["height"])
+    api.expect(page.locator(".caption")).to_contain_text("“the sky”: 50.0 % of the picture")
+
+    for name in ("coco", "svg", "labelme", "ucm2"):
+        page.get_by_label(name, exact=True).check()
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download() as download:
+        page.locator("#archive a").first.click()
+    assert download.value.suggested_filename == "mug.zip"
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert len(archive.namelist()) == 8 and all(name.startswith("mug") for name in archive.namelist())
+        assert b'"name": "the sky"' in archive.read("mug-coco.json")
+
+    page.locator("#strip button").nth(1).click()  # the other photograph has regions and names of its own
+    says(page, "second.png")
+    shows(page, 9)
+
+
+def test_regions_change_while_the_slider_is_dragged_and_by_keys(visit):
+    page = visit()
+    slider = page.locator("#number input[type=range]")
+    slide(page, 4)
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + box["height"] / 2, steps=6)
+    page.wait_for_function("parseInt(document.querySelector('.caption').innerText) > 12")  # the button is down
+    page.mouse.up()
+    now = int(slider.input_value())
+    shows(page, now)
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    shows(page, now - 1)
+
+
+def test_the_pointer_outlines_a_region_and_keys_do_what_a_click_does(visit):
+    page = visit()
+    slide(page, 4)
+    orange = """() => {
+      const c = document.querySelector(".stage canvas");
+      const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+      let n = 0;
+      for (let i = 0; i < d.length; i += 4) n += d[i] === 255 && d[i + 1] === 90 && d[i + 2] === 0;
+      return n;
+    }"""
+    assert page.evaluate(orange) == 0
+    page.locator(".stage .picture").hover()
+    api.expect(page.locator(".caption")).to_contain_text("of 4 regions")
+    assert page.evaluate(orange) > 100
+    page.mouse.move(5, 5)
+    assert page.evaluate(orange) == 0
+    page.locator(".stage .picture").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    api.expect(page.locator(".caption")).to_contain_text("of 5 regions")
+
+
+def test_a_bad_file_is_one_sentence_and_the_page_goes_on(visit):
+    page = visit()
+    before = regions(page)
+    upload(page, ("broken.png", b"no picture"), ("tiny.png", _png(4, 4)))
+    says(page, "broken.png is not a picture that can be read")
+    says(page, "each side needs 16")
+    assert "/tmp" not in page.locator("#message").inner_text()
+    shows(page, before)
+    upload(page, ("good.png", quarters()), ("broken.png", b"no picture"))
+    says(page, "good.png. Suggested: 9 regions")
+    says(page, "broken.png is not a picture")
+
+
+def _png(height, width):
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((height, width, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_two_people_at_once_do_not_see_each_other(visit):
+    one, two = visit(), visit()
+    upload(one, ("mine.png", quarters()))
+    slide(two, 7)
+    says(one, "mine.png")
+    shows(one, 9)
+    assert "mine.png" not in two.content() and regions(two) == 7
+    click_region(one, 0.25, 0.5)
+    shows(one, 10)
+    shows(two, 7)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_cut_off_and_every_picture_has_words(visit, width):
+    page = visit(width, 844)
+    for tab, ready in (("Photographs", ".stage canvas"), ("Gradients", ".explorer svg")):
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_selector(ready)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    words = page.evaluate(
+        """[...document.querySelectorAll('img:not([alt=""]), [role=img]')].map(
+             (e) => e.getAttribute("alt") ?? e.getAttribute("aria-label"))"""
+    )
+    assert len(words) > 4 and all(words)
+
+
+def test_the_tab_key_walks_from_the_photographs_over_the_picture_to_the_controls(visit):
+    page = visit()
+    seen = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.append(
+            page.evaluate("document.activeElement.closest('[id]')?.id + ' ' + document.activeElement.className")
+        )
+    order = [next(i for i, text in enumerate(seen) if key in text) for key in ("drop", "strip", "picture", "number")]
+    assert order == sorted(order)
+
+
+def test_the_explorer_shows_what_ties_do_to_every_method(visit):
+    page = visit()
+    page.get_by_role("tab", name="Gradients").click()
+    sentence, rows = page.locator("#sentence"), page.locator(".explorer tbody tr")
+    api.expect(sentence).to_contain_text("10⁻⁸ apart")
+    page.locator("#gap input[type=range]").focus()
+    page.keyboard.press("Home")
+    api.expect(sentence).to_contain_text("two eigenvalues equal")
+    page.get_by_label("four dead channels").check()
+    api.expect(sentence).to_contain_text("eigh is NaN")
+    table = dict(row.split("\t", 1) for row in rows.all_inner_texts())
+    assert "NaN in step 1" in table["torch.linalg.eigh + autograd"]
+    assert float(table["matbackprop"].split("\t")[0]) < 1e-14 and "loss" in table["matbackprop"]
+    page.get_by_label("sqrt").check()
+    api.expect(rows).to_have_count(5)  # with Newton and Schulz

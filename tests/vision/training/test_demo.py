@@ -1,0 +1,45 @@
+"""The demonstration runs from beginning to end and its page shows what happened."""
+
+import json
+import math
+
+import pytest
+
+from matbackprop.vision.training.demo import DemoConfig, gradient_check, run_demo
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    config = DemoConfig(run=tmp_path_factory.mktemp("demo") / "run", images=20, epochs=2)
+    assert run_demo(config) == config.run / "report.html"
+    return config.run
+
+
+def test_the_page_shows_both_systems_with_pictures(demo):
+    page = (demo / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 3
+    assert page.count("<svg") == 5
+    for part in ("second-order pooling", "normalized cuts", "Photographs", "NaN", "matbackprop serve"):
+        assert part in page
+
+
+def test_both_systems_were_trained_by_the_engine(demo):
+    """That their smallest presets learn is tested with the recipes."""
+    for part, measure in (("o2p", "val/error"), ("ncuts", "val/objective")):
+        rows = [json.loads(line) for line in (demo / part / "metrics.jsonl").read_text().splitlines()]
+        assert sum("train/loss" in row for row in rows) >= 2 and sum(measure in row for row in rows) == 2
+        assert (demo / part / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_the_summary_holds_before_and_after(demo):
+    summary = json.loads((demo / "summary.json").read_text())
+    for name in ("accuracy", "covering"):
+        assert all(0 <= summary[name][when] <= 1 for when in ("before", "after"))
+    assert summary["gradient error"]["no signal, F = 0"]["eigh"] is None
+
+
+def test_autograd_fails_at_ties_where_the_layer_does_not():
+    rows = {name: (eigh, ours) for name, eigh, ours in gradient_check(seed=3).rows}
+    assert all(ours < 1e-8 for _, ours in rows.values())
+    assert rows["all different"][0] < 1e-8
+    assert math.isnan(rows["three dead channels"][0]) and math.isnan(rows["no signal, F = 0"][0])

@@ -1,0 +1,165 @@
+"""Configurations: JSON there and back, files over presets, and errors that name the field."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.vision.training.config import (
+    EngineConfig,
+    Recipe,
+    differences,
+    from_json,
+    get_recipe,
+    merge,
+    resolve,
+    to_json,
+)
+
+
+@dataclass
+class Part:
+    rate: float = 0.1
+    sizes: tuple[int, ...] = (1, 2)
+    pair: tuple[int, str] = (1, "a")
+    maybe: int | None = None
+    either: int | str = 3
+    kind: Literal["x", "y"] = "x"
+    limit: float = float("inf")
+
+
+@dataclass
+class Whole:
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    part: Part = field(default_factory=Part)
+    parts: list[Part] = field(default_factory=list)
+
+
+RECIPE = Recipe("whole", Whole, {"smoke": Whole(), "paper": Whole(part=Part(rate=3.0))}, build=lambda c: (None, None))
+
+
+def test_round_trip_through_json_text():
+    config = Whole(
+        EngineConfig(run=Path("a/b"), gradient_clip=2.0),
+        Part(sizes=(5,), pair=(2, "b"), maybe=7, either="s", kind="y"),
+        [Part(), Part(rate=1.0)],
+    )
+    again = from_json(Whole, json.loads(json.dumps(to_json(config))))
+    assert again == config
+    assert isinstance(again.engine.run, Path)
+    assert isinstance(again.part.sizes, tuple)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"part": {"rat": 1.0}}, r"unknown field 'part.rat'; did you mean 'rate'\?"),
+        ({"part": {"rate": "fast"}}, "part.rate is 'fast'; it must be a number"),
+        ({"part": {"maybe": 1.5}}, "part.maybe is 1.5; it must be int"),
+        ({"part": {"maybe": True}}, "part.maybe is True"),
+        ({"part": {"kind": "z"}}, "part.kind is 'z'; it must be one of 'x', 'y'"),
+        ({"part": {"pair": [1]}}, "a list of 2 values"),
+        ({"parts": [{}, {"rate": None}]}, r"parts\[1\].rate is None"),
+        ({"part": 3}, "part is 3; it must be a table of fields"),
+        ({"engine": {"log_every": 0}}, r"engine.log_every is 0; it must lie in \[1, inf\)"),
+        ({"engine": {"gradient_clip": -1.0}}, "gradient_clip is -1.0"),
+        ({"engine": {"resume": True, "overwrite": True}}, "contradict"),
+    ],
+)
+def test_wrong_data_name_the_field(data, message):
+    with pytest.raises(ConfigurationError, match=message):
+        from_json(Whole, data)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "value"),
+    [
+        ("o2p", "optimizer.rate", -0.01),
+        ("o2p", "optimizer.rate", float("nan")),
+        ("o2p", "optimizer.backbone_factor", -1.0),
+        ("o2p", "optimizer.momentum", 1.0),
+        ("o2p", "optimizer.label_smoothing", 1.5),
+        ("o2p", "data.batch_size", 0),
+        ("o2p", "data.hold_out", 1),
+        ("ncuts", "train.rate", -0.01),
+        ("ncuts", "train.decay", float("inf")),
+        ("ncuts", "data.scale", [1.0, -1.0]),
+        ("ncuts", "data.limit", -1),
+    ],
+)
+def test_numbers_that_cannot_train_are_refused(recipe, field, value):
+    with pytest.raises(ConfigurationError, match=f"{field} is .*; it must lie in"):
+        merge(get_recipe(recipe).preset("smoke"), {field: value})
+
+
+def test_devices_may_be_a_number_in_a_file():
+    assert from_json(Whole, {"engine": {"devices": 8}}).engine.devices == "8"
+
+
+def test_a_configuration_holds_plain_values_only():
+    with pytest.raises(ConfigurationError, match="cannot hold a object"):
+        to_json({"a": object()})
+
+
+def test_merge_takes_nested_and_dotted_names():
+    merged = merge(Whole(), {"part.rate": 2, "engine": {"seed": 5}, "part": {"kind": "y"}})
+    assert (merged.part.rate, merged.part.kind, merged.engine.seed) == (2.0, "y", 5)
+    assert merged.part.sizes == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.toml", "[part]\nrate = 4\nsizes = [9]\n[engine]\nseed = 2\n"),
+        ("c.json", '{"part.rate": 4, "part.sizes": [9], "engine.seed": 2}'),
+    ],
+)
+def test_a_file_lies_over_a_preset(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    config = resolve(RECIPE, "paper", tmp_path / name)
+    assert (config.part.rate, config.part.sizes, config.engine.seed) == (4.0, (9,), 2)
+    assert resolve(RECIPE, "paper").part.rate == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.toml", "[part", "is damaged"),
+        ("c.json", "[1]", "instead of an object"),
+        ("c.yaml", "", "ends with .toml or .json"),
+        ("missing.toml", None, "cannot read"),
+    ],
+)
+def test_bad_files(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        resolve(RECIPE, "smoke", tmp_path / name)
+
+
+def test_presets_are_copied():
+    one = RECIPE.preset("smoke")
+    one.part.rate = 99.0
+    assert RECIPE.preset("smoke").part.rate == 0.1
+    with pytest.raises(ConfigurationError, match="no preset 'huge'; choose one of smoke, paper"):
+        RECIPE.preset("huge")
+    with pytest.raises(ConfigurationError, match="there is no recipe 'x'"):
+        get_recipe("x")
+
+
+def test_differences_are_dotted():
+    one, two = to_json(Whole()), to_json(merge(Whole(), {"part.rate": 2.0, "part.sizes": [1]}))
+    assert differences(one, two) == {"part.rate": (0.1, 2.0), "part.sizes": ([1, 2], [1])}
+
+
+@pytest.mark.parametrize("name", ["o2p", "ncuts"])
+def test_every_recipe_has_the_presets_and_they_survive_json(name):
+    recipe = get_recipe(name)
+    assert {"smoke", "small", "paper"} <= set(recipe.presets)
+    assert recipe.name == name
+    for preset, config in recipe.presets.items():
+        assert recipe.preset(preset) == config
+        assert isinstance(config.engine, EngineConfig)

@@ -1,0 +1,160 @@
+"""What only a GPU shows: no step waits for it, a bad batch is found although the flag is read late, graphs of steps."""
+
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from helpers.tiny_run import TinyData, TinyModule, tiny_config, train_groups
+from matbackprop.errors import NonFiniteError
+from matbackprop.vision.training.config import get_recipe, merge
+from matbackprop.vision.training.engine import fit, run_recipe, seed_all
+from matbackprop.vision.training.ncuts import build
+from matbackprop.vision.training.run_folder import RunFolder, load_checkpoint
+
+pytestmark = pytest.mark.cuda
+
+
+def train(module_class, config):
+    seed_all(3)
+    module = module_class(config)
+    return fit(config, module, TinyData(config), name="tiny"), module
+
+
+def test_no_step_waits_for_the_device(tmp_path):
+    class Strict(TinyModule):
+        def training_step(self, batch):
+            if self.step in (4, 20):
+                torch.cuda.set_sync_debug_mode("error" if self.step == 4 else "default")
+            return super().training_step(batch)
+
+    config = tiny_config(tmp_path / "run", accelerator="gpu", items=128, max_epochs=1, log_every=50, guard_every=50)
+    try:
+        run, _ = train(Strict, config)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert run.read_summary()["steps"] == 32
+
+
+@pytest.mark.parametrize("every", [3, 100])
+def test_a_bad_batch_is_skipped_on_the_device_and_found(tmp_path, every):
+    with pytest.raises(NonFiniteError):
+        train(TinyModule, tiny_config(tmp_path / "cpu", poison=5))
+    config = tiny_config(tmp_path / "gpu", accelerator="gpu", poison=5, guard_every=every)
+    seed_all(3)
+    module = TinyModule(config)
+    with pytest.raises(NonFiniteError):
+        fit(config, module, TinyData(config), name="tiny")
+    assert all(torch.isfinite(p).all() for p in module.parameters())
+    names = [[p.name for p in (tmp_path / d / "nonfinite").iterdir()] for d in ("cpu", "gpu")]
+    assert names[0] == names[1]
+    run = RunFolder(tmp_path / "gpu")
+    report = json.loads((run.nonfinite / names[1][0] / "report.json").read_text())
+    assert report["weights"] == "those of this step"
+    for path in run.checkpoints.iterdir():
+        assert all(torch.isfinite(t).all() for t in load_checkpoint(path)["state_dict"].values())
+
+
+def test_optimisers_are_fused_also_after_resuming_a_run_of_the_cpu(tmp_path):
+    class Adam(TinyModule):
+        def optimizers(self, steps):
+            self.optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3, fused=self.device.type == "cuda")
+            return self.optimizer, None
+
+    _, module = train(Adam, tiny_config(tmp_path / "run", max_epochs=1))
+    assert not module.optimizer.param_groups[0]["fused"]
+    for epochs in (2, 3):
+        config = tiny_config(tmp_path / "run", max_epochs=epochs, accelerator="gpu", resume=True)
+        run, module = train(Adam, config)
+        assert module.optimizer.param_groups[0]["fused"]
+        assert all(state["step"].is_cuda for state in module.optimizer.state.values())
+        assert run.read_summary()["steps"] == 6 * epochs
+
+
+@pytest.fixture
+def environment():
+    """Fabric's launcher leaves its variables behind."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    if torch.distributed.is_initialized():  # left by a run that failed
+        torch.distributed.destroy_process_group()
+
+
+def curve(run, name="train/loss"):
+    return [m[name] for m in run.read_metrics() if name in m]
+
+
+def weights(run):
+    return load_checkpoint(run.checkpoints / "last.ckpt")["state_dict"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_sharing_gradients_with_nobody_changes_no_number_and_resumes(tmp_path, environment):
+    common = {"dropout": 0.0, "gradient_clip": 0.2, "accelerator": "gpu", "devices": "1"}
+    runs = {}
+    for name in ("auto", "ddp"):
+        runs[name], _ = train_groups(tiny_config(tmp_path / name, strategy=name, max_epochs=4, **common))
+    assert not torch.distributed.is_initialized()
+    parts = tmp_path / "parts"
+    train_groups(tiny_config(parts, strategy="ddp", max_epochs=2, **common))
+    runs["parts"], _ = train_groups(tiny_config(parts, strategy="auto", max_epochs=4, resume=True, **common))
+    for name in ("ddp", "parts"):
+        for value in ("train/loss", "train/gradient_norm", "val/loss"):
+            assert curve(runs[name], value) == pytest.approx(curve(runs["auto"], value), rel=1e-8), (name, value)
+        assert runs[name].read_summary()["steps"] == 24
+        for key, value in weights(runs["auto"]).items():
+            torch.testing.assert_close(weights(runs[name])[key], value, rtol=1e-8, atol=1e-10)
+
+
+RECIPES = {
+    "o2p": {"data.made": 8, "data.batch_size": 4},
+    "ncuts": {"data.made": 8, "data.batch_size": 2, "data.workers": 1, "train.schedule": "constant"},
+}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_train_in_every_precision_and_resume(tmp_path_factory, tmp_path, monkeypatch, name, precision):
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    recipe = get_recipe(name)
+
+    def run(epochs, resume=False):
+        engine = {"accelerator": "gpu", "devices": "1", "precision": precision, "log_every": 1, "tensorboard": False}
+        engine |= {"run": str(tmp_path / "run"), "max_epochs": epochs, "resume": resume}
+        engine |= {"progress": False, "report": resume}
+        config = merge(recipe.preset("smoke"), RECIPES[name] | {f"engine.{k}": v for k, v in engine.items()})
+        return run_recipe(recipe, config)
+
+    losses, states = curve(run(1)), weights(RunFolder(tmp_path / "run"))
+    assert len(losses) >= 2
+    resumed = run(2, resume=True)
+    assert curve(resumed)[: len(losses)] == losses
+    assert len(curve(resumed)) == 2 * len(losses) and all(math.isfinite(v) for v in curve(resumed))
+    assert any(not torch.equal(value, states[key]) for key, value in weights(resumed).items())
+    assert resumed.report_path.exists()
+
+
+@pytest.mark.parametrize("preset", ["paper-alexnet-relu5", "paper-vgg16-relu4"])
+def test_graphs_of_steps_change_no_number(tmp_path, preset, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # rounding is all that may differ
+    actual = []
+    for graphs in (True, False):
+        changes = {"data.made": 8, "data.cache": str(tmp_path / "cache"), "data.superpixels": 60}
+        changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
+        changes |= {"engine.run": str(tmp_path / f"run-{graphs}"), "engine.max_epochs": 3, "engine.accelerator": "gpu"}
+        changes |= {"engine.log_every": 3, "engine.report": False, "train.graphs": graphs}
+        # AdamW's first steps have the size of the rate however small a gradient is, and make its rounding large.
+        changes |= {"train.optimizer": "sgd", "train.schedule": "constant"}
+        config = merge(get_recipe("ncuts").preset(preset), changes)
+        seed_all(3)
+        module, data = build(config)
+        run = fit(config, module, data, name="graphs")
+        assert (module.graphs is not None) is graphs
+        actual.append([m["train/loss"] for m in run.read_metrics() if "train/loss" in m])
+    assert len(actual[0]) >= 6 and actual[0] == pytest.approx(actual[1], rel=1e-3)
+    assert actual[0][-1] != actual[0][0]

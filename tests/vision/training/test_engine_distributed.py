@@ -1,0 +1,72 @@
+"""Two processes with gloo train as one does with the doubled batch; metrics are reduced over both."""
+
+import os
+import signal
+import sys
+
+import pytest
+import torch
+
+from helpers.tiny_run import TinyModule, tiny_config, train
+from helpers.two_processes import run_two
+from matbackprop.vision.training.run_folder import RunFolder, load_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+
+DISTRIBUTED = {"devices": "2", "strategy": "ddp"}
+
+
+@pytest.mark.parametrize(("items", "held_out"), [(24, 7), (27, 3)])
+def test_loss_curve_equals_that_of_one_process_with_the_doubled_batch(tmp_path, items, held_out):
+    common = {"dropout": 0.0, "items": items, "held_out": held_out, "max_epochs": 2}
+    one, module = train(tiny_config(tmp_path / "one", batch=8, **common))
+    assert run_two(tiny_config(tmp_path / "two", batch=4, **common, **DISTRIBUTED)) == [0, 0]
+    two = RunFolder(tmp_path / "two")
+    for name in ("train/loss", "train/twice", "val/loss", "train/gradient_norm", "train/learning_rate"):
+        curves = [[(m["step"], m[name]) for m in run.read_metrics() if name in m] for run in (one, two)]
+        assert len(curves[0]) == len(curves[1]) >= 2
+        assert [s for s, _ in curves[0]] == [s for s, _ in curves[1]]
+        assert [v for _, v in curves[1]] == pytest.approx([v for _, v in curves[0]], rel=1e-10)
+    last = load_checkpoint(two.checkpoints / "last.ckpt")["state_dict"]
+    for key, value in module.state_dict().items():
+        torch.testing.assert_close(last[key], value, rtol=1e-10, atol=1e-12)
+    assert two.read_summary()["processes"] == 2
+
+
+def _at_step(number, act):
+    """Let every process call ``act(rank)`` before a step."""
+
+    def prepare(rank):
+        original = TinyModule.training_step
+
+        def step(self, batch):
+            if self.step == number:
+                act(rank)
+            return original(self, batch)
+
+        TinyModule.training_step = step
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("act", "codes", "saved"),
+    [
+        (lambda rank: os._exit(9), [9, 9], 4),
+        # a signal to one of them: both agree to stop after the next second step
+        (lambda rank: os.kill(os.getpid(), signal.SIGTERM) if rank else None, [143, 143], 6),
+    ],
+    ids=["crash", "signal"],
+)
+def test_two_processes_resume_exactly(tmp_path, act, codes, saved):
+    options = {"max_epochs": 2, "checkpoint_every_steps": 2, "guard_every": 2, "items": 64}
+    options |= DISTRIBUTED
+    assert run_two(tiny_config(tmp_path / "whole", **options)) == [0, 0]
+    assert run_two(tiny_config(tmp_path / "parts", **options), _at_step(5, act)) == codes
+    assert load_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")["global_step"] == saved
+    assert run_two(tiny_config(tmp_path / "parts", resume=True, **options)) == [0, 0]
+    ends = [load_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "parts")]
+    assert ends[0]["global_step"] == ends[1]["global_step"]
+    for key, value in ends[0]["state_dict"].items():
+        assert torch.equal(value, ends[1]["state_dict"][key]), key

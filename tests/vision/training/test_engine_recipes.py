@@ -1,0 +1,64 @@
+"""Both recipes, interrupted within an epoch and resumed, end with the same bits and metrics as without interruption."""
+
+import pytest
+import torch
+
+from helpers.training_faults import lines
+from matbackprop.vision.training.config import get_recipe, merge
+from matbackprop.vision.training.engine import fit, seed_all
+
+CASES = {
+    "o2p": {"data.made": 8, "data.batch_size": 4},
+    "ncuts": {"data.made": 8, "data.batch_size": 2, "data.workers": 1},
+}
+ENGINE = {
+    "max_epochs": 2,
+    "accelerator": "cpu",
+    "log_every": 1,
+    "checkpoint_every_steps": 1,
+    "checkpoint_min_seconds": 0.0,
+    "tensorboard": False,
+    "report": False,
+}
+
+
+class _Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("log_every", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_an_interrupted_recipe_ends_with_the_same_bits_and_metrics(name, log_every, tmp_path, monkeypatch):
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
+    recipe = get_recipe(name)
+
+    def train(folder, stop=None, resume=False):
+        options = ENGINE | {"run": str(tmp_path / folder), "resume": resume, "log_every": log_every}
+        config = merge(recipe.preset("smoke"), CASES[name] | {f"engine.{k}": v for k, v in options.items()})
+        seed_all(config.engine.seed)
+        module, data = recipe.build(config)
+        step = module.training_step
+
+        def stopping(batch):
+            if module.step == stop:
+                raise _Stop
+            return step(batch)
+
+        module.training_step = stopping
+        if stop is None:
+            return fit(config, module, data, name=name), module
+        with pytest.raises(_Stop):
+            fit(config, module, data, name=name)
+        return None
+
+    whole, module = train("whole")
+    steps, per_epoch = module.step, module.step // 2
+    assert per_epoch >= 2
+    train("parts", stop=per_epoch + 1)
+    torch.manual_seed(99)
+    parts, resumed = train("parts", resume=True)
+    assert resumed.step == steps == 2 * per_epoch
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    assert lines(whole) == lines(parts)
+    assert len([m for m in whole.read_metrics() if "train/loss" in m]) == -(-per_epoch // log_every) * 2

@@ -1,0 +1,177 @@
+"""A run that stops and is resumed ends with the same bits as one that does not stop."""
+
+import pickle
+
+import pytest
+import torch
+
+from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
+from matbackprop.errors import ConfigurationError
+from matbackprop.vision.training.engine import RunInterrupted, fit, seed_all
+from matbackprop.vision.training.run_folder import load_checkpoint, save_checkpoint
+
+
+class _Stop(Exception):
+    pass
+
+
+def _train_until(config, step):
+    """Train, and die without a word before the given step."""
+
+    class Dying(TinyModule):
+        def training_step(self, batch):
+            if self.step == step:
+                raise _Stop
+            return super().training_step(batch)
+
+    seed_all(config.engine.seed)
+    with pytest.raises(_Stop):
+        fit(config, Dying(config), TinyData(config), name="tiny")
+
+
+def _same(one, two):
+    assert one.keys() == two.keys()
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
+
+
+def _lines(run):
+    """The lines of metrics, without what depends on the clock."""
+    drop = {"time", "train/steps_per_second"}
+    return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
+
+
+def _state(run):
+    state = load_checkpoint(run.checkpoints / "last.ckpt")
+    return state["state_dict"], state["optimizer"]["state"], state["schedule"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "every", "accumulate"), [(3, 1, 1), (6, 1, 1), (8, 3, 1), (13, 0, 1), (7, 1, 2), (17, 5, 1)]
+)
+def test_resumed_run_ends_with_the_same_bits(tmp_path, stop, every, accumulate):
+    options = {"checkpoint_every_steps": every, "accumulate": accumulate}
+    whole, module = train(tiny_config(tmp_path / "whole", **options))
+    _train_until(tiny_config(tmp_path / "parts", **options), stop)
+    # another seed of the process: nothing may depend on what the resuming process drew before
+    torch.manual_seed(99)
+    parts, resumed = train(tiny_config(tmp_path / "parts", resume=True, **options))
+    _same(module.state_dict(), resumed.state_dict())
+    weights, optimizer, schedule = _state(whole)
+    weights2, optimizer2, schedule2 = _state(parts)
+    _same(weights, weights2)
+    for key in optimizer:
+        assert torch.equal(optimizer[key]["momentum_buffer"], optimizer2[key]["momentum_buffer"])
+    assert schedule == schedule2
+    assert _lines(whole) == _lines(parts)
+    best = [load_checkpoint(r.checkpoints / "best.ckpt") for r in (whole, parts)]
+    assert best[0]["score"] == best[1]["score"]
+    _same(best[0]["state_dict"], best[1]["state_dict"])
+
+
+@pytest.mark.parametrize("stop", [3, 8])
+def test_a_line_of_metrics_averages_the_steps_before_the_stop_too(tmp_path, stop):
+    options = {"checkpoint_every_steps": 1, "log_every": 5}
+    whole, _ = train(tiny_config(tmp_path / "whole", **options))
+    _train_until(tiny_config(tmp_path / "parts", **options), stop)
+    parts, _ = train(tiny_config(tmp_path / "parts", resume=True, **options))
+    assert _lines(whole) == _lines(parts)
+
+
+def test_a_complete_run_is_left_as_it_is(tmp_path):
+    run, module = train(tiny_config(tmp_path / "run"))
+    summary = run.read_summary()
+    again, module2 = train(tiny_config(tmp_path / "run", resume=True))
+    _same(module.state_dict(), module2.state_dict())
+    assert again.read_summary()["best"] == summary["best"]
+    assert again.read_summary()["steps"] == summary["steps"] == 18
+
+
+class Falling(TinyModule):
+    def optimizers(self, steps):
+        optimizer, _ = super().optimizers(steps)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+
+
+@pytest.mark.parametrize("kind", [TinyModule, Falling])
+def test_a_longer_run_continues_its_schedule_to_the_new_end(tmp_path, kind):
+    def train(config):
+        seed_all(config.engine.seed)
+        module = kind(config)
+        return fit(config, module, TinyData(config), name="tiny"), module
+
+    train(tiny_config(tmp_path / "run", max_epochs=1))
+    longer, _ = train(tiny_config(tmp_path / "run", max_epochs=3, resume=True))
+    whole, _ = train(tiny_config(tmp_path / "whole", max_epochs=3))
+    rates = [[m["train/learning_rate"] for m in run.read_metrics() if "train/loss" in m] for run in (longer, whole)]
+    assert len(rates[0]) == 18 and rates[0][7:] == pytest.approx(rates[1][7:])
+
+
+def test_a_folder_with_a_run_is_not_overwritten_by_accident(tmp_path):
+    train(tiny_config(tmp_path / "run", max_epochs=1))
+    with pytest.raises(ConfigurationError, match="already holds a run"):
+        train(tiny_config(tmp_path / "run", max_epochs=1))
+    with pytest.raises(ConfigurationError, match="batch: 4 then, 8 now"):
+        train(tiny_config(tmp_path / "run", max_epochs=1, batch=8, resume=True))
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1, batch=8, overwrite=True))
+    assert run.read_summary()["steps"] == 3
+
+
+def test_without_validation_there_is_no_best_but_everything_else(tmp_path):
+    class TrainingData(TinyData):
+        def validation_loader(self):
+            return None
+
+    config = tiny_config(tmp_path / "run", max_epochs=1)
+    run = fit(config, TinyModule(config), TrainingData(config), name="tiny")
+    assert run.read_summary()["steps"] == 6
+    assert "best" not in run.read_summary()
+    assert (run.checkpoints / "last.ckpt").exists() and not (run.checkpoints / "best.ckpt").exists()
+
+
+def test_a_run_without_checkpoints_leaves_numbers_only(tmp_path):
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1, checkpoints=False))
+    assert run.read_summary()["best"] > 0
+    assert not list(run.checkpoints.iterdir())
+
+
+def test_schedules_that_need_a_metric_are_refused(tmp_path):
+    class Plateau(TinyModule):
+        def optimizers(self, steps):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    config = tiny_config(tmp_path / "run", max_epochs=1)
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau"):
+        fit(config, Plateau(config), TinyData(config), name="tiny")
+
+
+def test_a_monitor_that_is_not_there_is_announced_once(tmp_path, caplog):
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=2, monitor="val/lost"))
+    assert caplog.text.count("no metric val/lost") == 1
+    assert "there are val/loss" in caplog.text
+    assert "best" not in run.read_summary()
+
+
+def test_another_number_of_processes_within_an_epoch_is_refused(tmp_path):
+    _train_until(tiny_config(tmp_path / "run", checkpoint_every_steps=2), 8)
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    state = load_checkpoint(path)
+    state["processes"] *= 2
+    save_checkpoint(state, path)
+    with pytest.raises(ConfigurationError, match="within an epoch of 2 processes"):
+        train(tiny_config(tmp_path / "run", checkpoint_every_steps=2, resume=True))
+
+
+def test_an_interruption_survives_pickling():
+    stop = pickle.loads(pickle.dumps(RunInterrupted(15, 7, "here")))
+    assert (stop.signum, stop.step, stop.where) == (15, 7, "here")
+    assert "SIGTERM at step 7" in str(stop)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_words(tmp_path):
+    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
+    state = load_checkpoint(run.checkpoints / "last.ckpt")
+    save_checkpoint({"state_dict": state["state_dict"], "optimizer_states": []}, run.checkpoints / "last.ckpt")
+    with pytest.raises(ConfigurationError, match="earlier version"):
+        train(tiny_config(tmp_path / "run", max_epochs=2, resume=True))

@@ -1,0 +1,135 @@
+"""The run folder's files."""
+
+import json
+
+import pytest
+import torch
+
+from matbackprop.errors import ConfigurationError
+from matbackprop.vision.models.deep_ncuts import DeepNCuts
+from matbackprop.vision.training.config import EngineConfig
+from matbackprop.vision.training.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path / "run").create(EngineConfig(seed=4), seed=4)
+
+
+def test_files_of_a_new_run(run):
+    assert run.read_config()["seed"] == 4
+    (entry,) = run.read_versions()
+    assert entry["seed"] == 4
+    assert entry["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert entry["command"]
+    assert len(entry["git"] or "0" * 40) == 40
+    assert run.read_metrics() == []
+    assert run.read_summary() == {}
+
+
+def test_every_start_is_noted(run):
+    run.create(EngineConfig(seed=4), resume=True, seed=4)
+    assert len(run.read_versions()) == 2
+
+
+def test_metrics_lines(run):
+    run.append_metrics({"step": 1, "epoch": 0, "train/loss": torch.tensor(0.5), "bad": float("nan")})
+    run.append_metrics({"step": 2, "epoch": 0, "train/loss": 0.25})
+    first, second = run.read_metrics()
+    assert first["train/loss"] == 0.5
+    assert first["bad"] is None
+    assert second["step"] == 2 and second["time"] > 0
+
+
+def test_a_half_written_last_line_is_passed_over_and_dropped(run):
+    run.append_metrics({"step": 1})
+    run.append_metrics({"step": 2})
+    with run.metrics_path.open("a") as file:
+        file.write('{"step": 3, "tra')
+    assert [m["step"] for m in run.read_metrics()] == [1, 2]
+    run.keep_metrics_until(1)
+    run.append_metrics({"step": 2})
+    assert [m["step"] for m in run.read_metrics()] == [1, 2]
+
+
+def test_a_damaged_line_in_the_middle_is_an_error(run):
+    run.metrics_path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
+    with pytest.raises(ConfigurationError, match="line 2 is damaged"):
+        run.read_metrics()
+
+
+@pytest.mark.parametrize("name", ["seconds", "best", "best_step", "val/error"])
+def test_a_final_number_that_is_none_is_an_error(run, name):
+    run.write_summary({"val/error": None, "accuracy": {"fc": 1.0}})
+    assert run.read_summary()["val/error"] is None
+    run.summary_path.write_text(json.dumps({name: {"a": 1}}))
+    with pytest.raises(ConfigurationError, match=rf'summary\.json is damaged: "{name}" is'):
+        run.read_summary()
+
+
+def test_places_are_made(run):
+    assert run.figure_path("curves") == run.path / "figures" / "curves.png"
+    assert run.figure_path("a/b.svg").parent.is_dir()
+    assert run.predictions_path("val.npz").parent.is_dir()
+
+
+def test_summary(run):
+    run.write_summary({"val/error": torch.tensor(0.25), "nested": {"inf": float("inf")}})
+    assert json.loads(run.summary_path.read_text()) == {"val/error": 0.25, "nested": {"inf": None}}
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(ConfigurationError, match="is not a run folder"):
+        RunFolder(tmp_path).read_config()
+
+
+def test_how_a_run_is_carried_out_may_change_but_not_what(run):
+    run.create(EngineConfig(seed=4, devices="2", log_every=7, max_epochs=9, resume=True), resume=True)
+    with pytest.raises(ConfigurationError, match=r"gradient_clip: None then, 1\.0 now"):
+        run.create(EngineConfig(seed=4, gradient_clip=1.0), resume=True)
+
+
+def test_overwriting_removes_only_what_a_run_wrote(run):
+    run.figure_path("curves").write_bytes(b"")
+    run.predictions_path("validation.npz").write_bytes(b"")
+    (run.checkpoints / "last.ckpt").write_bytes(b"")
+    run.append_metrics({"step": 1})
+    run.create(EngineConfig(seed=5), overwrite=True)
+    assert run.read_config()["seed"] == 5
+    assert run.read_metrics() == [] and len(run.read_versions()) == 1
+    assert not list(run.checkpoints.iterdir()) and not list(run.figures.iterdir())
+
+
+def test_a_model_that_a_run_saved_is_what_a_run_wrote(run):
+    DeepNCuts.variant("alexnet-relu5", hidden=4).save_pretrained(run.path / "model")
+    run.create(EngineConfig(seed=5), overwrite=True)
+    assert not list((run.path / "model").glob("*"))
+
+
+@pytest.mark.parametrize("foreign", ["thesis.tex", "figures/mine.png", "checkpoints/notes/last.ckpt", "model/mine.txt"])
+def test_overwriting_touches_nothing_in_a_folder_that_holds_something_else(run, foreign):
+    run.figure_path("curves").write_bytes(b"drawn")
+    (run.path / foreign).parent.mkdir(parents=True, exist_ok=True)
+    (run.path / foreign).write_text("years of work")
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=f"did not write {foreign}"):
+        run.create(EngineConfig(seed=5), overwrite=True)
+    assert sorted(run.path.rglob("*")) == before
+    assert run.read_config()["seed"] == 4
+
+
+def test_a_foreign_folder_with_a_config_is_not_overwritten(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigurationError, match="did not write it"):
+        RunFolder(tmp_path).create(EngineConfig(), overwrite=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_temporary_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in (".theirs.1.tmp", "sub/.theirs.2.tmp", ".config.json.77.tmp"):
+        (tmp_path / name).write_text("")
+    RunFolder(tmp_path).create(EngineConfig())
+    assert (tmp_path / ".theirs.1.tmp").exists() and (tmp_path / "sub" / ".theirs.2.tmp").exists()
+    assert not (tmp_path / ".config.json.77.tmp").exists()

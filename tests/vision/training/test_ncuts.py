@@ -1,0 +1,428 @@
+"""The recipe of DeepNCuts: preparation, batches, augmentation, losses, training and presets."""
+
+import dataclasses
+import os
+import shutil
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.slow_images import TracedImages
+from matbackprop import normalized_cut_j2, normalized_cut_soft
+from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.vision.data.bsds import (
+    BSDS,
+    BSDSSample,
+    collect,
+    majority_labels,
+    pad_stack,
+    prepare_image,
+    prepare_images,
+)
+from matbackprop.vision.data.shapes import write_shapes_bsds
+from matbackprop.vision.inference.image_sets import segment_images
+from matbackprop.vision.models.backbones import build_backbone
+from matbackprop.vision.training.config import (
+    NCUTS_PRESETS,
+    RECIPES,
+    ImageDataConfig,
+    NCutsConfig,
+    NCutsModelConfig,
+    ObjectiveConfig,
+    from_json,
+    merge,
+    to_json,
+)
+from matbackprop.vision.training.engine import run_recipe
+from matbackprop.vision.training.ncuts import (
+    ImageSource,
+    NCutsData,
+    NCutsModule,
+    ShapeLoader,
+    augment,
+    boundary_loss,
+    build_model,
+    data_folder,
+)
+
+
+def sample(name="a", h=48, w=64, annotators=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    tiles = torch.rand(1, 3, 6, 8, generator=generator)
+    image = (torch.nn.functional.interpolate(tiles, size=(h, w), mode="nearest")[0] * 255).byte()
+    maps = [(torch.arange(h)[:, None] * (a + 2) // h * 2 + torch.arange(w)[None] * 2 // w) for a in range(annotators)]
+    return BSDSSample(name, image, maps)
+
+
+def prepared(count=3, **changes):
+    return collect([prepare_image(sample(f"i{i}", seed=i, **changes), 20) for i in range(count)])
+
+
+def tiny(preset="smoke", **train):
+    config = RECIPES["ncuts"].preset(preset)
+    config.model = dataclasses.replace(config.model, weights="none", hidden=8, channels=6)
+    config.engine = dataclasses.replace(config.engine, precision="32", accelerator="cpu", tensorboard=False)
+    config.train = dataclasses.replace(config.train, **train)
+    return config
+
+
+# ------------------------------------------------------------------------------------------------------------- images
+
+
+def test_prepared_labels_are_majorities():
+    one = prepare_image(sample(), 20)
+    truth = sample().segmentations
+    for a in range(2):
+        for s in range(len(one.areas)):
+            inside = truth[a].numpy()[one.superpixels == s]
+            assert (inside == one.labels[a, s]).sum() == np.bincount(inside).max()
+    assert one.areas.sum() == 48 * 64 and one.grids[16].shape == (2, 3, 4) and one.grids[8].shape == (2, 6, 8)
+
+
+def test_prepared_images_survive_the_cache(tmp_path):
+    root = write_shapes_bsds(tmp_path / "bsds", train=3, val=1, size=(40, 56))
+    data = BSDS(root, "train")
+    first = prepare_images(data, tmp_path / "cache", superpixels=30)
+    again = prepare_images(data, tmp_path / "cache", superpixels=30)
+    direct = prepare_image(data[1], 30)
+    for one in (first[1], again[1], again[-2], again.subset([1, 2])[0], again[1:][0]):
+        assert one.id == direct.id
+        for name in ("image", "superpixels", "labels", "areas", "edges"):
+            assert np.array_equal(getattr(one, name), getattr(direct, name))
+        assert np.array_equal(one.grids[8], direct.grids[8])
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["images", "groundTruth"])
+def test_replaced_files_are_prepared_again(tmp_path, kind):
+    root = write_shapes_bsds(tmp_path / "bsds", train=2, val=1, size=(40, 56))
+    first = prepare_images(BSDS(root, "train"), tmp_path / "cache", superpixels=30)
+    one, two = sorted((BSDS(root, "train").root / kind / "train").iterdir())[:2]
+    shutil.copyfile(two, one)
+    again = prepare_images(BSDS(root, "train"), tmp_path / "cache", superpixels=30)
+    part = "image" if kind == "images" else "labels"
+    assert not np.array_equal(getattr(first[0], part), getattr(again[0], part))
+    assert np.array_equal(getattr(first[1], part), getattr(again[1], part))
+
+
+def test_preparing_images_stops_at_once_when_asked(tmp_path):
+    (tmp_path / "read").mkdir()
+    data = TracedImages(tmp_path / "read", 200)
+
+    def interrupt():
+        while data.read() < 6:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        prepare_images(data, tmp_path / "cache", superpixels=4, workers=2)
+    stopped = data.read()
+    time.sleep(0.2)
+    assert data.read() == stopped < 40  # those that were being read, and nobody reads on behind our back
+    assert not (tmp_path / "cache").exists()
+
+
+def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a pool of processes was started")
+
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", refuse)
+    root = write_shapes_bsds(tmp_path / "bsds", train=3, val=1, size=(40, 56))
+    assert len(prepare_images(BSDS(root, "train"), tmp_path / "cache", superpixels=30, workers=2)) == 3
+
+
+def test_a_label_map_of_another_size_is_named():
+    bad = sample()
+    bad.segmentations[1] = bad.segmentations[1].T
+    with pytest.raises(ShapeError, match="label map 2"):
+        prepare_image(bad, 20)
+
+
+def test_more_superpixels_than_their_numbers_can_tell_apart_are_refused():
+    with pytest.raises(ConfigurationError, match="36864 superpixels"):
+        prepare_image(sample("large", 192, 192), 40000)
+
+
+def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
+    images = collect([prepare_image(sample(annotators=0), 20)])
+    with pytest.raises(DataError, match="image 'a'"):
+        ImageSource(images, None)
+    model = NCutsModule(tiny()).model
+    assert segment_images(model, images, ks=(2, 3)).labels["a"].shape == (2, 48, 64)
+
+
+def test_prepared_superpixels_are_those_that_would_be_computed():
+    images = collect([prepare_image(sample(), 20)])
+    model = NCutsModule(tiny()).model
+    model.superpixels = 20
+    kept, anew = (
+        segment_images(model, images, method="merge", ks=(2, 5), prepared=p).labels["a"] for p in (True, False)
+    )
+    assert np.array_equal(kept, anew)
+    images[0].superpixels[:] = 0
+    assert segment_images(model, images, method="merge", ks=(2, 5), prepared=True).labels["a"].max() == 0
+
+
+def test_majority_and_padding():
+    assert majority_labels(np.array([[0, 1], [1, 1]]), np.array([[3, 0], [2, 2]])).tolist() == [3, 2]
+    out = pad_stack([np.ones((2, 3), np.int16), np.ones((1, 5), np.int16)], -1, 4)
+    assert out.shape == (2, 4, 8) and out.sum() == 6 + 5 - (64 - 11)
+
+
+def test_batches_hold_images_of_one_shape():
+    parts = [sample(f"i{i}", *((48, 64) if i % 3 else (64, 48)), seed=i) for i in range(12)]
+    images = collect([prepare_image(p, 20) for p in parts])
+    loader = ShapeLoader(ImageSource(images, None), 4, seed=1)
+    shapes = [{images.size(int(i)) for i in batch} for batch in loader.batches(0)]
+    assert [len(s) for s in shapes] == [1, 1, 1]
+    assert sorted(torch.cat(loader.batches(0)).tolist()) == list(range(12))
+    assert not torch.equal(loader.order(0), loader.order(1)) and torch.equal(loader.order(1), loader.order(1))
+
+
+def test_batches_of_different_shapes_are_padded():
+    images = collect([prepare_image(sample("a", 48, 64), 20), prepare_image(sample("b", 64, 40), 20)])
+    regions = ImageSource(images, None).fetch(torch.tensor([0, 1]), 0)["superpixels"]
+    assert regions.shape == (2, 64, 64) and (regions[0, 48:] == -1).all()
+    batch = ImageSource(images, None, stride=16).fetch(torch.tensor([0, 1]), 0)
+    assert batch["image"].shape == (2, 3, 64, 64) and (batch["grid"][1, :, :, 3:] == -1).all()
+    config = tiny("paper-alexnet-relu5")
+    module = NCutsModule(config).eval()
+    total, _, f = module.losses(augment(batch))
+    labels = batch["grid"].flatten(-2)  # (image, annotator, cell)
+    values = []
+    for features, annotators in zip(f, labels, strict=True):
+        known = [one for one in annotators if (one >= 0).any()]
+        values.append(torch.stack([normalized_cut_j2(features[one >= 0], one[one >= 0]) for one in known]).mean())
+    torch.testing.assert_close(total, torch.stack(values).mean())  # cells of the padding do not count
+    assert (labels < 0).any()
+
+
+@pytest.mark.parametrize(("stride", "labelled"), [(8, "grid"), (None, "superpixels")])
+def test_flip_moves_everything_along(stride, labelled):
+    source = ImageSource(prepared(8), ImageDataConfig(flip=True), seed=0, stride=stride)
+    batch = source.fetch(torch.arange(8), 0)
+    assert batch["flip"].any() and not batch["flip"].all()
+    flip = batch["flip"]
+    by_hand = {k: v for k, v in batch.items() if k not in ("flip", "factors", "scale")}
+    for name in ("image", labelled):
+        by_hand[name] = torch.stack([x.flip(-1) if f else x for x, f in zip(batch[name], flip, strict=True)])
+    out, expected = augment(batch), augment(by_hand)
+    assert torch.equal(out[labelled], expected[labelled])
+    torch.testing.assert_close(out["image"], expected["image"])
+
+
+def test_scale_and_colour():
+    batch = ImageSource(prepared(2), ImageDataConfig(scale=(0.5, 0.5), jitter=0.3)).fetch(torch.arange(2), 0)
+    out = augment(batch)
+    assert out["image"].shape == (2, 3, 24, 32) and out["superpixels"].shape == (2, 12, 16)
+    assert out["image"].min() >= 0 and out["image"].max() <= 1
+    again = ImageSource(prepared(2), ImageDataConfig(scale=(0.5, 0.5), jitter=0.3)).fetch(torch.arange(2), 0)
+    assert torch.equal(batch["factors"], again["factors"])
+    other = ImageSource(prepared(2), ImageDataConfig(jitter=0.3)).fetch(torch.arange(2), 1)
+    assert not torch.equal(batch["factors"], other["factors"])
+
+
+def test_the_data_must_be_named(monkeypatch):
+    monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
+    with pytest.raises(DataError, match=r"--data\.root"):
+        data_folder(ImageDataConfig())
+
+
+# ------------------------------------------------------------------------------------------------------------- losses
+
+
+def test_paper_objective_is_j2_of_the_cells():
+    module = NCutsModule(tiny("paper-alexnet-relu5")).eval()
+    batch = augment(ImageSource(prepared(1), None, stride=16).fetch(torch.tensor([0]), 0))
+    total, parts, f = module.losses(batch)
+    cells = module.model(batch["image"]).features[0].reshape(-1, 6)
+    expected = torch.stack([normalized_cut_j2(cells, g.flatten()) for g in batch["grid"][0]]).mean()
+    torch.testing.assert_close(total, expected)
+    assert set(parts) == {"objective"} and f.shape == (1, 12, 6)
+
+
+def test_soft_objective_weighs_superpixels_by_area():
+    module = NCutsModule(tiny()).eval()
+    batch = augment(ImageSource(prepared(1), None).fetch(torch.tensor([0]), 0))
+    total, _, f = module.losses(batch)
+    area = torch.bincount(batch["superpixels"].flatten(), minlength=f.shape[1])
+    rows = f[0].repeat_interleave(area, 0)
+    expected = torch.stack([normalized_cut_soft(rows, g.repeat_interleave(area)) for g in batch["labels"][0]]).mean()
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["j1", "j2", "soft"])
+def test_every_objective_has_a_gradient(objective):
+    module = NCutsModule(tiny("paper-alexnet-relu5", objective=objective))
+    batch = augment(ImageSource(prepared(1), None, stride=16).fetch(torch.tensor([0]), 0))
+    module.losses(batch)[0].backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+    assert module.model.head.first.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("preset", ["paper-vgg16-relu4", "soft-vgg16-relu4", "paper-alexnet-relu5"])
+def test_every_weight_gets_a_gradient(preset):
+    """Layers after the last map that is used would have none, at which processes that share gradients fail."""
+    module = NCutsModule(tiny(preset))
+    batch = ImageSource(prepared(1), None, 0, None if preset.startswith("soft") else 16 if "alex" in preset else 8)
+    module.losses(augment(batch.fetch(torch.tensor([0]), 0)))[0].backward()
+    assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_weights_of_layers_that_are_not_used_are_passed_over(tmp_path):
+    from safetensors.torch import save_file
+
+    whole = build_backbone("vgg16")
+    save_file(whole.state_dict(), tmp_path / "vgg16.safetensors")
+    config = tiny("paper-vgg16-relu4").model
+    model = build_model(dataclasses.replace(config, weights=str(tmp_path / "vgg16.safetensors")))
+    assert len(model.backbone.features) < len(whole.features)
+    assert torch.equal(model.backbone.features[17].weight, whole.features[17].weight)
+
+
+def test_boundary_loss_by_hand():
+    edges = torch.tensor([[[0, 1], [0, 2], [1, 2], [-1, -1]]])
+    labels = torch.tensor([[[0, 1, 0], [0, 1, 1], [-1, -1, -1]]])  # two annotators and padding
+    logits = torch.tensor([[0.3, -0.2, 1.0, 5.0]])
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits[0, :3], torch.tensor([1.0, 0.5, 0.5]))
+    torch.testing.assert_close(boundary_loss(logits, edges, labels), expected)
+    assert boundary_loss(logits, edges, torch.full_like(labels, -1)) == 0
+
+
+def test_one_region_everywhere_is_finite():
+    one = sample()
+    flat = BSDSSample("flat", one.image, [torch.zeros_like(one.segmentations[0])])
+    images = collect([prepare_image(flat, 20)])
+    for preset, stride in (("smoke", None), ("paper-alexnet-relu5", 16), ("hypercolumns", None)):
+        module = NCutsModule(tiny(preset))
+        batch = augment(ImageSource(images, None, stride=stride).fetch(torch.tensor([0]), 0))
+        total = module.losses(batch)[0]
+        total.backward()
+        assert torch.isfinite(total)
+
+
+def test_more_regions_than_channels_is_finite():
+    one = sample()
+    many = BSDSSample("many", one.image, [torch.arange(48 * 64).view(48, 64) // 200])
+    images = collect([prepare_image(many, 60)])
+    module = NCutsModule(tiny())
+    total = module.losses(augment(ImageSource(images, None).fetch(torch.tensor([0]), 0)))[0]
+    assert len(images[0].areas) > 20 and torch.isfinite(total)
+    regions = len(np.unique(images[0].labels))
+    assert total > (regions - 6) / 2 - 0.5
+
+
+def test_features_of_zeros_are_finite():
+    module = NCutsModule(tiny("paper-alexnet-relu5"))
+    for parameter in module.model.head.parameters():
+        torch.nn.init.zeros_(parameter)
+    batch = augment(ImageSource(prepared(1), None, stride=16).fetch(torch.tensor([0]), 0))
+    total, _, f = module.losses(batch)
+    total.backward()
+    assert torch.isfinite(total) and (f == 0).all()
+    assert all(torch.isfinite(v).all() for v in module.spectrum(f).values())
+    assert module.diagnose(batch)["features_finite"]
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+def test_the_first_command_learns(tmp_path):
+    config = merge(
+        RECIPES["ncuts"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "engine.progress": False}
+    )
+    config = merge(config, {"engine.tensorboard": False, "engine.report": False, "data.cache": str(tmp_path / "cache")})
+    lines = run_recipe(RECIPES["ncuts"], config).read_metrics()
+    validation = [line["val/loss"] for line in lines if "val/loss" in line]
+    training = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert validation[-1] < validation[0] and sum(training[-8:]) < sum(training[:8])
+
+
+def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):
+    config = tiny(rate=1e-2, score_images=1)
+    config.engine = dataclasses.replace(config.engine, run=tmp_path / "run", max_epochs=6)
+    config.data = dataclasses.replace(config.data, cache=tmp_path / "cache", made=6, batch_size=2, superpixels=40)
+    config.data.workers = 1
+    run = run_recipe(RECIPES["ncuts"], config)
+    metrics = run.read_metrics()
+    values = [m["val/objective"] for m in metrics if "val/objective" in m]
+    assert len(values) == 6 and values[-1] < values[0]
+    names = {name for m in metrics for name in m}
+    assert {"layer/rank", "layer/soft_rank", "layer/eigen_max", "layer/gradient_norm", "val/loss", "val/best"} <= names
+    assert (run.path / "figures" / "segmentations.png").exists()
+
+
+def test_tuning_and_final_splits(tmp_path):
+    config = tiny()
+    config.data = dataclasses.replace(config.data, cache=tmp_path, made=6, superpixels=30, workers=1)
+    data = NCutsData(config)
+    assert (len(data.training), len(data.validation)) == (4, 2)
+    assert set(data.validation.ids) == set(sorted([*data.training.ids, *data.validation.ids])[::5])
+    config.data.split = "final"
+    data = NCutsData(config)
+    assert (len(data.training), len(data.validation)) == (6, 0) and data.validation_loader() is None
+
+
+def test_groups_of_parameters():
+    module = NCutsModule(tiny("paper-alexnet-relu5", schedule="constant"))
+    optimizer, _ = module.optimizers(10)
+    assert [g["lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
+    held = sum(p.numel() for g in optimizer.param_groups for p in g["params"])
+    assert held == sum(p.numel() for p in module.parameters())
+    frozen, _ = NCutsModule(tiny("hypercolumns", schedule="constant")).optimizers(10)
+    assert len(frozen.param_groups) == 1
+
+
+def test_contradictions_are_refused(tmp_path):
+    config = tiny("hypercolumns", rows="grid")
+    config.data = dataclasses.replace(config.data, scale=(1.0, 1.0), made=2, cache=tmp_path)
+    with pytest.raises(ConfigurationError, match="superpixels"):
+        NCutsData(config)
+    config = tiny("paper-alexnet-relu5")
+    config.data = dataclasses.replace(config.data, scale=(0.7, 1.2), made=2, cache=tmp_path)
+    with pytest.raises(ConfigurationError, match="scale"):
+        NCutsData(config)
+
+
+@pytest.mark.parametrize("name", list(NCUTS_PRESETS))
+def test_presets_survive_json(name):
+    assert from_json(NCutsConfig, to_json(NCUTS_PRESETS[name])) == NCUTS_PRESETS[name]
+
+
+def test_the_papers_recipe():
+    config = NCUTS_PRESETS["paper"]
+    assert (config.train.objective, config.data.batch_size, config.model.dropout) == ("j2", 1, 0.25)
+    assert (config.train.optimizer, config.train.schedule, config.engine.max_epochs) == ("adamw", "one-cycle", 4)
+    assert (config.train.backbone_rate, config.train.rate) == (1e-4, 1e-3)
+
+
+@pytest.mark.parametrize("objective", ["j2", "soft"])
+def test_a_learned_lambda_is_refused_where_nothing_depends_on_it(objective):
+    with pytest.raises(ConfigurationError, match="objective 'j1' only"):
+        NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective=objective))
+    NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective="j1"))
+
+
+@pytest.mark.parametrize(
+    ("preset", "taps", "zoom"),
+    [
+        ("hypercolumns-lite2", ["stage1", "stage2", "stage3", "stage4", "stage5"], 1.0),
+        ("hypercolumns-tiny-vit", ["layer0", "layer1", "layer2", "layer3", "neck"], 1.5),
+    ],
+)
+def test_another_backbone_trains_and_is_saved_and_loaded(preset, taps, zoom, tmp_path):
+    config = tiny(preset)
+    module = NCutsModule(config)
+    batch = augment(ImageSource(prepared(1), None).fetch(torch.tensor([0]), 0))
+    module.losses(batch)[0].backward()
+    assert [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
+    model = module.model.eval()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.taps == taps and again.config.zoom == zoom
+    torch.testing.assert_close(again(batch["image"]).features, model(batch["image"]).features)

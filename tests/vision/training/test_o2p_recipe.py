@@ -1,0 +1,318 @@
+"""The recipe o2p from made regions to a saved classifier."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from matbackprop.errors import DataError, WeightsError
+from matbackprop.vision.data import coco_regions
+from matbackprop.vision.models.deep_o2p import RegionClassifier
+from matbackprop.vision.training.config import RECIPES, O2PConfig, RegionDataConfig, merge
+from matbackprop.vision.training.engine import fit, run_recipe, seed_all
+from matbackprop.vision.training.o2p import (
+    RegionModule,
+    build,
+    build_model,
+    data_folder,
+    describe,
+    keep_descriptors,
+    keep_maps,
+    open_regions,
+)
+from matbackprop.vision.training.run_folder import RunFolder, load_checkpoint
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def config(cache, tmp_path):
+    """A run of a few seconds."""
+    return merge(
+        RECIPES["o2p"].preset("smoke"),
+        {
+            "engine.run": (tmp_path / "run").as_posix(),
+            "engine.max_epochs": 2,
+            "engine.report": False,
+            "engine.tensorboard": False,
+            "engine.progress": False,
+            "data.cache": cache.as_posix(),
+            "data.made": 12,
+            "data.side": 56,
+            "data.canvas": 67,
+            "data.batch_size": 8,
+            "model.reduce": 6,
+            "model.hidden": 16,
+        },
+    )
+
+
+def train(config: O2PConfig) -> tuple[RegionModule, RunFolder]:
+    seed_all(config.engine.seed)
+    module, data = build(config)
+    return module, fit(config, module, data, name="test")
+
+
+def same(one: torch.nn.Module, two: torch.nn.Module) -> bool:
+    a, b = one.state_dict(), two.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
+    config = merge(config, {"engine.report": True})
+    run = run_recipe(RECIPES["o2p"], config, preset="smoke")
+    summary = run.read_summary()
+    assert summary["epochs"] == 2 and 0 <= summary["val/error"] <= 100
+    with np.load(run.path / "predictions" / "validation.npz") as stored:
+        wrong = stored["predicted"] != stored["target"]
+        _, validation = open_regions(config.data)
+        np.testing.assert_array_equal(stored["target"], validation.labels)
+        np.testing.assert_array_equal(stored["large"], validation.areas >= 400)
+        np.testing.assert_array_equal(stored["image"], validation.image_ids)
+    assert 100 * wrong.mean() == pytest.approx(summary["val/error"], abs=1e-3)  # the predictions of the saved weights
+    names = {name for line in run.read_metrics() for name in line}
+    assert {"train/loss", "val/error_large", "layer/rank", "layer/eigen_max", "layer/gradient_norm"} <= names
+    model = RegionClassifier.from_pretrained(run.path / "model")
+    assert model.names == validation.classes and all(bool(p.calibrated) for p in model.poolings().values())
+    assert (run.path / "figures" / "confusion.png").is_file()
+
+
+def test_the_first_command_of_the_tutorial_learns(cache, tmp_path):
+    config = merge(
+        RECIPES["o2p"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "data.cache": str(cache)}
+    )
+    config = merge(config, {"engine.tensorboard": False, "engine.progress": False, "engine.max_epochs": 4})
+    _, run = train(config)
+    errors = [m["val/error"] for m in run.read_metrics() if "val/error" in m]
+    losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
+    assert errors[-1] < 45 and errors[-1] < errors[0]  # six classes: chance is 83 %
+    assert losses[-1] < 0.8 * losses[0]
+    assert max(m.get("layer/eigen_max", 0) for m in run.read_metrics()) < 1e6
+
+
+@pytest.mark.parametrize("split", ["final", "tuning"])
+def test_weights_are_chosen_on_held_out_training_images_or_not_at_all(config, split, monkeypatch):
+    """In the final split the validation regions are those that the result is reported on."""
+    errors = iter([10.0, 20.0, 30.0])  # as if training made it worse, then once more after the run
+    monkeypatch.setattr(RegionModule, "validation_end", lambda self, data: {"val/error": next(errors)})
+    monkeypatch.setattr("matbackprop.vision.training.o2p.save_predictions", lambda run, module: "")
+    run = run_recipe(RECIPES["o2p"], merge(config, {"data.split": split}), preset="smoke")
+    summary, exported = run.read_summary(), RegionClassifier.from_pretrained(run.path / "model").state_dict()
+    chosen = {"final": "last.ckpt", "tuning": "best.ckpt"}[split]
+    state = load_checkpoint(run.checkpoints / chosen)
+    assert state["global_step"] == {"final": 4, "tuning": summary["steps"] // 2}[split]
+    assert ("best" in summary) == (run.checkpoints / "best.ckpt").exists() == (split == "tuning")
+    assert summary["val/error"] == 20.0
+    for name, value in exported.items():
+        assert torch.equal(value, state["state_dict"][f"model.{name}"]), name
+
+
+def test_a_run_without_a_report_can_be_used_too(config):
+    from matbackprop.vision.inference import load_classifier
+
+    run = run_recipe(RECIPES["o2p"], config, preset="smoke")
+    assert not run.report_path.exists() and (run.path / "predictions" / "validation.npz").is_file()
+    assert load_classifier(run.path).names
+
+
+def test_resident_regions_train_the_same_network(config):
+    read, resident = (
+        train(merge(config, {"data.resident": choice, "engine.run": str(config.engine.run) + choice}))[0]
+        for choice in ("no", "yes")
+    )
+    assert same(read, resident)
+
+
+def test_a_run_that_fell_over_goes_on_exactly(config, monkeypatch):
+    whole, _ = train(merge(config, {"engine.run": str(config.engine.run) + "-whole"}))
+    broken = merge(config, {"engine.checkpoint_every_steps": 1, "engine.checkpoint_min_seconds": 0.0})
+    step = RegionModule.training_step
+
+    def stumble(self, batch):
+        if self.step == 3:
+            raise RuntimeError("power cut")
+        return step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RegionModule, "training_step", stumble)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(broken)
+    resumed, run = train(merge(broken, {"engine.resume": True}))
+    assert run.read_summary()["steps"] == 4
+    assert same(whole, resumed)
+
+
+def test_the_tuning_split_takes_training_images_only(config):
+    _, data = build(merge(config, {"data.split": "tuning"}))
+    regions = data.train_regions
+    assert data.validation_regions is regions
+    fit_images, tune_images = (set(regions.image_ids[data.positions[part]]) for part in ("train", "validation"))
+    assert fit_images and tune_images and not fit_images & tune_images
+
+
+def test_balanced_sampling_draws_classes_equally_often(config):
+    _, data = build(merge(config, {"data.sampling": "balanced"}))
+    loader = data.train_loader()
+    labels = data.train_regions.labels[torch.cat([loader.order(epoch) for epoch in range(200)]).numpy()]
+    shares = np.bincount(labels, minlength=len(data.classes)) / len(labels)
+    present = np.unique(data.train_regions.labels)
+    np.testing.assert_allclose(shares[present], 1 / len(present), atol=0.02)
+
+
+def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypatch):
+    pytest.importorskip("kornia")
+    sift = merge(
+        config,
+        {"model.head": "sift", "model.reduce": None, "model.support": "mask", "optimizer.rate": 1e-3}
+        | {"engine.max_epochs": 6},
+    )
+    module, run = train(sift)
+    losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
+    assert losses[-1] < 0.7 * losses[0]
+    monkeypatch.setattr("matbackprop.vision.training.o2p.write_cache", None)  # would fail if it were called
+    again, _ = train(merge(sift, {"engine.run": str(config.engine.run) + "-again"}))
+    assert same(module, again)
+
+
+def test_a_frozen_network_is_described_once_and_its_model_gives_the_scores_that_were_trained(config, monkeypatch):
+    frozen = merge(
+        config,
+        {"model.head": "both", "model.average": True, "model.frozen": True, "model.reduce": 6, "engine.max_epochs": 6}
+        | {"model.support": "mask+all", "optimizer.rate": 3e-3, "data.margin": 0.1, "data.background": "dim"},
+    )
+    module, run = train(frozen)
+    losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
+    assert losses[-1] < 0.7 * losses[0]
+    model = module.model.eval()
+    assert (model.margin, model.background) == (0.1, "dim")
+    data = build(frozen)[1]
+    options = {"canvas": frozen.data.canvas, "background": frozen.data.background}
+    source = coco_regions.RegionSource(data.validation_regions, data.positions["validation"], **options)
+    indices = torch.arange(len(source))
+    batch = source.assemble(source.fetch(indices, 0), torch.device("cpu"))
+    with torch.no_grad():  # from the pictures, where training had descriptors in half precision
+        seen = model(batch["image"], batch["mask"])
+        trained = module.scores(data.on_device({"index": indices}, training=False))
+    torch.testing.assert_close(seen, trained, rtol=1e-2, atol=1e-2)
+    monkeypatch.setattr("matbackprop.vision.training.o2p.write_cache", None)  # would fail if it were called
+    again, _ = train(merge(frozen, {"engine.run": str(config.engine.run) + "-again"}))
+    assert same(module, again)
+
+
+def test_a_diagnosis_names_the_spectrum_of_the_batch(config):
+    module, data = build(config)
+    (batch,) = data.first_batches(1, torch.device("cpu"))
+    report = module.diagnose(batch)
+    assert report["regions"] == report["regions_with_finite_features"] == 8
+    assert len(report["spectrum"]) == 8 and report["eps"] == pytest.approx(1e-3)
+    batch["image"][0] = torch.nan
+    assert module.diagnose(batch)["regions_with_finite_features"] == 7
+
+
+def test_rates_follow_the_schedule(config):
+    _, run = train(merge(config, {"engine.log_every": 1, "optimizer.warmup": 0.5}))
+    rates = [m["train/learning_rate"] for m in run.read_metrics() if "train/learning_rate" in m]
+    # four steps: one of warm-up, the full rate, then down half a cosine
+    assert len(rates) == 4 and rates[0] == pytest.approx(config.optimizer.rate / 2)
+    assert max(rates) == pytest.approx(config.optimizer.rate)
+    assert rates[2:] == sorted(rates[2:], reverse=True) and 0 < rates[-1] < 0.5 * config.optimizer.rate
+
+
+def test_data_that_is_not_there_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
+    with pytest.raises(DataError, match=r"--data\.root"):
+        data_folder(RegionDataConfig())
+    with pytest.raises(DataError, match="no annotations"):
+        open_regions(RegionDataConfig(root=tmp_path))
+
+
+def test_weights_of_another_network_are_refused(config, tmp_path):
+    save_file({"features.0.weight": torch.zeros(8, 3, 3, 3)}, tmp_path / "other.safetensors")
+    with pytest.raises(WeightsError, match="another architecture"):
+        build(merge(config, {"model.weights": str(tmp_path / "other.safetensors")}))
+
+
+@pytest.mark.parametrize("preset", ["small", "paper"])
+def test_presets_build_on_any_data(config, preset):
+    """The large presets, on made regions and without their 150 million weights being trained."""
+    big = RECIPES["o2p"].preset(preset)
+    data = dataclasses.replace(config.data, canvas=227)
+    open_regions(data)  # made here, where numbers are real
+    with torch.device("meta"):
+        module, _ = build(merge(dataclasses.replace(big, data=data), {"model.weights": "none"}))
+    assert module.model.poolings()["pool5"].width == 256
+
+
+def test_the_configuration_presents_regions_as_they_are_cropped_by_default():
+    assert (RegionDataConfig().side, RegionDataConfig().canvas) == (coco_regions.SIDE, coco_regions.CANVAS)
+
+
+@pytest.mark.parametrize("start", ["relu4", "relu2"])
+def test_a_network_whose_first_layers_stay_learns_from_maps_that_are_computed_once(config, monkeypatch, start):
+    changes = {"model.head": "both", "model.average": True, "model.taps": ["relu4"], "model.two_views": True}
+    changes |= {"model.support": "mask+all", "model.train_from": start, "model.reduce": 5, "data.background": "keep"}
+    config = merge(config, changes)
+    seen = []
+    forward = RegionClassifier.maps
+    monkeypatch.setattr(RegionClassifier, "maps", lambda self, *a: seen.append(len(a[0])) or forward(self, *a))
+    module, run = train(config)
+    regions = open_regions(config.data)
+    assert sum(seen) == len(regions[0]) + len(regions[1])  # every region once, whatever the number of epochs
+    first = {name: p for name, p in module.model.backbone.named_parameters() if not p.requires_grad}
+    seed_all(config.engine.seed)
+    fresh, data = build(config)
+    assert all(torch.equal(p, fresh.model.backbone.get_parameter(name)) for name, p in first.items()) and first
+    learned = [n for n, p in module.model.backbone.named_parameters() if p.requires_grad]
+    assert learned and not any(torch.equal(module.model.get_parameter(f"backbone.{n}"),
+                                           fresh.model.get_parameter(f"backbone.{n}")) for n in learned)  # fmt: skip
+    (batch,) = data.first_batches(1, torch.device("cpu"))
+    pictures = merge(config, {"model.train_from": None, "data.jitter": 0, "data.flip": False})
+    images = next(iter(build(pictures)[1].first_batches(1, torch.device("cpu"))))
+    assert torch.equal(batch["index"], images["index"])
+    module.eval()
+    torch.testing.assert_close(
+        module.scores(batch), module.model(images["image"], images["mask"]), atol=0.01, rtol=0.01
+    )
+    assert run.read_summary()["val/error"] <= 100
+
+
+def test_maps_are_kept_for_one_backbone_and_computed_for_new_weights(config):
+    changes = {"model.head": "o2p", "model.taps": ["relu4"], "model.train_from": "relu4", "model.reduce": 5}
+    train_regions, validation = open_regions(config.data)
+    cpu, stores = torch.device("cpu"), []
+    for seed in (0, 0, 1):
+        seed_all(seed)
+        network = build_model(merge(config, changes), validation.classes)
+        stores.append(keep_maps(network, train_regions, validation, config.data, cpu))
+    assert stores[0][0]["relu4"] is stores[1][0]["relu4"]
+    assert not torch.equal(stores[1][0]["relu4"], stores[2][0]["relu4"])
+
+
+def test_descriptors_of_kept_maps_are_those_of_the_pictures(config, tmp_path):
+    changes = {"model.head": "both", "model.average": True, "model.taps": ["relu4"], "model.two_views": True}
+    changes |= {"model.support": "mask+all", "model.frozen": True, "model.reduce": 5, "data.background": "keep"}
+    changes |= {"data.cache": tmp_path}
+    config = merge(config, changes)
+    regions = open_regions(config.data)
+    seed_all(0)
+    network = build_model(config, regions[0].classes)
+    known = describe(network, *regions, config.data, torch.device("cpu"))
+    seed_all(0)
+    other = build_model(merge(config, {"model.train_from": "pool5"}), regions[0].classes)
+    kept = keep_descriptors(other, *regions, config.data, torch.device("cpu"))
+    scale = known.train.float().abs().max()
+    # A projection's sign is anyone's: the diagonal of what is pooled and the average do not see it.
+    triangle = torch.triu_indices(5, 5)
+    same_sign = torch.cat([torch.from_numpy(np.flatnonzero(triangle[0] == triangle[1])) + 15 * i for i in (0, 1)])
+    columns = torch.cat([same_sign, torch.arange(30, known.train.shape[1])])
+    for ours, theirs in zip(kept, known, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours.float() - theirs.float())[:, columns].abs().max() < 0.01 * scale
+    assert keep_descriptors(other, *regions, config.data, torch.device("cpu")).train is kept.train
+    module, _ = train(merge(config, {"model.train_from": "pool5"}))
+    assert not module.model.learns_features and module.predictions["predicted"].shape == (len(regions[1]),)
