@@ -14,7 +14,6 @@ COMMANDS = {
         ("table1", "Table1Config", "The paper's first table: region classification."),
         ("table2", "Table2Config", "The paper's second table: full-image segmentation."),
         ("backbones", "BackbonesConfig", "Region classification by first and second order on several backbones."),
-        ("bsds500", "Bsds500Config", "Contour maps of BSDS500's test images, scored beside published methods."),
     )
 }
 

@@ -39,7 +39,6 @@ from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImages, tuning_split
 from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.inference.image_sets import Segmented, segment_images, warm
-from matbackprop.vision.inference.segmenting import COST, TEXTURE, WIDTH, merge_by_colour
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.vision.models.config import VARIANTS
@@ -133,7 +132,6 @@ _PAPER = {
 
 def _groups() -> dict[str, Group]:
     groups = [Group(key, (Row(key, title, paper=paper),)) for key, (title, paper) in _BASELINES.items()]
-    groups.append(Group("lab", (Row("lab-merging", "Merging by Lab colour and contrast", inference="merge"),)))
     for name, network in NETWORKS.items():
         before, after = _PAPER[name]
         plain = Row(f"ncuts-{name}", "NCuts", network, "none", "cluster", paper=before)
@@ -161,10 +159,7 @@ def _groups() -> dict[str, Group]:
         groups.append(
             Group(
                 f"hypercolumns{suffix}",
-                (
-                    Row(f"hypercolumns{suffix}", "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5"),
-                    Row(f"merging{suffix}", "Hypercolumns, merging", network, "soft", "merge", "lab-merging"),
-                ),
+                (Row(f"hypercolumns{suffix}", "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5"),),
                 preset=f"hypercolumns{suffix}",
                 seconds=15,
             )
@@ -188,9 +183,6 @@ _OBJECTS = ("objects_ods", "objects_ois")
 
 _PLACES = ("root", "made", "cache", "limit", "superpixels")
 """Fields of the data that a table's command sets for every row."""
-
-COLOUR_SETTINGS = {"cost": dataclasses.asdict(COST), "texture": TEXTURE, "width": WIDTH}
-"""What merging without a network depends on."""
 
 _IMAGES = {
     "test": "test images",
@@ -320,8 +312,6 @@ class Table2(SegmentationTable):
         elif group.variant:
             configuration["network"] = group.variant if group.zoom == 1 else f"{group.variant}-x{group.zoom:g}"
             weights = weights_digest(VARIANTS[group.variant]["backbone"], config.weights or "imagenet")
-        else:
-            configuration["merging"] = COLOUR_SETTINGS
         if not group.baseline and job.part != "curve":
             configuration["superpixels"] = config.data.superpixels
             configuration["inference"] = {
@@ -397,12 +387,7 @@ class Table2(SegmentationTable):
         self, row: Row, model: DeepNCuts | None, images: PreparedImages, seed: int, prepared: bool = True
     ) -> Segmented:
         """Segment images as the row does; what is timed computes superpixels itself (``prepared=False``)."""
-        if model is None:
-            count = self.config.data.superpixels
-            tasks = [(image.image, image.superpixels if prepared else count) for image in images]
-            started = time.perf_counter()
-            maps = list(self.workers.map(_lab_merging, tasks))
-            return Segmented(dict(zip(images.ids, maps, strict=True)), time.perf_counter() - started)
+        assert model is not None
         half = torch.bfloat16 if self.device == "cuda" and row.objective == "soft" else torch.float32
         options: dict[str, Any] = {"method": row.inference, "space": row.space, "seed": seed, "precision": half}
         return segment_images(model, images, workers=self.workers, prepared=prepared, **options)
@@ -592,11 +577,6 @@ def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:
     name, labels, root, split, boundary = task
     truth = [np.asarray(s) for s in BSDS(root, split, ids=[name]).segmentations(name)]
     return score_image(name, list(labels), truth, boundary=boundary)
-
-
-def _lab_merging(task: tuple[NDArray[np.uint8], int | NDArray[np.int16]]) -> NDArray[np.int32]:
-    """Merging without a network, of given superpixels or so many of SLIC's."""
-    return merge_by_colour(task[0].transpose(1, 2, 0), superpixels=task[1]).labels.astype(np.int32)
 
 
 def _scores_line(rows: dict[str, dict[str, Any]]) -> str:
