@@ -1,11 +1,18 @@
-"""Options and fixtures that all tests share: ``--device``, ``--dtype``, ``--compile-backend`` and the data sets."""
+"""Options and fixtures that all tests share.
+
+Tests are isolated: they connect to no other machine, see ``MATBACKPROP_DATA`` only if they are marked ``data``, and
+write caches to a temporary folder. This also holds for the processes that they start.
+"""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.offline import sitecustomize
 from helpers.signals import heed_signals
 
 
@@ -18,6 +25,32 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     heed_signals()
+    if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the environment
+        _isolate(config)
+
+
+def _isolate(config):
+    caches = tempfile.mkdtemp(prefix="matbackprop-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(caches, ignore_errors=True))
+    for name in (
+        "MATBACKPROP_CACHE",
+        "XDG_CACHE_HOME",
+        "HF_HOME",
+        "TORCH_HOME",
+        "MPLCONFIGDIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+    ):
+        os.environ[name] = str(Path(caches) / name.lower())
+    offline = str(Path(sitecustomize.__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [offline, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    with pytest.MonkeyPatch.context() as patch:
+        if not item.get_closest_marker("data"):
+            patch.delenv("MATBACKPROP_DATA", raising=False)
+        return (yield)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -245,7 +245,7 @@ def test_bad_options_are_named(config, tmp_path):
     config.override = ("model.hidden",)
     with pytest.raises(ConfigurationError, match="name=value"):
         Table1(config).run_config(Job("alexnet", "seed", 0), {}, "cpu")
-    config.override = ()
+    config.override = ("model.weights=none",)
     with pytest.raises(DataError, match="no finished run"):
         Table1(config).summarize()
 
