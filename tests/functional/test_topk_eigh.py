@@ -323,3 +323,12 @@ def test_all_pairs_of_a_product_have_the_derivatives_of_the_matrix():
     v = topk_subspace(products, 3, (a,), n=3)
     (of_identity,) = torch.autograd.grad((v @ v.mT * torch.arange(9.0).view(3, 3)).sum(), a)
     torch.testing.assert_close(of_identity, torch.zeros_like(a))
+
+
+def test_smallest_pairs_of_a_graph_with_five_components():
+    """The null space of a block-diagonal Laplacian of order 130: indicators of the components."""
+    blocks = torch.block_diag(*(torch.ones(26, 26, dtype=torch.float64) for _ in range(5)))
+    laplacian = torch.diag(blocks.sum(-1)) - blocks
+    values, vectors = topk_eigh(laplacian, 5, largest=False)
+    torch.testing.assert_close(values, torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(vectors @ vectors.mT, blocks / 26, rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ import torch
 from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import compiler, cusolver, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
-from matbackprop.solvers import batched_eigh, leading_eigh, route
+from matbackprop.solvers import batched_eigh, route
 from matbackprop.solvers.eigh import _solve_in_threads
 
 
@@ -211,17 +211,3 @@ def test_a_matrix_that_lapack_gives_up_on_is_solved_in_another_basis_in_float64(
     eps = 50 * torch.finfo(dtype).eps
     torch.testing.assert_close(a @ vectors, vectors * values.unsqueeze(-2), rtol=0, atol=eps)
     torch.testing.assert_close(vectors.mH @ vectors, torch.eye(5, dtype=dtype).expand(2, 5, 5), rtol=0, atol=eps)
-
-
-@pytest.mark.parametrize("shape", [(130,), (1, 130), (2, 130), (20,)])
-@pytest.mark.parametrize("k", [1, 7, 20])
-def test_leading_pairs_are_the_last_ones_of_all(shape, k):
-    """By LAPACK's driver for some pairs where the matrix is one and large, and k small; by the whole elsewhere."""
-    *batch, n = shape
-    x = torch.randn(*batch, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    a = x + x.mT
-    values, vectors = leading_eigh(a, k)
-    assert values.shape == (*batch, k) and vectors.shape == (*batch, n, k)
-    torch.testing.assert_close(values, torch.linalg.eigvalsh(a)[..., n - k :])
-    torch.testing.assert_close(a @ vectors, vectors * values.unsqueeze(-2), rtol=0, atol=1e-11)
-    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(k, dtype=torch.float64).expand(*batch, k, k))

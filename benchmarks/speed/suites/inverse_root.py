@@ -12,7 +12,6 @@ from torch import Tensor
 from benchmarks.speed import peers
 from benchmarks.speed.suites.entry import Entry, Scale
 from matbackprop.functional._inverse_root import inverse_root as exact
-from matbackprop.solvers import batched_eigh
 
 _ORDERS = (128, 256, 512, 1024)
 _ROOT, _EPS = 4, 1e-6
@@ -51,14 +50,6 @@ def _build(
     return lambda: method(a)
 
 
-def _build_warm(kind: str, batch: int, n: int, device: torch.device) -> Callable[[], Tensor]:
-    """From the eigenvectors before a change by one gradient in a thousand, into buffers."""
-    a = _statistics(kind, batch, n).to(device)
-    before = a.lerp(_statistics("of few gradients", batch, n).to(device), 1e-3)
-    last, out = batched_eigh(before.double())[1].float(), torch.empty_like(a)
-    return lambda: exact(a, _ROOT, eps=_EPS, relative=True, basis=last.clone(), out=out)
-
-
 @functools.lru_cache(maxsize=2)
 def _reference(kind: str, n: int) -> Tensor:
     """The root of the same float32 matrix by LAPACK in float64."""
@@ -88,12 +79,6 @@ def inverse_root(device: torch.device, scale: Scale) -> Iterator[Entry]:
                 partial(_build, method, kind, batch, n),
                 parameters={"batch": batch, "n": n, "function": "time"},
             )
-        yield Entry(
-            f"inverse fourth root, {batch}×{n}×{n}",
-            "matbackprop, from the last basis",
-            partial(_build_warm, kind, batch, n),
-            parameters={"batch": batch, "n": n, "function": "time"},
-        )
     for kind in _KINDS:
         for n in orders:
             for name, method in _METHODS.items():

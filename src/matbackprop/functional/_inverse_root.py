@@ -9,17 +9,14 @@ from torch import Tensor
 
 from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, parameter_tensor, wants_check
 from matbackprop.divided_differences import announcing_overflow, named_function, resolve_function
-from matbackprop.errors import ConfigurationError, DomainError, ShapeError
+from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._matrix_function import round_to_domain
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
-from matbackprop.solvers.warm import warm_eigh
 
 __all__ = ["check_damping", "check_positive", "check_root", "inverse_root", "inverse_root_in"]
-
-_WARM_ORDER = 1025  # below, on an H200, a decomposition beats the products; on the CPU LAPACK is as quick
 
 
 def check_root(p: float) -> None:
@@ -34,33 +31,12 @@ def check_damping(eps: float) -> None:
         raise DomainError(f"eps must be a finite number ≥ 0, got {eps}.")
 
 
-def _check_buffers(a: Tensor, buffers: dict[str, Tensor | None]) -> None:
-    """Raise unless what is written in place has the shape and device of A, and no gradient is asked for."""
-    for name, buffer in buffers.items():
-        if buffer is None:
-            continue
-        kind = "complex" if a.is_complex() else "floating point"
-        fits = buffer.is_complex() if a.is_complex() else buffer.is_floating_point()
-        if not fits or buffer.shape != a.shape or buffer.device != a.device:
-            raise ShapeError(
-                f"{name} must be {kind} of shape {tuple(a.shape)} on {a.device} as a is, got {buffer.dtype} of shape "
-                f"{tuple(buffer.shape)} on {buffer.device}."
-            )
-        if torch.is_grad_enabled() and (a.requires_grad or buffer.requires_grad):
-            raise ConfigurationError(
-                f"{name} is written in place, through which no gradient goes; call inside torch.no_grad(), detach a, "
-                f"or leave {name} out."
-            )
-
-
 def inverse_root(
     a: Tensor,
     p: float,
     *,
     eps: float = 0.0,
     relative: bool = False,
-    basis: Tensor | None = None,
-    out: Tensor | None = None,
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
@@ -76,21 +52,16 @@ def inverse_root(
         p: the root, any number > 0: 2 and 4 are usual.
         eps: ε ≥ 0, added to the eigenvalues.
         relative: multiply ε by the largest eigenvalue of each matrix, so that no condition number exceeds 1 + 1/ε.
-        basis: orthonormal columns ``(*batch, n, n)``, the eigenvectors of a matrix near A, as left by the last call;
-            they are overwritten with those of A. Where products are quicker than a decomposition (on CUDA, orders
-            above 1024), and where A has changed little enough, the new ones are refined from them.
-        out: where the result is written, of the shape of ``a``.
         check, precision: as in `matrix_function`.
 
     Returns:
-        ``(*batch, n, n)``, symmetric, in the dtype of ``a``; ``out`` itself where that is given.
+        ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices, or a buffer does not fit.
+        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
         DomainError: λ + ε is not positive, p is not positive, ε is negative, or the largest entry of ``a`` is near the
             ends of floating point.
-        ConfigurationError: ``basis`` or ``out`` is given where a gradient is recorded.
 
     Gradient:
         That of `matrix_power` with the exponent −1/p: two orders, exact at repeated eigenvalues. With ``relative`` that
@@ -108,10 +79,8 @@ def inverse_root(
     check_matrix(a, "a", square=True, or_complex=True)
     check_root(p)
     check_damping(eps)
-    _check_buffers(a, {"basis": basis, "out": out})
     with autocast_off(a.device.type):
-        root = inverse_root_in(compute_dtype(precision, a.dtype), a, p, eps, relative, basis, check)
-        return root.to(a.dtype) if out is None else out.copy_(root)
+        return inverse_root_in(compute_dtype(precision, a.dtype), a, p, eps, relative, check).to(a.dtype)
 
 
 def inverse_root_in(
@@ -120,7 +89,6 @@ def inverse_root_in(
     p: float,
     eps: float,
     relative: bool = False,
-    basis: Tensor | None = None,
     check: bool | None = None,
     name: str = "a",
 ) -> Tensor:
@@ -133,11 +101,7 @@ def inverse_root_in(
     n = a.shape[-1]
     x = symmetrize(a.to(dtype))
     shift = torch.full(x.shape[:-2], eps, dtype=real_dtype(x.dtype), device=x.device)
-    if basis is not None:
-        warm = a.device.type == "cuda" and n >= _WARM_ORDER and not a.is_complex()
-        values, vectors = warm_eigh(x, basis) if warm else batched_eigh(x)
-        basis.copy_(vectors)
-    elif relative and eps and n:  # λ_max takes part in the gradient
+    if relative and eps and n:  # λ_max takes part in the gradient
         values, vectors = eigh(x, precision=real_dtype(x.dtype), check=False)
     else:
         values, vectors = batched_eigh(x.detach())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop._torch import reverse_mode_only
 from matbackprop.checks import (
     check_finite,
     check_matrix,
@@ -20,8 +19,7 @@ from matbackprop.functional._eigh import positive_phase
 from matbackprop.functional._function import product
 from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._ties import Ties, check_ties
-from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, is_double, symmetrize
-from matbackprop.solvers import leading_eigh
+from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, is_double
 
 __all__ = ["spectral_embedding"]
 
@@ -115,14 +113,7 @@ def spectral_embedding(
             return (values < share * top) & (values > 0.25 * tol * top)
 
         counts = None if weight is None else w
-        if reverse_mode_only() and not (torch.is_grad_enabled() and scaled.requires_grad):
-            b = symmetrize(product((scaled if counts is None else w.unsqueeze(-1) * scaled).mT, scaled))
-            values, vectors = leading_eigh(b, k)
-            rows = product(scaled, vectors)
-            if values.is_cpu and bool(blurred(values).any()):
-                values, vectors, rows = row_eigh(scaled, counts, blurred, ties=ties, check=check)
-        else:  # derivatives of some eigenvectors need all of them
-            values, vectors, rows = row_eigh(scaled, counts, blurred, ties=ties, check=check)
+        values, vectors, rows = row_eigh(scaled, counts, blurred, ties=ties, check=check)
         values, vectors, rows = (t[..., -k:].flip(-1) for t in (values, vectors, rows))
         kept = values > tol * values[..., :1]
         down = torch.where(kept, values, 1).rsqrt() * kept

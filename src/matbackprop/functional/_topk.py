@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop._torch import is_batched, is_differentiated
+from matbackprop._torch import is_batched
 from matbackprop.checks import (
     check_finite,
     check_floating,
     check_matrix,
     check_range,
     check_symmetric,
-    is_plain,
     values_checkable,
     wants_check,
 )
@@ -49,7 +48,7 @@ from matbackprop.numerics import (
     real_dtype,
     symmetrize,
 )
-from matbackprop.solvers import batched_eigh, leading_eigh
+from matbackprop.solvers import batched_eigh
 from matbackprop.solvers.krylov import Leading, leading_pairs
 
 __all__ = ["topk_eigh", "topk_subspace"]
@@ -507,15 +506,10 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
         check_symmetric(a, "a")
     with autocast_off(a.device.type):
         x = symmetrize(a.to(dtype))
-        if is_plain(a) and not is_differentiated(a):  # no derivative needs the others, but for the gap
-            values, vectors = leading_eigh(x if largest else -x, min(k + 1, n))
-            values, vectors = (values if largest else -values).flip(-1), vectors.flip(-1)
-            size = torch.linalg.matrix_norm(x)
-        else:
-            values, vectors = batched_eigh(x.detach())
-            if largest:
-                values, vectors = values.flip(-1), vectors.flip(-1)
-            size = values.abs().amax(-1) if n else values.sum(-1)
+        values, vectors = batched_eigh(x.detach())
+        if largest:
+            values, vectors = values.flip(-1), vectors.flip(-1)
+        size = values.abs().amax(-1) if n else values.sum(-1)
         if wanted and k < n and values.numel():
             gap = (values[..., k - 1] - values[..., k]).abs()
             refuse_tie(gap, gap <= gap_tolerance(dtype, n) * size, k)

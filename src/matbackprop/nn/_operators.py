@@ -240,7 +240,7 @@ class GaussianCRF(
     """
 
 
-class InverseRoot(Operator, of=inverse_root, data=["a", "basis", "out"], checks=[check_root, check_damping]):
+class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, check_damping]):
     """Inverse root of positive semidefinite matrices; see :func:`~matbackprop.inverse_root`.
 
     Shape:

@@ -7,7 +7,6 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -210,40 +209,6 @@ def _(a: Tensor) -> tuple[Tensor, Tensor]:
 @_operator.register_vmap
 def _(info, in_dims, a):  # type: ignore[no-untyped-def]
     return _operator(a.movedim(in_dims[0], 0)), (0, 0)
-
-
-_SUBSET_ORDER = 128  # from here on LAPACK's driver for some pairs is worth the way through another library
-_SUBSET_SHARE = 8  # and for fewer than n over this many pairs
-
-
-def leading_eigh(a: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest eigenvalues of symmetric matrices, ascending, and their eigenvectors; not differentiable.
-
-    One large matrix on the CPU is given to LAPACK's driver for some pairs, which takes a third of the time of all,
-    where SciPy is installed: torch does not have it. Everything else is decomposed as a whole.
-
-    Args:
-        a: matrices ``(*batch, n, n)`` as in `batched_eigh`.
-        k: how many pairs.
-
-    Returns:
-        Eigenvalues ``(*batch, k)`` and eigenvectors ``(*batch, n, k)``.
-
-    Example:
-        >>> values, _ = leading_eigh(torch.diag(torch.tensor([1.0, 3.0, 2.0])), 2)
-        >>> values
-        tensor([2., 3.])
-    """
-    n = a.shape[-1]
-    few = a.is_cpu and n >= _SUBSET_ORDER and _SUBSET_SHARE * k < n and a.shape[:-2].numel() == 1
-    if few and is_plain(a) and find_spec("scipy") is not None:
-        from scipy.linalg import eigh
-
-        one = a.detach().reshape(n, n).numpy()
-        values, vectors = (torch.from_numpy(t) for t in eigh(one, subset_by_index=[n - k, n - 1], check_finite=False))
-        return values.reshape(*a.shape[:-2], k), vectors.reshape(*a.shape[:-2], n, k)
-    values, vectors = batched_eigh(a)
-    return values[..., n - k :], vectors[..., n - k :]
 
 
 def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
