@@ -1,7 +1,7 @@
-"""What happens to the gradient of log A when eigenvalues of A meet.
+"""Gradient of log A at nearly repeated eigenvalues.
 
-A has twelve eigenvalues near 3; the gap between neighbours shrinks to rounding. The figure compares autograd through
-``torch.linalg.eigh`` with ``matrix_log``; the truth comes from the power series of log(A/3), without eigenvalues.
+A has twelve eigenvalues near 3 whose gaps shrink to rounding error. The figure compares autograd through
+``torch.linalg.eigh`` with ``matrix_log``. The reference is the power series of log(A/3).
 
     python examples/degenerate_gradients.py [output.png]
 """
@@ -18,13 +18,13 @@ N = 12
 
 
 def through_eigh(a: torch.Tensor) -> torch.Tensor:
-    """log A by the decomposition, differentiated by autograd."""
+    """log A by ``eigh``, differentiated by autograd."""
     lam, u = torch.linalg.eigh(a)
     return (u * lam.log().unsqueeze(-2)) @ u.mT
 
 
 def by_series(a: torch.Tensor, terms: int = 60) -> torch.Tensor:
-    """log A − log 3 = Σ (−1)ᵏ⁺¹ (A/3 − I)ᵏ/k near 3I, all of it differentiable without a division by a gap."""
+    """log A − log 3 = Σ (−1)ᵏ⁺¹ (A/3 − I)ᵏ/k near 3I, without division by a gap."""
     e = a / 3 - torch.eye(N, dtype=a.dtype)
     power, total = e, torch.zeros_like(a)
     for k in range(1, terms):
@@ -41,7 +41,7 @@ def gradient(function, a: torch.Tensor, direction: torch.Tensor) -> torch.Tensor
 
 
 def main(output: Path) -> tuple[float, float]:
-    """Draw the figure; return the largest error of either method (``inf`` where it gave NaN)."""
+    """Draw the figure and return the largest error of each method (``inf`` for NaN)."""
     generator = torch.Generator().manual_seed(0)
     q, _ = torch.linalg.qr(torch.randn(N, N, generator=generator, dtype=torch.float64))
     direction = torch.randn(N, N, generator=generator, dtype=torch.float64)
@@ -57,8 +57,8 @@ def main(output: Path) -> tuple[float, float]:
     lines(
         drawn,
         output,
-        title="Gradient of log A where eigenvalues nearly meet",
-        xlabel="gap between neighbouring eigenvalues",
+        title="Gradient of log A at nearly repeated eigenvalues",
+        xlabel="gap between neighboring eigenvalues",
         ylabel="relative error",
         log="xy",
         emphasis="matrix_log",

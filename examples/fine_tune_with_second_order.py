@@ -1,14 +1,14 @@
-"""Second order in a ResNet and in a ViT that have learned already.
+"""Fine-tune a trained ResNet and ViT with second-order pooling.
 
-Both networks first learn to name regions as they are: the ResNet averages its last map, the ViT reads its class token.
-Three copies of each are then trained for a few epochs more: as it is (first order), with second order in the place of
-what it read (``replace_pool(…, first_order=False)``), and with second order beside it (``replace_pool``). No published
-weights are involved: both networks start at random. The figure shows the errors on the validation regions.
+Both networks are first trained to classify regions: the ResNet averages its last map, the ViT uses its class token.
+Three copies of each are then trained for a few more epochs: unchanged (first order), with second-order pooling instead
+(``replace_pool(…, first_order=False)``), and with both (``replace_pool``). Networks are initialized randomly. The
+figure shows the errors on the validation regions.
 
     python examples/fine_tune_with_second_order.py [output.png]
 
-By default the regions are shapes that are made on the fly and the networks are small: half a minute on a CPU. With a
-folder ``coco`` in ``$MATBACKPROP_DATA`` and a GPU they are COCO's regions, a ResNet-18 and a ViT of six blocks.
+By default the regions are synthetic shapes and the networks are small: half a minute on a CPU. With a GPU and a folder
+``coco`` in ``$MATBACKPROP_DATA``, the example uses COCO regions, a ResNet-18 and a ViT of six blocks.
 """
 
 import copy
@@ -34,20 +34,19 @@ SYSTEMS = ("first order", "second order", "both")
 
 
 class Block(nn.Module):
-    """Two convolutions and what goes past them."""
+    """Residual block of two convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.inside = nn.Sequential(
+        self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs),
         )  # fmt: skip
         same = stride == 1 and inputs == outputs
-        self.past = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.skip = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map of the next layer."""
-        return nnf.relu(self.inside(x) + self.past(x))
+        return nnf.relu(self.body(x) + self.skip(x))
 
 
 def resnet(width: int, depth: int, classes: int) -> nn.Module:
@@ -63,7 +62,7 @@ def resnet(width: int, depth: int, classes: int) -> nn.Module:
 
 
 class ViT(nn.Module):
-    """A vision transformer: patches and a class token, blocks of attention, a classifier of the class token."""
+    """Vision transformer with a class token."""
 
     def __init__(self, width: int, depth: int, classes: int, side: int, patch: int) -> None:
         super().__init__()
@@ -78,14 +77,13 @@ class ViT(nn.Module):
         self.classifier = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores of the classes."""
         tokens = self.patches(x).flatten(2).mT
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1) + self.places
         return self.classifier(self.norm(self.blocks(tokens))[:, 0])
 
 
 class RegionSet:
-    """Training and validation regions, whole on the device or read batch by batch."""
+    """Training and validation regions."""
 
     def __init__(self, data: RegionDataConfig, shrink: int, device: torch.device) -> None:
         self.device, self.shrink, self.batch = device, shrink, data.batch_size
@@ -105,7 +103,7 @@ class RegionSet:
 
 
 def train(model: nn.Module, regions: RegionSet, epochs: int, rate: float, seed: int) -> float:
-    """Train all weights of a network and return its error on the validation regions, in percent."""
+    """Train a network and return its error on the validation regions, in percent."""
     device = regions.device
     torch.manual_seed(seed)
     model.to(device)
@@ -133,7 +131,7 @@ def train(model: nn.Module, regions: RegionSet, epochs: int, rate: float, seed: 
 
 
 def changed(model: nn.Module, system: str, side: int, reduce: int, device: torch.device) -> nn.Module:
-    """A copy of a trained network for one of the three systems."""
+    """Return a copy of a trained network for one of the three systems."""
     model = copy.deepcopy(model).eval()
     if system == "first order":
         return model
@@ -142,7 +140,7 @@ def changed(model: nn.Module, system: str, side: int, reduce: int, device: torch
 
 
 def main(output: Path, *, made: int = 96, seeds: int = 1) -> dict[str, dict[str, list[float]]]:
-    """Train both networks and draw the figure; return the errors by network and system, one for each seed."""
+    """Train both networks, draw the figure, and return the errors by network and system, one per seed."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     coco = device.type == "cuda" and (Path(os.environ.get("MATBACKPROP_DATA", "/nowhere")) / "coco").is_dir()
     if coco:

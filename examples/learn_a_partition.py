@@ -1,7 +1,7 @@
-"""Features learn a partition through normalized cuts.
+"""Train features for a partition with normalized cuts.
 
-A small convolutional network sees one photograph. Its features are trained with the soft normalized-cut objective
-towards a coarse partition (table, saucer, cup, coffee), and clustered before and after.
+A small convolutional network is trained on one photograph with the soft normalized-cut objective and a coarse
+partition (table, saucer, cup, coffee). Its features are clustered before and after training.
 
     python examples/learn_a_partition.py [output.png]
 """
@@ -33,7 +33,7 @@ def target() -> torch.Tensor:
 
 
 def main(output: Path, steps: int = 150) -> tuple[float, float]:
-    """Draw the figure; return the objective before and after."""
+    """Draw the figure and return the objective before and after training."""
     torch.manual_seed(0)
     photo = torch.from_numpy(skimage.data.coffee()).movedim(-1, 0)[None].float() / 255
     image = nn.functional.interpolate(photo, size=SIZE, mode="area")

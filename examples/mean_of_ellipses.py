@@ -1,7 +1,7 @@
-"""The way between two covariance matrices.
+"""Interpolate between two covariance matrices.
 
-Averaging entries swells an ellipse half-way between two; averaging logarithms does not: the determinant of
-exp((1 − t) log A + t log B) is the weighted geometric mean of both. The figure draws both ways.
+Linear interpolation of the entries increases the determinant. Interpolation of the logarithms does not: the
+determinant of exp((1 − t) log A + t log B) is the weighted geometric mean. The figure shows both.
 
     python examples/mean_of_ellipses.py [output.png]
 """
@@ -23,15 +23,15 @@ def ellipse(a: torch.Tensor, n: int = 120) -> torch.Tensor:
 
 @styled
 def main(output: Path) -> tuple[float, float]:
-    """Draw the figure; return the determinant half-way, along the entries and along the logarithms."""
-    turn = torch.tensor([[0.7, -0.7], [0.7, 0.7]], dtype=torch.float64)
+    """Draw the figure and return the determinants at t = ½ for entries and logarithms."""
+    rotation = torch.tensor([[0.7, -0.7], [0.7, 0.7]], dtype=torch.float64)
     a = torch.diag(torch.tensor([4.0, 0.15], dtype=torch.float64))
-    b = turn @ torch.diag(torch.tensor([0.15, 4.0], dtype=torch.float64)) @ turn.mT
+    b = rotation @ torch.diag(torch.tensor([0.15, 4.0], dtype=torch.float64)) @ rotation.mT
     b = (b + b.mT) / 2
     log_a, log_b = matbackprop.matrix_log(a), matbackprop.matrix_log(b)
     fig, (ax,) = figure(width=8.6, height=2.5)
     half = []
-    for row, title in enumerate(("along the entries", "along the logarithms")):
+    for row, title in enumerate(("entries", "logarithms")):
         for i, t in enumerate(torch.linspace(0, 1, 7, dtype=torch.float64)):
             straight = (1 - t) * a + t * b
             curved = matbackprop.matrix_exp((1 - t) * log_a + t * log_b)

@@ -1,6 +1,6 @@
-"""Photographs and their regions, as the network that comes with the package sees them.
+"""Segment sample photographs with the network in the package.
 
-Each photograph stands above the same photograph with every region in its mean colour.
+Each photograph is shown above its regions, drawn in their mean color.
 
     python examples/segment_photographs.py [output.jpg]
 """

@@ -1,7 +1,7 @@
-"""Second-order pooling tells textures apart.
+"""Describe textures by second-order pooling.
 
-Patches of three photographs (brick, grass, gravel) are described by the log-covariance of simple filter responses, and
-by their mean. The figure shows both descriptors on their two leading principal axes.
+Patches of three photographs (brick, grass, gravel) are described by the log-covariance and by the mean of simple filter
+responses. The figure shows both descriptors on their two leading principal axes.
 
     python examples/texture_descriptors.py [output.png]
 """
@@ -38,14 +38,14 @@ def responses(images: torch.Tensor) -> torch.Tensor:
 
 def principal(points: torch.Tensor) -> torch.Tensor:
     """The two leading principal coordinates of the rows."""
-    centred = points - points.mean(0)
-    u, s, _ = matbackprop.svd(centred)
+    centered = points - points.mean(0)
+    u, s, _ = matbackprop.svd(centered)
     return u[:, :2] * s[:2]
 
 
 @styled
 def main(output: Path) -> float:
-    """Draw the figure; return the share of patches whose nearest log-covariance is of their kind."""
+    """Draw the figure and return the accuracy of the nearest log-covariance."""
     generator = torch.Generator().manual_seed(0)
     count = 60
     images = torch.cat([patches(name, count, 48, generator) for name in TEXTURES])
@@ -55,20 +55,20 @@ def main(output: Path) -> float:
     descriptors = {"mean of the responses": f.mean(1), "log-covariance": matbackprop.vectorize_symmetric(pooled)}
 
     fig, axes = figure(1, 2, width=8.4, height=3.8)
-    shares = []
+    accuracies = []
     for ax, (title, points) in zip(axes, descriptors.items(), strict=True):
         distance = torch.cdist(points, points)
         distance.fill_diagonal_(float("inf"))
-        shares.append(float((kind[distance.argmin(1)] == kind).double().mean()))
+        accuracies.append(float((kind[distance.argmin(1)] == kind).double().mean()))
         place = principal(points)
         for i, name in enumerate(TEXTURES):
             ax.scatter(*place[kind == i].T, s=16, color=PALETTE[i], label=name, alpha=0.85, linewidths=0)
-        ax.set_title(f"{title}: nearest neighbour right {100 * shares[-1]:.0f} %")
+        ax.set_title(f"{title}: nearest neighbor accuracy {100 * accuracies[-1]:.0f} %")
         ax.set_xlabel("first principal axis")
     axes[0].set_ylabel("second principal axis")
     axes[1].legend(loc="best")
     finish(fig, output)
-    return shares[-1]
+    return accuracies[-1]
 
 
 if __name__ == "__main__":
