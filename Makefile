@@ -1,98 +1,94 @@
-# Two commands set everything up on a machine with Python 3.11+ and make:
-#   make demo   trains and shows both systems on data made on the fly
-#   make test   lints, type-checks, tests (the numbers as on several processors), runs the doctests and builds the documentation
+# make demo       train both systems on synthetic data and show the results
+# make test       lint, types, quick tests, doctests and documentation: every change must pass it
+# make test-all   also slow tests, tests on data sets, other processor settings and the newest torch
+#
+# Needs Python 3.11 or later. Tests on data sets run if MATBACKPROP_DATA names a folder.
 PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
+BIN    := .venv/bin
+NEWEST := .venv-newest/bin
+PYTEST := -m pytest -q -n 2 --dist worksteal
+QUICK  := -m "not slow and not data"
+NUMERICAL := $(addprefix tests/,functional nn paper solvers spd vision/metrics vision/segmentation)
 
-# What make test does; one that fails does not keep the others from being done.
-STEPS  := lint types unit portable doctest docs
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
-NUMERICAL := $(wildcard $(addprefix tests/,functional paper nn spd solvers vision/segmentation))
+# Settings with which torch and MKL run the code that they have for other processors.
+PROCESSORS ?= ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
+  ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
 
-# Settings, joined by commas, with which torch and MKL take the code that they have for other processors.
-PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
-  MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
-PORTABLE   := ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+.PHONY: demo test test-all test-more lint types unit doctest docs slow processors newest versions coverage clean
 
-.PHONY: demo test $(STEPS) coverage processors versions bench clean
-
-$(VENV)/.user: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[all]"
+.venv/.user: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[all]"
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.user
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+.venv/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[dev]"
+	touch .venv/.user $@
+
+.venv-newest/.test: pyproject.toml
+	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
+	$(NEWEST)/python -m pip install --quiet --upgrade torch torchvision timm --editable ".[test]"
 	touch $@
 
-demo: $(VENV)/.user
+demo: .venv/.user
 	$(BIN)/matbackprop demo
 
-test: $(VENV)/.dev
-	@failed=""; for step in $(STEPS); do \
-	  echo "== make $$step"; $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; echo "== passed: $(STEPS)"
+# Two jobs at a time; if one fails, the others still run.
+test: .venv/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync unit docs doctest types lint
 
-lint: $(VENV)/.dev
+test-all: test
+	@$(MAKE) --no-print-directory test-more
+
+test-more: .venv/.dev
+	@$(MAKE) --no-print-directory --keep-going slow processors newest
+
+lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
-types: $(VENV)/.dev
+types: .venv/.dev
 	$(BIN)/mypy
 
-unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PYTEST)
+unit: .venv/.dev
+	$(BIN)/python $(PYTEST) $(QUICK)
 
-# Which lines the tests run; what no test runs is listed, most of it code for GPUs.
-coverage: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PYTEST) --cov --cov-report=term-missing:skip-covered --cov-report=json:build/coverage.json
+doctest: .venv/.dev
+	$(BIN)/python -m pytest -q --doctest-modules --doctest-continue-on-failure src/matbackprop
 
-# The numerical tests as on other processors: the most different two in make test, all of them here.
-portable:
-	@$(MAKE) --no-print-directory processors PROCESSORS="$(PORTABLE)"
-
-processors: $(VENV)/.dev
-	@failed=0; for settings in $(PROCESSORS); do \
-	  echo "== $$settings"; \
-	  env OMP_NUM_THREADS=1 $$(echo $$settings | tr , ' ') $(PYTEST) -q -r fE --durations=0 --durations-min=30 \
-	    -m "not slow and not cuda" -k "not compil" $(NUMERICAL) || failed=1; \
-	done; exit $$failed
-
-# The tests at every Python, with the newest packages and, at the oldest, with the lowest versions that pyproject.toml promises.
-VERSIONS     ?= 3.11-lowest 3.12-newest 3.13-newest
-ENVIRONMENTS ?= build/versions
-UV           ?= $(BIN)/uv
-VERSION_TESTS ?=
-
-versions: $(UV)
-	@failed=""; for version in $(VERSIONS); do \
-	  echo "== $$version"; $(MAKE) --no-print-directory version-$$version || failed="$$failed $$version"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi; echo "== passed: $(VERSIONS)"
-
-version-%-lowest: WANTED := --resolution lowest-direct --editable ".[test]"
-version-%-newest: WANTED := "$(TORCH)" --editable ".[test,onnx]" onnxruntime
-version-%: $(UV)
-	$(UV) venv --quiet --allow-existing --python $(firstword $(subst -, ,$*)) $(ENVIRONMENTS)/$*
-	$(UV) pip install --quiet --python $(ENVIRONMENTS)/$*/bin/python $(WANTED)
-	OMP_NUM_THREADS=1 $(ENVIRONMENTS)/$*/bin/python -m pytest -n 2 --dist worksteal -q $(VERSION_TESTS)
-
-$(BIN)/uv: $(VENV)/.user
-	$(BIN)/python -m pip install --quiet uv
-
-doctest: $(VENV)/.dev
-	$(BIN)/python -m pytest --doctest-modules --doctest-continue-on-failure -q src/matbackprop
-
-docs: $(VENV)/.dev
+docs: .venv/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks speed
+slow: .venv/.dev
+	$(BIN)/python $(PYTEST) -m "slow or data"
+
+processors: .venv/.dev
+	@failed=0; for settings in $(PROCESSORS); do \
+	  echo "== $$settings"; \
+	  env $$(echo $$settings | tr , ' ') $(BIN)/python $(PYTEST) $(QUICK) -k "not compil" $(NUMERICAL) || failed=1; \
+	done; exit $$failed
+
+# The newest torch, and what needs it: torchvision, timm.
+newest: .venv-newest/.test
+	$(NEWEST)/python $(PYTEST) $(QUICK) $(NUMERICAL) tests/vision/models tests/vision/training/test_hub_presets.py
+
+# Other Pythons, and the lowest versions that pyproject.toml allows; uv downloads what is missing.
+VERSIONS ?= 3.11-lowest 3.12-newest 3.13-newest
+versions: $(VERSIONS:%=version-%)
+version-%-lowest: OPTIONS := --resolution lowest-direct
+version-%: .venv/.user
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(firstword $(subst -, ,$*)) build/versions/$*
+	$(BIN)/uv pip install --quiet --python build/versions/$*/bin/python $(OPTIONS) --editable ".[test]"
+	build/versions/$*/bin/python $(PYTEST) $(QUICK)
+
+coverage: .venv/.dev
+	$(BIN)/python $(PYTEST) --cov --cov-report=term-missing:skip-covered --cov-report=json:build/coverage.json
 
 clean:
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-newest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
