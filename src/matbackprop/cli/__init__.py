@@ -73,6 +73,9 @@ COMMANDS: dict[str, Command] = {
     "train o2p": Command(
         "matbackprop.cli.train", "Train a region classifier (DeepO2P).", parse="parse", arguments=("o2p",)
     ),
+    "train contours": Command(
+        "matbackprop.cli.train", "Train contours for segmentation (ContourNet).", parse="parse", arguments=("contours",)
+    ),
     "train ncuts": Command(
         "matbackprop.cli.train", "Train image segmentation (DeepNCuts).", parse="parse", arguments=("ncuts",)
     ),

@@ -229,6 +229,30 @@ class NCutsModelConfig:
         return {"stride": None, "boundary": False, **VARIANTS[self.variant], **own}
 
 
+@dataclass
+class ContourModelConfig:
+    """The network (matbackprop.vision.models.contours.ContourNet)."""
+
+    backbone: str = "tiny-vit"
+    """Network that computes the feature maps, as for the other systems."""
+    taps: tuple[str, ...] = ("layer0", "layer1", "layer2", "layer3", "neck")
+    """Feature maps to fuse, from fine to coarse."""
+    weights: str = "imagenet"
+    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    zoom: float = 1.5
+    """The backbone's input is the image enlarged by this factor, 0.5 to 4."""
+    width: int = 48
+    """Channels of the fused maps."""
+    stem: int = 24
+    """Channels of the stem at full resolution."""
+
+    def __post_init__(self) -> None:
+        check_ranges("model", self, width=_WIDTH, stem=_WIDTH, zoom="[0.5, 4]")
+        self.taps = tuple(self.taps)
+        if not self.taps:
+            raise ConfigurationError("model.taps is empty. Name at least one feature map of the backbone.")
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "alexnet-relu5": {"backbone": "alexnet", "taps": ("relu5",), "head": "paper", "hidden": 256, "channels": 20},
     "vgg16-relu4": {"backbone": "vgg16", "taps": ("relu4_1",), "head": "paper", "hidden": 1024, "channels": 20},

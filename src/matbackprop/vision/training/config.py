@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.files import read_bytes, read_json, shorten
-from matbackprop.vision.models.config import ADDED, Background, NCutsModelConfig, RegionModelConfig, check_ranges
+from matbackprop.vision.models.config import ADDED, Background, ContourModelConfig, NCutsModelConfig, RegionModelConfig, check_ranges
 
 if TYPE_CHECKING:
     from matbackprop.vision.training.engine import Data, System
@@ -621,6 +621,93 @@ NCUTS_PRESETS = {
 }
 
 
+# ------------------------------------------------------------------------------------------------------------ contours
+
+
+@dataclass
+class ContourDataConfig:
+    """Images with human segmentations, and how crops of them are drawn."""
+
+    root: Path | None = None
+    """Folder in BSDS500's layout; by default BSDS500 under $MATBACKPROP_DATA."""
+    made: int = 0
+    """Number of training images to generate, colored and textured shapes, instead of reading ``root``."""
+    cache: Path | None = None
+    """Folder for generated images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    split: Literal["tuning", "final"] = "tuning"
+    """tuning: hold out every fifth training image for validation. final: train on all of them, validate on none."""
+    fold: int = 0
+    """Which fifth of the training images is held out, 0 to 4."""
+    limit: int | None = None
+    """Use at most this many images of each part."""
+    batch_size: int = 8
+    """Crops in a training batch, on each device."""
+    crop: int = 256
+    """Side of a crop in pixels."""
+    scale: tuple[float, float] = (0.75, 1.5)
+    """Range of the random size of the image that a crop is cut from."""
+    jitter: float = 0.2
+    """Standard deviation of the random gain of each color."""
+    threads: int = 1
+    """Threads that prepare batches."""
+
+    def __post_init__(self) -> None:
+        check_ranges("data", self, made="[0, 100000]", fold="[0, 4]", limit="[1, inf)", batch_size="[1, inf)")
+        check_ranges("data", self, crop="32 to 4096", scale="(0, 16]", jitter="[0, 1]", threads=_AT_ONCE)
+
+
+@dataclass
+class ContourTrainConfig:
+    """AdamW with one cycle."""
+
+    rate: float = 1e-3
+    """Learning rate of the new layers."""
+    backbone_rate: float = 1e-4
+    """Learning rate of the backbone."""
+    decay: float = 1e-2
+    """Weight decay."""
+    side_weight: float = 0.4
+    """Weight of the loss of each level beside that of the output."""
+    average: float = 0.995
+    """Decay of the moving average of the weights, which is the result."""
+    average_from: int = 50
+    """Step at which the average starts."""
+
+    def __post_init__(self) -> None:
+        check_ranges("train", self, rate="(0, 1e6]", backbone_rate="[0, 1e6]", decay="[0, 1e6]")
+        check_ranges("train", self, side_weight="[0, inf)", average="[0, 1)", average_from="[0, inf)")
+
+
+@dataclass
+class ContoursConfig:
+    """Configuration of the recipe ``contours``."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    data: ContourDataConfig = field(default_factory=ContourDataConfig)
+    model: ContourModelConfig = field(default_factory=ContourModelConfig)
+    train: ContourTrainConfig = field(default_factory=ContourTrainConfig)
+
+
+_CONTOURS_ENGINE = EngineConfig(max_epochs=40, precision="bf16-mixed", log_every=5, gradient_clip=5.0)
+
+CONTOURS_PRESETS = {
+    "smoke": ContoursConfig(
+        engine=dataclasses.replace(
+            _CONTOURS_ENGINE, max_epochs=4, precision="32", log_every=1, accelerator="cpu", devices="1"
+        ),
+        data=ContourDataConfig(made=24, batch_size=4, crop=64),
+        model=ContourModelConfig("alexnet", ("relu1", "relu2", "relu5"), "none", zoom=1.0, width=12, stem=6),
+    ),
+    "tiny-vit": ContoursConfig(engine=_CONTOURS_ENGINE),
+    "efficientnet-lite2": ContoursConfig(
+        engine=_CONTOURS_ENGINE,
+        model=ContourModelConfig(
+            "efficientnet-lite2", ("stage1", "stage2", "stage3", "stage5", "stage7"), zoom=1.0, width=32, stem=16
+        ),
+    ),
+}
+
+
 # ------------------------------------------------------------------------------------------------------------- recipes
 
 
@@ -639,6 +726,7 @@ def _recipe(name: str, config_class: Any, presets: Mapping[str, Any], summary: s
 RECIPES: dict[str, Recipe[Any]] = {
     "o2p": _recipe("o2p", O2PConfig, O2P_PRESETS, "classify COCO's regions with second-order pooling (DeepO2P)"),
     "ncuts": _recipe("ncuts", NCutsConfig, NCUTS_PRESETS, "segment images by learned normalized cuts (DeepNCuts)"),
+    "contours": _recipe("contours", ContoursConfig, CONTOURS_PRESETS, "find the contours of photographs (ContourNet)"),
 }
 """The recipes that ``matbackprop train`` knows."""
 

@@ -1,0 +1,121 @@
+"""ContourNet: the probability of a region border at every pixel, on any backbone.
+
+The backbone's maps are fused from coarse to fine. A shallow stem adds the detail of the image at full resolution.
+Every level also predicts the contours by itself, so that training reaches it directly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from matbackprop.errors import ShapeError
+from matbackprop.vision.models.backbones import build_backbone
+from matbackprop.vision.models.backbones.base import normalize
+from matbackprop.vision.models.config import ContourModelConfig, changed
+from matbackprop.vision.models.weights import PretrainedMixin
+
+__all__ = ["ContourNet"]
+
+SIDE = 16
+"""Shortest side in pixels of an image that the network accepts; shorter ones are padded by the caller."""
+
+
+class _Grid(NamedTuple):
+    """Cell i of a map is centered on ``offset + i · stride`` pixels of the image."""
+
+    stride: float
+    offset: float
+
+
+_PIXELS = _Grid(1.0, 0.0)
+
+
+def _resample(x: Tensor, source: _Grid, target: _Grid, size: tuple[int, int]) -> Tensor:
+    """Interpolate a map (b, c, h, w) linearly at the cells of another grid of ``size``."""
+    lines = []
+    for cells, new in zip(x.shape[-2:], size, strict=True):
+        place = torch.arange(new, device=x.device, dtype=torch.float32) * target.stride + (target.offset - source.offset)
+        lines.append(place * (2 / (source.stride * max(cells - 1, 1))) - 1)
+    rows, columns = torch.meshgrid(*lines, indexing="ij")
+    grid = torch.stack([columns, rows], -1).to(x.dtype)
+    grid = grid.expand(len(x), *grid.shape)
+    return nnf.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def _convolution(inputs: int, outputs: int) -> nn.Sequential:
+    norm = nn.GroupNorm(max(1, outputs // 6), outputs)
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), norm, nn.ReLU())
+
+
+class ContourNet(PretrainedMixin, nn.Module):
+    """Contours of images, per pixel.
+
+    Args:
+        config: see :class:`~matbackprop.vision.models.config.ContourModelConfig`.
+        changes: fields of it that differ.
+
+    Example:
+        >>> net = ContourNet(backbone="alexnet", taps=("relu1", "relu2", "relu5"), width=12, stem=6).eval()
+        >>> net.contours(torch.zeros(1, 3, 64, 80)).shape
+        torch.Size([1, 64, 80])
+    """
+
+    def __init__(self, config: ContourModelConfig | None = None, **changes: object) -> None:
+        super().__init__()
+        config = changed(config or ContourModelConfig(), changes)
+        self.config = config
+        self.hparams_dict = {name: value for name, value in vars(config).items() if name != "weights"}
+        self.backbone = build_backbone(config.backbone, config.taps)
+        places = [self.backbone.info(tap) for tap in config.taps]
+        # From pixels of the enlarged image to those of the image.
+        self.grids = [
+            _Grid(place.stride / config.zoom, (place.offset + 0.5) / config.zoom - 0.5) for place in places
+        ]
+        width = config.width
+        self.lateral = nn.ModuleList(nn.Conv2d(place.channels, width, 1) for place in places)
+        self.smooth = nn.ModuleList(_convolution(width, width) for _ in places)
+        self.side = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in places)
+        self.stem = nn.Sequential(_convolution(3, config.stem), _convolution(config.stem, config.stem))
+        self.fuse = nn.Sequential(
+            _convolution(width + config.stem, width), _convolution(width, width), nn.Conv2d(width, 1, 1)
+        )
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        """Compute the logits of the contours.
+
+        Args:
+            image: RGB (b, 3, h, w), float in [0, 1], at least 16 pixels on a side.
+
+        Returns:
+            Logits (b, h, w): those of the network first, then those of its levels, from coarse to fine.
+        """
+        if image.ndim != 4 or image.shape[1] != 3 or min(image.shape[-2:]) < SIDE:
+            raise ShapeError(f"image is {tuple(image.shape)}; expected (b, 3, h, w) with sides of at least {SIDE}.")
+        h, w = int(image.shape[-2]), int(image.shape[-1])
+        image = normalize(image)
+        enlarged = image
+        if self.config.zoom != 1:
+            size = (round(h * self.config.zoom), round(w * self.config.zoom))
+            enlarged = nnf.interpolate(image, size=size, mode="bicubic", align_corners=False)
+        maps = self.backbone(enlarged, self.config.taps)
+
+        levels = []
+        x, coarse = None, _PIXELS
+        for level in reversed(range(len(self.config.taps))):
+            lateral, grid = self.lateral[level](maps[self.config.taps[level]]), self.grids[level]
+            if x is not None:
+                lateral = lateral + _resample(x, coarse, grid, lateral.shape[-2:])
+            x, coarse = self.smooth[level](lateral), grid
+            levels.append(_resample(self.side[level](x), grid, _PIXELS, (h, w)).squeeze(1))
+        assert x is not None
+        detail = self.stem(image)
+        fused = self.fuse(torch.cat([_resample(x, coarse, _PIXELS, (h, w)).to(detail.dtype), detail], 1))
+        return [fused.squeeze(1), *levels]
+
+    def contours(self, image: Tensor) -> Tensor:
+        """Contour probabilities (b, h, w) of images (b, 3, h, w) with values in [0, 1]."""
+        return self(image)[0].float().sigmoid()

@@ -1,0 +1,227 @@
+"""Contours: the recipe from BSDS's files to a trained contour network.
+
+Read from top to bottom it follows the data: images with the agreement of their annotators, augmentation, loss, training
+step, validation. The configuration and its presets are in :mod:`matbackprop.vision.training.config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from matbackprop.vision.data.bsds import BSDS, tuning_split
+from matbackprop.vision.data.cache import dataset_folder
+from matbackprop.vision.metrics.boundaries import boundary_map
+from matbackprop.vision.models.backbones.base import load_backbone_weights
+from matbackprop.vision.models.config import ContourModelConfig
+from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.processes import track
+from matbackprop.vision.training.config import ContourDataConfig, ContoursConfig
+from matbackprop.vision.training.engine import Data, System
+from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
+from matbackprop.vision.training.run_folder import RunFolder
+
+# --------------------------------------------------------------------------------------------------------------- data
+
+
+class ContourImage(NamedTuple):
+    """A photograph and the borders that people drew.
+
+    Attributes:
+        image: (3, h, w) uint8.
+        agreement: (h, w) uint8, the fraction of annotators who drew a border here, times 255.
+    """
+
+    image: Tensor
+    agreement: Tensor
+
+
+def read_images(data: BSDS) -> list[ContourImage]:
+    """Read all images of a split with their annotators' borders."""
+    images = []
+    for sample in track((data[i] for i in range(len(data))), "Reading images", len(data)):
+        drawn = np.mean([boundary_map(labels.numpy()) for labels in sample.segmentations], 0)
+        images.append(ContourImage(sample.image, torch.from_numpy(np.round(255 * drawn).astype(np.uint8))))
+    return images
+
+
+def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw a crop of an image: mirrored, transposed, resized and with other colors."""
+    draw = torch.rand(8, generator=generator).tolist()
+    image, target = one.image, one.agreement[None]
+    for chance, axis in ((draw[0], -1), (draw[1], -2)):
+        if chance < 0.5:
+            image, target = image.flip(axis), target.flip(axis)
+    if draw[2] < 0.3:
+        image, target = image.transpose(-1, -2), target.transpose(-1, -2)
+
+    h, w = int(image.shape[-2]), int(image.shape[-1])
+    low, high = config.scale
+    scale = max(low + (high - low) * draw[3], min(1.0, config.crop / min(h, w)))
+    crop = [min(config.crop, round(side * scale)) for side in (h, w)]
+    # Cut first, then resize: the same crop at a fraction of the cost.
+    need = [min(side, round(length / scale)) for side, length in zip((h, w), crop, strict=True)]
+    top, left = (int(r * (side - n + 1)) for r, side, n in zip(draw[4:6], (h, w), need, strict=True))
+    image = image[..., top : top + need[0], left : left + need[1]].float() / 255
+    target = target[..., top : top + need[0], left : left + need[1]].float() / 255
+    if [*image.shape[-2:]] != crop:
+        image = nnf.interpolate(image[None], size=crop, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
+        # A line stays a line in both directions.
+        target = (
+            nnf.adaptive_max_pool2d(target, crop)
+            if scale < 1
+            else nnf.interpolate(target[None], size=crop, mode="nearest")[0]
+        )
+    if config.jitter:
+        gain = 1 + config.jitter * torch.randn(3, 1, 1, generator=generator)
+        image = (image * gain + config.jitter / 4 * torch.randn(3, 1, 1, generator=generator)).clamp(0, 1)
+    return {"image": image, "target": target[0]}
+
+
+class ContoursData(Data):
+    """Crops of the training images, and held-out images as they are."""
+
+    def __init__(self, config: ContoursConfig) -> None:
+        self.config, self.seed = config.data, config.engine.seed
+        self.folder = dataset_folder("BSDS500", self.config.root, self.config.made, self.config.cache)
+        ids: Sequence[str] = BSDS(self.folder, "train").ids
+        self.held_out: Sequence[str] = []
+        if self.config.split == "tuning":
+            ids, self.held_out = tuning_split(ids, self.config.fold)
+        self.training = read_images(BSDS(self.folder, "train", ids=ids[: self.config.limit]))
+        held = BSDS(self.folder, "train", ids=self.held_out[: self.config.limit])
+        self.validation = read_images(held) if len(held) else []
+
+    def train_loader(self) -> EpochLoader:
+        """Shuffled batches of crops."""
+
+        def item(index: int, epoch: int) -> dict[str, Tensor]:
+            return augment(self.training[index], self.config, generator_for(self.seed, epoch, index))
+
+        source = ItemSource(len(self.training), item)
+        return EpochLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
+
+    def validation_loader(self) -> EpochLoader | None:
+        """Single images; None in the final split."""
+        if not self.validation:
+            return None
+
+        def item(index: int, epoch: int) -> dict[str, Tensor]:
+            one = self.validation[index]
+            return {"image": one.image.float() / 255, "target": one.agreement.float() / 255}
+
+        return EpochLoader(ItemSource(len(self.validation), item), 1, shuffle=False)
+
+
+# ------------------------------------------------------------------------------------------------------ network, loss
+
+
+def build_model(config: ContourModelConfig) -> ContourNet:
+    """Build the network of a configuration, with its starting weights."""
+    model = ContourNet(config)
+    load_backbone_weights(model.backbone, config.backbone, config.weights)
+    return model
+
+
+def contour_loss(logits: Tensor, agreement: Tensor, certain: float = 0.3) -> Tensor:
+    """Class-balanced cross-entropy with the borders that people agree on.
+
+    Pixels that fewer than ``certain`` of the annotators marked count neither as border nor as interior.
+
+    Args:
+        logits: (b, h, w).
+        agreement: (b, h, w), fraction of the annotators who drew a border.
+        certain: smallest fraction that counts as a border.
+
+    Returns:
+        The weighted sum over a batch, per image of 300 × 300 pixels.
+    """
+    border, interior = (agreement >= certain).float(), (agreement == 0).float()
+    inside = interior.sum() / (border.sum() + interior.sum()).clamp(min=1)
+    weight = border * inside + interior * 1.1 * (1 - inside)
+    entropy = nnf.binary_cross_entropy_with_logits(logits.float(), border, reduction="none")
+    return (entropy * weight).mean() * 4.5
+
+
+class ContoursModule(System):
+    """The network, its loss over all levels, and the moving average of its weights, which is the result."""
+
+    def __init__(self, config: ContoursConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = build_model(config.model)
+        decay = config.train.average
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
+
+    def losses(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The loss of the network's output, and the mean of those of its levels."""
+        first, *levels = model(batch["image"].to(memory_format=torch.channels_last))
+        sides = torch.stack([contour_loss(level, batch["target"]) for level in levels])
+        return contour_loss(first, batch["target"]), sides.sum()
+
+    def start(self, data: ContoursData) -> None:
+        """Use the memory layout in which convolutions are fast."""
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a batch of crops."""
+        output, sides = self.losses(self.model, batch)
+        self.record("train/output", output)
+        return output + self.config.train.side_weight * sides
+
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
+        """The loss of the averaged network on a held-out image."""
+        self.record("val/loss", self.losses(self.average, batch)[0])
+
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+        """AdamW with one cycle; the backbone has its own rate. Each step also moves the average."""
+        train = self.config.train
+        body = list(self.model.backbone.parameters())
+        known = {id(p) for p in body}
+        groups = [
+            {"params": [p for p in self.model.parameters() if id(p) not in known], "lr": train.rate},
+            {"params": body, "lr": train.backbone_rate},
+        ]
+        optimizer = torch.optim.AdamW(groups, weight_decay=train.decay)
+        optimizer.register_step_post_hook(lambda *_: self._move_average())
+        rates = [train.rate, train.backbone_rate]
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps), pct_start=0.05)
+
+    def _move_average(self) -> None:
+        if self.step < self.config.train.average_from:
+            self.average.n_averaged.zero_()  # the first update copies
+        self.average.update_parameters(self.model)
+
+
+# ------------------------------------------------------------------------------------------------------------- recipe
+
+
+def build(config: ContoursConfig) -> tuple[ContoursModule, ContoursData]:
+    """Build the system and the data of a configuration."""
+    data = ContoursData(config)
+    return ContoursModule(config), data
+
+
+def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
+    """Write the averaged network, large weights in 8 bits."""
+    module.average.module.save_pretrained(run.path / "model", dtype=torch.int8)  # type: ignore[operator]
+
+
+def figures(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
+    """Draw a few held-out images, their contours and the annotators' borders into the run folder."""
+    from matbackprop.vision.report.figures import segmentation_grid
+
+    model = module.average.module.eval()
+    rows = []
+    for one in (data.validation or data.training)[:6]:
+        with torch.no_grad():
+            contours = model.contours(one.image[None].to(module.device).float() / 255)[0]  # type: ignore[operator]
+        gray = [np.round(255 * contours.cpu().numpy()).astype(np.uint8), one.agreement.numpy()]
+        rows.append([one.image.permute(1, 2, 0).numpy(), *(np.repeat(g[..., None], 3, -1) for g in gray)])
+    segmentation_grid(["Image", "Contours", "People"], rows, run.figure_path("contours.png"))
