@@ -38,7 +38,9 @@ def _resample(x: Tensor, source: _Grid, target: _Grid, size: tuple[int, int]) ->
     """Interpolate a map (b, c, h, w) linearly at the cells of another grid of ``size``."""
     lines = []
     for cells, new in zip(x.shape[-2:], size, strict=True):
-        place = torch.arange(new, device=x.device, dtype=torch.float32) * target.stride + (target.offset - source.offset)
+        place = torch.arange(new, device=x.device, dtype=torch.float32) * target.stride + (
+            target.offset - source.offset
+        )
         lines.append(place * (2 / (source.stride * max(cells - 1, 1))) - 1)
     rows, columns = torch.meshgrid(*lines, indexing="ij")
     grid = torch.stack([columns, rows], -1).to(x.dtype)
@@ -72,9 +74,7 @@ class ContourNet(PretrainedMixin, nn.Module):
         self.backbone = build_backbone(config.backbone, config.taps)
         places = [self.backbone.info(tap) for tap in config.taps]
         # From pixels of the enlarged image to those of the image.
-        self.grids = [
-            _Grid(place.stride / config.zoom, (place.offset + 0.5) / config.zoom - 0.5) for place in places
-        ]
+        self.grids = [_Grid(place.stride / config.zoom, (place.offset + 0.5) / config.zoom - 0.5) for place in places]
         width = config.width
         self.lateral = nn.ModuleList(nn.Conv2d(place.channels, width, 1) for place in places)
         self.smooth = nn.ModuleList(_convolution(width, width) for _ in places)

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.files import read_bytes, read_json, shorten
-from matbackprop.vision.models.config import ADDED, Background, ContourModelConfig, NCutsModelConfig, RegionModelConfig, check_ranges
+from matbackprop.vision.models.config import (
+    ADDED,
+    Background,
+    ContourModelConfig,
+    NCutsModelConfig,
+    RegionModelConfig,
+    check_ranges,
+)
 
 if TYPE_CHECKING:
     from matbackprop.vision.training.engine import Data, System
@@ -664,6 +671,8 @@ class ContourTrainConfig:
     """Learning rate of the new layers."""
     backbone_rate: float = 1e-4
     """Learning rate of the backbone."""
+    freeze: str | None = None
+    """Map of the backbone up to which its layers stay as they start."""
     decay: float = 1e-2
     """Weight decay."""
     side_weight: float = 0.4

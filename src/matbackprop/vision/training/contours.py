@@ -7,7 +7,7 @@ step, validation. The configuration and its presets are in :mod:`matbackprop.vis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -156,6 +156,8 @@ class ContoursModule(System):
         super().__init__()
         self.config = config
         self.model = build_model(config.model)
+        if config.train.freeze is not None:
+            self.model.backbone.freeze(config.train.freeze)
         decay = config.train.average
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
 
@@ -182,8 +184,8 @@ class ContoursModule(System):
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
         """AdamW with one cycle; the backbone has its own rate. Each step also moves the average."""
         train = self.config.train
-        body = list(self.model.backbone.parameters())
-        known = {id(p) for p in body}
+        body = [p for p in self.model.backbone.parameters() if p.requires_grad]
+        known = {id(p) for p in self.model.backbone.parameters()}
         groups = [
             {"params": [p for p in self.model.parameters() if id(p) not in known], "lr": train.rate},
             {"params": body, "lr": train.backbone_rate},
@@ -191,7 +193,9 @@ class ContoursModule(System):
         optimizer = torch.optim.AdamW(groups, weight_decay=train.decay)
         optimizer.register_step_post_hook(lambda *_: self._move_average())
         rates = [train.rate, train.backbone_rate]
-        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps), pct_start=0.05)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, rates, total_steps=max(2, steps), pct_start=0.05
+        )
 
     def _move_average(self) -> None:
         if self.step < self.config.train.average_from:

@@ -1,0 +1,81 @@
+"""The recipe of the contour network: targets, crops, loss, training."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from matbackprop.vision.data.bsds import BSDS
+from matbackprop.vision.data.shapes import write_shapes_bsds
+from matbackprop.vision.metrics.boundaries import boundary_map
+from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.training.config import CONTOURS_PRESETS, RECIPES, ContourDataConfig, merge
+from matbackprop.vision.training.contours import ContourImage, augment, contour_loss, read_images
+from matbackprop.vision.training.engine import run_recipe
+from matbackprop.vision.training.loading import generator_for
+
+
+def line_image(h=120, w=160):
+    """Black and white halves; one of two annotators also drew a horizontal line."""
+    image = torch.zeros(3, h, w, dtype=torch.uint8)
+    image[..., w // 2 :] = 255
+    agreement = torch.zeros(h, w, dtype=torch.uint8)
+    agreement[h // 2] = 128
+    agreement[:, w // 2 - 1] = 255
+    return ContourImage(image, agreement)
+
+
+def test_targets_are_the_fraction_of_annotators(tmp_path):
+    write_shapes_bsds(tmp_path, train=2, val=1)
+    data = BSDS(tmp_path, "train")
+    drawn = np.mean([boundary_map(m.numpy()) for m in data[0].segmentations], 0)
+    np.testing.assert_allclose(read_images(data)[0].agreement.numpy() / 255, drawn, atol=0.003)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_crops_have_one_size_and_keep_lines_on_their_borders(seed):
+    config = ContourDataConfig(crop=64, scale=(0.75, 1.5), jitter=0.0)
+    crop = augment(line_image(), config, generator_for(seed))
+    assert crop["image"].shape == (3, 64, 64) and crop["target"].shape == (64, 64)
+    gray = crop["image"][0]
+    edge = torch.zeros(64, 64, dtype=torch.bool)
+    edge[:, 1:] |= (gray[:, 1:] - gray[:, :-1]).abs() > 0.3
+    edge[1:] |= (gray[1:] - gray[:-1]).abs() > 0.3
+    near = torch.nn.functional.max_pool2d((crop["target"] == 1).float()[None], 5, 1, 2)[0] > 0
+    assert bool((near | ~edge)[3:-3, 3:-3].all())
+
+
+def test_crops_depend_on_the_generator_alone():
+    one, two = (augment(line_image(), ContourDataConfig(crop=64), generator_for(3, 1)) for _ in range(2))
+    assert torch.equal(one["image"], two["image"]) and torch.equal(one["target"], two["target"])
+
+
+def test_loss_ignores_what_few_annotators_drew():
+    agreement = torch.tensor([[[0.0, 0.2, 1.0, 0.0]]])
+    logits = torch.tensor([[[-3.0, 0.0, 3.0, -3.0]]])
+    changed = logits.clone()
+    changed[0, 0, 1] = 50.0
+    assert contour_loss(logits, agreement) == contour_loss(changed, agreement)
+    assert contour_loss(-logits, agreement) > 10 * contour_loss(logits, agreement)
+
+
+def test_the_result_is_the_average_and_learns_the_borders_of_shapes(tmp_path):
+    changes = {"engine.run": str(tmp_path / "run"), "engine.max_epochs": 6, "engine.report": False,
+               "engine.progress": False, "engine.tensorboard": False, "data.cache": str(tmp_path),
+               "data.made": 16, "train.average_from": 5, "train.average": 0.8}  # fmt: skip
+    run = run_recipe(RECIPES["contours"], merge(CONTOURS_PRESETS["smoke"], changes), preset="smoke")
+    losses = [line["val/loss"] for line in run.read_metrics() if "val/loss" in line]
+    assert losses[-1] < losses[0]
+    assert ContourNet.from_pretrained(run.path / "model").config.backbone == "alexnet"
+
+
+def test_frozen_layers_stay(tmp_path):
+    from matbackprop.vision.training.contours import ContoursModule
+
+    config = dataclasses.replace(CONTOURS_PRESETS["smoke"])
+    config.train = dataclasses.replace(config.train, freeze="relu2")
+    module = ContoursModule(config)
+    learning = {id(p) for group in module.optimizers(4)[0].param_groups for p in group["params"]}
+    frozen = [p for p in module.model.backbone.parameters() if id(p) not in learning]
+    assert len(frozen) == 4 and not any(p.requires_grad for p in frozen)
