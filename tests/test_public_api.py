@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import matbackprop
-from matbackprop import errors, nn
+from matbackprop import nn
 from matbackprop._torch import WHOLE_GRAPHS
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
@@ -73,13 +73,6 @@ def test_modules_have_the_options_of_their_functions():
         stem = stems.get(name) or re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
         taken = set(inspect.signature(getattr(nn, name)).parameters) - of_module - others.get(name, set())
         assert taken <= set(inspect.signature(getattr(matbackprop, stem)).parameters), name
-
-
-def test_inventory_of_errors():
-    for name in errors.__all__:
-        kind = getattr(errors, name)
-        assert issubclass(kind, (ValueError, TypeError, RuntimeError, ImportError, UserWarning))
-        assert kind.__doc__
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS - {"raise_deferred"}))

@@ -1,7 +1,6 @@
 """The singular value decomposition on our own eigensolver: any spectrum, to rounding, with and without its kernel."""
 
 import math
-from functools import partial
 
 import mpmath
 import pytest
@@ -12,7 +11,7 @@ from helpers import cuda_on_cpu
 from helpers.matrices import generator, with_singular_values
 from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import separate
-from matbackprop.solvers import batched_svd, gram, svd
+from matbackprop.solvers import batched_svd
 from matbackprop.solvers.svd import _thin_svd
 from solvers.test_solvers_gram import LAUNCHER
 
@@ -100,20 +99,18 @@ def kernels(tmp_path_factory):
     return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, separate.SOURCE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
 
 
-@pytest.mark.parametrize("name", ["random", "graded", "rank one", "zero", "one outlier"])
-@pytest.mark.parametrize(("m", "n"), [(7, 12), (9, 6), (5, 5)])
-@pytest.mark.parametrize("fine", [True, False])
-def test_with_the_kernels_that_separate_and_complete_rows(kernels, name, m, n, fine, monkeypatch):
-    options = {"kernels": kernels, "threads": 64}
-    monkeypatch.setattr(gram, "separate_by_kernel", partial(separate.separate_by_kernel, **options))
-    monkeypatch.setattr(svd, "complete_by_kernel", partial(separate.complete_by_kernel, **options))
-    monkeypatch.setattr(svd, "_right", lambda sigma, ratio: torch.zeros(sigma.shape[:-1], dtype=torch.bool))
-    monkeypatch.setattr(svd, "_NARROW", 0)
-    for module in (gram, svd):
-        monkeypatch.setattr(module, "kernels_may_take", lambda *tensors: True)
-    x = SPECTRA[name](m, n, min(m, n)).expand(2, m, n)
-    check(x, *_thin_svd(x, fine), orthogonality=1e-13 if fine else 1e-8)
-    assert kernels.launched[-1] == "complete_rows"
+@pytest.mark.parametrize(("n", "k", "missing"), [(5, 5, 2), (4, 9, 1), (6, 7, 6)])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_the_kernel_completes_orthonormal_rows(kernels, n, k, missing, layout):
+    q, _ = torch.linalg.qr(torch.randn(2, k, n, generator=generator(8), dtype=torch.float64))
+    sigma = torch.ones(2, n, dtype=torch.float64)
+    sigma[:, n - missing :] = 0
+    v = q.mT * sigma.unsqueeze(-1)
+    v = v.contiguous() if layout == "rows" else v.mT.contiguous().mT
+    completed = separate.complete_by_kernel(v.clone(), sigma, kernels, 64)
+    assert torch.equal(completed[:, : n - missing], v[:, : n - missing])
+    eye = torch.eye(n, dtype=torch.float64).expand(2, n, n)
+    torch.testing.assert_close(completed @ completed.mT, eye, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("m", "n"), [(12, 12), (40, 6), (6, 40)])

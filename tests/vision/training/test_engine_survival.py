@@ -16,8 +16,6 @@ import torch
 
 from helpers.tiny_run import tiny_config, train
 from matbackprop.errors import ConfigurationError, NonFiniteError
-from matbackprop.vision import files
-from matbackprop.vision.training import run_folder as checkpoint_module
 from matbackprop.vision.training.engine import RunInterrupted
 from matbackprop.vision.training.run_folder import RunFolder, latest_checkpoint, load_checkpoint
 
@@ -103,49 +101,60 @@ def test_kill_at_random_moments_during_training(tmp_path, whole):
     assert_same_end(run, whole)
 
 
-class _Kill:
-    """Kills the process at the n-th call of a function of the checkpoint module."""
-
-    def __init__(self, function, number):
-        self.function, self.left = function, number
-
-    def __call__(self, *arguments, **options):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.function(*arguments, **options)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "number"),
-    [
-        ("_HashingFile", "write", 30),  # in the middle of the temporary file
-        ("_HashingFile", "finish", 3),  # written, without its checksum
-        ("os", "fsync", 9),  # whole, not yet on the disk
-        (None, "_link", 2),  # before the one before is kept
-        ("Path", "replace", 9),  # between or before the renames
-        ("files", "fsync_folder", 6),  # renamed
-    ],
-)
-def test_kill_during_a_checkpoint(tmp_path, whole, owner, name, number, caplog):
-    places = {None: checkpoint_module, "files": files}
-    place = places[owner] if owner in places else getattr(checkpoint_module, owner)
-    run = RunFolder(tmp_path / "run")
-
-    def prepare():
-        original = getattr(place, name)
-        killer = _Kill(original, number)
-        setattr(place, name, (lambda *a, **k: killer(*a, **k)) if isinstance(place, type) else killer)
-
-    process = start(tiny_config(run.path, **OPTIONS), prepare)
-    assert finish(process) == -signal.SIGKILL
+def assert_resumes_to_the_same_end(run, whole, caplog):
     path = latest_checkpoint(run.checkpoints)
-    assert not caplog.records  # none is damaged
+    assert not caplog.records  # no checkpoint is corrupted
     step = load_checkpoint(path)["global_step"] if path else 0
     done = max((m["step"] for m in run.read_metrics()), default=0)
     assert done - step <= 3  # a checkpoint every two steps, killed while writing the next
     assert finish(start(tiny_config(run.path, **OPTIONS, resume=True))) == 0
     assert_same_end(run, whole)
+
+
+@pytest.mark.parametrize("number", [1, 2, 6, 7, 8, 9, 10, 11])
+def test_kill_at_a_file_operation_of_a_checkpoint(tmp_path, whole, number, caplog):
+    """Creating, renaming, linking or removing a file; from the sixth on, a checkpoint is there already."""
+    run = RunFolder(tmp_path / "run")
+    left = number
+
+    def kill(event, arguments):
+        nonlocal left
+        changes = event in ("os.rename", "os.link", "os.remove")
+        creates = event == "open" and arguments[2] is not None and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if (changes or creates) and str(run.checkpoints) in str(arguments[0]):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    assert finish(start(tiny_config(run.path, **OPTIONS), lambda: sys.addaudithook(kill))) == -signal.SIGKILL
+    assert_resumes_to_the_same_end(run, whole, caplog)
+
+
+def test_kill_in_the_middle_of_a_write(tmp_path, whole, caplog):
+    run = RunFolder(tmp_path / "run")
+    train(tiny_config(tmp_path / "other", **OPTIONS))
+    limit = (RunFolder(tmp_path / "other").checkpoints / "last.ckpt").stat().st_size // 2
+    caplog.clear()
+
+    def prepare():
+        import resource
+
+        from helpers.tiny_run import TinyModule
+
+        original = TinyModule.training_step
+
+        def step(self, batch):
+            if self.step == 5:  # the system ends the process when a file grows beyond the limit
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            return original(self, batch)
+
+        TinyModule.training_step = step
+
+    assert finish(start(tiny_config(run.path, **OPTIONS), prepare)) == -signal.SIGXFSZ
+    assert limit in [path.stat().st_size for path in run.checkpoints.iterdir()]
+    assert_resumes_to_the_same_end(run, whole, caplog)
 
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path, whole):
