@@ -7,6 +7,7 @@ write caches to a temporary folder. This also holds for the processes that they 
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,9 @@ def pytest_runtest_protocol(item):
         return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    _mark_slow(items)
     root = os.environ.get("MATBACKPROP_DATA")
     missing = not root or not Path(root).is_dir()
     cuda = config.getoption("--device").startswith("cuda") and torch.cuda.is_available()
@@ -62,6 +65,20 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="MATBACKPROP_DATA does not name a folder with the data sets"))
         if not cuda and item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason="needs --device cuda and a CUDA device"))
+
+
+def _mark_slow(items):
+    """Of a test marked ``quick(n)``, mark all but n evenly spaced parametrizations as slow."""
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("quick"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for variants in tests.values():
+        (count,) = variants[0].get_closest_marker("quick").args
+        kept = {len(variants) * i // count for i in range(count)}
+        for index, item in enumerate(variants):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

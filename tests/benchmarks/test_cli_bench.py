@@ -23,6 +23,7 @@ def test_measures_prints_and_writes(tmp_path, capsys):
     assert "Normalized-cut objectives" in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_suite_in_a_process_of_its_own():
     results = measure_alone(Config(quick=True, seconds=0.01, revision="abc", threads=1), "inverse-root", "cpu")
     assert results.revision == "abc" and results.machine["threads"] == 1

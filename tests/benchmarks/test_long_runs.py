@@ -11,6 +11,7 @@ from helpers.many_places import call_in_processes, call_in_threads
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and fork")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("work", "count"), [(train_long, 200), (segment_long, 20)])
 def test_nothing_stays_behind(work, count, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -23,6 +24,7 @@ def test_eight_threads_get_what_one_gets():
     assert call_in_threads(8, 3)["wrong"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_get_what_this_one_gets(method):
     assert call_in_processes(method, 1)["wrong"] == 0

@@ -153,6 +153,7 @@ def jacobi(request, tmp_path_factory):
     return solve
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_jacobi_ends_where_rounding_separates_equal_eigenvalues(jacobi, n):
     noise = np.random.default_rng(0).standard_normal((60, n, n))
@@ -219,6 +220,7 @@ def check_result(f, name, eps, c, gradient):
         assert actual.dtype == f.dtype and error.max() < 1e-7, error
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "kind"), [("log", torch.float32), ("inv_sqrt", torch.float64)])
 def test_pool_kernels_agree_with_the_operator(pool_kernels, name, kind):
     m, d, batch = 5, 70, 3  # an odd number of rows, more than one tile of columns
@@ -247,6 +249,7 @@ def features(m, d):
     return f
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
 @pytest.mark.parametrize(("m", "d"), [(1, 1), (7, 7), (200, 5), (784, 2)])
 def test_primal_pool_kernels_agree_with_the_operator(pool_kernels, m, d, name):
@@ -254,11 +257,13 @@ def test_primal_pool_kernels_agree_with_the_operator(pool_kernels, m, d, name):
     check_pool(pool_kernels(f, name), f, name)
 
 
+@pytest.mark.slow
 def test_primal_pool_kernels_take_centred_rows_in_float64(pool_kernels):
     f = features(70, 6)[:4].double()
     check_pool(pool_kernels(f, "log"), f - f.mean(-2, keepdim=True), "log")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(30, 3), (4, 30)])
 def test_pool_kernels_with_an_eps_of_each_matrix(pool_kernels, m, d):
     """At ε = 0 the square root has no derivative in directions that F does not have, and needs none."""
@@ -267,11 +272,13 @@ def test_pool_kernels_with_an_eps_of_each_matrix(pool_kernels, m, d):
     check_pool(pool_kernels(f, "sqrt"), f, "sqrt", torch.tensor([0.0, 1e-3, 0.0, 0.0], dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_primal_pool_kernels_at_their_largest_order(pool_kernels):
     f = torch.randn(1, 130, 64, generator=torch.Generator().manual_seed(0)).relu()
     check_pool(pool_kernels(f, "log"), f, "log")
 
 
+@pytest.mark.slow
 def test_primal_pool_kernels_give_nan_where_a_feature_is(pool_kernels):
     f = features(9, 4)[:2]
     f[1, 2, 3] = torch.nan
@@ -306,6 +313,7 @@ def parts(tmp_path_factory):
         yield compute
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
 @pytest.mark.parametrize(("m", "d"), [(40, 35), (35, 35), (35, 40), (1, 3), (3, 1)])
 def test_pooling_in_parts_agrees_with_the_operator(parts, m, d, name):
@@ -315,12 +323,14 @@ def test_pooling_in_parts_agrees_with_the_operator(parts, m, d, name):
     check_result(f, name, 1e-3, c, gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(70, 67), (67, 70)])
 def test_pooling_in_parts_above_the_order_that_stays_on_chip(parts, m, d):
     f = features(m, d)[[0, 3]]
     check_result(f, "log", 1e-3, *parts(f, "log"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(40, 5), (5, 40)])
 def test_pooling_in_parts_gives_long_rows_a_block_each(parts, m, d, monkeypatch):
     monkeypatch.setattr(pool_parts, "_LONG_ROW", 32)
@@ -328,6 +338,7 @@ def test_pooling_in_parts_gives_long_rows_a_block_each(parts, m, d, monkeypatch)
     check_result(f, "sqrt", 1e-3, *parts(f, "sqrt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
 def test_pooling_in_parts_takes_centred_rows_in_float64(parts, m, d):
     f = features(m, d)[:4].double()
@@ -335,6 +346,7 @@ def test_pooling_in_parts_takes_centred_rows_in_float64(parts, m, d):
     check_result(f, "log", 1e-3, *parts(f, "log"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
 def test_pooling_in_parts_takes_eigenvectors_in_rows_or_columns(parts, m, d):
     def solve(a, columns):
@@ -348,6 +360,7 @@ def test_pooling_in_parts_takes_eigenvectors_in_rows_or_columns(parts, m, d):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
 def test_pooling_in_parts_with_an_eps_of_each_matrix(parts, m, d):
     """At ε = 0 the square root has no derivative in directions that F does not have, and needs none."""
@@ -374,6 +387,7 @@ def test_pooling_in_parts_gives_zero_at_zero_and_nan_at_nan(parts, m, d):
     assert (g[2] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(9, 4), (4, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype, monkeypatch):
@@ -435,6 +449,7 @@ def plain_rows(f, weight, center):
     return _center(f.double(), None) if center else f.double()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", [None, "rows", "regions", "mask", "half", "double"])
 @pytest.mark.parametrize(("m", "d"), [(1, 1), (5, 16), (9, 37), (131, 3)])
@@ -460,6 +475,7 @@ def test_weighted_and_centred_features_are_made_plain(prepare, kind, center, m, 
         assert (rows[0, :, 0] == 0).all()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("chip", [True, False])
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", [None, "regions", "mask", "half"])
@@ -508,6 +524,7 @@ def cuts(tmp_path_factory):
     return cuda_on_cpu.build(tmp_path_factory.mktemp("cuts"), cut_kernels.SOURCE, CUTS, REAL_IS_DOUBLE=1, IN="float")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ridge", [0.0, 0.3], ids=["J2", "soft"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["rows", "weighted rows"])
 def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
@@ -548,6 +565,7 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
         assert (gradient[:, a] - exact).norm() < 1e-6 * exact.norm()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("connectivity", [4, 8])
 def test_component_kernels_find_the_first_pixels(connectivity, tmp_path):
     program = cuda_on_cpu.build(tmp_path, segment._COMPONENTS, COMPONENTS)

@@ -94,6 +94,7 @@ def routed(request, compute, monkeypatch):
     return lambda name, dtype: compute.build(way, name, dtype).launched
 
 
+@pytest.mark.slow
 def test_the_operator_takes_the_kernels_and_their_twin(routed):
     """By finite differences: first derivatives are the kernels', second ones and batches of gradients the twin's."""
     log = functools.partial(matrix_function, function="log", check=False)
@@ -114,6 +115,7 @@ def test_the_operator_takes_the_kernels_and_their_twin(routed):
     torch.testing.assert_close(constant, log(x))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("routed")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_widened(dtype):
@@ -156,6 +158,7 @@ def tolerance(dtype, kinds=4):
     return torch.tensor([1e-12, 1e-12, 2e-9, 2e-9] if dtype == torch.float64 else [2e-7] * 4)[:kinds]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_on_chip_agrees_with_the_operator(compute, n, name):
@@ -164,6 +167,7 @@ def test_on_chip_agrees_with_the_operator(compute, n, name):
         check(a, name, *compute(chip, a, name), tolerance(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_on_chip_at_larger_orders(compute, name):
     for n, kinds in ((36, 2), (64, 1)):
@@ -171,6 +175,7 @@ def test_on_chip_at_larger_orders(compute, name):
         check(a, name, *compute(chip, a, name), tolerance(a.dtype, kinds))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(
     ("n", "kinds", "dtype"), [(1, 4, torch.float64), (33, 4, torch.float32), (70, 2, torch.float64)]
@@ -180,12 +185,14 @@ def test_in_parts_agrees_with_the_operator(compute, n, kinds, dtype, name):
     check(a, name, *compute(parts, a, name), tolerance(dtype, kinds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solve", [in_rows, lambda a: torch.linalg.eigh(a)], ids=["rows", "columns"])
 def test_in_parts_takes_eigenvectors_in_rows_or_columns(compute, solve):
     a = matrices(20, "log").unflatten(0, (2, 2))
     check(a, "log", *compute(parts, a, "log", solve=solve), tolerance(a.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
 def test_the_identity_is_exact(compute, way):
     for name, value, slope in (("log", 0, 1), ("sqrt", 1, 0.5), ("inverse", 1, -1)):
@@ -204,6 +211,7 @@ def test_eigenvalues_far_apart(compute, way):
         check(a, name, *compute(way, a, name), 1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
 def test_the_root_at_zero(compute, way):
     """Zero, rank one, an eigenvalue negative by rounding, and one that is not."""
@@ -231,6 +239,7 @@ def test_rounding_belongs_to_the_dtype(compute, way):
     assert compute(way, a.double(), "sqrt")[0].isnan().any()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
 def test_what_has_no_function_is_nan_and_alone(compute, way):
     a = torch.eye(4, dtype=torch.float64).repeat(3, 1, 1) * torch.arange(1.0, 5.0)

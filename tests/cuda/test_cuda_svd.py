@@ -85,6 +85,7 @@ def check(x, u, s, vh, orthogonality):
     torch.testing.assert_close(s / unit[..., 0], torch.linalg.svdvals(x / unit), rtol=1e-14, atol=3e-15 * k)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("m", "n"), [(1, 20), (2, 9), (3, 70), (5, 7), (9, 4), (7, 7)])
 @pytest.mark.parametrize("limit", [4e-15, 1e-9])
 def test_factors_are_orthonormal_and_multiply_to_the_matrix(kernels, m, n, limit):
@@ -92,6 +93,7 @@ def test_factors_are_orthonormal_and_multiply_to_the_matrix(kernels, m, n, limit
     check(x, *kernel.factor(x, limit, kernels)[0], limit)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 2), (3, 3), (3, 5), (4, 2), (4, 4)])
 def test_one_thread_decomposes_a_tiny_matrix(tmp_path, m, n):
     kernels, x = of_one_thread(tmp_path, m, n), matrices(m, n)
@@ -102,6 +104,7 @@ def test_one_thread_decomposes_a_tiny_matrix(tmp_path, m, n):
     assert all(part[1].isnan().all() and part[[0, 2, 3]].isfinite().all() for part in factors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n"), [(3, 70), (9, 4), (7, 7), (3, 2), (2, 3)])
 def test_float32_matrices_are_read_as_they_are_and_their_factors_come_rounded_too(single, tmp_path, m, n):
     launched = of_one_thread(tmp_path, m, n, "float") if m * n <= 16 else single

@@ -55,18 +55,21 @@ def check(a, values, vectors):
     assert ((values - expected.eigenvalues).abs() <= 20 * EPS * largest).all()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", hard_spectra(3))
 def test_any_spectrum(kernels, name):
     a = hard_spectra(37)[name]
     check(a, *solve(kernels, a))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("n", [17, 32, 33, 64, 90])
 def test_orders(kernels, n):
     a = hard_spectra(n, batch=1)["ReLU features"]
     check(a, *solve(kernels, a))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 19_000])
 def test_matrices_that_do_not_fit_into_shared_memory(kernels, limit, monkeypatch):
     """Never, or as soon as 36 rows are left."""
@@ -77,18 +80,21 @@ def test_matrices_that_do_not_fit_into_shared_memory(kernels, limit, monkeypatch
     assert tridiagonal.Plan(45).resident(limit - tridiagonal.Plan(45).shared_bytes(64, 1), 1) == (36 if limit else 0)
 
 
+@pytest.mark.slow
 def test_couplings_that_vanish(kernels):
     """Blocks on the diagonal, whose halves are merged without a root to find."""
     a = torch.block_diag(*(hard_spectra(n, batch=1)["indefinite"][0] for n in (10, 20, 7))).unsqueeze(0)
     check(a, *solve(kernels, a))
 
 
+@pytest.mark.slow
 def test_rounding_that_decays_does_not_spoil_reflections(kernels):
     """Squares of 1e-150 lose their digits; without care vectors are orthogonal to 1e-10 only, not to n eps."""
     a = torch.ones(1, 80, 80, dtype=torch.float64) + 1e-150 * torch.diag_embed(torch.arange(80.0, dtype=torch.float64))
     assert all((defect <= 80 * EPS).all() for defect in defects(a, *solve(kernels, a)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_matrices_that_are_not_finite_are_marked(kernels, bad):
     a = hard_spectra(20, batch=3)["indefinite"]
@@ -98,6 +104,7 @@ def test_matrices_that_are_not_finite_are_marked(kernels, bad):
     check(a[::2], values[::2], vectors[::2])
 
 
+@pytest.mark.slow
 def test_leaves_that_were_not_solved_are_marked(kernels):
     a = hard_spectra(40)["indefinite"]
     t = tridiagonal.reduce(a, kernels, threads=64)
@@ -109,6 +116,7 @@ def test_leaves_that_were_not_solved_are_marked(kernels):
     assert values[1].isfinite().all() and vectors[1].isfinite().all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("exponent", [-1040, -500, 500, 1020])
 def test_any_scale(kernels, exponent):
     a = hard_spectra(20)["decaying features"]

@@ -14,6 +14,7 @@ def _blocks(page):
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p)], ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_the_blocks_of_a_page_run_one_after_the_other(page):
     names = {}

@@ -36,6 +36,7 @@ def test_degenerate_gradients(tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_fine_tune_with_second_order(tmp_path, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path))
     errors = _load("fine_tune_with_second_order").main(tmp_path / "figure.png", made=64)
@@ -63,6 +64,7 @@ def test_texture_descriptors(tmp_path):
     assert _load("texture_descriptors").main(tmp_path / "figure.png") > 0.95
 
 
+@pytest.mark.slow
 def test_segment_photographs(tmp_path):
     _load("segment_photographs").main(tmp_path / "figure.jpg")
     with Image.open(tmp_path / "figure.jpg") as picture:

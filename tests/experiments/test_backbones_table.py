@@ -14,6 +14,7 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.training.config import RegionDataConfig
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("key", Backbones.rows)
 def test_every_row_describes_a_network_and_is_compared_with_first_order_on_it(key):
     table, row = Backbones(BackbonesConfig()), Backbones.rows[key]
@@ -31,6 +32,7 @@ def test_every_row_describes_a_network_and_is_compared_with_first_order_on_it(ke
     assert not {name for setting in row.trials for name in setting} & set(row.model)
 
 
+@pytest.mark.slow
 def test_one_command_fills_the_table(tmp_path):
     config = BackbonesConfig(
         out=tmp_path / "backbones",

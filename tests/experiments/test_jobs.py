@@ -49,6 +49,7 @@ def test_every_run_is_done_once_and_after_what_it_waits_for(tmp_path):
     assert len(runs.done) == 6
 
 
+@pytest.mark.slow
 def test_processes_do_what_one_process_does_and_a_failure_does_not_stop_the_others(tmp_path, caplog):
     runs = Files(tmp_path, broken="b")
     with pytest.raises(RuntimeError, match="1 of 5 runs failed, the first: b trial 0:") as caught:
@@ -81,6 +82,7 @@ class Endless:
         return len([path for path in self.folder.iterdir() if path.read_text()]) == 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_ends_its_runs_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_jobs(Endless(tmp_path), jobs=3)
@@ -107,6 +109,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_runs_may_have_processes_of_their_own(tmp_path):
     (tmp_path / "nested.py").write_text(NESTED)
     program = [sys.executable, str(tmp_path / "nested.py")]

@@ -75,6 +75,7 @@ def test_cut_of_separate_groups_is_zero_and_ignored_rows_do_not_exist():
     assert normalized_cut_value(torch.zeros(2, 3, 3), regions(2, 3, k=2)).tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_transformations():
     f, labels = features(3, 6, 2), regions(3, 6, k=2)
 

@@ -12,6 +12,7 @@ from helpers.operators import CASES
 EACH = 2
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("row", range(len(hostile.ROWS)), ids=[row.name for row in hostile.ROWS])
 @pytest.mark.filterwarnings("ignore")
 def test_no_answer_is_wrong_in_silence_and_each_error_says_what_to_do(row):

@@ -79,6 +79,7 @@ def test_conjugate_gradients_leave_converged_systems_alone():
     torch.testing.assert_close(conjugate_gradient_solve(lambda x, s: s * x, b, (scale,)), b / scale)
 
 
+@pytest.mark.slow
 def test_conjugate_gradient_derivatives():
     inputs = (random(2, 4, seed=2).requires_grad_(), random(4).requires_grad_(), random(4, 4, seed=1).requires_grad_())
 
@@ -153,6 +154,7 @@ def test_gaussian_field_of_features_is_that_of_their_affinity():
     torch.testing.assert_close(gaussian_crf(y[..., 0], c, features=f), dense[..., 0], rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["affinity", "features"])
 def test_gaussian_field_derivatives(kind):
     inputs = (

@@ -92,6 +92,7 @@ def test_vmap_and_functional_gradients(name, device):
     torch.testing.assert_close(hessian, torch.autograd.functional.hessian(lambda x: of_one(x, labels[0]), f[0]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_compilation_and_vmap_with_annotators_weights_and_packing(name):
     function = OBJECTIVES[name][0]

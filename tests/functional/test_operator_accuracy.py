@@ -6,6 +6,7 @@ import torch
 from helpers.accuracy import PROMISED, ROWS, gradient_error
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_the_gradient_is_right_to_the_promised_digits_where_values_are_equal(row):
     case = "simple" if row.make("equal") is None else "equal"

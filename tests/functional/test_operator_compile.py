@@ -29,6 +29,7 @@ SOME = (*COMPLEX, *COMPOSED, "generalized_matrix_function")
 COMPILED = [case for case in TRACED if not (case.complex or case.composed) or case.name in SOME]
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("case", COMPILED, ids=case_id)
 def test_fullgraph_equals_eager(case, compile_backend, device, dtype):
     inputs = [t.requires_grad_() for t in case.inputs("separated", device, dtype)]
@@ -39,6 +40,7 @@ def test_fullgraph_equals_eager(case, compile_backend, device, dtype):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 def test_inductor_keeps_the_digits_of_divided_differences():
     """At gaps from zero to large ones, for every function; vectors of 16 entries, for which it writes SIMD code."""
     functions = [resolve_function(name) for name in ("log", "sqrt", "inv_sqrt", "exp", "inverse")]
@@ -60,6 +62,7 @@ def test_inductor_keeps_the_digits_of_divided_differences():
     torch.testing.assert_close(torch.compile(tables, fullgraph=WHOLE_GRAPHS)(a, b), tables(a, b), rtol=1e-13, atol=0)
 
 
+@pytest.mark.slow
 def test_a_compiled_training_step_with_inductor():
     torch.manual_seed(0)
     pool = nn.SecondOrderPool(eps=0.1, function="power", exponent=0.7, learn_exponent=True)

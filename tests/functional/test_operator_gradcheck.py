@@ -6,6 +6,7 @@ from torch.autograd import gradcheck
 from helpers.operators import SPECTRA_OF_CASES, case_id
 
 
+@pytest.mark.quick(50)
 @pytest.mark.parametrize(("case", "spectrum"), SPECTRA_OF_CASES, ids=case_id)
 def test_gradcheck(case, spectrum, device):
     inputs = tuple(t.requires_grad_() for t in case.inputs(spectrum, device))

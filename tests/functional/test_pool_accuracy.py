@@ -53,6 +53,7 @@ def test_against_80_bits(kind, m, d, function):
         assert max(_errors(kind, m, d, function, dtype)) <= limit
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("kind", "function"), [("dead_and_duplicate", "log"), ("large", "sqrt")])
 def test_large_maps_against_80_bits(kind, function):
     for dtype, limit in LIMIT.items():

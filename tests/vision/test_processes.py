@@ -39,6 +39,7 @@ def end_by(signum):
     os.kill(os.getpid(), signum)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_work_with_its_reason():
     with pytest.raises(WorkerError, match=r"SIGKILL .*memory runs out"), Workers(2) as pool:
         pool.submit(end_by, signal.SIGKILL).result(timeout=60)
@@ -46,6 +47,7 @@ def test_a_worker_that_dies_ends_the_work_with_its_reason():
         list(parallel_map(end_by, [signal.SIGSEGV] * 3, workers=2))
 
 
+@pytest.mark.slow
 def test_an_exception_drops_what_has_not_begun():
     with pytest.raises(ZeroDivisionError), Workers(2) as pool:
         waiting = [pool.submit(time.sleep, 0.1) for _ in range(50)]

@@ -213,6 +213,7 @@ def test_a_cache_whose_arrays_do_not_fit_together_is_refused(tmp_path):
         cr.Regions(open_cache(tmp_path / "other"))
 
 
+@pytest.mark.slow
 def test_processes_crop_what_one_process_crops(coco):
     actual = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
     images = read_regions(*coco(actual)).images * 12

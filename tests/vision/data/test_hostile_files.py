@@ -11,6 +11,7 @@ from helpers.hostile_files import GOOD, READERS, attack, run_in_child
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and /proc")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", READERS)
 def test_a_harmed_file_is_read_or_refused_in_one_line(name):
     for number in range(3):

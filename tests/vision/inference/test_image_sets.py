@@ -45,6 +45,7 @@ def test_batches_give_the_maps_of_single_images(model, images, prepared):
         assert np.array_equal(labels[one.id], expected)
 
 
+@pytest.mark.slow
 def test_processes_give_the_maps_of_one_process(model, images):
     here = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
     with Workers(2) as workers:

@@ -36,6 +36,7 @@ def test_matrix_products_pool_as_the_spectral_layer_does(options, supports, spre
     torch.testing.assert_close(_ProductPool(layer)(f, weight), layer(f, weight), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -61,6 +62,7 @@ def test_a_classifier_gives_the_same_scores_in_onnxruntime(arguments, tmp_path, 
     assert json.loads(notes["names"]) == ["a", "b", "c"] and json.loads(notes["arguments"])["canvas"] == 67
 
 
+@pytest.mark.slow
 def test_a_segmenter_gives_features_that_are_clustered_alike(tmp_path):
     pytest.importorskip("onnxscript")
     torch.manual_seed(0)

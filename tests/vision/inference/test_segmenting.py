@@ -118,6 +118,7 @@ def test_bad_input():
         segment_photograph(halves(), ks=())
 
 
+@pytest.mark.slow
 def test_one_picture_in_every_form_gives_the_same_regions(tmp_path):
     pixels = halves()
     Image.fromarray(pixels).save(tmp_path / "photo.png")

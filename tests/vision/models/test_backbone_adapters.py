@@ -34,6 +34,7 @@ class Residual(nn.Module):
         return self.classifier(self.pool(x).flatten(1))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["alexnet", "vgg16"])
 def test_what_is_measured_is_what_kernels_and_strides_say(name):
     known = build_backbone(name)

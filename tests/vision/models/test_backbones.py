@@ -29,6 +29,7 @@ def built(name, taps=None):
     return build_backbone(name, taps).eval()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_bright_pixel_moves_the_right_cell(name):
     """A patch of noise moves a map around the cell that ``info`` says is over it; over several patches, on the mean."""

@@ -32,6 +32,7 @@ for call in (lambda: load_segmenter("owner/nobody"), lambda: load_segmenter("own
 """
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_with_its_card_and_loaded_again(tmp_path):
     with running_hub() as hub:
         hub.repos["owner/notes"] = {"notes.txt": b"no model"}

@@ -50,6 +50,7 @@ def _at_step(number, act):
     return prepare
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("act", "codes", "saved"),
     [

@@ -11,6 +11,7 @@ from helpers.training_faults import FAULTS, inject
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_training_survives(name, tmp_path):
     inject(name, tmp_path, seed=0)

@@ -26,6 +26,7 @@ class _Stop(Exception):
     pass
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("log_every", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_an_interrupted_recipe_ends_with_the_same_bits_and_metrics(name, log_every, tmp_path, monkeypatch):

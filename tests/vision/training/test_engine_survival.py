@@ -168,6 +168,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path, whole):
     assert_same_end(run, whole)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", ["training", "validation"])
 def test_signals_save_before_they_end(tmp_path, signum, moment):

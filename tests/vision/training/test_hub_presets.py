@@ -27,6 +27,7 @@ def hub(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("recipe", "preset"), [
     ("o2p", "resnet50"), ("o2p", "dinov2"), ("ncuts", "hypercolumns-resnet50"), ("ncuts", "hypercolumns-dinov2"),
 ])  # fmt: skip

@@ -109,6 +109,7 @@ def test_replaced_files_are_prepared_again(tmp_path, kind):
     assert np.array_equal(getattr(first[1], part), getattr(again[1], part))
 
 
+@pytest.mark.slow
 def test_preparing_images_stops_at_once_when_asked(tmp_path):
     (tmp_path / "read").mkdir()
     data = TracedImages(tmp_path / "read", 200)
@@ -332,6 +333,7 @@ def test_features_of_zeros_are_finite():
 # ------------------------------------------------------------------------------------------------------------ training
 
 
+@pytest.mark.slow
 def test_the_first_command_learns(tmp_path):
     config = merge(
         RECIPES["ncuts"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "engine.progress": False}
@@ -343,6 +345,7 @@ def test_the_first_command_learns(tmp_path):
     assert validation[-1] < validation[0] and sum(training[-8:]) < sum(training[:8])
 
 
+@pytest.mark.slow
 def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):
     config = tiny(rate=1e-2, score_images=1)
     config.engine = dataclasses.replace(config.engine, run=tmp_path / "run", max_epochs=6)

@@ -82,6 +82,7 @@ def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
     assert (run.path / "figures" / "confusion.png").is_file()
 
 
+@pytest.mark.slow
 def test_the_first_command_of_the_tutorial_learns(cache, tmp_path):
     config = merge(
         RECIPES["o2p"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "data.cache": str(cache)}
