@@ -24,13 +24,13 @@ from experiments.config import BackbonesConfig
 from experiments.table import Device, Job, fingerprint, interval_text
 from experiments.table1 import Row, Table1, as_option, paired_difference
 from matbackprop.errors import DataError
+from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import read_json
-from matbackprop.vision.processes import choose_device
 from matbackprop.vision.report.figures import comparison
 from matbackprop.vision.report.tables import Measured, Table
 from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig
-from matbackprop.vision.training.guard import StepProfile
 from matbackprop.vision.training.o2p import build_model, open_regions
+from matbackprop.vision.training.profile import StepProfile
 
 __all__ = ["BACKBONES", "ROWS", "Backbones"]
 
@@ -326,7 +326,7 @@ def measure_speed(config: O2PConfig, classes: list[str], device: torch.device, s
         loss.backward()
         profile.mark("network backward")
         optimizer.step()
-        profile.mark("optimiser")
+        profile.mark("optimizer")
         profile.end()
 
     @torch.no_grad()

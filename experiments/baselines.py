@@ -18,8 +18,8 @@ from experiments.multiscale_ncut import multiscale_labels
 from matbackprop.errors import ConfigurationError, DataError, ShapeError, needs
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.metrics import ImageScores, region_scores, score_image, summarize
-from matbackprop.vision.processes import Workers
 from matbackprop.vision.segmentation import connected_components
+from matbackprop.vision.workers import Workers
 
 KS = (2, 3, 4, 6, 8, 12, 16, 20)
 """The numbers of clusters of the eight segmentations."""

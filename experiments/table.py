@@ -31,10 +31,11 @@ from experiments.config import TableConfig
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.files import atomic_write, read_json
-from matbackprop.vision.processes import Workers, log_on_screen
+from matbackprop.vision.progress import log_on_screen
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.training.config import differences, to_json
 from matbackprop.vision.training.run_folder import RunFolder, versions
+from matbackprop.vision.workers import Workers
 
 _ENGINE = ("seed", "max_epochs", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate")
 """Fields of the engine that change numbers; the others say where and how a run is carried out."""

@@ -36,9 +36,9 @@ from experiments.table import (
     weights_digest,
 )
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
+from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import atomic_write, read_json
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
-from matbackprop.vision.processes import choose_device
 from matbackprop.vision.report import figures
 from matbackprop.vision.report.tables import Measured, Table
 from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, merge, to_json

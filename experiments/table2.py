@@ -38,18 +38,19 @@ from experiments.table import (
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImages, tuning_split
 from matbackprop.vision.data.cache import cache_key
+from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.image_sets import Segmented, segment_images, warm
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.vision.models.config import VARIANTS
 from matbackprop.vision.models.deep_ncuts import DeepNCuts, default_ks
-from matbackprop.vision.processes import Workers, processors
 from matbackprop.vision.report.figures import curves, segmentation_grid
 from matbackprop.vision.report.tables import Measured, Table
 from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.ncuts import build, data_folder, open_images, split_images, untrained_model
 from matbackprop.vision.training.run_folder import RunFolder, versions
+from matbackprop.vision.workers import Workers
 
 log = logging.getLogger("matbackprop")
 

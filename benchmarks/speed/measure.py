@@ -25,8 +25,8 @@ from benchmarks.speed.peers import MissingPeer
 from benchmarks.speed.suites import SUITES
 from benchmarks.speed.suites.entry import Entry, Scale
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import atomic_write, read_json
-from matbackprop.vision.processes import choose_device
 from matbackprop.vision.training.run_folder import git_revision, is_number, package_versions
 
 _SAMPLE_SECONDS = 0.002

@@ -161,7 +161,7 @@ def test_unknown_suite_and_device():
     with pytest.raises(ConfigurationError, match="pooling"):
         run_suites(["poling"], "cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigurationError, match="no CUDA device"):
+        with pytest.raises(ConfigurationError, match="CUDA is not available"):
             run_suites(["pooling"], "cuda")
 
 

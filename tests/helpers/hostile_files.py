@@ -8,7 +8,6 @@ a warning, a crash, an endless wait, more than a gigabyte of memory, or a half-w
 """
 
 import copy
-import hashlib
 import importlib
 import json
 import math
@@ -43,7 +42,7 @@ from matbackprop.cli import main
 from matbackprop.errors import DataError
 from matbackprop.vision.data.cache import write_cache
 from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
-from matbackprop.vision.training.run_folder import _COMMENT, _PREFIX, load_checkpoint, save_checkpoint
+from matbackprop.vision.training.checkpoint import load_checkpoint, save_checkpoint
 
 for module in (
     *(f"cli.{name}" for name in ("segment", "classify", "report", "data", "evaluate", "evaluate_run", "train")),
@@ -246,8 +245,7 @@ def harm_checkpoint(data: bytes, draw: random.Random) -> bytes:
         torch.save({"state_dict": _Evil()}, out)
     else:
         out.write(pickle.dumps(_Evil()) + b"\0" * 100)
-    body = out.getvalue()[:-2] + _COMMENT.to_bytes(2, "little") + _PREFIX
-    return body + hashlib.sha256(out.getvalue()[:-2]).hexdigest().encode()
+    return out.getvalue()
 
 
 HARMS: dict[str, Callable[[bytes, random.Random], bytes]] = {

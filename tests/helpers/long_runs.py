@@ -3,6 +3,7 @@
 ``benchmarks/long_runs.py`` does it at full length, the tests a little of it.
 """
 
+import ctypes
 import gc
 import os
 import sys
@@ -20,7 +21,6 @@ import matbackprop
 from helpers.tiny_run import TinyData, tiny_config
 from matbackprop.nn import SecondOrderPool
 from matbackprop.vision.inference import load_segmenter, segment_photograph
-from matbackprop.vision.processes import release_memory
 from matbackprop.vision.training.engine import System, fit, seed_all
 
 SAMPLES = 40  # looks at the process in a long run
@@ -32,7 +32,7 @@ def footprint(folder: Path) -> dict[str, int]:
     What is free within the process is given back first, so that the allocator's reserves do not count.
     """
     gc.collect()
-    release_memory()
+    ctypes.CDLL(None).malloc_trim(0)
     children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
     return {
         "python_blocks": sys.getallocatedblocks(),

@@ -1,11 +1,12 @@
-"""Lines that say how far a long piece of work is."""
+"""Progress of long operations."""
 
 import io
+import re
 
 import pytest
 
-from matbackprop.vision import processes as progress
-from matbackprop.vision.processes import Progress, track
+from matbackprop.vision import progress
+from matbackprop.vision.progress import Progress, track
 
 
 class _Terminal(io.StringIO):
@@ -36,17 +37,21 @@ def test_without_a_terminal_there_is_a_line_every_half_minute(clock, monkeypatch
     ]
 
 
-def test_on_a_terminal_one_line_is_rewritten_and_removed(clock, monkeypatch):
+def test_on_a_terminal_bars_are_drawn_and_removed_and_lines_stay_whole(monkeypatch):
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    for _ in track(range(3), "Preparing images", 3):
-        clock[0] += 60.0
+    monkeypatch.setenv("TERM", "xterm")
+    for i in track(range(3), "Preparing images", 3):
+        for _ in track(range(2), "Validating", 2):
+            print(f"line {i}", file=progress.sys.stderr)
     text = terminal.getvalue()
-    assert "\r" in text and "\n" not in text
-    assert "1 of 3, about 2 min left" in text and text.endswith(" \r")
+    assert "Preparing images" in text and "0/3" in text and "Validating" in text
+    plain = re.sub(r"\x1b\[[0-9?]*[a-zA-Z]|\r", "\n", text)
+    assert plain.split("\n").count("line 1") == 2
+    assert Progress._display is None
 
 
-def test_parts_that_were_done_before_say_nothing_about_the_speed(clock):
+def test_parts_completed_before_do_not_count_for_the_speed(clock):
     work = Progress("Training", 100, done=90)
     clock[0] += 10.0
     work.advance()

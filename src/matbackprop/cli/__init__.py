@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 from matbackprop.vision.files import plain_numbers
-from matbackprop.vision.processes import SignalHandlers
+from matbackprop.vision.signals import SignalHandlers
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -260,7 +260,7 @@ def run(
     as_json: bool = False,
 ) -> int:
     """Parse the options of one command, run it, print its summary or its document, and return its exit code."""
-    from matbackprop.vision.processes import silence
+    from matbackprop.vision.progress import silence
 
     command = commands[name]
     module = importlib.import_module(command.module)

@@ -15,9 +15,10 @@ import tyro
 
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
+from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.metrics import ImageScores, score_images, summarize
-from matbackprop.vision.processes import processors, track
+from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Cell, Table
 
 

@@ -12,7 +12,7 @@ import tyro
 
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.pictures import find_pictures
-from matbackprop.vision.processes import track
+from matbackprop.vision.progress import track
 
 if TYPE_CHECKING:
     from matbackprop.vision.inference import Segments

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.vision.processes import bound_reserves
 
 
 @dataclass
@@ -47,7 +46,6 @@ def main(config: Config) -> dict[str, Any]:
         socket.getaddrinfo(config.host, config.port)
     except (OSError, UnicodeError):
         raise ConfigurationError(f"--host {config.host}: there is no such address; name one of this machine.") from None
-    bound_reserves()
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
     os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which makes a folder elsewhere otherwise
 

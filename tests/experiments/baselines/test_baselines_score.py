@@ -8,7 +8,7 @@ from experiments.baselines import HUMANS, run_baseline
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.metrics import evaluate_segmentations
-from matbackprop.vision.processes import Workers
+from matbackprop.vision.workers import Workers
 
 
 @pytest.fixture

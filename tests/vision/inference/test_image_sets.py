@@ -10,7 +10,7 @@ from matbackprop.vision.data.bsds import BSDSSample, collect, prepare_image
 from matbackprop.vision.inference import image_sets
 from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
-from matbackprop.vision.processes import Workers
+from matbackprop.vision.workers import Workers
 
 KS = (2, 5, 9)
 

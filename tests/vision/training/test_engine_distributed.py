@@ -9,7 +9,8 @@ import torch
 
 from helpers.tiny_run import TinyModule, tiny_config, train
 from helpers.two_processes import run_two
-from matbackprop.vision.training.run_folder import RunFolder, load_checkpoint
+from matbackprop.vision.training.checkpoint import load_checkpoint
+from matbackprop.vision.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 

@@ -1,4 +1,4 @@
-"""A batch that is not finite stops the run, spoils no checkpoint, and is described."""
+"""A loss or gradient that is not finite stops the run before a checkpoint, with a report."""
 
 import json
 
@@ -8,9 +8,10 @@ from safetensors.torch import load_file
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import DomainError, NonFiniteError, SolverError
+from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.guard import Guard, flatten_tensors
-from matbackprop.vision.training.run_folder import RunFolder, load_checkpoint
+from matbackprop.vision.training.guard import Guard, named_tensors
+from matbackprop.vision.training.run_folder import RunFolder
 
 
 def _check_report(run, step, batch_holds):
@@ -29,17 +30,17 @@ def _finite(run):
             assert torch.isfinite(tensor).all()
 
 
-def test_a_bad_batch_stops_before_the_optimiser_sees_it(tmp_path):
+def test_a_bad_batch_stops_before_the_optimizer_step(tmp_path):
     config = tiny_config(tmp_path / "run", poison=5, checkpoint_every_steps=1)
-    with pytest.raises(NonFiniteError, match="not finite at step") as caught:
+    with pytest.raises(NonFiniteError, match=r"not finite at step \d+, epoch 1, batch \d") as caught:
         train(config)
     run = RunFolder(tmp_path / "run")
     last = load_checkpoint(run.checkpoints / "last.ckpt")
     step = last["global_step"]
     assert 6 <= step < 12  # the item is bad in the second epoch
     report = _check_report(run, step, "0")
-    assert report["weights"] == "those of this step"
-    assert {g["parameter"] for g in report["nonfinite_gradients"]} >= {"net.0.weight"}
+    assert report["nonfinite_weights"] == []
+    assert "net.0.weight" in report["nonfinite_gradients"]
     assert str(run.checkpoints / "last.ckpt") in str(caught.value)
     _finite(run)
 
@@ -62,16 +63,16 @@ class Lagging(TinyModule):
 
 
 class LaggingGuard(Guard):
-    """Works as on a GPU: the flag is read every few steps."""
+    """As on a GPU: flags are read every few batches."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.waits = False
+        self.every = arguments[1].guard_every
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("every", [3, 100])
-def test_a_flag_that_is_read_late_finds_the_right_batch_and_saves_nothing_bad(tmp_path, monkeypatch, fused, every):
+def test_flags_read_late_find_the_right_batch_and_no_bad_checkpoint_is_written(tmp_path, monkeypatch, fused, every):
     monkeypatch.setattr(Lagging, "fused", fused)
     monkeypatch.setattr("matbackprop.vision.training.engine.Guard", LaggingGuard)
     config = tiny_config(tmp_path / "run", poison=5, guard_every=every)
@@ -89,11 +90,11 @@ def test_a_flag_that_is_read_late_finds_the_right_batch_and_saves_nothing_bad(tm
     assert load_checkpoint(run.checkpoints / "last.ckpt")["global_step"] == 6
     _finite(run)
     if fused:
-        # the optimiser skipped every update from the bad gradient on: these are still the weights of that step
-        assert report["weights"] == "those of this step"
+        # the optimizer skipped every update from the bad gradient on
+        assert report["nonfinite_weights"] == []
         assert all(torch.isfinite(p).all() for p in module.parameters())
     elif every == 100:
-        assert report["weights"].startswith("those of last.ckpt")
+        assert "net.0.weight" in report["nonfinite_weights"]
 
 
 @pytest.mark.parametrize("kind", [SolverError, DomainError, torch.linalg.LinAlgError])
@@ -107,13 +108,13 @@ def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
     config = tiny_config(tmp_path / "run")
     seed_all(3)
     with pytest.raises(
-        NonFiniteError, match=r"a batch cannot be computed at step 8, epoch 1, batch 2 \(no decomposition\)"
+        NonFiniteError, match=r"A batch cannot be computed at step 8, epoch 1, batch 2 \(no decomposition\)"
     ) as caught:
         fit(config, Refusing(config), TinyData(config), name="tiny")
     assert isinstance(caught.value.__cause__, kind)
     (folder,) = RunFolder(tmp_path / "run").nonfinite.iterdir()
     report = json.loads((folder / "report.json").read_text())
-    assert report["layer"]["spectrum"] and report["weights"] == "those of this step"
+    assert report["layer"]["spectrum"] and report["nonfinite_weights"] == []
     assert load_file(folder / "batch.safetensors")["0"].shape == (4, 6)
 
 
@@ -142,7 +143,7 @@ def test_weights_that_overflow_are_not_saved(tmp_path):
 
     config = tiny_config(tmp_path / "run", max_epochs=1, checkpoint_every_steps=2)
     seed_all(3)
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError, match="A weight is not finite"):
         fit(config, Exploding(config), TinyData(config), name="tiny")
     run = RunFolder(tmp_path / "run")
     assert load_checkpoint(run.checkpoints / "last.ckpt")["global_step"] == 4
@@ -177,6 +178,6 @@ def test_clipping_bounds_the_gradient_and_the_norm_is_logged_unclipped(tmp_path)
 
 def test_tensors_are_found_in_any_nesting():
     t = torch.ones(1)
-    actual = dict(flatten_tensors({"a": [t, (t, {"b": t})], "c": "text"}))
+    actual = dict(named_tensors({"a": [t, (t, {"b": t})], "c": "text"}))
     assert sorted(actual) == ["a.0", "a.1.0", "a.1.1.b"]
-    assert [name for name, _ in flatten_tensors(t)] == ["batch"]
+    assert [name for name, _ in named_tensors(t)] == ["batch"]

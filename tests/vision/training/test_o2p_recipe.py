@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from matbackprop.errors import DataError, WeightsError
 from matbackprop.vision.data import coco_regions
 from matbackprop.vision.models.deep_o2p import RegionClassifier
+from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.config import RECIPES, O2PConfig, RegionDataConfig, merge
 from matbackprop.vision.training.engine import fit, run_recipe, seed_all
 from matbackprop.vision.training.o2p import (
@@ -22,7 +23,7 @@ from matbackprop.vision.training.o2p import (
     keep_maps,
     open_regions,
 )
-from matbackprop.vision.training.run_folder import RunFolder, load_checkpoint
+from matbackprop.vision.training.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")

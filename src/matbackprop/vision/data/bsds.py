@@ -20,8 +20,9 @@ from matbackprop.vision.data.cache import cache_key, open_cache, remove_cache, w
 from matbackprop.vision.data.label_files import index_label_files, read_label_maps
 from matbackprop.vision.data.pictures import find_pictures, read_picture
 from matbackprop.vision.metrics.regions import compact_labels
-from matbackprop.vision.processes import parallel_map, track
+from matbackprop.vision.progress import track
 from matbackprop.vision.segmentation.superpixels import region_graph, slic_superpixels
+from matbackprop.vision.workers import parallel_map
 
 # BSDS300's parts by name, where only BSDS500's folders are there.
 _PARTS = {"bsds300-train": "train", "bsds300-test": "val"}

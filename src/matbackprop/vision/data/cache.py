@@ -22,8 +22,8 @@ from typing import Any, Literal
 import numpy as np
 
 from matbackprop.errors import DataError
+from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_folder, atomic_write, read_bytes, read_json, remove_written, show
-from matbackprop.vision.processes import processors
 
 FORMAT = 1
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")

@@ -11,7 +11,7 @@ from typing import Any
 
 from matbackprop.errors import DataError, Problem
 from matbackprop.vision.files import shorten
-from matbackprop.vision.processes import track
+from matbackprop.vision.progress import track
 
 ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 """Applies a reader to every item, as ``map`` does."""

@@ -26,10 +26,12 @@ from torch import Tensor
 from matbackprop.errors import ConfigurationError, DataError, Problem, first_problems
 from matbackprop.vision.data.cache import Cache, cache_key, open_cache, remove_cache, write_cache
 from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions, widened
+from matbackprop.vision.devices import processors
 from matbackprop.vision.files import show
 from matbackprop.vision.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.models.config import Background
-from matbackprop.vision.processes import parallel_map, processors, track
+from matbackprop.vision.progress import track
+from matbackprop.vision.workers import parallel_map
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from matbackprop.errors import DataError
-from matbackprop.vision.processes import Progress
+from matbackprop.vision.progress import Progress
 
 _CHUNK = 1 << 20
 ATTEMPTS = 3

@@ -15,9 +15,9 @@ from torch import Tensor
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.data.bsds import PreparedImages, in_16_bits, pad_stack
 from matbackprop.vision.models.deep_ncuts import DeepNCuts, default_ks
-from matbackprop.vision.processes import Workers
 from matbackprop.vision.segmentation import MergeCost, merge_regions, region_graph, slic_superpixels
 from matbackprop.vision.segmentation.superpixels import RegionGraph, assign_superpixels, connect_superpixels, works_on
+from matbackprop.vision.workers import Workers
 
 
 class Segmented(NamedTuple):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from matbackprop.errors import WeightsError
+from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import shorten
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.models.weights import CONFIG, fetch_pretrained, pretrained_config
-from matbackprop.vision.processes import choose_device
 
 M = TypeVar("M", DeepNCuts, RegionClassifier)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from matbackprop.vision.inference import export
 from matbackprop.vision.inference.drawing import draw_boundaries, paint_labels
 from matbackprop.vision.inference.loading import BOX, load_segmenter
 from matbackprop.vision.models.deep_ncuts import DeepNCuts, Merging, default_ks, merge_superpixels
-from matbackprop.vision.processes import release_memory
 from matbackprop.vision.segmentation import (
     MERGE_KS,
     Hierarchy,
@@ -35,8 +33,6 @@ from matbackprop.vision.segmentation import (
 )
 
 _MAX_CLUSTERS = 1000  # of K-means, which compares every pixel with every cluster
-_RELEASE = 8  # photographs between two releases of free memory, each of which takes some milliseconds
-_segmented = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -314,8 +310,6 @@ def segment_photograph(
         else:
             same = merging.superpixels if model.superpixels == SUPERPIXELS else None
             merging = model.merge(on_device, ks, superpixels=same)
-    if next(_segmented) % _RELEASE == 0:
-        release_memory()
     parts: dict[str, Any] = {"superpixels": merging.superpixels, "hierarchy": merging.hierarchy}
     if clusterings is not None:
         parts = {"clusterings": clusterings}

@@ -13,7 +13,7 @@ from matbackprop.errors import DataError
 from matbackprop.vision.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
 from matbackprop.vision.metrics.objects_parts import objects_and_parts, objects_over_scales
 from matbackprop.vision.metrics.regions import RegionScores, region_scores
-from matbackprop.vision.processes import parallel_map
+from matbackprop.vision.workers import parallel_map
 
 #: One image: its label maps and its human maps, or a function without arguments that reads them.
 Maps = Sequence[Any] | Callable[[], Sequence[Any]]

@@ -21,7 +21,7 @@ from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.models.backbones.base import load_backbone_weights
 from matbackprop.vision.models.config import ContourModelConfig
 from matbackprop.vision.models.contours import ContourNet
-from matbackprop.vision.processes import track
+from matbackprop.vision.progress import track
 from matbackprop.vision.training.config import ContourDataConfig, ContoursConfig
 from matbackprop.vision.training.engine import Data, System
 from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for

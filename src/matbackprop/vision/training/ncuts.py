@@ -30,13 +30,13 @@ from matbackprop.vision.data.bsds import (
     tuning_split,
 )
 from matbackprop.vision.data.cache import dataset_folder, default_cache_folder
+from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.metrics.evaluation import evaluate_segmentations
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.models.backbones.base import load_backbone_weights
 from matbackprop.vision.models.config import NCutsModelConfig
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
-from matbackprop.vision.processes import processors
 from matbackprop.vision.training.config import ImageDataConfig, NCutsConfig
 from matbackprop.vision.training.engine import Data, System
 from matbackprop.vision.training.graphs import GraphedLoss

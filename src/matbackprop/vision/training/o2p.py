@@ -32,9 +32,10 @@ from matbackprop.vision.data.coco_regions import (
     check_same_categories,
     tuning_split,
 )
+from matbackprop.vision.devices import choose_device
+from matbackprop.vision.distributed import gather
 from matbackprop.vision.models.backbones.base import load_backbone_weights
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector
-from matbackprop.vision.processes import choose_device, gather_rows
 from matbackprop.vision.training.config import O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import Data, System, evaluate
 from matbackprop.vision.training.loading import EpochLoader
@@ -455,19 +456,19 @@ class RegionModule(System):
 
     def validation_end(self, data: RegionData) -> dict[str, float]:
         """Errors over all processes, in percent."""
-        parts = (torch.cat(part) for part in zip(*self._collected, strict=True))
-        index, target, predicted, loss = (gather_rows(part) for part in parts)
+        mine = [torch.cat(part).cpu() for part in zip(*self._collected, strict=True)]
+        index, target, predicted, loss = (torch.cat(parts) for parts in zip(*gather(mine), strict=True))
         self._collected.clear()
         wrong = (predicted != target).float()
-        large = self.areas[index] >= LARGE
+        large = self.areas.cpu()[index] >= LARGE
         order = index.argsort()
         self.predictions = {
-            "index": index[order].cpu().numpy(),
-            "target": target[order].cpu().numpy().astype(np.int16),
-            "predicted": predicted[order].cpu().numpy().astype(np.int16),
-            "loss": loss[order].half().cpu().numpy(),
-            "large": large[order].cpu().numpy(),
-            "image": self._image_ids[index[order].cpu().numpy()],
+            "index": index[order].numpy(),
+            "target": target[order].numpy().astype(np.int16),
+            "predicted": predicted[order].numpy().astype(np.int16),
+            "loss": loss[order].half().numpy(),
+            "large": large[order].numpy(),
+            "image": self._image_ids[index[order].numpy()],
         }
         return {
             "val/loss": float(loss.mean()),

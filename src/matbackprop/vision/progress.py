@@ -1,0 +1,140 @@
+"""Progress of long operations and the library's log on the screen."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from matbackprop.vision.distributed import is_first_process
+
+T = TypeVar("T")
+
+log = logging.getLogger("matbackprop")
+
+EVERY = 30.0
+"""Seconds between two lines if standard error is not a terminal."""
+
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Show no progress in this context."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+class _Screen(logging.Handler):
+    """Prints to the current ``sys.stderr``, so that lines appear above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def log_on_screen() -> Iterator[None]:
+    """Print the library's log to standard error, unless it has handlers already."""
+    screen, level = _Screen(), log.level
+    alone = not log.hasHandlers() and not _silent.get()
+    log.setLevel(min(level or logging.INFO, logging.INFO))
+    if alone:
+        log.addHandler(screen)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(screen)
+
+
+class Progress:
+    """A progress bar on a terminal; otherwise a line in the log every half minute.
+
+    Args:
+        what: the operation, such as ``"Preparing images"``.
+        total: number of parts.
+        done: parts completed before; they do not count for the speed.
+        quiet: show nothing.
+    """
+
+    _display: Any = None  # all bars share one display
+
+    def __init__(self, what: str, total: int, done: int = 0, quiet: bool = False) -> None:
+        self.what, self.total, self.done = what, total, done
+        self.quiet = quiet or _silent.get() or not is_first_process()
+        self._before, self._started = done, time.monotonic()
+        self._said = self._started
+        self._bar = None if self.quiet or not sys.stderr.isatty() else self._open()
+
+    def _open(self) -> Any:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Display
+
+        if Progress._display is None:
+            columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            note, console = TextColumn("{task.fields[note]}"), Console(file=sys.stderr, highlight=False)
+            Progress._display = Display(*columns, note, console=console, transient=True)
+            Progress._display.start()
+        return Progress._display.add_task(self.what, total=self.total, completed=self.done, note="")
+
+    def advance(self, note: str = "") -> None:
+        """Count a completed part. ``note`` is appended to the line."""
+        self.done += 1
+        if self._bar is not None:
+            Progress._display.update(self._bar, completed=self.done, note=note)
+            return
+        now = time.monotonic()
+        if self.quiet or self.done >= self.total or now - self._said < EVERY:
+            return
+        self._said = now
+        line = self.line(now) + (f", {note}" if note else "")
+        if log.isEnabledFor(logging.INFO) and log.hasHandlers():
+            log.info("%s", line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def line(self, now: float) -> str:
+        """Return the line for a time of the monotonic clock."""
+        left = (now - self._started) / max(self.done - self._before, 1) * (self.total - self.done)
+        return f"{self.what}: {self.done} of {self.total}, about {_duration(left)} left"
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is None:
+            return
+        Progress._display.remove_task(self._bar)
+        self._bar = None
+        if not Progress._display.tasks:
+            Progress._display.stop()
+            Progress._display = None
+
+
+def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+    """Yield the items and show progress. An item is complete when the next one is requested."""
+    progress = Progress(what, total)
+    try:
+        for item in items:
+            yield item
+            progress.advance()
+    finally:
+        progress.close()
+
+
+def _duration(seconds: float) -> str:
+    """Return a rounded duration.
+
+    Example:
+        >>> _duration(42), _duration(150), _duration(9000)
+        ('42 s', '3 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{-(-seconds // 60):.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

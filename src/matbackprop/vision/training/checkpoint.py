@@ -1,0 +1,110 @@
+"""Checkpoints: written atomically, checked when read, and read without executing code.
+
+A checkpoint is a ``torch.save`` archive of tensors and plain values. Its CRC-32 sums reveal damage.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from matbackprop.errors import CheckpointError
+from matbackprop.vision.files import atomic_file
+
+
+def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
+    """Write a checkpoint atomically.
+
+    Args:
+        content: nested dicts, lists and tuples of tensors, numbers, strings and None.
+        path: the file.
+
+    Raises:
+        CheckpointError: ``content`` holds an object that :func:`load_checkpoint` would refuse.
+    """
+    path = Path(path)
+    plain = _plain(content, "checkpoint")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        try:
+            torch.save(plain, file)
+        except RuntimeError as error:  # hides the OSError of a full disk
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Check a checkpoint for damage and read it with ``torch.load(weights_only=True)``.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not a checkpoint.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is not a regular file.")
+        with zipfile.ZipFile(path) as archive:
+            if (name := archive.testzip()) is not None:
+                raise CheckpointError(f"{path} is damaged: wrong checksum of {name}.")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}.") from error
+    except pickle.UnpicklingError as error:  # its text recommends weights_only=False
+        raise CheckpointError(f"{path} was not read: it holds more than tensors and plain values.") from error
+    except Exception as error:  # zipfile and torch raise many types for damaged files
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}).") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a training.")
+    return state
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {k: _plain(v, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    raise CheckpointError(
+        f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot hold because reading "
+        "it would execute code. Use numbers, strings, tensors, lists and dicts in states."
+    )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of Python's, NumPy's and torch's random generators."""
+    version, words, gauss = random.getstate()
+    name, key, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    return {
+        "python": [version, torch.tensor(words), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(key, dtype=np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore the result of :func:`random_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"].cpu())
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])

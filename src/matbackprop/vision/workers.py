@@ -1,0 +1,161 @@
+"""A pool of worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing.util import Finalize
+from typing import ParamSpec, TypeVar
+
+from matbackprop.errors import WorkerError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class Workers:
+    """Spawned processes of one torch thread each. They ignore Ctrl-C and end with their parent.
+
+    Leaving the context by an exception cancels pending calls and kills the processes. If a process
+    dies, :class:`~matbackprop.errors.WorkerError` is raised.
+
+    Args:
+        count: number of processes. With 0 and 1, calls run in this process.
+
+    Example:
+        >>> with Workers(0) as workers:
+        ...     list(workers.map(abs, [-2, 1]))
+        [2, 1]
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self._pool: ProcessPoolExecutor | None = None
+        if count > 1:
+            # Forking is unsafe once torch has started threads.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
+            # Without this, a worker process that owns a pool waits forever for the pool's processes.
+            Finalize(self, self._pool.shutdown, exitpriority=100)
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Start a call of a picklable function. Without processes, it runs before this returns."""
+        if self._pool is not None:
+            with _interrupts_blocked():  # starts processes
+                return self._pool.submit(function, *args, **kwargs)
+        done: Future[T] = Future()
+        done.set_result(function(*args, **kwargs))
+        return done
+
+    def map(self, function: Callable[[Item], T], items: Iterable[Item], chunk: int = 1) -> Iterator[T]:
+        """Apply a picklable function to every item, ``chunk`` items per call.
+
+        Yields:
+            Results in order. At most four chunks per process are pending, so results do not pile up.
+        """
+        if self._pool is None:
+            yield from map(function, items)
+            return
+        source = iter(items)
+        pending: deque[Future[list[T]]] = deque()
+        try:
+            while part := list(islice(source, chunk)):
+                pending.append(self.submit(_apply, function, part))
+                if len(pending) >= 4 * self.count:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def kill(self) -> None:
+        """Kill all processes."""
+        for process in self._processes():
+            process.kill()
+
+    def _processes(self) -> list[multiprocessing.process.BaseProcess]:
+        return [*(getattr(self._pool, "_processes", None) or {}).values()]
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._pool is None:
+            return
+        processes = self._processes()
+        codes = [process.exitcode for process in processes]
+        try:
+            self._pool.shutdown(wait=kind is None, cancel_futures=kind is not None)
+        finally:
+            if kind is not None or sys.exc_info()[0] is not None:  # interrupted while waiting
+                for process in processes:
+                    process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise WorkerError(_reason(codes)) from error
+
+
+def _reason(codes: Sequence[int | None]) -> str:
+    # The pool ends the remaining processes by SIGTERM.
+    code = next((c for c in codes if c and c != -signal.SIGTERM), None)
+    if code is None:
+        return "A worker process was terminated externally. Rerun the command."
+    if code > 0:
+        return f"A worker process exited with code {code}."
+    if code == -signal.SIGKILL:
+        return "A worker process was killed by SIGKILL. If memory ran out, use fewer workers."
+    name = signal.Signals(-code).name
+    return f"A worker process was killed by {name}. Find damaged inputs with `matbackprop data check`."
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGHUP in this thread. Processes started meanwhile inherit the blocked mask."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(parent: int) -> None:
+    import torch
+
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    torch.set_num_threads(1)
+
+
+def _exit_with(parent: int) -> None:
+    """Exit when the parent process is gone: a worker waiting for its queue would not notice."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _apply(function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
+    return [function(item) for item in items]
+
+
+def parallel_map(function: Callable[[Item], T], items: Sequence[Item], workers: int = 0, chunk: int = 1) -> Iterator[T]:
+    """Apply a function to every item in order, in ``workers`` processes; see :meth:`Workers.map`.
+
+    Example:
+        >>> list(parallel_map(abs, [-2, 1]))
+        [2, 1]
+    """
+    with Workers(min(workers, len(items))) as pool:
+        yield from pool.map(function, items, chunk)
