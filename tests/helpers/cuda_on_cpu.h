@@ -90,8 +90,20 @@ static void emulated_multiply_add(double (&c)[2], double a, double b) {
     __syncwarp();
 }
 
+// The grid and the bytes of shared memory that the caller of a kernel in a library asks for.
+static Index asked_grid{0, 0, 0};
+static size_t asked_bytes = sizeof shared_memory;
+static bool overrun = false;
+extern "C" void begin_launch(int x, int y, int z, long long bytes) {
+    asked_grid = {x, y, z};
+    asked_bytes = bytes;
+    overrun = false;
+}
+extern "C" bool was_overrun() { return overrun; }
+
 // Run one block after the other; `members` threads of each meet at the group barrier.
 static void launch(Index grid, int threads, int members, std::function<void()> kernel) {
+    if (asked_grid.x) grid = asked_grid;
     blockDim = {threads, 1, 1};
     pthread_barrier_init(&block_barrier, nullptr, threads);
     if (members) pthread_barrier_init(&group, nullptr, members);
@@ -99,7 +111,7 @@ static void launch(Index grid, int threads, int members, std::function<void()> k
     for (int x = 0; x < grid.x; ++x)
         for (int y = 0; y < grid.y; ++y)
             for (int z = 0; z < grid.z; ++z) {
-                memset(shared_memory, 0x7f, sizeof shared_memory);  // whoever reads before writing gets nonsense
+                memset(shared_memory, 0x7f, sizeof shared_memory);  // so that reading before writing gives nonsense
                 std::vector<std::thread> block;
                 for (int t = 0; t < threads; ++t)
                     block.emplace_back([=] {
@@ -109,6 +121,8 @@ static void launch(Index grid, int threads, int members, std::function<void()> k
                         kernel();
                     });
                 for (auto& thread : block) thread.join();
+                const char* bytes = reinterpret_cast<const char*>(shared_memory);
+                for (size_t i = asked_bytes; i < sizeof shared_memory; ++i) overrun |= bytes[i] != 0x7f;
             }
 }
 

@@ -1,4 +1,4 @@
-"""Compiles the package's CUDA kernels with the system's C++ compiler, to run them on the CPU."""
+"""Compile the package's CUDA kernels with the system's C++ compiler, to run them on the CPU."""
 
 import ctypes
 import shutil
@@ -12,7 +12,7 @@ from matbackprop.cuda.compiler import Constant, Source
 
 
 def build(folder: Path, kernels: Source, main: str, *, shared: bool = False, **choices: Constant) -> Path:
-    """Compile kernels with a ``main`` that launches them; skips the test where there is no compiler.
+    """Compile kernels with a ``main`` that launches them. Skip the test if there is no compiler.
 
     With ``shared`` the result is a library and ``main`` holds functions to call in it.
     """
@@ -45,17 +45,22 @@ def run(program: Path, arguments: tuple[float, ...], *inputs: np.ndarray, dtype:
 class Kernels:
     """Launches kernels of a library built with ``shared`` on tensors of the CPU, as a ``Module`` does on a GPU.
 
-    ``main`` has for each kernel a C function ``launch_<kernel>`` of batch, threads and the kernel's arguments.
+    ``main`` has a C function ``launch_<kernel>`` for each kernel, with the arguments batch, threads and those of the
+    kernel. The grid is that of the call. Writing beyond the requested shared memory fails.
     """
 
     shared_limit = 2**17
 
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
+        self.library.was_overrun.restype = ctypes.c_bool
         self.launched: list[str] = []
 
     def launch(self, name, grid, threads, shared, arguments):
-        """Run one kernel; an integer goes as 64 bits, enough for an address, of which an int reads the lower half."""
+        """Run one kernel; integers go as 64 bits, enough for an address, of which an int reads the lower half."""
         self.launched.append(name)
+        x, y, z = (*grid, 1, 1)[:3]
+        self.library.begin_launch(x, y, z, ctypes.c_longlong(shared))
         kinds = {int: ctypes.c_uint64, float: ctypes.c_double}
-        getattr(self.library, f"launch_{name}")(grid[0], threads, *(kinds[type(x)](x) for x in arguments))
+        getattr(self.library, f"launch_{name}")(x, threads, *(kinds[type(a)](a) for a in arguments))
+        assert not self.library.was_overrun(), f"{name} wrote beyond its {shared} bytes of shared memory"
