@@ -1,4 +1,4 @@
-"""The names that other programs rely on, and what importing them costs."""
+"""The public names, and what importing them loads."""
 
 import inspect
 import pickle
@@ -20,7 +20,7 @@ FUNCTIONS = {name for name in PUBLIC if inspect.isfunction(getattr(matbackprop, 
 MODULES = {name for name in vars(nn) if not name.startswith("_")}
 
 
-# Everything that an extra brings and the core must not need.
+# Packages of the extras, which the core must not import.
 HEAVY = {
     "gradio",
     "kornia",
@@ -43,12 +43,10 @@ HEAVY = {
 
 
 def test_every_public_name_is_in_the_reference_and_nothing_else_is():
-    """One list in the code, one in the documentation: a name does not vanish by accident."""
-    assert DOCUMENTED | {"SpectralFunction"} == PUBLIC  # that one with its module
+    assert DOCUMENTED | {"SpectralFunction"} == PUBLIC  # documented with its module
 
 
 def test_modules_have_the_options_of_their_functions():
-    """The same words: what a module takes its function takes, but for what learns and what shapes the result."""
     of_module = {
         "learn",
         "learn_eps",
@@ -69,7 +67,7 @@ def test_modules_have_the_options_of_their_functions():
         "SecondOrderPool2d",
         "replace_pool",
         "Whitening",
-    }:  # made of modules, not of one function
+    }:  # composed of other modules
         stem = stems.get(name) or re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
         taken = set(inspect.signature(getattr(nn, name)).parameters) - of_module - others.get(name, set())
         assert taken <= set(inspect.signature(getattr(matbackprop, stem)).parameters), name
@@ -77,7 +75,6 @@ def test_modules_have_the_options_of_their_functions():
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS - {"raise_deferred"}))
 def test_options_are_keyword_only(name):
-    """What other programs pass by position is data, and little of it; everything is documented."""
     function = getattr(matbackprop, name)
     positional = [
         p.name
@@ -113,9 +110,8 @@ def test_names_of_arguments(name):
     assert parameters[: len(SIGNATURES[name])] == SIGNATURES[name]
 
 
-@pytest.mark.skipif(not WHOLE_GRAPHS, reason="an older torch needs its compiler to be kept from our operations")
+@pytest.mark.skipif(not WHOLE_GRAPHS, reason="older versions of torch import the compiler")
 def test_importing_needs_torch_and_nothing_else_heavy():
-    """What `import matbackprop` loads beyond `import torch`, in a process of its own."""
     program = (
         "import sys, torch; before = set(sys.modules); import matbackprop; matbackprop.nn.SecondOrderPool();"
         "print('\\n'.join(sorted(set(sys.modules) - before)))"
@@ -123,12 +119,12 @@ def test_importing_needs_torch_and_nothing_else_heavy():
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert "matbackprop" in loaded
     assert not {name.split(".")[0] for name in loaded} & HEAVY
-    rooms = {name.split(".")[1] for name in loaded if name.startswith("matbackprop.")}
-    assert not rooms & {"vision", "cli"}
+    packages = {name.split(".")[1] for name in loaded if name.startswith("matbackprop.")}
+    assert not packages & {"vision", "cli"}
 
 
 def loaded_by(program):
-    """What a program leaves in sys.modules, run in a process of its own."""
+    """Run a program in a new process and return the names in sys.modules."""
     program += "; import sys; print('\\nloaded:', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.rsplit("loaded:", 1)[1].split())
@@ -144,7 +140,7 @@ COMMAND_LINE = "import matbackprop.cli as c; c.sys.exit = print; c.main(['{}'])"
         *(COMMAND_LINE.format(word) for word in ("--help", "--version", "train")),
     ],
 )
-def test_nothing_heavy_is_loaded_before_it_is_used(program):
+def test_imports_are_lazy(program):
     loaded = loaded_by(program)
     assert "matbackprop" in loaded
     assert not loaded & (HEAVY | {"torch", "numpy"})

@@ -1,4 +1,4 @@
-"""The Python in the README and in the pages of the docs runs as it is printed."""
+"""The Python code in the README and in the documentation runs."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def _blocks(page):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p)], ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_the_blocks_of_a_page_run_one_after_the_other(page):
+def test_the_code_blocks_of_a_page_run(page):
     names = {}
     for block in _blocks(page):
         exec(compile(block, str(page), "exec"), names)

@@ -1,4 +1,4 @@
-"""Every example draws its figure and what it returns is what its text claims."""
+"""Every example draws its figure and returns the values that its text states."""
 
 import importlib.util
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_fine_tune_with_second_order(tmp_path, monkeypatch):
     errors = _load("fine_tune_with_second_order").main(tmp_path / "figure.png", made=64)
     assert list(errors) == ["ResNet", "ViT"]
     assert all(list(systems) == ["first order", "second order", "both"] for systems in errors.values())
-    assert max(errors["ResNet"]["first order"]) < 60  # chance is above 80, and what stays in place stays learned
+    assert max(errors["ResNet"]["first order"]) < 60  # chance is above 80
     assert max(errors["ResNet"]["both"]) < 60 and max(errors["ViT"]["both"]) < 75
     assert (tmp_path / "figure.png").stat().st_size > 5_000
 
@@ -56,7 +56,7 @@ def test_learn_a_partition(tmp_path):
 def test_mean_of_ellipses(tmp_path):
     straight, curved = _load("mean_of_ellipses").main(tmp_path / "figure.png")
     ends = [torch.linalg.det(torch.diag(torch.tensor([4.0, 0.15]))).item()] * 2
-    assert curved == pytest.approx((ends[0] * ends[1]) ** 0.5, rel=0.05)  # the turn is a rotation to two digits
+    assert curved == pytest.approx((ends[0] * ends[1]) ** 0.5, rel=0.05)  # the rotation is accurate to two digits
     assert straight > 3 * curved
 
 
@@ -69,6 +69,6 @@ def test_segment_photographs(tmp_path):
     _load("segment_photographs").main(tmp_path / "figure.jpg")
     with Image.open(tmp_path / "figure.jpg") as picture:
         above, below = (np.asarray(picture.crop((0, top, picture.width, top + 230))) for top in (0, 236))
-    # Regions of one colour each: far fewer different neighbours than in the photographs.
+    # Each region has one color: far fewer neighboring pixels differ than in the photographs.
     changes = [(np.abs(np.diff(half.astype(int), axis=1)).max(-1) > 20).mean() for half in (above, below)]
     assert 0.01 < changes[1] < 0.7 * changes[0]

@@ -1,4 +1,4 @@
-"""Links between files of the repository lead somewhere: the README, the pages of the docs, the notebooks."""
+"""Links between files of the repository are valid: README, documentation, notebooks."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def _text(path):
 
 
 def _anchors(path):
-    """The anchors of a page's headings, as GitHub and MyST make them."""
+    """Return the anchors of the headings, as GitHub and MyST generate them."""
     if path.suffix != ".md":
         return set()
     heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -32,7 +32,7 @@ def _anchors(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(path):
+def test_links_are_valid(path):
     text = _text(path)
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
     broken = []

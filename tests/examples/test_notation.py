@@ -1,4 +1,4 @@
-"""The notation page lists every short name that the arguments of public functions use."""
+"""The notation page lists every one-letter argument of the public functions."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Every notebook of the docs runs, asserts what it claims, ends in a picture, and shows the output of a run."""
+"""Every notebook runs, asserts its claims, ends in a picture and contains the output of a run."""
 
 import json
 from pathlib import Path
@@ -16,18 +16,18 @@ def _code(notebook):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_shows_a_run_that_ended_in_a_picture(notebook):
+def test_a_notebook_contains_output_and_ends_in_a_picture(notebook):
     cells = _code(notebook)
     outputs = [output for cell, _ in cells for output in cell["outputs"]]
     assert [cell["execution_count"] for cell, _ in cells] == list(range(1, len(cells) + 1))
     assert all(output["output_type"] != "error" for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in cells[-1][0]["outputs"])
-    assert any("assert" in source for _, source in cells)  # that a curve falls
+    assert any("assert" in source for _, source in cells)
     assert notebook.stat().st_size < 600_000
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # a reader's notebook does not make warnings errors
+@pytest.mark.filterwarnings("ignore")  # warnings are not errors in a notebook
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
