@@ -88,7 +88,7 @@ version-%: .venv/.user
 	build/versions/$*/bin/python $(PYTEST) $(QUICK)
 
 coverage: .venv/.dev
-	$(BIN)/python $(PYTEST) --cov --cov-report=term-missing:skip-covered --cov-report=json:build/coverage.json
+	$(BIN)/python $(PYTEST) --cov --cov-report=term-missing:skip-covered
 
 clean:
 	rm -rf .venv .venv-newest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -429,11 +429,6 @@ def _read_results(folder: Path) -> None:
     store.made_otherwise(job, {"device": "cuda"})
 
 
-def _bench(folder: Path) -> None:
-    source = Path(__file__).parents[2] / "benchmarks" / "results"
-    shutil.copy(source / "intel-xeon-1-threads.json", folder / "machine.json")
-
-
 def _cache(folder: Path) -> None:
     write_cache(folder / "kept", {"x": _labels(), "y": np.arange(9)}, {"a": 1})
 
@@ -503,9 +498,6 @@ READERS: dict[str, Reader] = {
         turns=3,
     ),
     "stored results": Reader(_results, ("row/*/result.json",), (_read_results,)),
-    "benchmark results": Reader(
-        _bench, ("machine.json",), (command("bench --no-measure --output @ --page @/page/page.md"),), turns=1
-    ),
 }
 
 
