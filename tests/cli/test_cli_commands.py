@@ -80,8 +80,8 @@ def test_an_own_error_is_one_line_and_exit_code_two(tmp_path, capsys):
     assert call("data", "check", str(tmp_path / "nothing")) == 2
     err = capsys.readouterr().err
     assert err == (
-        f"matbackprop: error: there is no folder {tmp_path / 'nothing'}; give the folder of a data set in BSDS's or "
-        "COCO's layout.\n"
+        f"matbackprop: error: {tmp_path / 'nothing'} is not a folder. Name the folder of a data set in the layout of "
+        "BSDS or COCO.\n"
     )
     assert call("data", "check", str(tmp_path / "nothing"), "--debug") == 2
     assert "Traceback" in capsys.readouterr().err
@@ -305,7 +305,9 @@ def test_data_cache(tmp_path, capsys):
         write_cache(tmp_path / name, {"x": np.zeros((3, 4))}, {})
     assert call("data", "cache", str(tmp_path), "--verify") == 0
     assert "x (3, 4) float64" in capsys.readouterr().out
-    (tmp_path / "one" / "x.bin").write_bytes(b"\1" * 96)
+    with (tmp_path / "one" / "x.npy").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
     assert call("data", "cache", str(tmp_path), "--verify") == 1
     assert "DAMAGED" in capsys.readouterr().out
     assert call("data", "cache", str(tmp_path), "--remove", "damaged") == 0
@@ -325,7 +327,7 @@ def test_removing_caches_leaves_what_is_not_ours(tmp_path, capsys):
     (tmp_path / "one" / "notes.txt").write_text("mine")
     assert call("data", "cache", str(tmp_path), "--remove", "all") == 1
     assert "KEPT" in capsys.readouterr().out
-    assert (tmp_path / "thesis" / "meta.json").exists() and (tmp_path / "one" / "x.bin").exists()
+    assert (tmp_path / "thesis" / "meta.json").exists() and (tmp_path / "one" / "x.npy").exists()
 
 
 def test_data_download(tmp_path, capsys, monkeypatch):

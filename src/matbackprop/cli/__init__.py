@@ -112,7 +112,17 @@ GROUPS = {
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
-    "train": ("filelock", "lightning_fabric", "safetensors", "skimage", "tensorboard", "matplotlib", "pycocotools"),
+    "train": (
+        "filelock",
+        "lightning_fabric",
+        "safetensors",
+        "skimage",
+        "tensorboard",
+        "matplotlib",
+        "pycocotools",
+        "pooch",
+        "tqdm",
+    ),
     "sift": ("kornia",),
     "serve": ("gradio",),
     "onnx": ("onnx", "onnxscript"),

@@ -32,6 +32,11 @@ def silence() -> Iterator[None]:
         _silent.reset(token)
 
 
+def is_silent() -> bool:
+    """Whether :func:`silence` is in effect."""
+    return _silent.get()
+
+
 class _Screen(logging.Handler):
     """Prints to the current ``sys.stderr``, so that lines appear above a progress bar."""
 

@@ -140,11 +140,11 @@ def test_seg_by_hand_and_round_trip(tmp_path):
         ("width 4\n", "", "no number for width"),
         ("segments 3", "segments three", "no number for segments"),
         ("2 2 0 3\n", "", "4 pixels have no label"),
-        ("2 2 0 3\n", "2 2 0 9\n", "does not fit"),
-        ("2 2 0 3\n", "7 2 0 3\n", "does not fit"),
+        ("2 2 0 3\n", "2 2 0 9\n", "is outside 3 segments"),
+        ("2 2 0 3\n", "7 2 0 3\n", "is outside 3 segments"),
         ("2 1 1 3\n", "2 1 0 3\n", "1 several"),
         ("2 2 0 3\n", "2 2 0\n", "numbers after 'data'"),
-        ("2 2 0 3\n", "2 2 x 3\n", "seems damaged"),
+        ("2 2 0 3\n", "2 2 x 3\n", "probably damaged"),
     ],
 )
 def test_damaged_seg(tmp_path, old, new, match):
@@ -171,7 +171,7 @@ def test_damaged_and_wrong_files(tmp_path):
         read_label_maps(tmp_path / "real.mat")
     Image.fromarray(LABELS.astype(np.uint8)).save(tmp_path / "photo.jpg")
     (tmp_path / "photo.jpg").rename(tmp_path / "photo.png")
-    with pytest.raises(DataError, match="JPEG file in fact"):
+    with pytest.raises(DataError, match="is a JPEG file"):
         read_label_maps(tmp_path / "photo.png")
     with pytest.raises(DataError, match="not a file of label maps"):
         read_label_maps(tmp_path / "photo.gif")
@@ -195,7 +195,7 @@ def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch)
     np.save(tmp_path / "many.npy", many)
     np.save(tmp_path / "fine.npy", fine)
     for kind in ("mat", "npz", "npy", "png", "seg"):
-        with pytest.raises(DataError, match=rf"many\.{kind} .*(decompresses to more than|has .*pixels|has more than)"):
+        with pytest.raises(DataError, match=rf"many\.{kind} .*(decompresses to more than|has .*pixels|has .*bytes)"):
             read_label_maps(tmp_path / f"many.{kind}")
     for kind in ("mat", "npz", "npy"):
         assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
@@ -203,7 +203,7 @@ def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch)
 
 def test_contours_of_nothing_are_refused_with_their_file(tmp_path):
     savemat(tmp_path / "a.mat", {"ucm": np.zeros((0, 5))})
-    with pytest.raises(DataError, match=r"a\.mat: a contour map has at least one pixel"):
+    with pytest.raises(DataError, match=r"a\.mat: The contour map is empty"):
         read_label_maps(tmp_path / "a.mat")
 
 
@@ -217,9 +217,9 @@ def test_maps_that_are_too_many_together_are_refused(tmp_path, monkeypatch):
     savemat(tmp_path / "loose.mat", dict(zip("abc", stack, strict=True)))
     savemat(tmp_path / "contours.mat", {"ucm2": np.zeros((9, 11))})
     for name in ("stack.npy", "stack.npz", "stack.mat", "loose.mat"):
-        with pytest.raises(DataError, match=rf"{name} holds 3 maps of 60 labels together; at most 50"):
+        with pytest.raises(DataError, match=rf"{name} holds 3 maps with 60 labels. At most 50"):
             read_label_maps(tmp_path / name)
-    with pytest.raises(DataError, match=r"contours\.mat is cut into .* give fewer thresholds"):
+    with pytest.raises(DataError, match=r"contours\.mat: 3 thresholds give .* Use fewer thresholds"):
         read_label_maps(tmp_path / "contours.mat", thresholds=3)
     assert len(read_label_maps(tmp_path / "contours.mat", thresholds=2)) == 2
 
@@ -261,7 +261,7 @@ def test_index_groups_files_by_image(tmp_path):
 
 def test_index_refuses_two_kinds_and_no_folder(tmp_path):
     touch(tmp_path, "a.png", "a.mat")
-    with pytest.raises(DataError, match=r"a has label maps in files of several kinds \(\.mat, \.png\)"):
+    with pytest.raises(DataError, match=r"a has label maps of several kinds \(\.mat, \.png\)"):
         index_label_files(tmp_path)
     with pytest.raises(DataError, match="is not a folder"):
         index_label_files(tmp_path / "nowhere")
@@ -289,30 +289,8 @@ def test_contours_are_no_labels(tmp_path):
         np.testing.assert_array_equal(read_label_maps(path)[0], good)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_mat_file_is_read_as_scipy_reads_it(tmp_path, compressed):
-    content = {
-        "bytes": np.arange(12, dtype=np.uint8).reshape(3, 4),
-        "doubles": np.random.default_rng(0).normal(size=(2, 3, 4)),
-        "flags": np.array([[True, False]]),
-        "cell": cells([LABELS, np.arange(3)[None]]),
-        "struct": {"first": LABELS, "a_long_name_of_a_field": np.int64(7)},
-        "text": "hello",
-    }
-    savemat(tmp_path / "a.mat", content, do_compression=compressed)
-    ours, theirs = label_files.read_mat(tmp_path / "a.mat"), loadmat(tmp_path / "a.mat")
-    for name in ("bytes", "doubles", "flags"):
-        np.testing.assert_array_equal(ours[name], theirs[name])
-        assert ours[name].dtype == theirs[name].dtype
-    for one, two in zip(ours["cell"].ravel(), theirs["cell"].ravel(), strict=True):
-        np.testing.assert_array_equal(one, two)
-    (struct,) = ours["struct"].ravel()
-    np.testing.assert_array_equal(struct["first"], theirs["struct"]["first"][0, 0])
-    assert struct["a_long_name_of_a_field"].item() == 7 and ours["text"] is None
-
-
 def test_damaged_mat_files_are_refused_whatever_was_changed(tmp_path):
-    """SciPy's reader ends the process at some of these."""
+    """SciPy's reader crashes on some of these files unless types and lengths are checked first."""
     write_ground_truth(tmp_path / "a.mat", [LABELS, LABELS])
     savemat(tmp_path / "b.mat", {"labels": LABELS}, do_compression=True)
     draw = np.random.default_rng(0)

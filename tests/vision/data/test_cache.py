@@ -49,31 +49,31 @@ def test_empty_arrays(tmp_path):
 
 
 def test_a_changed_byte_is_found(path):
-    file = path / "rows.bin"
+    file = path / "rows.npy"
     data = bytearray(file.read_bytes())
-    data[17] ^= 1
+    data[-17] ^= 1
     file.write_bytes(data)
     open_cache(path)  # the size is right
-    with pytest.raises(DataError, match=r"rows\.bin differs from its checksum"):
+    with pytest.raises(DataError, match=r"rows\.npy is damaged .* checksum differs"):
         open_cache(path, verify=True)
 
 
 def test_missing_and_short_files_are_found_at_once(path):
-    file = path / "rows.bin"
+    file = path / "rows.npy"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"has 59 bytes, by meta\.json 60"):
+    with pytest.raises(DataError, match=r"rows\.npy is damaged or missing.*Remove the folder"):
         open_cache(path)
     file.unlink()
-    with pytest.raises(DataError, match=r"rows\.bin is missing"):
+    with pytest.raises(DataError, match=r"rows\.npy is damaged or missing: no such file"):
         open_cache(path)
 
 
 def test_other_formats_and_no_cache(path, tmp_path):
-    with pytest.raises(DataError, match="there is no cache"):
+    with pytest.raises(DataError, match="is not a cache"):
         open_cache(tmp_path / "nothing")
     meta = path / "meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 99}))
-    with pytest.raises(DataError, match="has format 99"):
+    with pytest.raises(DataError, match="another version"):
         open_cache(path)
     meta.write_text("{")
     with pytest.raises(DataError, match="damaged"):
@@ -99,10 +99,10 @@ def test_who_comes_second_keeps_the_first(path):
 @pytest.mark.parametrize(
     ("chunks", "message"),
     [
-        ([np.zeros((1, 2)), np.zeros((1, 3))], "do not fit together"),
-        ([np.zeros((1, 2)), np.zeros((1, 2), np.float32)], "do not fit together"),
-        ([], "has no chunk"),
-        ([np.array([object()])], "holds object; a cache holds numbers"),
+        ([np.zeros((1, 2)), np.zeros((1, 3))], "do not match"),
+        ([np.zeros((1, 2)), np.zeros((1, 2), np.float32)], "do not match"),
+        ([], "has no chunks"),
+        ([np.array([object()])], "one numeric dtype"),
     ],
 )
 def test_bad_chunks(tmp_path, chunks, message):
@@ -116,38 +116,27 @@ def test_keys_do_not_depend_on_the_order_and_do_on_every_value():
     assert len({cache_key(base | {k: 1}) for k in base} | {cache_key(base)}) == 4
 
 
-def meta_of(path, **changes):
-    content = json.loads((path / "meta.json").read_text())
-    content["arrays"]["labels"] |= changes
-    (path / "meta.json").write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"dtype": "O"}, {"dtype": "<U10"}, {"dtype": [["a", "O"]]}, {"dtype": None}, {"shape": [-10]}, {"shape": 10},
-     {"shape": [1 << 60, 1 << 60]}, {"checksums": []}],
-)  # fmt: skip
-def test_what_no_cache_holds_is_never_mapped(path, changes):
-    meta_of(path, **changes)
-    with pytest.raises(DataError, match=r"the array 'labels' (is none of|has no)"):
+def test_pickled_objects_are_never_loaded(path):
+    np.save(path / "labels.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"labels\.npy is damaged"):
         open_cache(path)
 
 
-def test_an_array_is_never_read_from_elsewhere(path):
+def test_an_array_is_never_read_from_another_folder(path):
     content = json.loads((path / "meta.json").read_text())
-    content["arrays"]["../secret"] = content["arrays"].pop("labels")
+    content["sha256"]["../secret"] = content["sha256"].pop("labels")
     (path / "meta.json").write_text(json.dumps(content))
-    (path / "labels.bin").rename(path.parent / "secret.bin")
-    with pytest.raises(DataError, match="has a name that no cache gives"):
+    (path / "labels.npy").rename(path.parent / "secret.npy")
+    with pytest.raises(DataError, match="no such file"):
         open_cache(path)
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "7", "null", "\udcff", "[" * 100_000, '{"format": 1}', '{"format": 1, "arrays": {}}']
+    "text", ["[]", "7", "null", "\udcff", "[" * 100_000, '{"format": 2}', '{"format": 2, "sha256": {}}']
 )
-def test_descriptions_of_other_kinds_are_refused(path, text):
+def test_other_json_is_refused(path, text):
     (path / "meta.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(DataError, match=r"is damaged|does not describe"):
+    with pytest.raises(DataError, match=r"is damaged"):
         open_cache(path)
 
 
@@ -164,10 +153,10 @@ def test_only_what_a_cache_wrote_is_removed(path):
         remove_cache(path)
     assert sorted(p.name for p in path.iterdir()) == [
         "CACHEDIR.TAG",
-        "labels.bin",
+        "labels.npy",
         "meta.json",
         "notes.txt",
-        "rows.bin",
+        "rows.npy",
     ]
     (path / "notes.txt").unlink()
     (path / "meta.json").write_text("{")  # damaged, but still known by its tag
@@ -176,15 +165,8 @@ def test_only_what_a_cache_wrote_is_removed(path):
     assert not path.exists() and foreign.exists()
 
 
-def test_caches_from_before_there_were_tags_are_known_by_their_description(path):
-    (path / "CACHEDIR.TAG").unlink()
-    assert cache_folders(path.parent) == [path]
-    remove_cache(path)
-    assert not path.exists()
-
-
 def test_the_name_of_a_configuration_sees_values_and_not_their_types():
     plain = cache_key({"folder": "a/b", "side": 200, "scales": [1.0, 0.5]})
     assert cache_key({"folder": Path("a/b"), "side": np.int64(200), "scales": np.array([1.0, 0.5])}) == plain
-    with pytest.raises(DataError, match="cannot hold a set"):
+    with pytest.raises(DataError, match="cannot contain set"):
         cache_key({"side": {200}})

@@ -70,8 +70,8 @@ def without(name, where="annotations"):
         (annotated(bbox={"x": 1}), "annotation 1 has the box"),
         (annotated(bbox=[1, 1, 10**400, 2]), "annotation 1 has the box"),
         (annotated(segmentation="abc"), 'annotation 1 has the segmentation "abc"'),
-        (annotated(segmentation=FAR), "annotation 1 has a polygon that lies far outside its image of 128 × 96"),
-        (annotated(segmentation=[[0, 0, 90, 90, 0, 90] * 40_000]), "annotation 1 has a polygon .* has no end"),
+        (annotated(segmentation=FAR), "annotation 1 has a polygon that is far outside its image of 128 × 96"),
+        (annotated(segmentation=[[0, 0, 90, 90, 0, 90] * 40_000]), "annotation 1 has a polygon .* too long"),
         (annotated(segmentation=[[0, 0, float("inf"), 9, 9, 9]]), "annotation 1 has a polygon of 6 numbers"),
         (annotated(segmentation=[["0", "0", "1", "1", "0", "1"]]), "annotation 1 has a polygon of 6 numbers"),
         (annotated(segmentation=[7, 8]), "annotation 1 has a polygon 7"),
@@ -178,7 +178,7 @@ def test_a_polygon_far_outside_does_not_end_the_process(coco):
         [sys.executable, "-m", "matbackprop", "data", "check", str(root)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "annotation 1 has a polygon that lies far outside" in done.stdout
+    assert "annotation 1 has a polygon that is far outside" in done.stdout
 
 
 def test_compressed_run_lengths_are_decoded_as_pycocotools_does():

@@ -1,20 +1,15 @@
-"""Arrays written once and memory-mapped ever after: decoded images, cropped regions, descriptors.
+"""Caches of arrays on disk: written once, then memory-mapped.
 
-A cache is a folder with ``meta.json``, one raw file ``<name>.bin`` per array, and ``CACHEDIR.TAG``, which tells us that
-the folder is ours and backup programs that it can be made again. It is written under another name and renamed when it
-is whole, so a cache that is there is complete. Every array carries checksums of its blocks, which :meth:`Cache.verify`
-compares; opening compares the sizes, which costs nothing.
+A cache is a folder with one ``.npy`` file per array, ``meta.json`` and a ``CACHEDIR.TAG`` that marks it as ours. It is
+written under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,22 +17,19 @@ from typing import Any, Literal
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.vision.devices import processors
-from matbackprop.vision.files import atomic_folder, atomic_write, read_bytes, read_json, remove_written, show
+from matbackprop.vision.files import atomic_folder, plain_numbers, read_bytes, read_json, remove_written
 
-FORMAT = 1
-DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
-"""What a cache may hold: numbers, whose bytes are safe to map whatever they are."""
+FORMAT = 2
 
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = """Signature: 8a477f597d28d172789f06886806bc55
 # This folder was written by matbackprop and is made again when it is needed; see https://bford.info/cachedir/.
 """
-_BLOCK = 1 << 26
+_REMOVE = "Remove the folder; it is rebuilt when needed."
 
 
 def default_cache_folder() -> Path:
-    """Return where caches live: ``$MATBACKPROP_CACHE``, or ``matbackprop`` in the user's cache folder."""
+    """Return ``$MATBACKPROP_CACHE``, or ``matbackprop`` in the user's cache folder."""
     chosen = os.environ.get("MATBACKPROP_CACHE")
     if chosen:
         return Path(chosen)
@@ -45,7 +37,7 @@ def default_cache_folder() -> Path:
 
 
 def cache_key(config: Mapping[str, Any]) -> str:
-    """Return a short name for a configuration: the same for the same values in any order.
+    """Return a hash of a configuration that does not depend on the order of its keys.
 
     Example:
         >>> cache_key({"side": 200, "crop": True}) == cache_key({"crop": True, "side": 200})
@@ -56,13 +48,12 @@ def cache_key(config: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return value.as_posix()
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise DataError(f"a cache's configuration cannot hold a {type(value).__name__}: {value!r}.")
+    plain = plain_numbers(value)
+    if plain is value:
+        raise DataError(f"A cache key cannot contain {type(value).__name__} {value!r}. Use numbers, text and paths.")
+    return plain
 
 
 @dataclass(frozen=True)
@@ -70,43 +61,30 @@ class Cache:
     """An open cache."""
 
     path: Path
-    """Its folder."""
     arrays: dict[str, np.ndarray]
     """Name → read-only memory map."""
     meta: dict[str, Any]
-    """What :func:`write_cache` was given."""
-    _entries: dict[str, Any]
+    """The ``meta`` argument of :func:`write_cache`."""
 
     @property
     def nbytes(self) -> int:
         """Size of all arrays in bytes."""
         return sum(a.nbytes for a in self.arrays.values())
 
-    def verify(self) -> None:
-        """Compare all checksums; where an array is damaged, DataError names it and the first bad block."""
-        for name, entry in self._entries.items():
-            present = _checksums(self.path / f"{name}.bin")
-            for number, (is_now, was) in enumerate(zip(present, entry["checksums"], strict=True)):
-                if is_now != was:
-                    raise DataError(
-                        f"the cache {self.path} is damaged: {name}.bin differs from its checksum in meta.json, in the "
-                        f"bytes from {number * _BLOCK} on. Remove the folder; it is made again when it is needed."
-                    )
-
 
 def write_cache(
     path: str | Path, arrays: Mapping[str, np.ndarray | Iterable[np.ndarray]], meta: Mapping[str, Any]
 ) -> None:
-    """Write arrays once. Where the folder already exists, made meanwhile by another process, that one is kept.
+    """Write arrays once. If another process has created the folder meanwhile, its folder is kept.
 
     Args:
         path: folder of the cache.
-        arrays: name → array, or iterable of chunks that are joined along the first dimension. They are consumed one
-            after the other in this order, so a later iterable may depend on an earlier one having been consumed.
-        meta: anything that JSON can hold; read after the last array has been written.
+        arrays: name → array, or iterable of chunks that are concatenated along the first dimension. Iterables are
+            consumed in this order, so a later one may depend on an earlier one.
+        meta: any JSON value; read after the last array is written.
 
     Raises:
-        DataError: chunks of different dtypes or shapes; no chunks at all.
+        DataError: chunks differ in dtype or shape, hold Python objects, or there are none.
 
     Example:
         >>> import tempfile
@@ -116,158 +94,116 @@ def write_cache(
         (3, 3)
     """
     with atomic_folder(path) as folder:
-        entries = {name: _write_array(folder / f"{name}.bin", name, chunks) for name, chunks in arrays.items()}
+        for name, chunks in arrays.items():
+            _write_array(folder / f"{name}.npy", [chunks] if isinstance(chunks, np.ndarray) else chunks)
+        checksums = {name: _checksum(folder / f"{name}.npy") for name in arrays}
         (folder / _TAG).write_text(_TAG_TEXT)
-        content = {"format": FORMAT, "arrays": entries, "meta": dict(meta)}
-        atomic_write(folder / "meta.json", json.dumps(content, indent=1, default=_plain))
+        content = {"format": FORMAT, "sha256": checksums, "meta": dict(meta)}
+        (folder / "meta.json").write_text(json.dumps(content, indent=1, default=_plain))
 
 
-def _write_array(path: Path, name: str, chunks: np.ndarray | Iterable[np.ndarray]) -> dict[str, Any]:
-    dtype: np.dtype | None = None
-    tail: tuple[int, ...] = ()
+def _write_array(path: Path, chunks: Iterable[np.ndarray]) -> None:
+    first: np.ndarray | None = None
     rows = 0
     with path.open("wb") as file:
-        for chunk in [chunks] if isinstance(chunks, np.ndarray) else chunks:
-            chunk = np.ascontiguousarray(chunk) if np.ndim(chunk) else np.asarray(chunk)
-            if dtype is None:
-                dtype, tail = chunk.dtype, chunk.shape[1:]
-                if dtype.str not in DTYPES:
-                    raise DataError(f"the array {name!r} holds {dtype}; a cache holds numbers: {', '.join(DTYPES)}.")
-            if chunk.ndim == 0 or chunk.dtype != dtype or chunk.shape[1:] != tail:
+        for chunk in chunks:
+            if first is None:
+                first = chunk
+                _write_header(file, 0, first)
+            if chunk.ndim == 0 or chunk.dtype.hasobject or (chunk.dtype, chunk.shape[1:]) != (
+                first.dtype, first.shape[1:]
+            ):  # fmt: skip
                 raise DataError(
-                    f"the chunks of {name!r} do not fit together: first (n, {', '.join(map(str, tail))}) {dtype}, then "
-                    f"{chunk.shape} {chunk.dtype}. A chunk has a first dimension for its rows."
+                    f"Chunks of {path.stem!r} do not match: {first.dtype} {first.shape} and {chunk.dtype} "
+                    f"{chunk.shape}. All need one numeric dtype and equal dimensions after the first."
                 )
-            file.write(chunk.data if chunk.size else b"")
+            file.write(np.ascontiguousarray(chunk).data if chunk.size else b"")
             rows += len(chunk)
+        if first is None:
+            raise DataError(f"The array {path.stem!r} has no chunks. Pass at least one.")
+        file.seek(0)
+        _write_header(file, rows, first)  # of the same length: NumPy leaves space for the first dimension to grow
         file.flush()
         os.fsync(file.fileno())
-    if dtype is None:
-        raise DataError(f"the array {name!r} has no chunk, so that its dtype and shape are unknown.")
-    return {"dtype": dtype.str, "shape": [rows, *tail], "checksums": _checksums(path)}
 
 
-def _checksums(path: Path) -> list[str]:
-    """Return the SHA-256 of each block of a file, computed in parallel."""
-    size = path.stat().st_size
+def _write_header(file: Any, rows: int, chunk: np.ndarray) -> None:
+    description = np.lib.format.dtype_to_descr(chunk.dtype)
+    header = {"descr": description, "fortran_order": False, "shape": (rows, *chunk.shape[1:])}
+    np.lib.format.write_array_header_1_0(file, header)
 
-    def one(start: int) -> str:
-        with path.open("rb") as file:
-            file.seek(start)
-            return hashlib.sha256(file.read(_BLOCK)).hexdigest()
 
-    with ThreadPoolExecutor(min(8, processors())) as pool:
-        return list(pool.map(one, range(0, size, _BLOCK)))
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_cache(path: str | Path, verify: bool = False) -> Cache:
-    """Open a cache; ``verify`` compares the checksums too, which reads everything once.
+    """Open a cache; ``verify`` also compares the checksums, which reads every file.
 
     Raises:
         DataError: there is no cache, it is damaged, or it was written by another version.
     """
     path = Path(path)
-    content = _read_meta(path)
-    arrays: dict[str, np.ndarray] = {}
-    for name, entry in content["arrays"].items():
-        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
-        file = path / f"{name}.bin"
-        needed = dtype.itemsize * math.prod(shape)
-        size = file.stat().st_size if file.is_file() else -1
-        if size != needed:
-            raise DataError(
-                f"the cache {path} is damaged: {file.name} "
-                + ("is missing" if size < 0 else f"has {size} bytes, by meta.json {needed}")
-                + ". Remove the folder; it is made again when it is needed."
-            )
-        # An empty file cannot be mapped.
-        arrays[name] = np.memmap(file, dtype, "r", shape=shape) if needed else np.empty(shape, dtype)
-    cache = Cache(path, arrays, content["meta"], content["arrays"])
-    if verify:
-        cache.verify()
-    return cache
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    """Read and check ``meta.json``: nothing that follows depends on a file that could say anything."""
-    file = path / "meta.json"
-    if not file.is_file():
-        raise DataError(f"there is no cache in {path}: it has no meta.json.")
+    if not (path / "meta.json").is_file():
+        raise DataError(f"{path} is not a cache: meta.json is missing.")
     try:
-        content = read_json(file, limit=1 << 28)  # one entry per image
+        content = read_json(path / "meta.json", limit=1 << 28)  # one entry per image
     except DataError as error:
-        raise DataError(f"{error} Remove the folder; it is made again.") from error
-    if not isinstance(content.get("arrays"), dict):
-        raise DataError(f"{file} does not describe a cache; matbackprop did not write it, or it is damaged.")
-    if content.get("format") != FORMAT:
-        raise DataError(
-            f"{file} has format {show(content.get('format'))}, this version reads {FORMAT}. Remove the folder; it is "
-            "made again."
-        )
-    if not isinstance(content.get("meta"), dict):
-        raise DataError(f"{file} is damaged: it has no object 'meta'. Remove the folder; it is made again.")
-    for name, entry in content["arrays"].items():
-        reason = _array_problem(name, entry)
-        if reason is not None:
-            raise DataError(f"{file} is damaged: the array {name!r} {reason}. Remove the folder; it is made again.")
-    return content
-
-
-def _array_problem(name: str, entry: Any) -> str | None:
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
-        return "has a name that no cache gives"
-    if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
-        return f"is none of the dtypes {', '.join(DTYPES)}"
-    shape, checksums = entry.get("shape"), entry.get("checksums")
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
-        return "has no shape"
-    blocks = -(-np.dtype(entry["dtype"]).itemsize * math.prod(shape) // _BLOCK)
-    if not isinstance(checksums, list) or len(checksums) != blocks:
-        return f"has no {blocks} checksums"
-    return None
+        raise DataError(f"{error} {_REMOVE}") from error
+    checksums, meta = content.get("sha256"), content.get("meta")
+    if content.get("format") != FORMAT or not isinstance(checksums, dict) or not isinstance(meta, dict):
+        raise DataError(f"{path} was written by another version or is damaged. {_REMOVE}")
+    arrays = {}
+    for name, checksum in checksums.items():
+        file = path / f"{name}.npy"
+        try:
+            if file.parent != path or not file.is_file():  # opening a named pipe would wait
+                raise ValueError("no such file")
+            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+            if verify and _checksum(file) != checksum:
+                raise ValueError("its checksum differs")
+        except (OSError, ValueError, OverflowError, EOFError) as error:
+            raise DataError(f"{file} is damaged or missing: {error}. {_REMOVE}") from error
+    return Cache(path, arrays, meta)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a cache wrote this folder: its tag says so or, before there were tags, a ``meta.json`` of our form."""
     try:
-        if (folder / _TAG).is_file():
-            return read_bytes(folder / _TAG, 1 << 12) == _TAG_TEXT.encode()
-        _read_meta(folder)
-    except (DataError, OSError, ValueError):
+        return read_bytes(folder / _TAG, 1 << 12) == _TAG_TEXT.encode()
+    except DataError:
         return False
-    return True
 
 
 def remove_cache(folder: str | Path) -> None:
-    """Remove a cache; raise, and touch nothing, where a cache did not write the folder or it holds anything else."""
+    """Remove a cache. If the folder is not a cache or holds other files, raise and remove nothing."""
     folder = Path(folder)
     if not _is_ours(folder):
-        raise DataError(f"{folder} is not removed: matbackprop did not write it.")
-    mark = _TAG if (folder / _TAG).is_file() else "meta.json"
-    remove_written(folder, mark, ["meta.json", "*.bin"])
+        raise DataError(f"{folder} was not removed: matbackprop did not write it.")
+    remove_written(folder, _TAG, ["meta.json", "*.npy", "*.bin"])
 
 
 def cache_folders(folder: str | Path) -> list[Path]:
-    """Return the folders of all caches below a folder; folders that matbackprop did not write are not among them."""
+    """Return the folders of all caches below a folder."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; name the folder of the caches.")
-    parents = (meta.parent for meta in sorted(folder.rglob("meta.json")))
+        raise DataError(f"{folder} is not a folder. Name the folder of the caches.")
+    parents = (tag.parent for tag in sorted(folder.rglob(_TAG)))
     visible = (p for p in parents if not any(part.startswith(".") for part in p.relative_to(folder).parts))
     return [p for p in visible if _is_ours(p)]
 
 
 def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: int, cache: Path | None) -> Path:
-    """The folder of a recipe's data set: made on the fly, named by the user, or under ``MATBACKPROP_DATA``.
+    """Return the folder of a recipe's data set: generated, given by the user, or under ``MATBACKPROP_DATA``.
 
     Args:
-        name: of the folder under ``MATBACKPROP_DATA``, and of the layout.
-        root: the folder that the user named, or None.
-        made: training images to make on the fly instead, with fewer validation images beside them; 0 for none.
-        cache: where generated images are kept; None for the default cache.
+        name: folder under ``MATBACKPROP_DATA``, and the layout.
+        root: folder given by the user, or None.
+        made: number of training images to generate instead, with fewer validation images; 0 for none.
+        cache: folder of generated images; None for the default cache.
 
     Raises:
-        DataError: no data set is named.
+        DataError: there is no data set.
 
     Example:
         >>> dataset_folder("coco", Path("somewhere"), made=0, cache=None).name
@@ -288,7 +224,7 @@ def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: in
         return root
     if "MATBACKPROP_DATA" not in os.environ:
         raise DataError(
-            f"no data set is named: give --data.root FOLDER (in the layout of {name}), set MATBACKPROP_DATA to the "
-            f"folder that holds {name}/, or make images on the fly with --data.made 64."
+            f"No data set was given. Pass --data.root FOLDER (in the layout of {name}), set MATBACKPROP_DATA to the "
+            f"folder that holds {name}/, or generate images with --data.made 64."
         )
     return Path(os.environ["MATBACKPROP_DATA"]) / name

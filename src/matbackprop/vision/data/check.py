@@ -1,4 +1,4 @@
-"""Verifies data sets file by file: reads all of them with the readers of training and shows what those complain of."""
+"""Check data sets file by file with the readers that training uses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 @dataclass
 class CheckResult:
-    """What a check found."""
+    """Result of a check."""
 
     layout: str
     """``"bsds"`` or ``"coco"``."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many images, annotations and so on were read, by split."""
+    """Numbers of images, annotations and so on, by split."""
     problems: list[Problem] = field(default_factory=list)
     """Bad files."""
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing and does no harm."""
+    """Harmless observations."""
 
     @property
     def good(self) -> bool:
@@ -36,32 +36,32 @@ class CheckResult:
 
 
 def find_layout(root: str | Path) -> str:
-    """Return ``"coco"`` or ``"bsds"`` for a folder; raise DataError where it is missing or has neither layout."""
+    """Return ``"coco"`` or ``"bsds"``; raise DataError if the folder is missing or has neither layout."""
     root = Path(root)
     if not root.is_dir():
-        raise DataError(f"there is no folder {root}; give the folder of a data set in BSDS's or COCO's layout.")
+        raise DataError(f"{root} is not a folder. Name the folder of a data set in the layout of BSDS or COCO.")
     if list((root / "annotations").glob("instances_*.json")):
         return "coco"
     bases = (root, root / "data", root / "BSDS500" / "data")
     if any((base / name).is_dir() for base in bases for name in ("groundTruth", "human")):
         return "bsds"
     raise DataError(
-        f"{root} has neither COCO's layout (annotations/instances_*.json, images/) nor BSDS's "
-        "(data/images/, data/groundTruth/, or images/, human/)."
+        f"{root} is not a data set. Expected layout for regions: annotations/instances_SPLIT.json, images/SPLIT/*.jpg; "
+        "for segmentation: images/SPLIT/NAME.jpg, groundTruth/SPLIT/NAME.mat (or NAME.png; several annotators as "
+        "NAME_1.png, NAME_2.png)."
     )
 
 
 def check_dataset(root: str | Path, *, threads: int = 4) -> CheckResult:
-    """Check a data set of either layout, several files at once; see :func:`check_bsds` and :func:`check_coco`."""
+    """Check a data set of either layout in several threads; see :func:`check_bsds` and :func:`check_coco`."""
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root), pool.map)
 
 
 def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
-    """Read every image and every human segmentation of a BSDS500 or BSDS300 folder and compare their sizes.
+    """Read every image and human map of a folder in the layout of BSDS500 or BSDS300 and compare their sizes.
 
-    Problems are images that cannot be decoded, images without segmentations, segmentations without images, damaged
-    ones, and those of another size. ``read_all`` reads several files at once.
+    Problems are files that cannot be read, images without maps, maps without images, and maps of another size.
     """
     from matbackprop.vision.data.bsds import find_root, find_split, read_sample
 
@@ -87,18 +87,16 @@ def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
             count += len(sample.segmentations) if sample else 0
             result.problems += problems
         result.counts[f"{folder.name} segmentations"] = count
-    result.problems += [Problem(path, "there is no image of it") for path in seen if path not in used]
+    result.problems += [Problem(path, "has no image") for path in seen if path not in used]
     if not result.counts:
-        result.problems.append(Problem(base / "images", "there is no folder of images in it"))
+        result.problems.append(Problem(base / "images", "holds no folder of images"))
     return result
 
 
 def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
     """Read every image and every annotation of a folder in COCO's layout.
 
-    Problems are those that :func:`~matbackprop.vision.data.coco.read_coco` and
-    :func:`~matbackprop.vision.data.coco.open_regions` find;
-    crowds, empty masks and unused categories are noted. ``read_all`` reads several images at once.
+    Crowds, empty masks and unused categories are noted.
     """
     from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
 
@@ -122,7 +120,7 @@ def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
             left_out["empty mask"] += sum(p.kind == "empty mask" for p in problems)
             result.problems += [p for p in problems if p.kind != "empty mask"]
         if not any(one.regions for one in index.images):
-            result.problems.append(Problem(file, "gives no region at all"))
+            result.problems.append(Problem(file, "has no usable region"))
         for kind, plural in (("crowd", "crowds"), ("empty mask", "empty masks")):
             if left_out[kind]:
                 result.notes.append(f"{file.name}: {left_out[kind]} {plural}, which training leaves out")
@@ -130,7 +128,7 @@ def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
             names = ", ".join(shorten(name) for name in index.unused[:8])
             result.notes.append(f"{file.name}: {len(index.unused)} categories without a region: {names}")
     if not categories:
-        result.problems.append(Problem(root / "annotations", "there is no readable instances_*.json"))
+        result.problems.append(Problem(root / "annotations", "holds no readable instances_*.json"))
     if any(c != next(iter(categories.values())) for c in categories.values()):
         reason = f"the splits {', '.join(categories)} have different categories"
         result.problems.append(Problem(root / "annotations", reason))

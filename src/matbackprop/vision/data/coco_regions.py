@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 SIDE = 200
 CANVAS = 227
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 _COLUMNS = {"sizes": np.int64, "labels": np.int64, "areas": np.float64, "image_ids": np.int64,
             "annotation_ids": np.int64}  # fmt: skip
 

@@ -1,233 +1,130 @@
-"""Downloads of data sets and weights from their official addresses: resumed, checked, and never half-written."""
+"""Download data sets and weights from their official addresses and check them."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 import shutil
+import sys
 import tarfile
-import time
-import urllib.error
-import urllib.request
-import zipfile
-from dataclasses import dataclass
-from functools import partial
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
-from matbackprop.errors import DataError
-from matbackprop.vision.progress import Progress
-
-_CHUNK = 1 << 20
-ATTEMPTS = 3
-"""How often a broken connection is tried."""
-WAIT = 1.0
-"""Seconds before the second attempt; doubled each time."""
+from matbackprop.errors import DataError, needs
+from matbackprop.vision.progress import is_silent
 
 
-@dataclass(frozen=True)
-class Archive:
-    """One file of a data set, at its official address."""
+class Archive(NamedTuple):
+    """A folder of a data set, packed at its official address."""
 
     url: str
-    size: int | None = None
-    """Expected number of bytes."""
+    source: str
+    """Folder inside the archive."""
+    target: str
+    """Folder of the data set that it becomes."""
     md5: str | None = None
-    """Published checksum, where one is published."""
-    strip: int = 0
-    """Leading folders of the archive's names to leave out."""
-    only: str = ""
-    """Keep only names that begin with this, after stripping."""
-    into: str = ""
-    """Folder below the data set's to extract to."""
+    """Published checksum."""
 
 
 _COCO = "http://images.cocodataset.org"
+_BERKELEY = "www2.eecs.berkeley.edu/Research/Projects/CS/vision"
 
 DATASETS: dict[str, tuple[Archive, ...]] = {
     "bsds500": (
-        Archive(
-            "http://www.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/BSR/BSR_bsds500.tgz",
-            size=70_763_455,
-            strip=2,
-            only="data/",
-        ),
+        Archive(f"http://{_BERKELEY}/grouping/BSR/BSR_bsds500.tgz", "BSR/BSDS500/data", "data"),
     ),
     "bsds300": (
-        Archive("https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/bsds/BSDS300-images.tgz", strip=1),
-        Archive("https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/bsds/BSDS300-human.tgz", strip=1),
+        Archive(f"https://{_BERKELEY}/bsds/BSDS300-images.tgz", "BSDS300/images", "images"),
+        Archive(f"https://{_BERKELEY}/bsds/BSDS300-human.tgz", "BSDS300/human", "human"),
     ),
     "coco": (
-        Archive(
-            f"{_COCO}/zips/train2017.zip", size=19_336_861_798, md5="cced6f7f71b7629ddf16f17bbcfab6b2", into="images"
-        ),
-        Archive(f"{_COCO}/zips/val2017.zip", size=815_585_330, md5="442b8da7639aecaf257c1dceb8ba8c80", into="images"),
+        Archive(f"{_COCO}/zips/train2017.zip", "train2017", "images/train2017", "cced6f7f71b7629ddf16f17bbcfab6b2"),
+        Archive(f"{_COCO}/zips/val2017.zip", "val2017", "images/val2017", "442b8da7639aecaf257c1dceb8ba8c80"),
         Archive(
             f"{_COCO}/annotations/annotations_trainval2017.zip",
-            size=252_907_541,
-            md5="f4bbac642086de4f52a3fdda2de5fa2c",
+            "annotations",
+            "annotations",
+            "f4bbac642086de4f52a3fdda2de5fa2c",
         ),
     ),
-}
-"""Data sets that can be fetched: name → archives."""
+}  # fmt: skip
+"""Data sets that can be downloaded: name → archives."""
 
 
-def download(
-    url: str, target: str | Path, *, sha256: str | None = None, md5: str | None = None, size: int | None = None
-) -> Path:
-    """Download one file; an interrupted download resumes where it stopped, and the file appears only when it is whole.
+def download(url: str, target: str | Path, *, sha256: str | None = None, md5: str | None = None) -> Path:
+    """Download one file. It appears only when it is complete and its checksum is right.
 
     Args:
-        url: http, https or file address.
-        target: where it goes. A file that is there and fits the checksum is kept.
+        url: http or https address.
+        target: the file. An existing file whose checksum is right is kept.
         sha256: expected SHA-256, or its first digits.
-        md5: expected MD5 (older data sets publish nothing better).
-        size: expected number of bytes.
+        md5: expected MD5.
 
     Raises:
-        DataError: the address cannot be reached, or what came does not fit the checksum.
+        DataError: the download failed, or the checksum is wrong.
     """
+    with needs("downloads need pooch", "'matbackprop[train]'"):
+        import pooch
+
     target = Path(target)
-    if target.is_file():
-        if _problem(target, sha256, md5, size) is None:
-            return target
-        target.unlink()
+    if target.is_file() and _fits(target, sha256, md5):
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    for attempt in range(ATTEMPTS):
-        try:
-            _fetch(url, part)
-            break
-        except urllib.error.HTTPError as error:
-            if error.code == 416:  # the part is already whole, or longer than the file
-                part.unlink(missing_ok=True)
-                continue
-            if error.code < 500 or attempt == ATTEMPTS - 1:
-                raise DataError(f"{url} answers {error.code} {error.reason}.") from error
-        except (urllib.error.URLError, OSError, TimeoutError) as error:
-            if attempt == ATTEMPTS - 1:
-                reason = getattr(error, "reason", error)
-                raise DataError(f"{url} cannot be reached ({reason}).") from error
-        time.sleep(WAIT * 2**attempt)
-    problem = _problem(part, sha256, md5, size)
-    if problem is not None:
-        part.unlink(missing_ok=True)
-        raise DataError(f"what came from {url} is not the expected file: {problem}. It was removed; try again.")
-    part.replace(target)
-    return target
-
-
-def _fetch(url: str, part: Path) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "matbackprop"})
-    if have and url.startswith("http"):
-        request.add_header("Range", f"bytes={have}-")
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        resumed = getattr(answer, "status", None) == 206
-        left = answer.headers.get("Content-Length")
-        have = have if resumed else 0
-        total = have + int(left) if left is not None else None
-        chunks = (total or 0) // _CHUNK
-        progress = Progress(f"Downloading {part.stem} (MB)", chunks, have // _CHUNK, quiet=total is None)
-        with contextlib.closing(progress), part.open("ab" if resumed else "wb") as file:
-            while chunk := answer.read(_CHUNK):
-                file.write(chunk)
-                have += len(chunk)
-                progress.advance()
-            file.flush()
-            os.fsync(file.fileno())
-    if total is not None and have < total:
-        raise OSError(f"the connection ended after {have} of {total} bytes")
-
-
-def _problem(path: Path, sha256: str | None, md5: str | None, size: int | None) -> str | None:
-    """Return what is wrong with a file, or None."""
-    if not path.exists():
-        return "nothing came"
-    actual = path.stat().st_size
-    if size is not None and actual != size:
-        return f"{actual} bytes instead of {size}"
-    for name, expected in (("sha256", sha256), ("md5", md5)):
-        if expected is None:
-            continue
-        with path.open("rb") as file:
-            actual_digest = hashlib.file_digest(file, partial(hashlib.new, name, usedforsecurity=False)).hexdigest()
-        if not actual_digest.startswith(expected.lower()):
-            return f"{name} {actual_digest} instead of {expected}"
-    return None
-
-
-def extract(archive: str | Path, folder: str | Path, *, strip: int = 0, only: str = "") -> int:
-    """Extract a zip or tar archive (see :class:`Archive` for ``strip`` and ``only``) and return the number of files.
-
-    Raises:
-        DataError: the archive is damaged, or a name in it leads out of the folder.
-    """
-    archive, folder = Path(archive), Path(folder)
-    count = 0
+    partial = target.with_name(f"{target.name}.part")
+    visible = sys.stderr.isatty() and not is_silent()
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as packed:
-                for entry in packed.infolist():
-                    if not entry.is_dir() and (target := _inside(folder, entry.filename, strip, only)):
-                        with packed.open(entry) as source, target.open("wb") as out:
-                            shutil.copyfileobj(source, out)
-                        count += 1
-        else:
-            with tarfile.open(archive) as packed_tar:
-                for member in packed_tar:
-                    source_file = packed_tar.extractfile(member) if member.isfile() else None
-                    if source_file is not None and (target := _inside(folder, member.name, strip, only)):
-                        with source_file, target.open("wb") as out:
-                            shutil.copyfileobj(source_file, out)
-                        count += 1
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
-        raise DataError(f"{archive} is damaged: {error}. Remove it and download it again.") from error
-    return count
-
-
-def _inside(folder: Path, name: str, strip: int, only: str) -> Path | None:
-    """Return where an archive's file goes, its folder made; None where it is left out."""
-    parts = Path(name).parts[strip:]
-    if not parts or not "/".join(parts).startswith(only):
-        return None
-    target = folder.joinpath(*parts)
-    if ".." in parts or Path(name).is_absolute() or not target.resolve().is_relative_to(folder.resolve()):
-        raise DataError(f"the archive holds the name {name!r}, which leads out of {folder}. Nothing more is extracted.")
-    target.parent.mkdir(parents=True, exist_ok=True)
+        pooch.HTTPDownloader(progressbar=visible, chunk_size=1 << 20, timeout=60)(url, str(partial), None)
+        if not _fits(partial, sha256, md5):
+            raise DataError(f"The checksum of {url} is wrong. The file was removed; try again.")
+        partial.replace(target)
+    except OSError as error:  # the errors of requests are OSErrors too
+        raise DataError(
+            f"{url} could not be downloaded ({type(error).__name__}). Without a network, download it on another "
+            f"machine to {target} and rerun."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
     return target
+
+
+def _fits(path: Path, sha256: str | None, md5: str | None) -> bool:
+    import pooch
+
+    checksums = {"sha256": sha256, "md5": md5}
+    return all(pooch.file_hash(str(path), alg=a).startswith(e.lower()) for a, e in checksums.items() if e)
 
 
 def download_dataset(name: str, folder: str | Path, *, keep_archives: bool = False) -> Path:
-    """Download and extract a data set of :data:`DATASETS`.
+    """Download and extract a data set of :data:`DATASETS`. Folders that exist are skipped.
 
     Args:
         name: ``"bsds500"``, ``"bsds300"`` or ``"coco"``.
         folder: the data set's folder.
-        keep_archives: keep the downloaded archives in ``folder/archives``.
+        keep_archives: keep the archives in ``folder/archives``.
 
     Raises:
-        DataError: an address cannot be reached; the message says how to do it by hand.
+        DataError: a download failed, or an archive is damaged.
     """
     if name not in DATASETS:
-        raise DataError(f"there is no data set {name!r}; choose one of {', '.join(DATASETS)}.")
-    archives, folder = DATASETS[name], Path(folder)
-    store = folder / "archives"
-    for archive in archives:
-        marker = store / (archive.url.rsplit("/", 1)[-1] + ".done")
-        if marker.exists():
+        raise DataError(f"Unknown data set {name!r}. Choose one of {', '.join(DATASETS)}.")
+    folder = Path(folder)
+    for archive in DATASETS[name]:
+        if (folder / archive.target).exists():
             continue
-        target = store / archive.url.rsplit("/", 1)[-1]
-        try:
-            download(archive.url, target, md5=archive.md5, size=archive.size)
-        except DataError as error:
-            lines = "; ".join(f"{a.url} → {folder / a.into}" for a in archives)
-            raise DataError(
-                f"{error} By hand: fetch the archives on a machine with a network, put them into {store}, and give the "
-                f"same command again; or extract them yourself ({lines})."
-            ) from error
-        extract(target, folder / archive.into, strip=archive.strip, only=archive.only)
-        marker.touch()
+        file = folder / "archives" / archive.url.rsplit("/", 1)[-1]
+        if not file.is_file() or archive.md5 is not None:
+            download(archive.url, file, md5=archive.md5)
+        _extract(file, archive.source, folder / archive.target)
         if not keep_archives:
-            target.unlink()
+            file.unlink()
     return folder
+
+
+def _extract(archive: Path, source: str, target: Path) -> None:
+    """Extract a folder of a zip or tar archive; no file is written outside it."""
+    with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
+        try:
+            shutil.unpack_archive(archive, scratch, filter=None if archive.suffix == ".zip" else "data")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (Path(scratch) / source).rename(target)
+        except (tarfile.TarError, ValueError, EOFError, OSError) as error:
+            raise DataError(f"{archive} is damaged or has no folder {source}: {error}. Remove it and rerun.") from error

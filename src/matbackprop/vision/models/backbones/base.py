@@ -469,10 +469,7 @@ def download_weights(name: str, target: Path, entry: BackboneEntry | None = None
     try:
         download(entry.url, downloaded, sha256=entry.sha256)
     except DataError as error:
-        raise WeightsError(
-            f"the weights of {name} are not here and cannot be downloaded: {error} By hand: fetch {entry.url} on "
-            f"another machine, put it at {downloaded}, and try again; or give a .safetensors file with its keys."
-        ) from error
+        raise WeightsError(f"The weights of {name} are missing. {error}") from error
     try:
         state = torch.load(downloaded, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and runtime errors alike: the file holds more than tensors, or is damaged
