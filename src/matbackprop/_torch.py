@@ -68,8 +68,14 @@ def differentiated_again() -> bool:
 
 
 def is_differentiated(a: Tensor) -> bool:
-    """Whether ``a`` requires a gradient, or is a dual number of forward mode."""
-    return a.requires_grad or (forward_mode_active() and forward_ad.unpack_dual(a).tangent is not None)
+    """Whether ``a``, or a tensor that it wraps, requires a gradient or is a dual number of forward mode."""
+    if torch.compiler.is_compiling():
+        return a.requires_grad
+    while not (a.requires_grad or (forward_mode_active() and forward_ad.unpack_dual(a).tangent is not None)):
+        if torch._C._functorch.maybe_get_level(a) < 0:
+            return False
+        a = torch._C._functorch.get_unwrapped(a)
+    return True
 
 
 def reverse_mode_only() -> bool:

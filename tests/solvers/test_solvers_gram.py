@@ -6,6 +6,7 @@ import torch
 from helpers import cuda_on_cpu
 from helpers.matrices import generator, relu_features, with_singular_values
 from matbackprop.cuda import separate
+from matbackprop.refinement import OVERLAP
 from matbackprop.solvers import gram
 from matbackprop.solvers.gram import gram_eigh
 
@@ -84,7 +85,7 @@ def test_the_kernel_separates_rows_to_a_limit(kernels, layout):
     assert (unit @ unit.mT).tril(-1).abs().amax() > 1e-3  # the solver left them mixed
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
-    limit = separate.OVERLAP_LIMIT[False]
+    limit = OVERLAP[False]
     q, y = separate.separate_by_kernel(q, y, EPS, limit, kernels, 64)
     unit = y / (y.square().sum(-1, keepdim=True) + EPS[:, None, None]).sqrt()
     assert (unit @ unit.mT).tril(-1).abs().amax() < limit

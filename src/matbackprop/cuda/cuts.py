@@ -29,11 +29,15 @@ def takes(d: int, device: torch.device) -> bool:
 
 
 def applies(f: Tensor, labels: Tensor, weight: Tensor | None) -> bool:
-    """Whether the kernels take a batch: d ≤ 63, and weights that need no gradient."""
+    """Whether the kernels take a batch: d ≤ 63, and weights that need no gradient.
+
+    float64 features go to the general operator, which refines directions that their Gram matrix has lost.
+    """
     return (
         f.is_cuda
         and f.shape[-2] <= TILE * _GRID_LIMIT
         and f.dtype in TYPES
+        and f.dtype != torch.float64
         and (weight is None or not weight.requires_grad)
         and kernels_may_take(f, labels, *(() if weight is None else (weight,)))
         and takes(f.shape[-1], f.device)

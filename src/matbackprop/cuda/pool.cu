@@ -1,7 +1,6 @@
 // Second-order pooling C = g(F^T F + eps I) of features F (m, d) with a side n <= 64. Appended to jacobi.cu, separate.cu, rows.cu,
 // product.cu, pool_function.cu and one of pool_thin.cu (n = m < d, THIN 1) and pool_primal.cu (n = d <= m, THIN 0). IN is the type
-// of F, OUT that of C and G (float or double), WIDE the ratio of eigenvalues above which rows of Y are looked at, MIXED what is left of
-// overlaps. eps is one number, or one of each matrix.
+// of F, OUT that of C and G (float or double). eps is one number, or one of each matrix.
 //
 // X (n, length) is F or its transpose, A (n, d) is Y or Q^T, and weights, rest and table are g and its divided differences:
 //
@@ -53,15 +52,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         largest = values[r] > largest ? values[r] : largest;
         smallest = values[r] < smallest ? values[r] : smallest;
     }
-    if (largest > (REAL)WIDE * (smallest + eps)) {
-        separate({out_y, length, length, 1}, {out_vectors, n, n, 1}, nullptr, eps, (REAL)MIXED, n, v);
+    if (largest > (REAL)SAFE_RATIO * (REAL)OVERLAP * (smallest + eps)) {
+        separate({out_y, length, length, 1}, {out_vectors, n, n, 1}, nullptr, eps, (REAL)OVERLAP, n, v);
         squared_norms(out_y, values, n, length, v);
         largest = 0;
         for (int r = 0; r < n; ++r) largest = values[r] > largest ? values[r] : largest;
     }
     // A direction at rounding level, sigma <= length eps sigma_max, is noise that 1/eps would lift: it is left out.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const REAL level = (REAL)REAL_EPS * length, floor_value = level * level * largest;
+    const REAL level = (REAL)NOISE * length, floor_value = level * level * largest;
     for (int r = warp; r < n; r += warps) {
         const bool noise = values[r] <= floor_value;
         const REAL s = noise ? (REAL)0 : values[r];

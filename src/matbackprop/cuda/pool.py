@@ -24,13 +24,12 @@ from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TIL
 from matbackprop.cuda.rows import ROWS, tile
 from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction, is_named
+from matbackprop.refinement import NOISE, OVERLAP
 
 _REAL_BYTES = 8
 _MAX_ROWS = 4096  # that the one block of a matrix streams in the primal form
 _TOOLS = jacobi.SOURCE + separate.KERNELS + ROWS + PRODUCT
-_KERNELS = Source(
-    "pool.cu", WIDE=separate.SAFE_RATIO * separate.OVERLAP_LIMIT[False], MIXED=separate.OVERLAP_LIMIT[False]
-)
+_KERNELS = Source("pool.cu", OVERLAP=OVERLAP[False], NOISE=NOISE)
 
 
 class _Factors(NamedTuple):

@@ -16,7 +16,8 @@ from torch import Tensor
 from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.pool_forms import FUNCTIONS, PRIMAL, THIN
 from matbackprop.cuda.product import TYPES
-from matbackprop.cuda.separate import OVERLAP_LIMIT, separate_by_kernel
+from matbackprop.cuda.separate import separate_by_kernel
+from matbackprop.refinement import NOISE, OVERLAP
 
 MAX_ORDER = 1024  # above, the operations between the products no longer count
 _EDGE, _THREADS, _MAX_THREADS = 32, 256, 1024  # side of a square; threads of a block; and where a row is long
@@ -74,11 +75,11 @@ def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, s
     shift = eps.reshape(-1) if isinstance(eps, Tensor) else x.new_full((count,), eps)
     values, vectors = solve(torch.bmm(x, x.mT))
     # With an outlier in F the Gram matrix has lost the small eigenvalues and their eigenvectors are mixed; Y has them.
-    q, y = separate_by_kernel(vectors, torch.bmm(vectors.mT, x), shift, OVERLAP_LIMIT[False])
+    q, y = separate_by_kernel(vectors, torch.bmm(vectors.mT, x), shift, OVERLAP[False])
     values, a = values.contiguous(), y if m < d else q.mT
     s, weights, scaled = torch.empty_like(values), torch.empty_like(values), torch.empty_like(a)
     # A direction at rounding level, σ ≤ length u σ_max, is noise that 1/ε would lift: it is left out.
-    level = (length * torch.finfo(torch.float64).eps) ** 2
+    level = (length * NOISE) ** 2
     rows, threads = (1, _MAX_THREADS) if length > _LONG_ROW else (_THREADS // 32, _THREADS)
     addresses = (t.data_ptr() for t in (y, a, scaled, values, shift, s, weights))
     arguments = (*addresses, level, rows, n, length, d, *a.stride()[1:])

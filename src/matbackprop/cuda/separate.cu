@@ -2,7 +2,6 @@
 // rounding of their own norms. Appended to jacobi.cu, with REAL double. A matrix whose rows are nearly so already is
 // left as it is. And rows that are missing among orthonormal ones.
 
-#define SEPARATED 1e-14  // |y_i . y_j| / sqrt(lambda_i lambda_j) that is not turned any further
 #define SEPARATION_SWEEPS 30
 #define CLEARINGS 3  // of a new row of the others: two leave rounding
 

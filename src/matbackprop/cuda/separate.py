@@ -6,12 +6,9 @@ from torch import Tensor
 
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import Module, Source
+from matbackprop.refinement import SAFE_RATIO, SEPARATED
 
-OVERLAP_LIMIT = {True: 1e-12, False: 2e-8}
-"""Largest |yᵢ·yⱼ|/√(λᵢλⱼ) that pooling leaves; for float64 and for float32 digits."""
-SAFE_RATIO = 1e17
-"""Overlaps are about 1e-17 of λ_max/λ_min: up to this many times a limit, no row needs to be looked at."""
-KERNELS = Source("separate.cu", SAFE_RATIO=SAFE_RATIO)
+KERNELS = Source("separate.cu", SAFE_RATIO=SAFE_RATIO, SEPARATED=SEPARATED)
 SOURCE = jacobi.SOURCE + KERNELS
 
 

@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         largest = values[r] > largest ? values[r] : largest;
         smallest = values[r] < smallest ? values[r] : smallest;
     }
-    const REAL level = (REAL)REAL_EPS * l, floor_value = level * level * largest;
+    const REAL level = (REAL)NOISE * l, floor_value = level * level * largest;
     if (largest > (REAL)limit * (REAL)SAFE_RATIO * smallest) {
         for (int e = threadIdx.x; e < k * l; e += blockDim.x) {
             if (values[e / l] <= floor_value) y[e] = 0;

@@ -15,6 +15,7 @@ from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.product import TYPES
 from matbackprop.cuda.rows import ROWS, tile
 from matbackprop.cuda.twin import kernels_may_take
+from matbackprop.refinement import NOISE, ORTHOGONAL
 
 _ADJOINT_THREADS = 256
 SOURCE = (
@@ -23,13 +24,14 @@ SOURCE = (
     + ROWS
     + Source(
         "svd.cu",
+        NOISE=NOISE,
         MAX_ENTRIES=jacobi.MAX_ORDER**2 // _ADJOINT_THREADS,  # of a k×k matrix that a thread holds
     )
 )
 
 _MAX_TINY = 16  # entries of a matrix that a single thread holds
 _TINY_THREADS = 128
-TINY = Source("svd_tiny.cu")
+TINY = Source("svd_tiny.cu", NOISE=NOISE, ORTHOGONAL=ORTHOGONAL)
 
 
 Factors = tuple[Tensor, Tensor, Tensor]

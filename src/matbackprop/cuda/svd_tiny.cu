@@ -3,7 +3,6 @@
 // results that a user sees, as in svd.cu.
 
 #define SWEEPS 30
-#define NEGLIGIBLE 1e-15  // |y_a . y_b| / (|y_a| |y_b|) that is not turned any further
 
 struct Row {
     double x[L], q[K];  // of Y = Q^T X, and the vector that made it
@@ -74,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(128)
 #pragma unroll
             for (int b = a + 1; b < K; ++b) {
                 const double aa = dot(rows[a].x, rows[a].x), bb = dot(rows[b].x, rows[b].x), ab = dot(rows[a].x, rows[b].x);
-                if (!(fabs(ab) > NEGLIGIBLE * sqrt(aa) * sqrt(bb))) continue;
+                if (!(fabs(ab) > ORTHOGONAL * sqrt(aa) * sqrt(bb))) continue;
                 turned = true;
                 const double zeta = (bb - aa) / (2 * ab);
                 const double t = (zeta < 0 ? -1.0 : 1.0) / (fabs(zeta) + sqrt(1 + zeta * zeta));
@@ -90,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(128)
         rows[i].square = dot(rows[i].x, rows[i].x);
         top = rows[i].square > top ? rows[i].square : top;
     }
-    const double level = 2.220446049250313e-16 * L, floor_value = level * level * top;  // directions that X does not have
+    const double level = NOISE * L, floor_value = level * level * top;  // directions that X does not have
 #pragma unroll
     for (int i = 0; i < K; ++i) {
         if (rows[i].square <= floor_value) rows[i].square = 0;

@@ -13,7 +13,6 @@ from matbackprop.checks import (
     check_matrix,
     check_scale,
     check_symmetric,
-    is_plain,
     values_checkable,
     wants_check,
 )
@@ -24,7 +23,8 @@ from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._matrix_function import FunctionLike, from_one_decomposition
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
-from matbackprop.solvers import batched_eigh
+from matbackprop.refinement import ill_determined, refinement_needed
+from matbackprop.solvers import batched_eigh, batched_svd
 
 __all__ = [
     "Reduced",
@@ -35,8 +35,6 @@ __all__ = [
     "generalized_matrix_function",
     "spectrum_of_pencil",
 ]
-
-_WIDE = 1e3  # largest over smallest eigenvalue beyond which factors are asked
 
 
 def definite_factor(b: Tensor, wanted: bool, name: str) -> Tensor:
@@ -59,19 +57,19 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
 def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
     """Ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or of LᵀAL: of the pencil of A and LLᵀ or its inverse.
 
-    The matrix tells an eigenvalue to the rounding of the largest one only. Where those of a positive definite A = RRᵀ
-    spread far, U holds the left singular vectors of L⁻¹R, whose singular values spread half as far, and λ is vᵀAv with
-    v = L⁻ᵀu, in which errors of u count by their squares.
+    The matrix determines an eigenvalue to the rounding of the largest one. If those of a positive definite A = RRᵀ
+    spread too far, U holds the left singular vectors of L⁻¹R, whose singular values spread half as far, and λ is vᵀAv
+    with v = L⁻ᵀu, in which errors of u count by their squares.
     """
 
     def carry(x: Tensor) -> Tensor:
         return lower.mH @ x if inverse else torch.linalg.solve_triangular(lower, x, upper=False)
 
     values, vectors = batched_eigh(symmetrize(carry(carry(a).mH)))
-    if not (is_plain(values) and values.is_cpu and bool((values[..., :1] * _WIDE < values[..., -1:]).any())):
+    if values.numel() == 0 or not refinement_needed(ill_determined(values)):
         return values, vectors
     root, info = torch.linalg.cholesky_ex(a)
-    u = torch.linalg.svd(carry(root))[0]
+    u = batched_svd(carry(root))[0]
     v = lower @ u if inverse else torch.linalg.solve_triangular(lower.mH, u, upper=True)
     exact, order = (v.conj() * (a @ v)).sum(-2).real.sort(-1)
     there = (info == 0).unsqueeze(-1)

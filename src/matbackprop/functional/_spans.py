@@ -15,16 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop._torch import is_differentiated
 from matbackprop.checks import values_checkable
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
 from matbackprop.numerics import symmetrize
+from matbackprop.refinement import ALIGNED_TOL, SPREAD, ill_determined, noise_floor, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
-
-_WIDE = 1e4  # spread of a Gram matrix beyond which its own digits do not suffice
-_WIDE_INVERSE = 1e3  # the same for the inverse of one, of which each entry counts
-_EDGE = 0.25  # share of a tolerance below which rounding does not lift an eigenvalue over it
-_AXES_TOL = 1e-3  # directions of one size, and those that are not there
 
 
 def _inverse_or_zero(x: Tensor) -> Tensor:
@@ -178,15 +175,13 @@ def degree_row_sums(
 def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
     """A⁺ of a positive semidefinite A, with eigenvalues below ``tol`` times the largest taken as zero, and the rank.
 
-    Also whether an eigenvalue lies where A, a Gram matrix, does not tell it well: far below the largest and not clearly
-    below the tolerance.
+    Also whether A, a Gram matrix, has lost digits of an eigenvalue that counts.
     """
     values, vectors = batched_eigh(a)
     top = values[..., -1:]
     kept = (values > tol * top) & (values > 0)
     inverse = torch.where(kept, values, 1).reciprocal() * kept
-    blurred = (values < top / _WIDE) & (values > _EDGE * tol * top)
-    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT, kept.sum(-1), blurred.any(-1)
+    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT, kept.sum(-1), ill_determined(values, tol=tol)
 
 
 class _SpanTrace(Operation):
@@ -201,8 +196,8 @@ class _SpanTrace(Operation):
 
     @staticmethod
     def forward(b: Tensor, s: Tensor, n: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        p, rank, blurred = _inverse_on_span(b, tol)
-        return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, rank, blurred
+        p, rank, lost = _inverse_on_span(b, tol)
+        return (((s @ p) * s).sum(-1) * _inverse_or_zero(n)).sum(-1), p, rank, lost
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
@@ -301,33 +296,27 @@ class _SpanTraceLambda(Operation):
 
 
 class SpanTrace(NamedTuple):
-    """What :func:`span_trace` gives.
+    """Result of :func:`span_trace`.
 
     Attributes:
         trace: tr(Π_X Π_E) ``(*b,)``.
-        rank: of the span ``(*b,)``.
-        blurred: whether B does not tell some direction of X well ``(*b,)``; None with Λ.
+        rank: rank of the span ``(*b,)``.
+        lost: whether B has lost digits of a direction of X ``(*b,)``; None with Λ.
     """
 
     trace: Tensor
     rank: Tensor
-    blurred: Tensor | None
+    lost: Tensor | None
 
 
 def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None = None) -> SpanTrace:
     """tr(Π_X Π_E) from B = XᵀX, S = EᵀX and N = diag(EᵀE)."""
-    blurred = None
+    lost = None
     if lam is None:
-        trace, _, rank, blurred = apply(_SpanTrace, b, s, n, tol)
+        trace, _, rank, lost = apply(_SpanTrace, b, s, n, tol)
     else:
         trace, _, _, rank = apply(_SpanTraceLambda, b, lam, s, n, tol)
-    return SpanTrace(trace, rank.to(trace.dtype), blurred)
-
-
-def _is_blurred(span: SpanTrace) -> bool:
-    """Whether a direction is blurred; never where values may not be looked at."""
-    blurred = span.blurred
-    return blurred is not None and blurred.is_cpu and values_checkable(blurred) and bool(blurred.any())
+    return SpanTrace(trace, rank.to(trace.dtype), lost)
 
 
 def _separating_axes(f: Tensor, weight: Tensor | None, tol: float) -> Tensor:
@@ -346,9 +335,9 @@ def aligned_span(f: Tensor, w: Tensor | None, index: Tensor, k: int, tol: float)
     """:func:`span_trace` of the span of √w F, and the region masses."""
     c, s, n = row_sums(f, w, index, k)
     span = span_trace(c, s, n, tol)
-    if _is_blurred(span):
+    if span.lost is not None and refinement_needed(span.lost):
         c, s, n = row_sums(f @ _separating_axes(f, w, tol), w, index, k)
-        span = span_trace(c, s, n, _AXES_TOL)
+        span = span_trace(c, s, n, ALIGNED_TOL)
     return span, n
 
 
@@ -361,19 +350,19 @@ def aligned_degree_span(
     """
     b, s, n = degree_row_sums(f, w, lam, index, k)
     span = span_trace(b, s, n, tol, turns)
-    if _is_blurred(span):
+    if span.lost is not None and refinement_needed(span.lost):
         axes = _separating_axes(f, _degree_weights(f, w, lam), tol)
         b, s, n = degree_row_sums(f, w, lam, index, k, axes)
-        span = span_trace(b, s, n, _AXES_TOL)
+        span = span_trace(b, s, n, ALIGNED_TOL)
     return span, n
 
 
 def _spreads(gram: Tensor, inverse: Tensor) -> bool:
-    """Whether a Gram matrix loses digits of its small directions; never where its values may not be looked at."""
-    if gram.numel() == 0 or not (gram.is_cpu and values_checkable(gram)):
+    """Whether a Gram matrix has lost digits of its small directions, judged by it and its shifted inverse."""
+    if gram.numel() == 0:
         return False
     spread = gram.detach().diagonal(dim1=-2, dim2=-1).amax(-1) * inverse.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
-    return bool((spread > _WIDE_INVERSE).any())
+    return refinement_needed(spread > SPREAD[True])
 
 
 def _ridge(c: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -450,7 +439,7 @@ def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tenso
 
 
 def own_axes(gram: Tensor, inverse: Tensor) -> Tensor | None:
-    """Eigenvectors of XᵀX where it spreads so far that it cannot tell the small directions of X; None elsewhere."""
+    """Eigenvectors of XᵀX if it has lost digits of small directions of X; None otherwise."""
     return batched_eigh(gram.detach())[1] if _spreads(gram, inverse) else None
 
 
@@ -460,9 +449,8 @@ def along_axes(x: Tensor, axes: Tensor) -> Tensor:
     Columns that are rounding of the largest become zero, as X does not have them; their variation stays.
     """
     y = x @ axes
-    floor = (max(x.shape[-2:]) * torch.finfo(x.dtype).eps) ** 2
     sizes = y.detach().square().sum(-2, keepdim=True)
-    return y - y.detach() * (sizes <= floor * sizes.amax(-1, keepdim=True))
+    return y - y.detach() * (sizes <= noise_floor(x.shape, x.dtype) ** 2 * sizes.amax(-1, keepdim=True))
 
 
 def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
@@ -478,9 +466,10 @@ def thin_soft_alignment(f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge
     tr(Π_λ Π_E) = (number of regions) − μ tr(N⁻¹ Eᵀ diag(w) P E).
     """
     value, gram, p = _thin_soft_alignment(f, w, e, n, ridge)
-    # √w has no derivative at zero, so weights that learn stay as they are unless all are positive.
-    if not _spreads(gram, p) or (w is not None and w.requires_grad and not bool((w > 0).all())):
+    if not _spreads(gram, p):
         return value
+    if w is not None and is_differentiated(w) and not (values_checkable(w) and bool((w > 0).all())):
+        return value  # √w has no derivative at zero
     root = None if w is None else torch.where(w > 0, w, 1).sqrt() * (w > 0)
     rows = _scaled(root, f)
     axes = own_axes(rows @ rows.mT, p)

@@ -20,6 +20,7 @@ from matbackprop.functional._function import product
 from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._ties import Ties, check_ties
 from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, is_double
+from matbackprop.refinement import ill_determined
 
 __all__ = ["spectral_embedding"]
 
@@ -105,15 +106,13 @@ def spectral_embedding(
             )
         positive = degree > 0
         scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
-        tol, share = gram_tolerance(f.dtype, dtype, d, rank_tol), 1e-3 if is_double(f.dtype) else 1e-6
+        tol = gram_tolerance(f.dtype, dtype, d, rank_tol)
 
-        def blurred(values: Tensor) -> Tensor:
-            """Where B does not tell one of k vectors; what is clearly below the tolerance is not there."""
-            values, top = values[..., -k:], values[..., -1:]
-            return (values < share * top) & (values > 0.25 * tol * top)
+        def lost(values: Tensor) -> Tensor:
+            return ill_determined(values[..., -k:], is_double(f.dtype), tol=tol)
 
         counts = None if weight is None else w
-        values, vectors, rows = row_eigh(scaled, counts, blurred, ties=ties, check=check)
+        values, vectors, rows = row_eigh(scaled, counts, lost, ties=ties, check=check)
         values, vectors, rows = (t[..., -k:].flip(-1) for t in (values, vectors, rows))
         kept = values > tol * values[..., :1]
         down = torch.where(kept, values, 1).rsqrt() * kept

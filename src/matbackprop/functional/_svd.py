@@ -24,8 +24,8 @@ from matbackprop.functional._eigh import gaps_of, largest_entry, phases, rates_a
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
+from matbackprop.refinement import KERNEL_OVERLAP
 from matbackprop.solvers import batched_svd
-from matbackprop.solvers.svd import KERNEL_LIMIT
 
 __all__ = ["SingularTriples", "svd"]
 
@@ -166,7 +166,7 @@ class _SVDByKernel(Operation):
 
     @staticmethod
     def forward(x: Tensor, policy: TiePolicy) -> tuple[Tensor, ...]:
-        factors, rounded = kernels.factor(x, KERNEL_LIMIT[False])
+        factors, rounded = kernels.factor(x, KERNEL_OVERLAP[False])
         return *rounded, *factors
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -28,6 +29,7 @@ from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._second_order_pool import second_order_pool
 from matbackprop.functional._ties import Ties
 from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
+from matbackprop.refinement import ill_determined
 
 __all__ = ["Method", "check_method", "covariance_of", "shares_of", "whiten"]
 
@@ -141,14 +143,8 @@ def whiten(
             share = shares_of(rows, weight)
             center = product(share.unsqueeze(-2).to(dtype), rows)
             if method == "pca":
-                narrow = 1e-3 if is_double(x.dtype) else 1e-6
-                values, vectors, turned = row_eigh(
-                    rows - center,
-                    share,
-                    lambda values: values + eps < narrow * values[..., -1:],
-                    ties=ties,
-                    check=check,
-                )
+                lost = partial(ill_determined, fine=is_double(x.dtype), shift=eps)
+                values, vectors, turned = row_eigh(rows - center, share, lost, ties=ties, check=check)
             else:  # on the smaller side of the samples
                 turn = second_order_pool(
                     rows, eps=eps, function="inv_sqrt", weight=share, center=True, check=False, precision=inside

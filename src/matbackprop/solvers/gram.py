@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import is_plain
-from matbackprop.cuda.separate import OVERLAP_LIMIT, SAFE_RATIO, separate_by_kernel
+from matbackprop.cuda.separate import separate_by_kernel
 from matbackprop.cuda.twin import kernels_may_take
 from matbackprop.numerics import inner, is_double
+from matbackprop.refinement import LEVEL, OVERLAP, SAFE_RATIO, SMALL_ANGLE, SPREAD, noise_floor
 from matbackprop.solvers.eigh import batched_eigh
 
 __all__ = ["gram_eigh", "separate_rows"]
-
-_LEVEL = 1e-4  # rows whose squared norms are within this of the largest one are right after one decomposition
 
 
 def squared_norms(y: Tensor) -> Tensor:
@@ -35,9 +34,8 @@ def drop_noise(s: Tensor, eps: Tensor, shape: torch.Size) -> Tensor:
     """
     if s.shape[-1] == 0:
         return s
-    info = torch.finfo(s.dtype)
-    floor = (max(shape[-2:]) * info.eps) ** 2 * s.amax(-1, keepdim=True)
-    return s * ((s > floor) & (s + eps.unsqueeze(-1) > info.tiny))
+    floor = noise_floor(shape, s.dtype) ** 2 * s.amax(-1, keepdim=True)
+    return s * ((s > floor) & (s + eps.unsqueeze(-1) > torch.finfo(s.dtype).tiny))
 
 
 def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,21 +49,21 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> t
     """
     s, q = batched_eigh(x @ x.mH)
     seen = is_double(x.dtype) and x.numel() > 0 and x.is_cpu and is_plain(q, eps)
-    if seen and not products and _narrow(s, eps, 1e-3 if fine else 1e-6):
+    if seen and not products and _narrow(s, eps, fine):
         return s, q, s.new_empty(0)
     y = (x.mH @ q).mH.resolve_conj()
-    if seen and _narrow(s, torch.zeros_like(eps), 1e-3):
+    if seen and _narrow(s, torch.zeros_like(eps), True):
         return s, q, y
     if is_double(x.dtype) and y.numel():
-        q, y = separate_rows(q, y, eps, fine, OVERLAP_LIMIT[fine])
+        q, y = separate_rows(q, y, eps, fine, OVERLAP[fine])
     return drop_noise(squared_norms(y), eps, x.shape), q, y
 
 
-def _narrow(s: Tensor, floor: Tensor, share: float) -> bool:
-    """Whether s_min + floor > share·s_max for every ascending s: the solver's own s has 15 digits less those of it."""
-    # Numbers, not tensors: for one small matrix the kernels of a comparison would cost more than its products.
-    columns = (t.reshape(-1).tolist() for t in (s.select(-1, 0), floor, s.select(-1, -1)))
-    return all(low + more > max(share * high, 1e-300) for low, more, high in zip(*columns, strict=True))
+def _narrow(s: Tensor, shift: Tensor, fine: bool) -> bool:
+    """Whether s + shift has its digits in every matrix; s is ascending."""
+    # Numbers, not tensors: for one small matrix a comparison of tensors would cost more than its products.
+    columns = (t.reshape(-1).tolist() for t in (s.select(-1, 0), shift, s.select(-1, -1)))
+    return all(low + more > max(high / SPREAD[fine], 1e-300) for low, more, high in zip(*columns, strict=True))
 
 
 def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
@@ -126,7 +124,7 @@ def _newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
     overlap, gap = y @ y.mH, columns - rows
-    omega = torch.where(overlap.abs() < 1e-4 * gap.abs(), overlap / torch.where(gap == 0, 1, gap), 0)
+    omega = torch.where(overlap.abs() < SMALL_ANGLE * gap.abs(), overlap / torch.where(gap == 0, 1, gap), 0)
     half = 0.5 * omega @ omega
     even, odd = half + half @ half / 6, omega + omega @ half / 3
     return q + q @ (even + odd), y + (even - odd) @ y
@@ -140,9 +138,9 @@ def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     rest = torch.arange(len(y), device=y.device)
     s = squared_norms(y)
-    floor = (max(y.shape) * torch.finfo(y.dtype).eps) ** 2 * s.max()
+    floor = noise_floor(y.shape, y.dtype) ** 2 * s.max()
     while True:
-        top = s >= _LEVEL * s.max()
+        top = s >= LEVEL * s.max()
         done, rest = rest[top], rest[~top]
         if len(rest) == 0 or s[~top].max() <= floor:
             return q, y

@@ -11,19 +11,16 @@ from torch import Tensor
 
 from matbackprop.checks import is_plain
 from matbackprop.cuda import svd as kernels
-from matbackprop.cuda.separate import SAFE_RATIO, complete_by_kernel
+from matbackprop.cuda.separate import complete_by_kernel
 from matbackprop.cuda.twin import kernels_may_take
+from matbackprop.refinement import KERNEL_OVERLAP, SAFE_RATIO, SPREAD, SVD_OVERLAP, SVD_SPREAD, noise_floor
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import separate_rows, squared_norms
 
 __all__ = ["batched_svd"]
 
-_LIMIT = {True: 2e-14, False: 1e-9}  # |vᵢ·vⱼ| that is left, for float64 and for float32 digits
-_NARROW = 1e6  # σ²_max/σ²_min up to which the eigenvalues of a Gram matrix have float32 digits, with two to spare
 _FEW = 8  # columns of a tall matrix up to which products with its transpose are so much faster that a copy pays
 _SMALL = 1024  # entries of a batch up to which one call of LAPACK in float64 is faster than the steps of the other way
-_SHARP = 1e7  # σ_max/σ_min up to which LAPACK's factors in float64 have float32 digits, with two to spare
-KERNEL_LIMIT = {True: 4e-15, False: 1e-9}  # the same in the kernels
 
 
 def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,10 +48,10 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if kernels.takes(x):
-        return kernels.factor(x, KERNEL_LIMIT[fine])[0]
+        return kernels.factor(x, KERNEL_OVERLAP[fine])[0]
     if x.is_cpu and is_plain(x) and x.numel() <= _SMALL:
         u, s, vh = torch.linalg.svd(x, full_matrices=False)
-        if bool((s.select(-1, 0) < _SHARP * s.select(-1, -1)).all()):
+        if bool((s.select(-1, 0) < SVD_SPREAD * s.select(-1, -1)).all()):
             return u, s, vh
     return _thin_svd(x, fine)
 
@@ -68,7 +65,7 @@ def _thin_svd(x: Tensor, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
         short = x.mH.contiguous() if tall and x.shape[-1] <= _FEW else x.mH if tall else x
         values, q = batched_eigh(short @ short.mH)
         q = q.flip(-1)
-        if not bool((values[..., 0] * _NARROW > values[..., -1]).all()):
+        if not bool((values[..., 0] * SPREAD[fine] > values[..., -1]).all()):
             u, s, vh = _gram_svd(short, fine, q)
         else:
             s = values.flip(-1).sqrt_()
@@ -92,13 +89,13 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> tuple[Tensor, T
     y = (x.mH @ q).mH
     if known:
         sigma = torch.linalg.vector_norm(y, dim=-1)
-        right = _right(sigma, SAFE_RATIO * _LIMIT[fine])
+        right = _right(sigma, SAFE_RATIO * SVD_OVERLAP[fine])
         if bool(right.any()):
             y.div_(sigma.unsqueeze(-1))
             if not bool(right.all()):
                 q[~right], sigma[~right], y[~right] = _gram_svd(x[~right], fine, q[~right])
             return q, sigma, y
-    q, y = separate_rows(q, _cleared(y), x.new_zeros(x.shape[:-2]), fine, _LIMIT[fine])
+    q, y = separate_rows(q, _cleared(y), x.new_zeros(x.shape[:-2]), fine, SVD_OVERLAP[fine])
     y = _cleared(y)  # once more: a direction that X does not have is left smaller than rounding
     s, order = squared_norms(y).sort(-1, descending=True)
     q = q.gather(-1, order.unsqueeze(-2).expand(q.shape))
@@ -116,8 +113,7 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> tuple[Tensor, T
 def _cleared(y: Tensor) -> Tensor:
     """Y with zeros for rows at the level of rounding, directions that X does not have."""
     s = squared_norms(y)
-    floor = (max(y.shape[-2:]) * torch.finfo(s.dtype).eps) ** 2
-    return y * (s > floor * s.amax(-1, keepdim=True)).unsqueeze(-1)
+    return y * (s > noise_floor(y.shape, s.dtype) ** 2 * s.amax(-1, keepdim=True)).unsqueeze(-1)
 
 
 def _right(sigma: Tensor, ratio: float) -> Tensor:
