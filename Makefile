@@ -17,7 +17,8 @@ PROCESSORS ?= ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-.PHONY: demo test test-all test-more lint types unit doctest docs slow processors newest versions coverage clean
+.PHONY: demo test test-all test-more lint types unit doctest docs slow processors newest versions coverage clean \
+  table1 table2 backbones bsds500 baselines
 
 .venv/.user: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -89,6 +90,10 @@ version-%: .venv/.user
 
 coverage: .venv/.dev
 	$(BIN)/python $(PYTEST) --cov --cov-report=term-missing:skip-covered
+
+# Published tables: finished runs are skipped; see docs/reproducing.md.
+table1 table2 backbones bsds500 baselines: .venv/.user
+	$(BIN)/python -m experiments $@
 
 clean:
 	rm -rf .venv .venv-newest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,9 +1,9 @@
-"""The paper's two tables, one of backbones and BSDS500's, each from one command that may be stopped and given again.
+"""The paper's two tables and three more: ``python -m experiments NAME``.
 
-``table``           what all tables share: results that know what made them, runs, stages, timing, files
-``table1``          region classification: its rows, and how one is trained, timed and summarised
-``backbones``       region classification by first and second order on several backbones
-``table2``          full-image segmentation, likewise
-``bsds500``         the protocol of BSDS500, beside published methods
-``baselines``       other ways to segment an image; ``multiscale_ncut`` is the longest of them
+``runs``            results.jsonl, provenance and hashes, and the options that all commands share
+``table1``          region classification on COCO
+``backbones``       region classification by first and second order on five backbones
+``table2``          full-image segmentation on BSDS300
+``baselines``       table 2's methods without training; ``multiscale_ncut`` is the longest of them
+``bsds500``         contours and regions by the protocol of BSDS500, next to published methods
 """

@@ -2,19 +2,17 @@
 
 from matbackprop.cli import Command, main
 
+SUMMARIES = {
+    "table1": "The paper's first table: region classification.",
+    "table2": "The paper's second table: full-image segmentation.",
+    "backbones": "Region classification by first and second order on several backbones.",
+    "baselines": "Table 2's methods without training, and people.",
+}
 COMMANDS = {
     name: Command(
-        "experiments.config",
-        summary,
-        config,
-        "experiments.table:reproduce",
-        stopped="stopped; finished runs are kept. Rerun the command to resume.",
+        f"experiments.{name}", summary, stopped="stopped; finished runs are kept. Rerun the command to resume."
     )
-    for name, config, summary in (
-        ("table1", "Table1Config", "The paper's first table: region classification."),
-        ("table2", "Table2Config", "The paper's second table: full-image segmentation."),
-        ("backbones", "BackbonesConfig", "Region classification by first and second order on several backbones."),
-    )
+    for name, summary in SUMMARIES.items()
 }
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Other ways to segment an image, under one signature: an image uint8 ``(3, h, w)`` → a list of label maps.
+"""Methods of table 2 that need no training: an image uint8 ``(3, h, w)`` → a list of label maps.
 
-``BASELINES`` names them; ``run_baseline`` scores one on a data set.
+``BASELINES`` names them; ``run_baseline`` scores one on a data set. The runs are part of table 2's results.
 """
+
+from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from experiments import runs, table2
 from experiments.multiscale_ncut import multiscale_labels
 from matbackprop.errors import ConfigurationError, DataError, ShapeError, needs
 from matbackprop.vision.data.bsds import BSDS
+from matbackprop.vision.devices import processors
 from matbackprop.vision.metrics import ImageScores, region_scores, score_image, summarize
 from matbackprop.vision.segmentation import connected_components
 from matbackprop.vision.workers import Workers
@@ -211,12 +216,12 @@ def run_baseline(method: str, data: BSDS, workers: Workers, *, boundary: bool = 
     """Segment the images of a data set with a baseline (or ``HUMANS``) and score them.
 
     Returns:
-        ``scores`` (see ``summarize``), ``per_image`` (image → its row of scores), and ``seconds_per_image`` of
+        ``scores`` (see ``summarize``), ``per_image`` (image → best and average covering), and ``seconds_per_image`` of
         processor time for the segmentation alone.
     """
     known = [*BASELINES, HUMANS]
     if method not in known:
-        raise ConfigurationError(f"there is no baseline {method!r}; there are {', '.join(known)}.")
+        raise ConfigurationError(f"There is no baseline {method!r}. Choose one of {', '.join(known)}.")
     if method == HUMANS:
         rows = list(workers.map(partial(_people, data), range(len(data))))
         names = [name for name, value in rows[0].items() if isinstance(value, float)]
@@ -230,8 +235,8 @@ def run_baseline(method: str, data: BSDS, workers: Workers, *, boundary: bool = 
     }
 
 
-def _by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {row["id"]: {name: value for name, value in row.items() if name != "id"} for row in rows}
+def _by_id(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    return {row["id"]: [round(row[f"paper_{name}"], 6) for name in ("best", "average")] for row in rows}
 
 
 def _people(data: BSDS, index: int) -> dict[str, Any]:
@@ -245,3 +250,30 @@ def _segment(data: BSDS, method: str, boundary: bool, index: int) -> tuple[Image
     maps = BASELINES[method](sample.image)
     seconds = time.process_time() - start
     return score_image(sample.id, maps, sample.segmentations, boundary=boundary), seconds
+
+
+@dataclass
+class Config(table2.Config):
+    """Score table 2's methods that need no training."""
+
+    def __post_init__(self) -> None:
+        self.rows = tuple(self.chosen(dict.fromkeys([*BASELINES, HUMANS])))
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Score the baselines and rebuild table 2 with them."""
+    table = table2.Table2(replace(config, rows=()))
+
+    def score() -> None:
+        root = table.folder()
+        data = BSDS(root, config.split)
+        data = BSDS(root, config.split, ids=list(data.ids)[: config.data.limit])
+        for method in config.rows:
+            configuration = {"method": method, "limit": config.data.limit, "boundary": config.boundary}
+            provenance = {"configuration": configuration, "data": runs.data_hash(root, (config.split,)),
+                          "weights": "none", "device": "cpu"}  # fmt: skip
+            with Workers(config.workers or processors()) as pool:
+                work = partial(run_baseline, method, data, pool, boundary=config.boundary)
+                table.results.run(method, "baseline", 0, provenance, work)
+
+    return runs.main(config, score, table.summarize)

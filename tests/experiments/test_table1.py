@@ -1,22 +1,19 @@
-"""The first table: tuning, seeds, resuming, what counts as finished, and what the summary says."""
+"""The first table: tuning, seeds, resuming, and the summary."""
 
 import dataclasses
-import hashlib
-import json
 import shlex
 
 import numpy as np
 import pytest
 
-from experiments import table1
-from experiments.config import Table1Config
-from experiments.table import Job
-from experiments.table1 import ROWS, Table1
+from experiments import runs, table1
+from experiments.table1 import ROWS, Config, Table1, wrong_by_image
 from matbackprop.cli.train import parse
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.vision.training.config import O2P_PRESETS, RegionDataConfig
 
 ALEXNET = Table1.rows["alexnet"]
+RIGHT = {"target": np.array([0, 1, 0, 1]), "large": np.array([1, 1, 0, 1]), "image": np.array([5, 5, 6, 7])}
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +22,9 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def config(cache, tmp_path):
-    return Table1Config(
+def config(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # runs are trained in runs/
+    return Config(
         out=tmp_path / "table1",
         rows=("alexnet", "o2p"),
         data=RegionDataConfig(cache=cache, made=12, side=56, canvas=67, jitter=3, batch_size=16, threads=0),
@@ -39,97 +37,52 @@ def config(cache, tmp_path):
     )
 
 
-def pretend(config, job, error, predicted=(0, 1, 1, 0), diverged=False):
-    """Keep the result of a run that never was; a seed's follows the trials that were kept before it."""
-    table = Table1(config)
-    provenance = table.provenance(job, "cpu")
-    path = table.store.path(job, provenance)
-    actual = {"number": job.number, "error": error, "error_large": error, "seconds": 1.0, "parameters": 7}
-    if diverged:
-        actual["diverged"] = "the loss was not finite"
-    else:
-        (path / "predictions").mkdir(parents=True)
-        np.savez(
-            path / "predictions" / "validation.npz",
-            target=np.array([0, 1, 0, 1]),
-            predicted=np.array(predicted),
-            large=np.array([True, True, False, True]),
-            image=np.array([5, 5, 6, 7]),
-        )
-    table.store.write(job, provenance, actual)
+def record(config, row, part, number, error, predicted=(0, 1, 1, 0)):
+    """Append a run that was never trained."""
+    metrics = {"setting": Table1.rows[row].trials[0], "error": error, "error_large": error}
+    metrics |= wrong_by_image({**RIGHT, "predicted": np.array(predicted)})
+    runs.Results(config.out).run(row, part, number, {"row": row, "part": part, "number": number}, lambda: metrics)
 
 
-def pretend_tuning(config, row="alexnet", errors=(40.0, 30.0)):
-    for trial, error in enumerate(errors):
-        pretend(config, Job(row, "trial", trial), error)
-
-
-def test_the_whole_table_from_one_command(config):
+def test_the_whole_table_from_one_command(config, monkeypatch):
     config = dataclasses.replace(config, trials=1, fine_seeds=1, fine_epochs=1)
-    Table1(config).main()
-    table = json.loads((config.out / "table.json").read_text())
-    assert [row["name"] for row in table["rows"]] == ["AlexNet", "DeepO2P"]
-    for row in table["rows"]:
-        assert len(row["trials"]) == len(row["seeds"]) == 1 and row["chosen"] == 0
-        [path] = (config.out / "runs" / row["key"]).glob("seed0-*")
-        assert path.name == f"seed0-{row['seeds'][0]['fingerprint']}"
-        stored = (path / "predictions" / "validation.npz").read_bytes()
-        assert hashlib.sha256(stored).hexdigest() == row["seeds"][0]["predictions_sha256"]
-        assert not list((path / "checkpoints").iterdir())
-        assert row["timing"]["regions_per_second"] > 0
-    difference = table["rows"][1]["difference"]["all"]
-    means = [row["error"]["mean"] for row in table["rows"]]
-    assert difference["difference"] == pytest.approx(means[1] - means[0], abs=1e-3)
-    assert difference["low"] <= difference["difference"] <= difference["high"]
+    table1.main(config)
     text = (config.out / "table.md").read_text()
-    assert "25.3" in text and "28.6" in text and "matbackprop train o2p" in text and "Speeds: one run" in text
-    for name in ("errors.png", "curves.png", "confusion-alexnet.png"):
-        assert (config.out / "figures" / name).is_file()
-    per_class = json.loads((config.out / "per_class.json").read_text())
-    counts = per_class["regions"]
-    overall = sum(per_class["AlexNet"][n] * counts[n] for n in per_class["AlexNet"]) / sum(counts.values())
-    assert overall == pytest.approx(means[0], abs=0.05)
-
-
-def test_runs_wait_for_their_tuning_and_the_smallest_error_wins(config):
+    assert "| AlexNet | 25.3 |" in text and "| DeepO2P | 28.6 |" in text and "matbackprop train o2p" in text
+    assert "Speeds: one run" in text and "Runs come from" in text
+    assert (config.out / "figures" / "errors.png").is_file() and (config.out / "figures" / "curves.png").is_file()
     table = Table1(config)
-    assert {job.part for job in table.ready()} == {"trial"}
-    pretend(config, Job("alexnet", "trial", 0), 40.0)
-    assert table.choose(ALEXNET) is None
-    pretend(config, Job("alexnet", "trial", 1), 30.0)
-    seeds = [job for job in table.ready() if job.part == "seed"]
-    assert seeds == [Job("alexnet", "seed", 0), Job("alexnet", "seed", 1)]
-    chosen = table.provenance(seeds[0], "cpu")["configuration"]["optimizer"]
-    assert chosen["rate"] == ALEXNET.trials[1]["optimizer.rate"]
+    [alexnet], [o2p] = (list(table.finished(Table1.rows[key]).values()) for key in config.rows)
+    gain = table.difference(Table1.rows["o2p"])
+    errors = [run["metrics"]["error"] for run in (o2p, alexnet)]
+    assert gain["difference"] == pytest.approx(errors[0] - errors[1], abs=1e-3)
+    assert 0 < o2p["metrics"]["layer_percent"] < 100 and o2p["metrics"]["regions_per_second"] > 0
+    monkeypatch.setattr(Table1, "_fit", None)  # would fail if it were called
+    before = (config.out / "results.jsonl").read_bytes()
+    table1.main(config)
+    assert (config.out / "results.jsonl").read_bytes() == before and (config.out / "table.md").read_text() == text
 
 
-def test_a_run_that_diverges_is_a_result(config):
-    config.override += ("optimizer.rate=1e6", "optimizer.warmup=0.0")
-    table = Table1(config)
-    assert table.run(Job("alexnet", "trial", 0)).startswith("error 100.00")
-    assert "not finite" in table.result(Job("alexnet", "trial", 0))["diverged"]
+def test_the_setting_with_the_smallest_error_is_trained(config, monkeypatch):
+    trained = []
+
+    def fit(self, recipe, row, setting):
+        trained.append((recipe.data.split, recipe.engine.seed, setting))
+        return {"setting": setting, "error": 40.0 - len(trained), "error_large": 40.0}
+
+    monkeypatch.setattr(Table1, "_fit", fit)
+    Table1(dataclasses.replace(config, rows=("alexnet",))).train()
+    first, second = ALEXNET.trials[:2]
+    assert trained == [("tuning", 1000, first), ("tuning", 1000, second), ("final", 0, second), ("final", 1, second)]
 
 
-def test_a_diverged_seed_does_not_stop_the_summary(config):
-    pretend_tuning(config)
-    pretend_tuning(config, "o2p")
-    pretend(config, Job("alexnet", "seed", 1), 50.0)
-    for job in (Job("alexnet", "seed", 0), Job("o2p", "seed", 0), Job("o2p", "seed", 1)):
-        pretend(config, job, 100.0, diverged=True)
-    table = Table1(config).summarize()
-    assert [row["error"]["values"] for row in table["rows"]] == [[100.0, 50.0], [100.0, 100.0]]
-    assert table["regions"] == 4 and "difference" not in table["rows"][1]
-    assert set(json.loads((config.out / "per_class.json").read_text())) == {"AlexNet", "regions"}
-
-
-def test_an_overridden_number_of_epochs_is_run_once(config, monkeypatch):
-    config = dataclasses.replace(config, rows=("alexnet",), trials=1, fine_seeds=1, stage="train")
-    config.override += ("engine.max_epochs=1",)
-    pretend(config, Job("alexnet", "trial", 0), 40.0)
-    pretend(config, Job("alexnet", "seed", 0), 40.0)
-    assert Table1(config).ready() == []
-    [other] = Table1(dataclasses.replace(config, override=config.override[:-1], stage="all")).ready()
-    assert other == Job("alexnet", "trial", 0)  # what was run for one epoch is not a result of two
+def test_of_a_group_only_the_best_is_trained_to_the_end(config):
+    config = dataclasses.replace(config, rows=("sqrt-fc", "both-log"), trials=1)
+    record(config, "sqrt-fc", "trial", 0, 30.0)
+    with pytest.raises(DataError, match="both-log has no trial"):
+        Table1(config).wins(Table1.rows["sqrt-fc"])
+    record(config, "both-log", "trial", 0, 29.0)
+    assert [Table1(config).wins(Table1.rows[key]) for key in config.rows] == [False, True]
 
 
 OTHER_SETTINGS = {
@@ -142,75 +95,54 @@ OTHER_SETTINGS = {
 
 
 @pytest.mark.parametrize("changes", OTHER_SETTINGS.values(), ids=OTHER_SETTINGS)
-def test_results_made_under_other_settings_do_not_count(config, changes, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_other_settings_are_other_runs(config, changes, tmp_path, monkeypatch):
     (tmp_path / "some.safetensors").write_bytes(b"weights")
-    config = dataclasses.replace(config, rows=("alexnet",))
-    pretend_tuning(config)
-    for seed in (0, 1):
-        pretend(config, Job("alexnet", "seed", seed), 20.0)
-    assert Table1(config).ready() == []
+    trained = []
+    monkeypatch.setattr(Table1, "_fit", lambda self, recipe, row, setting: trained.append(recipe) or {"error": 1.0})
     other = dataclasses.replace(config, **changes)
     other.data.cache = config.data.cache
-    assert Table1(other).ready() == [Job("alexnet", "trial", 0), Job("alexnet", "trial", 1)]
-    assert Table1(config).ready() == []
+    for one in (config, other, config, dataclasses.replace(config, summary=True)):
+        Table1(one).run(ALEXNET, "seed", 0, ALEXNET.trials[0])
+    assert len(trained) == 2
 
 
-def test_results_of_another_precision_or_device_do_not_count(config):
-    config = dataclasses.replace(config, accelerator="gpu", rows=("alexnet",))
-    fingerprints = [
-        Table1(dataclasses.replace(config, precision=precision)).provenance(Job("alexnet", "trial", 0), device)
-        for precision, device in (("32", "cuda"), ("bf16-mixed", "cuda"), ("32", "cpu"))
-    ]
-    assert len({json.dumps(one) for one in fingerprints}) == 3
+def test_a_run_that_diverges_is_a_result(config, monkeypatch):
+    def fit(recipe, module, data, name):
+        raise NonFiniteError("the loss was not finite")
 
-
-def test_results_do_not_depend_on_where_and_how_a_run_is_carried_out(config, tmp_path):
-    one = Table1(config).provenance(Job("alexnet", "trial", 0), "cpu")
-    config = dataclasses.replace(config, out=tmp_path / "elsewhere", jobs=7)
-    config.data = dataclasses.replace(config.data, threads=3, resident="no")
-    assert Table1(config).provenance(Job("alexnet", "trial", 0), "cpu") == one
-
-
-def test_a_seed_follows_the_trial_that_is_chosen(config):
-    pretend_tuning(config, errors=(30.0, 40.0))
-    seed = Job("alexnet", "seed", 0)
-    pretend(config, seed, 20.0)
-    assert Table1(config).result(seed)["error"] == 20.0
-    table = Table1(config)
-    table.store.write(Job("alexnet", "trial", 1), table.provenance(Job("alexnet", "trial", 1), "cpu"), {"error": 10.0})
-    assert Table1(config).result(seed) is None
-
-
-def test_of_a_group_only_the_best_is_trained_to_the_end(config):
-    config = dataclasses.replace(config, rows=("sqrt-fc", "both-log"), trials=1)
-    pretend(config, Job("sqrt-fc", "trial", 0), 30.0)
-    assert [Table1(config).wins(Table1.rows[key]) for key in config.rows] == [False, False]
-    pretend(config, Job("both-log", "trial", 0), 29.0)
-    assert [Table1(config).wins(Table1.rows[key]) for key in config.rows] == [False, True]
-    assert {job.key for job in Table1(config).ready()} == {"both-log"}
+    monkeypatch.setattr(table1, "fit", fit)
+    run = Table1(config).run(ALEXNET, "trial", 0, ALEXNET.trials[0])
+    assert run["metrics"]["error"] == 100.0 and "not finite" in run["metrics"]["diverged"]
 
 
 def test_differences_pair_regions_and_resample_images(config):
     for row, predicted in (("alexnet", (0, 1, 1, 0)), ("o2p", (0, 1, 0, 0))):
-        pretend_tuning(config, row)
         for seed in (0, 1):
-            pretend(config, Job(row, "seed", seed), 100 * np.mean(np.array(predicted) != (0, 1, 0, 1)), predicted)
-    difference = Table1(config).summarize()["rows"][1]["difference"]
-    assert difference["all"]["difference"] == pytest.approx(-25)
-    assert difference["large"]["difference"] == pytest.approx(0)
-    assert difference["all"]["high"] == pytest.approx(0)  # image 6 may be missing from a resample
+            record(config, row, "seed", seed, 100 * np.mean(np.array(predicted) != (0, 1, 0, 1)), predicted)
+    gain = Table1(config).difference(Table1.rows["o2p"])
+    assert gain["difference"] == pytest.approx(-25)
+    assert gain["high"] == pytest.approx(0)  # image 6 may be missing from a resample
+    assert Table1(config).difference(ALEXNET) is None
 
 
-def test_each_rows_command_says_what_its_runs_were(config):
+def test_a_recorded_difference_belongs_to_exactly_its_runs(config):
+    results = runs.Results(config.out)
+    for row in ("alexnet", "o2p"):
+        results.run(row, "seed", 0, {"row": row}, lambda: {"error": 20.0})
+    hashes = [[run["hash"]] for run in results.records]
+    results.append({"kind": "difference", "row": "o2p", "runs": hashes[::-1], "difference": {"difference": -3.0}})
+    assert Table1(config).difference(Table1.rows["o2p"]) == {"difference": -3.0}
+    results.run("o2p", "seed", 1, {"row": "o2p", "seed": 1}, lambda: {"error": 20.0})
+    assert Table1(config).difference(Table1.rows["o2p"]) is None
+
+
+def test_each_rows_command_trains_the_same_configuration(config):
     config = dataclasses.replace(config, rows=(), override=("model.weights=none",))
+    table = Table1(config)
     for row in ROWS:
-        pretend_tuning(config, row.key, range(config.trials))
-        table = Table1(config)
-        words = shlex.split(table.command(row, "cpu"))
+        words = shlex.split(table.command(row, {"metrics": {"setting": row.trials[0]}}))
         assert words[:3] == ["matbackprop", "train", "o2p"]
-        said = parse("o2p", words[3:], "test").config
-        meant = table.run_config(Job(row.key, "seed", 0), row.trials[0], "cpu")
+        said, meant = parse("o2p", words[3:], "test").config, table.recipe(row, "seed", 0, row.trials[0])
         assert said.optimizer == meant.optimizer and said.model == meant.model
         assert said.engine.max_epochs == meant.engine.max_epochs
 
@@ -224,58 +156,23 @@ def test_the_papers_rows_are_all_there():
 
 def test_the_preset_of_four_maps_is_the_row_with_its_winning_setting():
     row = Table1.rows["both-maps"]
-    made = Table1(Table1Config()).run_config(Job(row.key, "seed", 0), row.trials[0], "cuda")
+    made = Table1(Config(accelerator="gpu")).recipe(row, "seed", 0, row.trials[0])
     assert (made.model, made.optimizer) == (O2P_PRESETS["maps"].model, O2P_PRESETS["maps"].optimizer)
     assert made.engine.max_epochs == O2P_PRESETS["maps"].engine.max_epochs
 
 
-@pytest.mark.parametrize(("row", "device", "precision"), [
-    ("o2p", "cuda", "bf16-mixed"), ("o2p", "cpu", "32"), ("sift", "cuda", "32"),
+@pytest.mark.parametrize(("row", "accelerator", "precision"), [
+    ("o2p", "gpu", "bf16-mixed"), ("o2p", "cpu", "32"), ("sift", "gpu", "32"),
 ])  # fmt: skip
-def test_half_precision_is_for_networks_on_gpus(row, device, precision):
-    table = Table1(Table1Config())
-    assert table.run_config(Job(row, "seed", 0), {}, device).engine.precision == precision
+def test_half_precision_is_for_networks_on_gpus(row, accelerator, precision):
+    table = Table1(Config(accelerator=accelerator))
+    assert table.recipe(Table1.rows[row], "seed", 0, {}).engine.precision == precision
 
 
-def test_bad_options_are_named(config, tmp_path):
+def test_bad_options_are_named(config):
     with pytest.raises(ConfigurationError, match="no row 'resnet'"):
-        Table1(Table1Config(rows=("resnet",)))
-    with pytest.raises(ConfigurationError, match=r"--data\.split is the table's own"):
-        Table1(Table1Config(data=RegionDataConfig(split="tuning")))
-    config.override = ("model.hidden",)
-    with pytest.raises(ConfigurationError, match="name=value"):
-        Table1(config).run_config(Job("alexnet", "seed", 0), {}, "cpu")
-    config.override = ("model.weights=none",)
+        Table1(Config(rows=("resnet",)))
+    with pytest.raises(ConfigurationError, match=r"--data\.split is set by the table"):
+        Table1(Config(data=RegionDataConfig(split="tuning")))
     with pytest.raises(DataError, match="no finished run"):
         Table1(config).summarize()
-
-
-def test_published_results_without_predictions_keep_the_differences_of_their_table(config):
-    for row, predicted in (("alexnet", (0, 1, 1, 0)), ("o2p", (0, 1, 0, 0))):
-        pretend_tuning(config, row)
-        pretend(config, Job(row, "seed", 0), 20.0, predicted)
-    before = Table1(config).summarize()
-    for path in config.out.glob("runs/*/*/predictions/validation.npz"):
-        path.unlink()
-    table = Table1(config)
-    table._write("speed.json", json.dumps({"machine": {"device": "a GPU"}, "device": "cpu", "rows": {
-        "o2p": {"fingerprint": table._fingerprint(Job("o2p", "timing"), "cpu"), "regions_per_second": 77}
-    }}))  # fmt: skip
-    after = table.summarize()
-    assert after["rows"][1].pop("timing")["regions_per_second"] == 77
-    assert before["rows"][1].pop("timing") == {} and after == before
-    assert "| 77 |" in (config.out / "table.md").read_text()
-    pretend(config, Job("o2p", "seed", 1), 30.0)
-    with pytest.raises(DataError, match="predictions of alexnet, o2p are missing"):
-        Table1(config).summarize()  # the table was made of other runs
-
-
-def test_a_run_without_finite_numbers_can_be_compared_with_nothing(config, monkeypatch):
-    def fit(recipe, module, data, name):
-        raise NonFiniteError("the loss was not finite")
-
-    monkeypatch.setattr(table1, "fit", fit)
-    config = dataclasses.replace(config, rows=("alexnet",), trials=1, fine_seeds=1, stage="train")
-    pretend(config, Job("alexnet", "trial", 0), 40.0)
-    with pytest.raises(DataError, match="diverged; there is nothing to compare"):
-        Table1(config).main()

@@ -36,7 +36,6 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from experiments.table import Job, Store
 from helpers.seg_files import write_seg
 from matbackprop.cli import main
 from matbackprop.errors import DataError
@@ -417,18 +416,6 @@ def _bsds(folder: Path) -> None:
     (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\nmade = 0\nworkers = 1\nsplit = "final"\n')
 
 
-def _results(folder: Path) -> None:
-    Store(folder).write(
-        Job("row", "seed", 0), {"device": "cpu", "data": {"side": 3}}, {"error": 40.0, "per_class": [1.0]}
-    )
-
-
-def _read_results(folder: Path) -> None:
-    store, job = Store(folder), Job("row", "seed", 0)
-    store.read(job, {"device": "cpu", "data": {"side": 3}})
-    store.made_otherwise(job, {"device": "cuda"})
-
-
 def _cache(folder: Path) -> None:
     write_cache(folder / "kept", {"x": _labels(), "y": np.arange(9)}, {"a": 1})
 
@@ -497,7 +484,6 @@ READERS: dict[str, Reader] = {
         ),
         turns=3,
     ),
-    "stored results": Reader(_results, ("row/*/result.json",), (_read_results,)),
 }
 
 

@@ -19,7 +19,7 @@ def test_a_harmed_file_is_read_or_refused_in_one_line(name):
         assert result.verdict in GOOD, result
 
 
-@pytest.mark.parametrize("name", ["COCO annotations", "segmentations", "segmenter", "stored results"])
+@pytest.mark.parametrize("name", ["COCO annotations", "segmentations", "segmenter"])
 def test_files_that_nobody_harmed_are_read(name, tmp_path):
     READERS[name].make(tmp_path)
     for call in READERS[name].calls:

@@ -1,0 +1,309 @@
+"""Runs of an experiment: one JSON object per line of ``results.jsonl``.
+
+A run is identified by the hash of its *provenance*: configuration, hashes of the data and of the starting weights, and
+kind of device. Rerunning a command skips every run whose hash is in the file. If a row, part and number occur several
+times, the last line counts. Each line also records the git revision, whether the tree was dirty, and a hash of the
+source code; a table whose runs come from several revisions says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.data.cache import cache_key
+from matbackprop.vision.files import atomic_write
+from matbackprop.vision.progress import log_on_screen
+from matbackprop.vision.report.tables import Table
+from matbackprop.vision.training.config import to_json
+from matbackprop.vision.training.run_folder import RunFolder, versions
+
+log = logging.getLogger("matbackprop")
+
+ENGINE = ("seed", "max_epochs", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate")
+"""Fields of the engine that change numbers."""
+PLACES = ("root", "cache", "workers", "threads", "resident")
+"""Fields of the data that name a place or a process count; the content of the data is hashed."""
+NUMBERS_ONLY: dict[str, Any] = {"overwrite": True, "devices": "1", "checkpoints": False, "tensorboard": False,
+                                "progress": False, "report": False}  # fmt: skip
+"""Fields of the engine for a run of which only the numbers are kept."""
+WORK = Path("runs")
+"""Folder of trained models, predictions and logs, which are not published."""
+PICTURES = {".jpg", ".jpeg", ".png", ".bmp"}
+READABLE = PICTURES | {".mat", ".seg", ".json", ".npy", ".npz"}
+
+Run = dict[str, Any]
+
+
+@dataclass
+class ExperimentConfig:
+    """Options of every experiment."""
+
+    out: Path = Path("results")
+    """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
+    rows: tuple[str, ...] = ()
+    """Rows to run, all by default."""
+    summary: bool = False
+    """Only rebuild the table and the figures from results.jsonl."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Kind of device."""
+    override: tuple[str, ...] = ()
+    """Fields of every training, as name=value with the value in JSON, such as model.hidden=64."""
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """Kind of device that runs use."""
+        gpu = torch.cuda.is_available() if self.accelerator == "auto" else self.accelerator == "gpu"
+        return "cuda" if gpu else "cpu"
+
+    def overrides(self) -> dict[str, Any]:
+        """Parse ``override``; a value that is not JSON is text."""
+        fields = {}
+        for word in self.override:
+            name, equals, value = word.partition("=")
+            if not equals:
+                raise ConfigurationError(f"{word!r} is not an override. Write name=value, such as model.hidden=64.")
+            try:
+                fields[name] = json.loads(value)
+            except json.JSONDecodeError:
+                fields[name] = value
+        return fields
+
+    def chosen(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Select the rows that were asked for."""
+        if unknown := [key for key in self.rows if key not in rows]:
+            raise ConfigurationError(f"There is no row {unknown[0]!r}. Rows: {', '.join(rows)}.")
+        return {key: row for key, row in rows.items() if not self.rows or key in self.rows}
+
+
+class Results:
+    """The file ``results.jsonl`` of an experiment.
+
+    Example:
+        >>> import tempfile
+        >>> results = Results(Path(tempfile.mkdtemp()))
+        >>> def train():
+        ...     return {"error": 40.0}
+        >>> run = results.run("alexnet", "seed", 0, {"device": "cpu"}, train)
+        >>> results.run("alexnet", "seed", 0, {"device": "cpu"}, None) == run  # finished: not repeated
+        True
+        >>> results.runs("alexnet", "seed")[0]["metrics"]
+        {'error': 40.0}
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "results.jsonl"
+        self.records: list[dict[str, Any]] = []
+        for number, line in enumerate(self.path.read_text().splitlines() if self.path.is_file() else (), 1):
+            try:
+                self.records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{self.path}, line {number} is not JSON. Remove the line to repeat its run."
+                ) from error
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line; one write, so that several processes may append."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        self.records.append(record)
+
+    def run(
+        self, row: str, part: str, number: int, provenance: dict[str, Any], work: Callable[[], dict[str, Any]]
+    ) -> Run:
+        """Return the finished run with this provenance, or call ``work`` for its metrics and keep them."""
+        provenance = to_json(provenance)
+        mark = cache_key(provenance)
+        for record in self.records:
+            if (record["kind"], record.get("hash"), record["row"], record.get("part")) == ("run", mark, row, part):
+                return record
+        log.info("%s %s %d", row, part, number)
+        started = time.perf_counter()
+        metrics = work()
+        metrics.setdefault("seconds", round(time.perf_counter() - started, 2))
+        known = versions()
+        record = {
+            "kind": "run",
+            "row": row,
+            "part": part,
+            "number": number,
+            "hash": mark,
+            "provenance": provenance,
+            "code": {"git": known.get("git"), "dirty": known.get("git_dirty"), "source": source_hash()},
+            **{name: known[name] for name in ("time", "device", "packages")},
+            "metrics": metrics,
+        }
+        self.append(record)
+        return record
+
+    def runs(self, row: str, part: str) -> dict[int, Run]:
+        """Return the runs of a row by number; the last line of a number counts."""
+        chosen = {r["number"]: r for r in self.records if (r["kind"], r["row"], r.get("part")) == ("run", row, part)}
+        return dict(sorted(chosen.items()))
+
+    def recorded(self, kind: str, row: str) -> dict[str, Any]:
+        """Return the last record of another kind, such as a row's speed; empty if there is none."""
+        return next((r for r in reversed(self.records) if (r["kind"], r["row"]) == (kind, row)), {})
+
+    def write_table(self, table: Table, *more: str, runs: Iterable[Run]) -> None:
+        """Write table.md with the revisions of its runs, and print the table."""
+        text = "\n\n".join([table.markdown(), *more, revisions(runs)]) + "\n"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.folder / "table.md", text)
+        print(table.markdown())
+
+
+def main(config: ExperimentConfig, train: Callable[[], None], summarize: Callable[[], None]) -> dict[str, Any]:
+    """Run what is missing, then rebuild the table."""
+    with log_on_screen():
+        if not config.summary:
+            train()
+        summarize()
+    return {"summary": f"table: {config.out / 'table.md'}", "out": config.out}
+
+
+# ---------------------------------------------------------------------------------------------------------- provenance
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """The fields of a recipe's configuration that its numbers depend on."""
+    fields: dict[str, Any] = to_json(config)
+    fields["engine"] = {name: fields["engine"][name] for name in ENGINE}
+    fields["data"] = {name: value for name, value in fields["data"].items() if name not in PLACES}
+    return fields
+
+
+@cache
+def source_hash() -> str:
+    """Hash of the source code of the package and of the experiments."""
+    import matbackprop
+
+    roots = (Path(matbackprop.__file__).parent, Path(__file__).parent)
+    files = [(root, path) for root in roots for path in root.rglob("*") if path.suffix in (".py", ".cu", ".cuh", ".h")]
+    total = hashlib.sha256()
+    for root, path in sorted(files):
+        total.update(f"{root.name}/{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+@cache
+def data_hash(root: Path, splits: tuple[str, ...]) -> str:
+    """Hash of a data set: names and sizes of its pictures, contents of its annotations.
+
+    Args:
+        root: its folder, in the layout of COCO or BSDS.
+        splits: the splits to hash, such as ``("train", "val")``.
+
+    Raises:
+        DataError: there is no file of these splits.
+    """
+    names = {split + year for split in splits for year in ("", "2014", "2017")}
+    total, files = hashlib.sha256(), 0
+    for path in sorted(root.rglob("*")):
+        place = path.relative_to(root)
+        words = {*place.parts[:-1], path.stem.removeprefix("instances_")}
+        if path.suffix.lower() not in READABLE or not names & words or not path.is_file():
+            continue
+        files += 1
+        total.update(f"{place.as_posix()}\0{path.stat().st_size}\0".encode())
+        if path.suffix.lower() not in PICTURES or "groundTruth" in place.parts:
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+    if not files:
+        raise DataError(f"{root} has no picture or annotation of {', '.join(splits)}. Check --data.root.")
+    return total.hexdigest()[:16]
+
+
+@cache
+def weights_hash(backbone: str, weights: str) -> str:
+    """Hash of a backbone's starting weights: ``"imagenet"``, ``"none"`` or a file."""
+    from matbackprop.vision.models.backbones.base import find_weights
+
+    if weights == "none":
+        return "none"
+    path = find_weights(backbone) if weights == "imagenet" else Path(weights)
+    if not path.is_file():
+        raise DataError(f"There are no weights at {path}. Name a safetensors file, imagenet or none.")
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def revisions(runs: Iterable[Run]) -> str:
+    """A sentence about the code that produced the runs of a table.
+
+    Example:
+        >>> run = {"code": {"git": "0123456789", "dirty": True}}
+        >>> revisions([run, run, {"code": {"git": "abcdef0123", "dirty": False}}])
+        'Runs come from 2 revisions: 0123456 (2 runs, 2 with uncommitted changes), abcdef0 (1 run).'
+    """
+    counts: dict[str, list[bool]] = {}
+    for run in runs:
+        code = run.get("code") or {}
+        counts.setdefault((code.get("git") or "unrecorded")[:7], []).append(bool(code.get("dirty")))
+    texts = []
+    for name, dirty in sorted(counts.items()):
+        name = "an unrecorded revision" if name == "unrecor" else name
+        number = f"{len(dirty)} run" + "s" * (len(dirty) > 1)
+        texts.append(f"{name} ({number}{f', {sum(dirty)} with uncommitted changes' if any(dirty) else ''})")
+    several = f"{len(texts)} revisions: " if len(texts) > 1 else "revision "
+    return f"Runs come from {several}{', '.join(texts)}."
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def training_rate(run: RunFolder) -> float | None:
+    """Median items per second of a training, its first third left out."""
+    rates = [m["train/steps_per_second"] for m in run.read_metrics() if m.get("train/steps_per_second")]
+    if not rates:
+        return None
+    return statistics.median(rates[len(rates) // 3 :]) * run.read_config()["data"]["batch_size"]
+
+
+def speed_note(speeds: Iterable[Mapping[str, Any]]) -> str:
+    """A sentence about the machines that speeds were measured on."""
+    places = []
+    for speed in speeds:
+        if machine := speed.get("machine"):
+            processors = f" with {machine['processors']} processors" if machine.get("processors") else ""
+            revision = f", revision {machine['git'][:7]}" if machine.get("git") else ""
+            places.append(f"{machine['device']}{processors}{revision}")
+    where = "; ".join(dict.fromkeys(places))
+    return f" Speeds: one run, each row alone on one {where}." if where else ""
+
+
+def interval_text(interval: Mapping[str, float], digits: int) -> str:
+    """A difference with its interval.
+
+    Example:
+        >>> interval_text({"difference": -2.546, "low": -3.271, "high": -1.858}, 2)
+        '-2.55 [-3.27, -1.86]'
+    """
+    difference, low, high = (f"{interval[name]:+.{digits}f}" for name in ("difference", "low", "high"))
+    return f"{difference} [{low}, {high}]"
+
+
+def as_option(name: str, value: Any) -> str:
+    """A field as the command line takes it.
+
+    Example:
+        >>> as_option("model.two_views", False), as_option("model.taps", ["pool5", "relu5"])
+        ('--model.no-two-views', '--model.taps pool5 relu5')
+    """
+    path, _, field_name = name.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return f"--{path}.{'' if value else 'no-'}{field_name}"
+    if isinstance(value, list):
+        return f"--{path}.{field_name} {shlex.join(value)}"
+    return f"--{path}.{field_name} {shlex.quote(str(value))}"
