@@ -23,11 +23,11 @@ from typing import Any, Literal
 import torch
 
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.configuration import to_json
 from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.progress import log_on_screen
 from matbackprop.vision.report.tables import Table
-from matbackprop.vision.training.config import to_json
 from matbackprop.vision.training.run_folder import RunFolder, versions
 
 log = logging.getLogger("matbackprop")

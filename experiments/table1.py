@@ -23,11 +23,12 @@ import torch
 from experiments import runs
 from experiments.runs import ExperimentConfig, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
+from matbackprop.vision.configuration import merge
 from matbackprop.vision.files import read_json
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.report import figures
 from matbackprop.vision.report.tables import Measured, Table
-from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDataConfig, merge
+from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.o2p import LARGE, build, data_folder, save_predictions
 

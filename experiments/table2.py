@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from experiments import runs
 from experiments.runs import ExperimentConfig, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImages
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.image_sets import segment_images
@@ -31,7 +32,7 @@ from matbackprop.vision.models.config import VARIANTS
 from matbackprop.vision.models.deep_ncuts import DeepNCuts, default_ks
 from matbackprop.vision.report.figures import curves
 from matbackprop.vision.report.tables import Measured, Table
-from matbackprop.vision.training.config import RECIPES, NCutsConfig, merge
+from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.ncuts import build, data_folder, open_images, split_images, untrained_model
 from matbackprop.vision.workers import Workers

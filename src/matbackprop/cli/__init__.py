@@ -114,6 +114,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
     "train": (
         "filelock",
+        "pydantic",
         "lightning_fabric",
         "safetensors",
         "skimage",

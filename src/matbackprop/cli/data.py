@@ -148,7 +148,8 @@ def cache(config: CacheConfig) -> dict[str, Any]:
 
 def _make(config: CacheConfig) -> None:
     """Let a recipe prepare its data, which caches them."""
-    from matbackprop.vision.training.config import get_recipe, merge, resolve
+    from matbackprop.vision.configuration import merge
+    from matbackprop.vision.training.config import get_recipe, resolve
 
     recipe = get_recipe(config.make)
     resolved = resolve(recipe, config.preset, config.config)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.vision.training.config import RECIPES, Recipe, from_json, merge, read_config_file
+from matbackprop.vision.configuration import from_json, merge, read_config_file
+from matbackprop.vision.training.config import RECIPES, Recipe
 from matbackprop.vision.training.run_folder import RunFolder
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.data.shapes import write_shapes_bsds
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.models.contours import ContourNet
-from matbackprop.vision.training.config import CONTOURS_PRESETS, RECIPES, ContourDataConfig, merge
+from matbackprop.vision.training.config import CONTOURS_PRESETS, RECIPES, ContourDataConfig
 from matbackprop.vision.training.contours import ContourImage, augment, contour_loss, read_images
 from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.training.loading import generator_for

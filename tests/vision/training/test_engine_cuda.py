@@ -9,8 +9,9 @@ import torch
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train_groups
 from matbackprop.errors import NonFiniteError
+from matbackprop.vision.configuration import merge
 from matbackprop.vision.training.checkpoint import load_checkpoint
-from matbackprop.vision.training.config import get_recipe, merge
+from matbackprop.vision.training.config import get_recipe
 from matbackprop.vision.training.engine import fit, run_recipe, seed_all
 from matbackprop.vision.training.ncuts import build
 from matbackprop.vision.training.run_folder import RunFolder

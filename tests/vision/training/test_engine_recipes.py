@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from helpers.training_faults import lines
-from matbackprop.vision.training.config import get_recipe, merge
+from matbackprop.vision.configuration import merge
+from matbackprop.vision.training.config import get_recipe
 from matbackprop.vision.training.engine import fit, seed_all
 
 CASES = {

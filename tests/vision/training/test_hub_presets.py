@@ -4,7 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from matbackprop.vision.training.config import RECIPES, merge
+from matbackprop.vision.configuration import merge
+from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import run_recipe
 
 transformers = pytest.importorskip("transformers")

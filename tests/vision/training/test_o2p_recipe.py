@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from matbackprop.errors import DataError, WeightsError
+from matbackprop.vision.configuration import merge
 from matbackprop.vision.data import coco_regions
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.training.checkpoint import load_checkpoint
-from matbackprop.vision.training.config import RECIPES, O2PConfig, RegionDataConfig, merge
+from matbackprop.vision.training.config import RECIPES, O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import fit, run_recipe, seed_all
 from matbackprop.vision.training.o2p import (
     RegionModule,

@@ -6,7 +6,8 @@ Every level also predicts the contours by itself, so that training reaches it di
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional as nnf
 from matbackprop.errors import ShapeError
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.models.backbones.base import normalize
-from matbackprop.vision.models.config import ContourModelConfig, changed
+from matbackprop.vision.models.config import ContourModelConfig
 from matbackprop.vision.models.weights import PretrainedMixin
 
 __all__ = ["ContourNet"]
@@ -66,9 +67,9 @@ class ContourNet(PretrainedMixin, nn.Module):
         torch.Size([1, 64, 80])
     """
 
-    def __init__(self, config: ContourModelConfig | None = None, **changes: object) -> None:
+    def __init__(self, config: ContourModelConfig | None = None, **changes: Any) -> None:
         super().__init__()
-        config = changed(config or ContourModelConfig(), changes)
+        config = dataclasses.replace(config or ContourModelConfig(), **changes)
         self.config = config
         self.hparams_dict = {name: value for name, value in vars(config).items() if name != "weights"}
         self.backbone = build_backbone(config.backbone, config.taps)

@@ -6,6 +6,7 @@ VGG-16 (hypercolumns) with colour and position on a finer grid and may predict b
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torch.nn import functional as nnf
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.models.backbones.base import Backbone, TapInfo, normalize
-from matbackprop.vision.models.config import LARGEST, NCutsModelConfig, changed
+from matbackprop.vision.models.config import NCutsModelConfig
 from matbackprop.vision.models.weights import PretrainedMixin
 from matbackprop.vision.segmentation import (
     CLUSTER_KS,
@@ -329,9 +330,9 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         super().__init__()
         if changes.get("merge_ridge", 0) is None:  # models saved before it had a value of its own
             changes["merge_ridge"] = changes.get("ridge", NCutsModelConfig.ridge)
-        self.config = changed(config or NCutsModelConfig(), changes)
-        if not 1 <= superpixels <= LARGEST:
-            raise ConfigurationError(f"superpixels must be a whole number from 1 to {LARGEST}, got {superpixels}.")
+        self.config = dataclasses.replace(config or NCutsModelConfig(), **changes)
+        if not 1 <= superpixels <= 1 << 16:
+            raise ConfigurationError(f"superpixels is {superpixels}. It must be from 1 to {1 << 16}.")
         full = self.config.resolved()
         self.hparams_dict: dict[str, Any] = {**full, "taps": list(full["taps"]), "superpixels": superpixels}
         self.taps = list(full["taps"])

@@ -29,7 +29,7 @@ from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.nn import SecondOrderPool
 from matbackprop.solvers import batched_eigh
 from matbackprop.vision.models.backbones import build_backbone
-from matbackprop.vision.models.config import LARGEST, Background, RegionModelConfig, changed
+from matbackprop.vision.models.config import Background, RegionModelConfig
 from matbackprop.vision.models.weights import PretrainedMixin
 
 
@@ -152,7 +152,7 @@ class SecondOrderVector(Descriptor):
     """
 
     def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
-        config = changed(config or RegionModelConfig(), changes)
+        config = replace(config or RegionModelConfig(), **changes)
         width = config.reduce or channels
         super().__init__(width * (width + 1) // 2, config)
         self.width = width
@@ -284,11 +284,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         **changes: Any,
     ) -> None:
         super().__init__()
-        config = changed(config or RegionModelConfig(), changes)
+        config = replace(config or RegionModelConfig(), **changes)
         if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
             raise ConfigurationError(f"side {side}, canvas {canvas}: both lie between 1 and 4096 pixels.")
-        if not 0 <= margin <= LARGEST:
-            raise ConfigurationError(f"margin must be a number from 0 to {LARGEST}, got {margin}.")
+        if not 0 <= margin <= 1 << 16:
+            raise ConfigurationError(f"margin is {margin}. It must be a number from 0 to {1 << 16}.")
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
         self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin

@@ -4,10 +4,8 @@ Hugging Face hub does. Nothing read here can execute code.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tempfile
-import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +16,6 @@ from torch import Tensor, nn
 
 from matbackprop.errors import WeightsError, needs
 from matbackprop.vision.files import atomic_write, read_json, shorten, show
-from matbackprop.vision.models.config import LARGEST
 
 _SCALE = ".scale"
 """Ends the names of the scales of weights in 8 bits."""
@@ -253,32 +250,15 @@ class PretrainedMixin:
 
 
 def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:
-    """Refuse arguments of other kinds than the constructor, and the configuration that it takes, are annotated with."""
+    """Raise ValueError unless arguments have the annotated types. Constructors check the rest."""
+    from pydantic import TypeAdapter, ValidationError
+
     hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
-    for hint in list(hints.values()):
-        for kind in typing.get_args(hint) or (hint,):
-            hints |= typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
     for name, value in arguments.items():
-        unset = name == "merge_ridge" and value is None  # in models saved before it had a value of its own
-        if not unset and not _is_of(value, hints.get(name, Any)):
-            raise ValueError(f"{shorten(name)} is {show(value)}.")
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON is of an annotated kind; numbers are finite and whole ones no larger than any layer."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_is_of(value, one) for one in inner)
-    if origin is typing.Literal:
-        return value in inner
-    if hint is Any:
-        return True
-    if hint in (int, float):
-        number = isinstance(value, (int, hint)) and not isinstance(value, bool)
-        return number and abs(value) <= (LARGEST if hint is int else 1e300)
-    if origin is not None:  # lists and tuples
-        return isinstance(value, (list, tuple)) and all(_is_of(one, inner[0]) for one in value)
-    return isinstance(value, hint)
+        try:
+            TypeAdapter(hints.get(name, Any)).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"{name} is {show(value)}. {error.errors()[0]['msg']}.") from None
 
 
 def pretrained_config(folder: str | Path) -> dict[str, Any]:

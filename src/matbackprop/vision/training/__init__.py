@@ -1,8 +1,6 @@
-"""Training: configuration, run folders, the engine, and the recipes of both systems.
+"""Training: configurations, run folders, the loop, and the recipes of the systems."""
 
-Importing this package is cheap; the engine and the recipes import Lightning Fabric when they are imported themselves.
-"""
-
-from matbackprop.vision.training.config import RECIPES, EngineConfig, Recipe, from_json, get_recipe, to_json
+from matbackprop.vision.configuration import from_json, to_json
+from matbackprop.vision.training.config import RECIPES, EngineConfig, Recipe, get_recipe
 
 __all__ = ["RECIPES", "EngineConfig", "Recipe", "from_json", "get_recipe", "to_json"]

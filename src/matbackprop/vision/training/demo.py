@@ -7,22 +7,22 @@ differences. The recipes train their smallest presets and leave a run folder eac
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from rich.console import Console
 from torch import Tensor
 
 import matbackprop
+from matbackprop.vision.configuration import Count, Natural, configuration, merge
 from matbackprop.vision.inference import segment
-from matbackprop.vision.models.config import check_ranges
 from matbackprop.vision.report.figures import segmentation_grid
 from matbackprop.vision.report.html import Page
 from matbackprop.vision.report.tables import Table
-from matbackprop.vision.training.config import RECIPES, merge
+from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import evaluate, fit, load_weights, seed_all
 from matbackprop.vision.training.run_folder import RunFolder
 
@@ -43,7 +43,7 @@ _NEXT = [
 ]
 
 
-@dataclass
+@configuration
 class DemoConfig:
     """Train both systems in their smallest presets on images made on the fly, and write a report.
 
@@ -52,15 +52,12 @@ class DemoConfig:
 
     run: Path = Path("runs/demo")
     """Folder for both runs and the report; what an earlier demonstration left there is replaced."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the networks and of the order of the data."""
-    images: int = 96
+    images: Annotated[int, Field(ge=2, le=100_000)] = 96
     """Images that the classifier trains on; the segmenter takes half as many."""
-    epochs: int = 8
+    epochs: Count = 8
     """Passes over them."""
-
-    def __post_init__(self) -> None:
-        check_ranges("demo", self, seed="[0, inf)", images="[2, 100000]", epochs="[1, inf)")
 
 
 # ------------------------------------------------------------------------------------------------- gradients at ties

@@ -35,8 +35,8 @@ from typing import Any
 import torch
 
 from matbackprop.errors import ConfigurationError
+from matbackprop.vision.configuration import differences, to_json
 from matbackprop.vision.files import atomic_write, parse_json, plain_numbers, read_json, shorten, show
-from matbackprop.vision.training.config import differences, to_json
 
 log = logging.getLogger("matbackprop")
 
