@@ -106,6 +106,12 @@ def rounding_of_zero(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
     return max(data_rounding(dtype, compute), 4 * n * torch.finfo(compute).eps)
 
 
+def definite_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
+    """Smallest eigenvalue at which a matrix of order n with a unit diagonal counts as singular."""
+    data = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return 4 * n * max(torch.finfo(compute).eps, data)
+
+
 def tie_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
     """Share of the largest of n values within which two coincide: what the data resolve, or the decomposition."""
     return max(torch.finfo(dtype).eps, n * torch.finfo(compute).eps)

@@ -1,4 +1,4 @@
-"""Layers on positive definite matrices: what each does, that they learn, and the inventory of the room."""
+"""Layers on positive definite matrices: values, training, public names."""
 
 import inspect
 import pickle
@@ -20,7 +20,7 @@ def covariances(count, n=4, seed=0):
     return 0.5 * (a + a.mT)
 
 
-def test_the_names_of_the_room():
+def test_public_names():
     functions = {"batch_norm", "bimap", "distance", "exp_map", "geodesic", "log_eig", "log_map", "mean", "re_eig"}
     assert set(spd.__all__) == functions | {"BatchNorm", "BiMap", "LogEig", "ReEig"}
     for name in spd.__all__:
@@ -30,7 +30,7 @@ def test_the_names_of_the_room():
         assert sum(p.kind == p.POSITIONAL_OR_KEYWORD for p in parameters) <= 3
 
 
-def test_functions_and_modules_do_the_same():
+def test_modules_equal_functions():
     torch.testing.assert_close(spd.ReEig(1.5)(A), matrix_clamp(A, 1.5))
     torch.testing.assert_close(spd.re_eig(A, 1.5), matrix_clamp(A, 1.5))
     torch.testing.assert_close(spd.LogEig()(A), vectorize_symmetric(matrix_log(A)))
@@ -44,7 +44,7 @@ def test_functions_and_modules_do_the_same():
         assert repr(pickle.loads(pickle.dumps(module))) == repr(module)
 
 
-def test_batch_norm_moves_the_mean_and_the_spread():
+def test_batch_norm_normalizes_mean_and_variance():
     x = covariances(20).double()
     layer = spd.BatchNorm(4).double()
     y = layer(x)
@@ -67,15 +67,14 @@ def test_running_statistics_converge_and_are_used_in_evaluation():
         layer(x)
     torch.testing.assert_close(layer.running_mean, spd.mean(x), rtol=1e-3, atol=1e-3)
     before = layer.running_mean.clone()
-    normalised = layer.eval()(x)
+    normalized = layer.eval()(x)
     layer(x[:1])
     assert torch.equal(layer.running_mean, before)
-    torch.testing.assert_close(normalised, layer.train()(x), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(normalized, layer.train()(x), rtol=1e-2, atol=1e-2)
 
 
-def test_gradients_go_through_the_statistics():
-    """Centring makes the sum of logarithms zero whatever the batch: its gradient vanishes, unless the mean is taken for
-    a constant."""
+def test_gradients_include_the_batch_statistics():
+    """The sum of logarithms of a centered batch is zero, and so is its gradient unless the mean counts as constant."""
     x = covariances(6, n=3).double().requires_grad_()
     layer = spd.BatchNorm(3, dispersion=False, affine=False).double()
     total = (matrix_log(layer(x)).sum(0) * torch.randn(3, 3, generator=generator(4), dtype=torch.float64)).sum()
@@ -86,7 +85,7 @@ def test_gradients_go_through_the_statistics():
     )
 
 
-def test_a_network_on_covariances_learns():
+def test_a_network_on_covariances_trains():
     torch.manual_seed(0)
     n, count = 6, 40
     network = torch.nn.Sequential(
@@ -108,7 +107,7 @@ def test_a_network_on_covariances_learns():
 
 
 def test_bad_layers():
-    with pytest.raises(ConfigurationError, match="k must lie in 1 … 3"):
+    with pytest.raises(ConfigurationError, match="k must be in 1 … 3"):
         spd.BiMap(3, 4)
     for build in (lambda: spd.ReEig(0.0), lambda: spd.re_eig(A, -1.0)):
         with pytest.raises(DomainError, match="threshold must be positive"):
@@ -123,9 +122,34 @@ def test_bad_layers():
         spd.bimap(A, torch.eye(3))
 
 
-def test_a_variance_may_be_a_number():
+def test_the_variance_may_be_a_number():
     x, mean = symmetric((0.5, 1.2, 2.1), 2, seed=1), symmetric((0.7, 1.0, 1.6), seed=2)
     by_number = spd.batch_norm(x, mean, variance=0.5, scale=1.5)
     assert torch.equal(by_number, spd.batch_norm(x, mean, variance=torch.tensor(0.5), scale=1.5))
     with pytest.raises(DomainError, match="eps must be positive"):
         spd.batch_norm(x, mean, eps=0.0)
+
+
+@pytest.mark.parametrize("n", [2, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_eig_accepts_rectified_matrices_in_low_precision(n, dtype):
+    """The threshold is below the rounding of the largest eigenvalue; the rounded matrix is still positive definite."""
+    x = 30 * torch.randn(50, n, n, generator=generator(1))
+    x = (x @ x.mT - 200 * torch.eye(n)).to(dtype)
+    x = x.triu() + x.triu(1).mT
+    rectified = spd.re_eig(x)
+    assert rectified.dtype == dtype
+    assert bool(torch.linalg.eigvalsh(rectified.double()).min() > 0)
+    assert bool(spd.log_eig(rectified).isfinite().all())
+    expected = matrix_clamp(x.double(), 1e-4)
+    size = expected.diagonal(dim1=-2, dim2=-1).sqrt()
+    error = (rectified.double() - expected).abs() / (size.unsqueeze(-1) * size.unsqueeze(-2))
+    assert float(error.max()) <= (n**0.5 + 1) * torch.finfo(dtype).eps
+    resolved = torch.diag(torch.tensor([0.0, 3.0])).to(dtype)
+    assert torch.equal(spd.re_eig(resolved, 0.5), torch.diag(torch.tensor([0.5, 3.0])).to(dtype))
+
+
+def test_log_eig_judges_symmetry_in_the_dtype_of_the_input():
+    x = covariances(3)
+    x[0, 0, 1] *= 1 + 1e-6
+    torch.testing.assert_close(spd.log_eig(x), spd.log_eig(0.5 * (x + x.mT)))

@@ -69,12 +69,18 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple
     if values.numel() == 0 or not refinement_needed(ill_determined(values)):
         return values, vectors
     root, info = torch.linalg.cholesky_ex(a)
-    u = batched_svd(carry(root))[0]
+    there = (info == 0) & values.isfinite().all(-1)
+    u = batched_svd(torch.where(there[..., None, None], carry(root), 0))[0]  # LAPACK refuses NaN
     v = lower @ u if inverse else torch.linalg.solve_triangular(lower.mH, u, upper=True)
     exact, order = (v.conj() * (a @ v)).sum(-2).real.sort(-1)
-    there = (info == 0).unsqueeze(-1)
     u = u.gather(-1, order.unsqueeze(-2).expand(u.shape))
-    return torch.where(there, exact, values), torch.where(there.unsqueeze(-1), u, vectors)
+    return torch.where(there.unsqueeze(-1), exact, values), torch.where(there[..., None, None], u, vectors)
+
+
+def _moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
+    """diag(value) with the derivatives of VᵀXV."""
+    x = symmetrize(basis.mH @ x @ basis)
+    return torch.diag_embed(value).to(x.dtype) + (x - x.detach())
 
 
 class Reduced(NamedTuple):
@@ -105,13 +111,13 @@ class Reduced(NamedTuple):
         factor = definite_factor(b.detach(), wanted, name)
         values, u = spectrum_of_pencil(a.detach(), factor, inverse)
         v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
+        return cls.at(a, b, values, v, w, inverse)
 
-        def moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
-            x = symmetrize(basis.mH @ x @ basis)
-            return torch.diag_embed(value).to(x.dtype) + (x - x.detach())
-
-        lower = definite_factor(moving(torch.ones_like(values), b, v), False, name)
-        return cls(moving(values, a, w if inverse else v), lower, values, v, w, inverse)
+    @classmethod
+    def at(cls, a: Tensor, b: Tensor, values: Tensor, v: Tensor, w: Tensor, inverse: bool = False) -> Reduced:
+        """The same, given λ, V and W as constants."""
+        lower = definite_factor(_moving(torch.ones_like(values), b, v), False, "b")
+        return cls(_moving(values, a, w if inverse else v), lower, values, v, w, inverse)
 
     def function(self, function: FunctionLike, exponent: float | Tensor | None, wanted: bool) -> Tensor:
         """g(L⁻¹AL⁻ᵀ), or g(LᵀAL), in these coordinates."""

@@ -1,8 +1,7 @@
-"""Geometry of symmetric positive definite matrices, and the layers of networks on them.
+"""Geometry of symmetric positive definite matrices, and layers of networks on them.
 
 Three metrics, by name: ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. Functions take any
-leading batch dimensions and complex Hermitian matrices; gradients are those of the operators they are made of, exact
-where eigenvalues coincide.
+leading batch dimensions, real matrices and complex Hermitian ones, and mixtures of both.
 """
 
 from matbackprop.spd._functions import batch_norm as batch_norm

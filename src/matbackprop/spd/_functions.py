@@ -1,6 +1,10 @@
-"""Distances, geodesics and maps of positive definite matrices, and the functions of network layers on them."""
+"""Distances, geodesics and maps of positive definite matrices, and functions of network layers on them."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,16 +13,17 @@ from matbackprop.checks import (
     check_finite,
     check_floating,
     check_matrix,
+    check_result,
     check_scale,
     check_symmetric,
     wants_check,
 )
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._matrix_clamp import matrix_clamp
-from matbackprop.functional._matrix_function import matrix_functions, matrix_log, matrix_power, matrix_sqrt
+from matbackprop.functional._matrix_function import matrix_log, matrix_power
 from matbackprop.functional._triangle import vectorize_symmetric
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
-from matbackprop.spd._metrics import Metric, check_metric
+from matbackprop.numerics import autocast_off, compute_dtype, definite_tolerance, real_dtype, symmetrize
+from matbackprop.spd._metrics import Metric, geometry, of_matrix
 
 __all__ = [
     "batch_norm",
@@ -33,28 +38,79 @@ __all__ = [
 ]
 
 
-def prepare(check: bool | None, precision: torch.dtype | None, **matrices: Tensor) -> tuple[list[Tensor], bool]:
-    """Symmetric parts in the dtype of the computation, of one batch shape, and whether values are checked."""
+class Prepared(NamedTuple):
+    """Checked arguments.
+
+    Args:
+        matrices: in the dtype of the computation, symmetric bitwise, of one shape; the identity if undefined.
+        mark: one factor per matrix of the batch, 1, or NaN if one of the matrices is not positive definite.
+        check_values: whether values are checked.
+        dtype: of the results, that of the first matrix, complex if any is.
+    """
+
+    matrices: list[Tensor]
+    mark: Tensor
+    check_values: bool
+    dtype: torch.dtype
+
+    def result(self, out: Tensor, name: str, remedy: str) -> Tensor:
+        """Matrices with NaN in undefined ones, or an error if one is not finite and values are checked."""
+        out = out * self.mark[..., None, None]
+        if self.check_values:
+            check_result(out, name, remedy)
+        return out.to(self.dtype)
+
+
+def prepare(
+    matrices: dict[str, Tensor],
+    check: bool | None,
+    precision: torch.dtype | None,
+    symmetric: Sequence[str] = (),
+) -> Prepared:
+    """Check and convert positive definite matrices; those named by ``symmetric`` need not be definite."""
     first = next(iter(matrices.values()))
     for name, a in matrices.items():
         check_matrix(a, name, square=True, or_complex=True)
-    wanted = wants_check(check, first)
-    if wanted:
-        for name, a in matrices.items():
-            check_finite(a, name)
-            check_scale(a, compute_dtype(precision, a.dtype), name)
-            check_symmetric(a, name)
+    shapes = " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
     if len({a.shape[-1] for a in matrices.values()}) > 1:
-        shapes = " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
-        raise ShapeError(f"matrices must have one order, got {shapes}.")
+        raise ShapeError(f"Matrices must have one order, got {shapes}.")
     try:
         shape = torch.broadcast_shapes(*(a.shape for a in matrices.values()))
     except RuntimeError as error:
-        shapes = " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
-        raise ShapeError(f"the batches of {shapes} do not broadcast.") from error
-    kind = torch.complex64 if any(a.is_complex() for a in matrices.values()) else torch.float32
-    dtype = compute_dtype(precision, kind)
-    return [symmetrize(a.to(dtype)).expand(shape) for a in matrices.values()], wanted
+        raise ShapeError(f"The batches of {shapes} do not broadcast.") from error
+    check_values = wants_check(check, first)
+    has_complex = any(a.is_complex() for a in matrices.values())
+    compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
+    converted, marks = [], []
+    for name, a in matrices.items():
+        if check_values:
+            check_finite(a, name)
+            check_scale(a, compute, name)
+            check_symmetric(a, name)
+        x = symmetrize(a.to(compute))
+        good = x.detach().isfinite().all(-1).all(-1)
+        if name not in symmetric:
+            good = good & _is_definite(x.detach(), a.dtype, check_values, name)
+        mark = torch.where(good, 1.0, torch.nan).to(real_dtype(compute))
+        eye = torch.eye(x.shape[-1], dtype=compute, device=x.device)
+        # the factor makes gradients of undefined matrices NaN
+        converted.append(torch.where(good[..., None, None], x * mark[..., None, None], eye).expand(shape))
+        marks.append(mark)
+    dtype = torch.promote_types(first.dtype, torch.complex64) if has_complex else first.dtype
+    return Prepared(converted, functools.reduce(torch.mul, marks), check_values, dtype)
+
+
+def _is_definite(x: Tensor, dtype: torch.dtype, check_values: bool, name: str) -> Tensor:
+    """Whether matrices are positive definite beyond the rounding of data of ``dtype``; raise if values are checked."""
+    tolerance = definite_tolerance(dtype, x.dtype, x.shape[-1])
+    lowered = x - tolerance * torch.diag_embed(x.diagonal(dim1=-2, dim2=-1))
+    good = torch.linalg.cholesky_ex(lowered).info == 0
+    if check_values and not bool(good.all()):
+        raise DomainError(
+            f"{int((~good).sum())} of {good.numel()} matrices {name} are not positive definite: scaled to a unit "
+            f"diagonal, an eigenvalue is at most {tolerance:.1e}. Add a multiple of the identity."
+        )
+    return good
 
 
 def distance(
@@ -66,34 +122,38 @@ def distance(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Distance of positive definite matrices.
+    r"""Distance between positive definite matrices.
 
     .. math::
         \|\log(A^{-1/2}BA^{-1/2})\|_F,\qquad \|\log A - \log B\|_F,\qquad
         \bigl(\operatorname{tr}(A + B - 2(A^{1/2}BA^{1/2})^{1/2})\bigr)^{1/2}
 
     for ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. The last is computed as
-    :math:`\min_U\|L_A - L_BU\|_F` with Cholesky factors, where nothing cancels.
+    :math:`\min_U\|L_A - L_BU\|_F` with Cholesky factors, without cancellation.
+
+    In all functions of this module, a matrix counts as positive definite if, scaled to a unit diagonal, its smallest
+    eigenvalue exceeds 4nε, where ε is the rounding of the data (of float32 for half precision). The rule does not
+    depend on the units of the channels. Other matrices raise DomainError, or give NaN if values are not checked.
 
     Args:
         a, b: symmetric or Hermitian positive definite matrices ``(*batch, n, n)`` whose batches broadcast.
-        metric: which distance.
+        metric: name of the metric.
         squared: return the square, which is smooth at A = B.
-        check: look at values (finite, symmetric, positive definite): ``None`` on the CPU only, ``True`` always,
+        check: check values (finite, symmetric, positive definite): ``None`` on the CPU only, ``True`` always,
             ``False`` never.
-        precision: dtype of the computation; float64 by default, which autocast leaves alone.
+        precision: dtype of the computation; float64 by default. Autocast does not change it.
 
     Returns:
-        ``(*batch,)``, real, in the precision of ``a``.
+        ``(*batch,)``, real, in the precision of ``a``; zero for equal matrices.
 
     Raises:
-        ShapeError, DtypeError: the matrices do not fit.
-        NonFiniteError, SymmetryError, NumericalError: their values do not.
-        DomainError: products of their entries leave the range of floating point.
+        ShapeError, DtypeError: shapes or dtypes do not fit.
+        NonFiniteError, SymmetryError: a matrix holds NaN or Inf, or is not symmetric.
+        DomainError: a matrix is not positive definite, or products of its entries leave the range of floating point.
 
     Gradient:
-        In both, two orders, exact where eigenvalues coincide. At A = B the distance has a kink and its gradient is
-        returned as zero; that of the square is zero and exact.
+        In both, two orders, exact at repeated eigenvalues. The distance is not differentiable at A = B, and its
+        gradient there is zero.
 
     Example:
         >>> import torch
@@ -104,14 +164,18 @@ def distance(
     Reference:
         Bhatia, Positive Definite Matrices (2007); Bhatia, Jain, Lim, On the Bures–Wasserstein distance, 2019.
     """
-    geometry = check_metric(metric)
-    (x, y), wanted = prepare(check, precision, a=a, b=b)
+    form = geometry(metric)
+    given = prepare({"a": a, "b": b}, check, precision)
+    x, y = given.matrices
     with autocast_off(a.device.type):
-        square = geometry.squared_distance(x, y, wanted)
+        out = form.squared_distance(x, y)
         if not squared:
-            apart = square > 0
-            square = torch.where(apart, torch.where(apart, square, 1).sqrt(), 0)
-        return square.to(real_dtype(a.dtype))
+            zero = (out == 0) | (x == y).all(-1).all(-1)
+            out = torch.where(zero, 0, torch.where(zero, 1, out).sqrt())
+        out = out * given.mark
+        if given.check_values:
+            check_result(out, "The distance", "Scale the matrices.")
+        return out.to(real_dtype(a.dtype))
 
 
 def geodesic(
@@ -123,7 +187,7 @@ def geodesic(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""The point at t on the shortest way from A to B.
+    r"""The point at t of the geodesic from A to B.
 
     .. math::
         A^{1/2}(A^{-1/2}BA^{-1/2})^tA^{1/2},\qquad \exp((1-t)\log A + t\log B),\qquad
@@ -132,17 +196,17 @@ def geodesic(
     Args:
         a, b: positive definite matrices ``(*batch, n, n)`` whose batches broadcast.
         t: a number, or a floating-point tensor that broadcasts to the batch and receives a gradient.
-        metric: of what length the way is the shortest.
+        metric: name of the metric.
         check, precision: as in `distance`.
 
     Returns:
-        ``(*batch, n, n)`` in the dtype of ``a``: A at t = 0, B at t = 1.
+        ``(*batch, n, n)`` in the dtype of ``a``, complex if either is: A at t = 0, B at t = 1.
 
     Raises:
         The errors of `distance`.
 
     Gradient:
-        In A, B and t, two orders, exact where eigenvalues coincide.
+        In A, B and t, two orders, exact at repeated eigenvalues.
 
     Example:
         >>> import torch
@@ -150,15 +214,16 @@ def geodesic(
         >>> spd.geodesic(torch.eye(2), 4 * torch.eye(2), 0.5).diagonal()
         tensor([2., 2.])
     """
-    geometry = check_metric(metric)
-    (x, y), wanted = prepare(check, precision, a=a, b=b)
+    form = geometry(metric)
+    given = prepare({"a": a, "b": b}, check, precision)
+    x, y = given.matrices
     if isinstance(t, Tensor):
         check_floating(t, "t")
-        if wanted:
+        if given.check_values:
             check_finite(t, "t")
         t = t.to(device=a.device, dtype=real_dtype(x.dtype))
     with autocast_off(a.device.type):
-        return geometry.geodesic(x, y, t, wanted).to(a.dtype)
+        return given.result(form.geodesic(x, y, t), "A point on the geodesic", "Reduce t, or scale the matrices.")
 
 
 def exp_map(
@@ -169,7 +234,7 @@ def exp_map(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Where the geodesic from P with the velocity V arrives at time 1.
+    r"""The end at time 1 of the geodesic from P with velocity V.
 
     .. math::
         P^{1/2}\exp(P^{-1/2}VP^{-1/2})P^{1/2},\qquad \exp(\log P + D\log(P)[V]),\qquad (I + X)P(I + X),\quad PX + XP = V
@@ -177,19 +242,19 @@ def exp_map(
     Args:
         p: positive definite matrices ``(*batch, n, n)``.
         v: symmetric matrices of a batch that broadcasts.
-        metric: of the geodesic.
+        metric: name of the metric.
         check, precision: as in `distance`.
 
     Returns:
-        ``(*batch, n, n)``, positive definite, in the dtype of ``p``.
+        ``(*batch, n, n)``, positive definite, in the dtype of ``p``, complex if either is.
 
     Raises:
-        NumericalError: P is not positive definite, or V leads out of the positive definite matrices, with
-            ``"log_euclidean"`` to an eigenvalue that is zero in floating point; the other errors are those of
-            `distance`.
+        DomainError: P is not positive definite, or the geodesic leaves the positive definite matrices before time
+            1 (with ``"log_euclidean"``: an eigenvalue underflows). NaN if values are not checked. The other errors
+            are those of `distance`.
 
     Gradient:
-        In P and V, two orders, exact where eigenvalues coincide; for ``"log_euclidean"`` the first order in P.
+        In P and V, two orders, exact at repeated eigenvalues; for ``"log_euclidean"`` the first order in P.
 
     Example:
         >>> import torch
@@ -197,10 +262,11 @@ def exp_map(
         >>> spd.exp_map(torch.eye(2), torch.zeros(2, 2)).diagonal()
         tensor([1., 1.])
     """
-    geometry = check_metric(metric)
-    (x, y), wanted = prepare(check, precision, p=p, v=v)
+    form = geometry(metric)
+    given = prepare({"p": p, "v": v}, check, precision, symmetric=["v"])
     with autocast_off(p.device.type):
-        return geometry.exp_map(x, y, wanted).to(p.dtype)
+        out = form.exp_map(*given.matrices)
+        return given.result(out, "A geodesic leaves the positive definite matrices before time 1, or", "Scale v down.")
 
 
 def log_map(
@@ -211,24 +277,24 @@ def log_map(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""The velocity at P of the geodesic that arrives at Q at time 1, the inverse of `exp_map`.
+    r"""The velocity at P of the geodesic that reaches Q at time 1, the inverse of `exp_map`.
 
     .. math::
         P^{1/2}\log(P^{-1/2}QP^{-1/2})P^{1/2},\qquad D\exp(\log P)[\log Q - \log P],\qquad TP + PT - 2P,\quad TPT = Q
 
     Args:
         p, q: positive definite matrices ``(*batch, n, n)`` whose batches broadcast.
-        metric: of the geodesic.
+        metric: name of the metric.
         check, precision: as in `distance`.
 
     Returns:
-        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``p``.
+        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``p``, complex if either is.
 
     Raises:
         The errors of `distance`.
 
     Gradient:
-        In P and Q, two orders, exact where eigenvalues coincide; for ``"log_euclidean"`` the first order.
+        In P and Q, two orders, exact at repeated eigenvalues; for ``"log_euclidean"`` the first order.
 
     Example:
         >>> import torch
@@ -236,10 +302,10 @@ def log_map(
         >>> spd.log_map(torch.eye(2), torch.eye(2) * torch.e).diagonal().round(decimals=4)
         tensor([1., 1.])
     """
-    geometry = check_metric(metric)
-    (x, y), wanted = prepare(check, precision, p=p, q=q)
+    form = geometry(metric)
+    given = prepare({"p": p, "q": q}, check, precision)
     with autocast_off(p.device.type):
-        return geometry.log_map(x, y, wanted).to(p.dtype)
+        return given.result(form.log_map(*given.matrices), "The velocity", "Scale the matrices.")
 
 
 def bimap(x: Tensor, w: Tensor) -> Tensor:
@@ -247,17 +313,17 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
 
     Args:
         x: ``(*batch, n, n)``.
-        w: ``(*batch, n, k)`` with a batch that broadcasts; of full column rank where X is positive definite and the
-            result is to be.
+        w: ``(*batch, n, k)`` with a batch that broadcasts. The result is positive definite if X is and W has full
+            column rank.
 
     Returns:
-        ``(*batch, k, k)``, symmetric to the bit.
+        ``(*batch, k, k)``, symmetric bitwise.
 
     Raises:
-        ShapeError, DtypeError: they do not fit.
+        ShapeError, DtypeError: shapes or dtypes do not fit.
 
     Gradient:
-        Of a product; all orders.
+        That of a product, all orders.
 
     Example:
         >>> import torch
@@ -272,12 +338,12 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
     check_matrix(w, "w", or_complex=True)
     if w.shape[-2] != x.shape[-1]:
         raise ShapeError(f"w must have {x.shape[-1]} rows for x of shape {tuple(x.shape)}, got {tuple(w.shape)}.")
-    half = w.mH @ x @ (0.5 * w)  # the sum of two large numbers may leave the range
+    half = w.mH @ x @ (0.5 * w)  # halved first: the sum of two large numbers may overflow
     return half + half.mH
 
 
 def check_threshold(threshold: float) -> None:
-    """Raise unless eigenvalues can be raised to ``threshold``."""
+    """Raise unless ``threshold`` is positive."""
     if not threshold > 0:
         raise DomainError(f"threshold must be positive, got {threshold}.")
 
@@ -285,7 +351,10 @@ def check_threshold(threshold: float) -> None:
 def re_eig(
     x: Tensor, threshold: float = 1e-4, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Rectified eigenvalues, :math:`U\max(\Lambda, t)U^\top`: `matrix_clamp` as SPD networks call it.
+    r"""Rectified eigenvalues, :math:`U\max(\Lambda, t)U^\top` (`matrix_clamp`).
+
+    If t is below the rounding of the result, diagonal entries are multiplied by 1 + √n ε, so that the rounded matrix
+    stays positive definite.
 
     Args:
         x: symmetric matrices ``(*batch, n, n)``.
@@ -308,17 +377,23 @@ def re_eig(
         tensor([0.5000, 2.0000])
     """
     check_threshold(threshold)
-    return matrix_clamp(x, threshold, check=check, precision=precision)
+    y = matrix_clamp(x, threshold, check=check, precision=precision)
+    if y.shape[-1] == 0:
+        return y
+    diagonal = y.diagonal(dim1=-2, dim2=-1)
+    rounding = y.shape[-1] ** 0.5 * torch.finfo(y.dtype).eps  # of entries: of eigenvalues relative to the largest
+    fine = threshold >= rounding * diagonal.detach().real.amax(-1, keepdim=True)
+    return y + torch.diag_embed(torch.where(fine, 0, rounding * diagonal))
 
 
 def log_eig(
     x: Tensor, *, vectorize: bool = True, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Logarithm of positive definite matrices, as the vectors that a linear layer takes.
+    r"""Logarithm of positive definite matrices, as vectors for a linear layer.
 
     Args:
         x: positive definite matrices ``(*batch, n, n)``.
-        vectorize: return the upper triangle with √2 on what lies off the diagonal (`vectorize_symmetric`).
+        vectorize: return the upper triangle with off-diagonal entries times √2 (`vectorize_symmetric`).
         check, precision: as in `distance`.
 
     Returns:
@@ -339,7 +414,9 @@ def log_eig(
     if not vectorize:
         return matrix_log(x, check=check, precision=precision)
     check_matrix(x, "x", square=True, or_complex=True)
-    inside = x.to(compute_dtype(precision, x.dtype))  # rounded once, behind √2
+    if wants_check(check, x):
+        check_symmetric(x, "x")
+    inside = symmetrize(x.to(compute_dtype(precision, x.dtype)))  # rounded once, after √2
     return vectorize_symmetric(matrix_log(inside, check=check, precision=precision)).to(x.dtype)
 
 
@@ -354,27 +431,27 @@ def batch_norm(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Positive definite matrices moved to another mean and spread.
+    r"""Move positive definite matrices to another mean and variance.
 
     .. math:: B^{1/2}\bigl(M^{-1/2}XM^{-1/2}\bigr)^{s/\sqrt{v+\varepsilon}}B^{1/2}
 
     Args:
         x: positive definite matrices ``(*batch, n, n)``.
         mean: M ``(n, n)``, or a batch that broadcasts: their `mean`.
-        variance: v, the mean squared affine-invariant distance to M; None leaves the spread as it is.
-        bias: B, the mean that the result is to have; the identity if None.
-        scale: s, the spread that it is to have, where ``variance`` is given.
+        variance: v, the mean squared affine-invariant distance to M; None does not change the variance.
+        bias: B, the mean of the result; the identity if None.
+        scale: s, the standard deviation of the result if ``variance`` is given.
         eps: ε > 0.
         check, precision: as in `distance`.
 
     Returns:
-        ``(*batch, n, n)`` in the dtype of ``x``.
+        ``(*batch, n, n)`` in the dtype of ``x``, complex if any matrix is.
 
     Raises:
         DomainError: ε is not positive, or a matrix is not positive definite; the other errors are those of `distance`.
 
     Gradient:
-        In all tensors, two orders, exact where eigenvalues coincide.
+        In all tensors, two orders, exact at repeated eigenvalues.
 
     Example:
         >>> import torch
@@ -389,16 +466,17 @@ def batch_norm(
     if not eps > 0:
         raise DomainError(f"eps must be positive, got {eps}.")
     matrices = {"x": x, "mean": mean} | ({} if bias is None else {"bias": bias})
-    (y, *rest), wanted = prepare(check, precision, **matrices)
+    given = prepare(matrices, check, precision)
+    y, *rest = given.matrices
     inside = real_dtype(y.dtype)
     with autocast_off(x.device.type):
-        (root,) = matrix_functions(rest[0], ["inv_sqrt"], check=wanted, precision=inside)
+        root = of_matrix(rest[0], "inv_sqrt")
         y = symmetrize(root @ y @ root)
         if variance is not None:
             spread = variance if isinstance(variance, Tensor) else torch.scalar_tensor(variance, device=x.device)
             power = scale * (spread.to(inside) + eps).rsqrt()
-            y = matrix_power(y, power, check=wanted, precision=inside)
+            y = matrix_power(y, power, check=False, precision=inside)
         if bias is not None:
-            back = matrix_sqrt(rest[1], check=wanted, precision=inside)
+            back = of_matrix(rest[1], "sqrt")
             y = symmetrize(back @ y @ back)
-        return y.to(x.dtype)
+        return given.result(y, "The normalized matrix", "Scale the matrices, or raise eps.")

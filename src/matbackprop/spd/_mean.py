@@ -1,13 +1,13 @@
-"""The mean of positive definite matrices, differentiated through what it minimises and not through the iterations.
+"""The mean of positive definite matrices, differentiated through its optimality condition.
 
-M minimises Σ wᵢd²(M, Aᵢ), so that the gradient G(M, A, w) of that sum vanishes. Hence dM = −H⁻¹ ∂G, with H = ∂G/∂M
-symmetric and positive definite: conjugate gradients solve with it, given its products, which are derivatives of G.
+M minimizes Σ wᵢd²(M, Aᵢ), so that the gradient G(M, A, w) of that sum vanishes. Hence dM = −H⁻¹ ∂G, with H = ∂G/∂M
+symmetric and positive definite. Conjugate gradients solve with H, whose products are derivatives of G.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,31 +15,90 @@ from torch import Tensor
 from matbackprop.checks import check_finite, check_weight_values
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._generalized_eigh import congruent, definite_factor, spectrum_of_pencil
+from matbackprop.functional._generalized_eigh import Reduced, congruent, definite_factor, spectrum_of_pencil
 from matbackprop.functional._linear_solve import check_iterations, conjugate_gradient_solve, pull_back, push_forward
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
+from matbackprop.solvers import batched_eigh
 from matbackprop.spd._functions import prepare
-from matbackprop.spd._metrics import METRICS, Metric, check_metric, of_matrix
+from matbackprop.spd._metrics import Metric, descending, geometry, of_matrix
 
 __all__ = ["mean"]
 
 
-def _affine_gradient(m: Tensor, points: Tensor, weight: Tensor) -> Tensor:
-    """−Σ wᵢ L⁻ᵀ log(L⁻¹AᵢL⁻ᵀ) L⁻¹ with M = LLᵀ: half of the gradient of Σ wᵢd²(M, Aᵢ)."""
-    lower = definite_factor(symmetrize(m), False, "a").unsqueeze(-3)
-    logs = _weighted(of_matrix(congruent(lower, points), "log", False), weight)
-    half = torch.linalg.solve_triangular(lower.squeeze(-3).mH, logs, upper=True)
-    return -symmetrize(torch.linalg.solve_triangular(lower.squeeze(-3).mH, half.mH, upper=True))
-
-
-def _bures_gradient(m: Tensor, points: Tensor, weight: Tensor) -> Tensor:
-    """I − Σ wᵢTᵢ with TᵢMTᵢ = Aᵢ."""
-    maps: Tensor = METRICS["bures_wasserstein"].transport(symmetrize(m).unsqueeze(-3), points, False)  # type: ignore[attr-defined]
-    return torch.eye(m.shape[-1], dtype=m.dtype, device=m.device) - _weighted(maps, weight)
-
-
 def _weighted(points: Tensor, weight: Tensor) -> Tensor:
     return (weight[..., None, None] * points).sum(-3)
+
+
+class _Frame(NamedTuple):
+    """The pencils of all points and a matrix M = LLᵀ, as constants."""
+
+    lower: Tensor
+    values: Tensor
+    u: Tensor
+
+    @classmethod
+    def of(cls, m: Tensor, points: Tensor, inverse: bool) -> _Frame:
+        lower = definite_factor(m, False, "a")
+        return cls(lower, *spectrum_of_pencil(points, lower.unsqueeze(-3), inverse))
+
+    def mean_of(self, values: Tensor, weight: Tensor) -> Tensor:
+        """Σ wᵢ Uᵢ diag(valuesᵢ) Uᵢᵀ."""
+        return symmetrize(_weighted((self.u * values.unsqueeze(-2)) @ self.u.mH, weight))
+
+
+class _Mean:
+    """The gradient G of half of Σ wᵢd²(M, Aᵢ) is a constant minus Σ wᵢ L⁻ᵀ Kᵢ L⁻¹."""
+
+    inverse: bool
+    function: str
+
+    def gradient(self, x: Tensor, points: Tensor, weight: Tensor, *constants: Tensor) -> Tensor:
+        """S∘(BᵀGB) at M + B(S∘X)Bᵀ without the constant of G; the pencils of M and the points are given."""
+        values, v, w, basis, scale = constants
+        moved = symmetrize(basis @ (scale * x) @ basis.mH).unsqueeze(-3)
+        pencil = Reduced.at(points, moved, values, v, w, self.inverse)
+        half = torch.linalg.solve_triangular(pencil.lower.mH, pencil.function(self.function, None, False), upper=True)
+        inside = torch.linalg.solve_triangular(pencil.lower.mH, half.mH, upper=True)
+        z = basis.mH.unsqueeze(-3) @ v
+        return -scale * symmetrize(_weighted(z @ inside @ z.mH, weight))
+
+
+class _AffineMean(_Mean):
+    """K = log(L⁻¹AL⁻ᵀ), and no constant."""
+
+    inverse, function = False, "log"
+
+    def step(self, frame: _Frame, weight: Tensor) -> Tensor:
+        """A gradient step of the best length for these spectra (Bini and Iannazzo)."""
+        spread = frame.values[..., -1] / frame.values[..., 0]
+        bend = torch.where(spread > 1 + 1e-6, 0.5 * spread.log() * (spread + 1) / (spread - 1).clamp_min(1e-6), 1)
+        length = 2 / (1 + (weight * bend).sum(-1))
+        moved = of_matrix(length[..., None, None] * frame.mean_of(frame.values.log(), weight), "exp")
+        return symmetrize(frame.lower @ moved @ frame.lower.mH)
+
+    def basis(self, m: Tensor) -> tuple[Tensor, Tensor]:
+        """Around the identity the Hessian has eigenvalues from 1 on."""
+        lower = definite_factor(m, False, "a")
+        return lower, torch.ones_like(m.real)
+
+
+class _BuresMean(_Mean):
+    """K = (LᵀAL)^½, so that L⁻ᵀKL⁻¹ is the transport T with TMT = A; the constant is I."""
+
+    inverse, function = True, "sqrt"
+
+    def step(self, frame: _Frame, weight: Tensor) -> Tensor:
+        """M ↦ SMS with S the mean of the transport maps (Álvarez-Esteban and others)."""
+        half = torch.linalg.solve_triangular(frame.lower.mH, frame.mean_of(frame.values.sqrt(), weight), upper=True)
+        return symmetrize(half @ half.mH)
+
+    def basis(self, m: Tensor) -> tuple[Tensor, Tensor]:
+        """In the eigenvectors of M, entries over √(λᵢ + λⱼ): the Hessian is then the identity if all Aᵢ are M."""
+        values, vectors = batched_eigh(m)
+        return vectors, (values.unsqueeze(-1) + values.unsqueeze(-2)).sqrt()
+
+
+_MEANS: dict[str, _AffineMean | _BuresMean] = {"affine_invariant": _AffineMean(), "bures_wasserstein": _BuresMean()}
 
 
 def _as_vector(m: Tensor) -> Tensor:
@@ -52,15 +111,15 @@ def _as_matrix(x: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(x.unflatten(-1, (n, n, 2))) if like.is_complex() else x.unflatten(-1, (n, n))
 
 
-class _Minimiser(Operation):
-    """M, given it as a constant, with G(M, θ) = 0."""
+class _Minimizer(Operation):
+    """X = 0, with G(X, θ) = 0."""
 
     forward_twice = "mean"
     widen = False
 
     @staticmethod
-    def forward(gradient: Any, tolerance: float, minimum: Tensor, *params: Tensor) -> Tensor:
-        return minimum.clone()
+    def forward(gradient: Any, tolerance: float, zero: Tensor, *params: Tensor) -> Tensor:
+        return zero.clone()
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
@@ -69,82 +128,56 @@ class _Minimiser(Operation):
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        gradient, tolerance, m, *params = saved
-        y = _solve(gradient, tolerance, m, params, gradients[0])
-        return None, None, None, *pull_back(gradient, m, params, needed[3:], -y)
+        gradient, tolerance, x, *params = saved
+        y = _solve(gradient, tolerance, x, params, gradients[0])
+        return None, None, None, *pull_back(gradient, x, params, needed[3:], -y)
 
     @staticmethod
     def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        gradient, tolerance, m, *params = saved
-        return -_solve(gradient, tolerance, m, params, push_forward(gradient, m, params, directions[3:]))
+        gradient, tolerance, x, *params = saved
+        return -_solve(gradient, tolerance, x, params, push_forward(gradient, x, params, directions[3:]))
 
 
-def _solve(gradient: Any, tolerance: float, m: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
-    """H⁻¹B with H = ∂G/∂M, which is symmetric."""
+def _solve(gradient: Any, tolerance: float, x: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
+    """H⁻¹B with H = ∂G/∂X, which is symmetric."""
 
-    def product(x: Tensor, m: Tensor, *params: Tensor) -> Tensor:
-        pull: Any = torch.func.vjp(lambda moved: gradient(moved, *params), m)[1]
-        return _as_vector(symmetrize(pull(_as_matrix(x, m))[0]))
+    def product(y: Tensor, x: Tensor, *params: Tensor) -> Tensor:
+        pull: Any = torch.func.vjp(lambda moved: gradient(moved, *params), x)[1]
+        return _as_vector(symmetrize(pull(_as_matrix(y, x))[0]))
 
     y = conjugate_gradient_solve(
         product,
         _as_vector(symmetrize(b)),
-        (m, *params),
+        (x, *params),
         tolerance=tolerance,
-        precision=real_dtype(m.dtype),
+        precision=real_dtype(x.dtype),
         check=False,
     )
-    return symmetrize(_as_matrix(y, m))
+    return symmetrize(_as_matrix(y, x))
 
 
 def _iterate(
-    step: Callable[[Tensor], tuple[Tensor, Tensor]], m: Tensor, tolerance: float, max_iterations: int
+    kind: _AffineMean | _BuresMean, m: Tensor, points: Tensor, weight: Tensor, tolerance: float, max_iterations: int
 ) -> Tensor:
-    """Repeat M ↦ (next M, size of what is left) until that is small."""
-    left = torch.full_like(m.real[..., 0, 0], torch.inf)
+    """Repeat steps until L⁻¹ΔL⁻ᵀ is small, or no entry mᵢⱼ moves by more than the rounding of √(mᵢᵢmⱼⱼ)."""
+    rounding = 4 * m.shape[-1] * torch.finfo(m.dtype).eps
+    change = torch.full_like(m.real[..., 0, 0], torch.inf)
     for _ in range(max_iterations):
-        m, left = step(m)
-        if bool((left <= tolerance).all()):
+        frame = _Frame.of(m, points, kind.inverse)
+        new = kind.step(frame, weight)
+        change = torch.linalg.matrix_norm(congruent(frame.lower, new - m))
+        size = m.diagonal(dim1=-2, dim2=-1).real.sqrt()
+        moved = ((new - m).abs() / (size.unsqueeze(-1) * size.unsqueeze(-2))).amax((-2, -1))
+        m = new
+        if bool(((change <= tolerance) | (moved <= rounding)).all()):
             return m
-        if bool(left.isnan().any()):
+        if bool(change.isnan().any()):
             break
     raise SolverError(
-        f"the mean did not converge in {max_iterations} iterations: {float(left.max()):.3g} is left, {tolerance:.3g} "
-        f"was wanted. Raise max_iterations or tolerance, and look for matrices that are nearly singular."
+        f"The mean did not converge in {max_iterations} iterations: the last step changed it by "
+        f"{float(change.max()):.3g}, the tolerance is {tolerance:.3g}. Raise max_iterations or tolerance, or remove "
+        f"nearly singular matrices."
     )
-
-
-def _affine_step(points: Tensor, weight: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A gradient step of the best length for the spectra at hand (Bini and Iannazzo)."""
-
-    def step(m: Tensor) -> tuple[Tensor, Tensor]:
-        lower = definite_factor(m, False, "a")
-        values, vectors = spectrum_of_pencil(points, lower.unsqueeze(-3))
-        logs = _weighted((vectors * values.log().unsqueeze(-2)) @ vectors.mH, weight)
-        spread = values[..., -1] / values[..., 0]
-        bend = torch.where(spread > 1 + 1e-6, 0.5 * spread.log() * (spread + 1) / (spread - 1).clamp_min(1e-6), 1)
-        length = 2 / (1 + (weight * bend).sum(-1))
-        turned = of_matrix(length[..., None, None] * symmetrize(logs), "exp", False)
-        return symmetrize(lower @ turned @ lower.mH), torch.linalg.matrix_norm(logs)
-
-    return step
-
-
-def _bures_step(points: Tensor, weight: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """M ↦ SMS with S the mean of the transport maps (Álvarez-Esteban and others).
-
-    What is left, I − S, carries the rounding of maps that may be large; nothing is left where M no longer moves.
-    """
-
-    def step(m: Tensor) -> tuple[Tensor, Tensor]:
-        left = _bures_gradient(m, points, weight)
-        way = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device) - left
-        new = symmetrize(way @ m @ way)
-        moved = torch.linalg.matrix_norm(new - m) / torch.linalg.matrix_norm(m)
-        still = moved <= 4 * m.shape[-1] * torch.finfo(m.dtype).eps
-        return new, torch.where(still, 0, torch.linalg.matrix_norm(left))
-
-    return step
 
 
 def mean(
@@ -162,11 +195,11 @@ def mean(
     Args:
         a: positive definite matrices ``(*batch, m, n, n)``; the mean is over m.
         weight: w ≥ 0 ``(*batch, m)``, divided by its sum; equal if None.
-        metric: of d. ``"log_euclidean"`` has the closed form :math:`\exp(\sum_i w_i\log A_i)`, the others are found by
-            iteration, which reads the device once per step.
-        tolerance: size of the gradient to stop at, and relative residual of the adjoint's system; 1e-11 by default, or
-            1e-5 for a computation in float32.
-        max_iterations: before giving up.
+        metric: of d. ``"log_euclidean"`` has the closed form :math:`\exp(\sum_i w_i\log A_i)`. The others
+            iterate, and synchronize with the device once per step.
+        tolerance: relative change of the mean at which to stop, and relative residual of the adjoint system; 1e-11
+            by default, or 1e-5 for a computation in float32. Changes at the level of rounding also end the iteration.
+        max_iterations: limit of the number of steps.
         check, precision: as in `distance`.
 
     Returns:
@@ -174,11 +207,11 @@ def mean(
 
     Raises:
         SolverError: no convergence.
-        DomainError: weights that are negative or all zero; the other errors are those of `distance`.
+        DomainError: negative weights, or weights that are all zero; the other errors are those of `distance`.
 
     Gradient:
-        In matrices and weights, through the converged mean: H⁻¹ by conjugate gradients. Two orders and forward mode,
-        exact where eigenvalues coincide.
+        In matrices and weights, through the converged mean: H⁻¹ by conjugate gradients. Two orders and forward
+        mode, exact at repeated eigenvalues.
 
     Example:
         >>> import torch
@@ -190,38 +223,39 @@ def mean(
         Bini and Iannazzo, Computing the Karcher mean of symmetric positive definite matrices, 2013; Álvarez-Esteban,
         del Barrio, Cuesta-Albertos, Matrán, A fixed-point approach to barycenters in Wasserstein space, 2016.
     """
-    check_metric(metric)
+    geometry(metric)
     check_iterations(tolerance, max_iterations)
-    (x,), wanted = prepare(check, precision, a=a)
-    tolerance = (1e-11 if is_double(x.dtype) else 1e-5) if tolerance is None else tolerance
+    given = prepare({"a": a}, check, precision)
+    (x,) = given.matrices
     if a.ndim < 3 or a.shape[-3] == 0:
-        raise ShapeError(f"a must be (*batch, m, n, n) with m ≥ 1 matrices to take the mean of, got {tuple(a.shape)}.")
+        raise ShapeError(f"a must be (*batch, m, n, n) with m ≥ 1, got shape {tuple(a.shape)}. Stack the matrices.")
+    tolerance = (1e-11 if is_double(x.dtype) else 1e-5) if tolerance is None else tolerance
     with autocast_off(a.device.type):
-        w = torch.ones_like(x.real[..., 0, 0]) if weight is None else weight.to(real_dtype(x.dtype))
+        w = x.new_ones(x.shape[:-2], dtype=real_dtype(x.dtype)) if weight is None else weight.to(real_dtype(x.dtype))
         if w.shape != x.shape[:-2]:
-            raise ShapeError(f"weight must be {tuple(x.shape[:-2])}, one per matrix, got {tuple(w.shape)}.")
-        if wanted:
-            definite_factor(x, True, "a")
-            if weight is not None:
-                check_finite(weight, "weight")
-                check_weight_values(weight)
-                if bool((weight.detach().sum(-1) == 0).any()):
-                    raise DomainError("weights must not all be zero.")
+            raise ShapeError(f"weight must have shape {tuple(x.shape[:-2])}, one per matrix, got {tuple(w.shape)}.")
+        if given.check_values and weight is not None:
+            check_finite(weight, "weight")
+            check_weight_values(weight)
+            if bool((weight.detach().sum(-1) == 0).any()):
+                raise DomainError("Weights must not all be zero.")
         w = w / w.sum(-1, keepdim=True)
-        closed = metric == "log_euclidean" or x.numel() == 0 or x.is_meta  # of which shapes are all there is
-        logs = _weighted(of_matrix(x if closed else x.detach(), "log", wanted), w)
-        start = of_matrix(logs, "exp", False)
-        if closed:
-            return start.to(a.dtype)
+        given = given._replace(mark=given.mark.prod(-1))
+        if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:
+            return given.result(of_matrix(_weighted(of_matrix(x, "log"), w), "exp"), "The mean", "Scale the matrices.")
+        kind = _MEANS[metric]
+        order = descending(x.detach().mean(-3))
+        x = order.unsqueeze(-3) @ x @ order.mT.unsqueeze(-3)
         with torch.no_grad():
-            fixed, share = x.detach(), w.detach()
-            make = _affine_step if metric == "affine_invariant" else _bures_step
-            minimum = _iterate(make(fixed, share), start.detach(), tolerance, max_iterations)
-        if metric == "bures_wasserstein":
-            return apply(_Minimiser, _bures_gradient, tolerance, minimum, x, w).to(a.dtype)
-        # The metric does not see congruences: around the identity its Hessian has eigenvalues from 1 on.
-        lower = definite_factor(minimum, False, "a")
-        around = congruent(lower.unsqueeze(-3), x)
-        eye = torch.eye(a.shape[-1], dtype=x.dtype, device=x.device).expand_as(minimum)
-        middle = apply(_Minimiser, _affine_gradient, tolerance, eye, around, w)
-        return symmetrize(lower @ middle @ lower.mH).to(a.dtype)
+            fixed, fraction = x.detach(), w.detach()
+            start = of_matrix(_weighted(of_matrix(fixed, "log"), fraction), "exp")
+            m = _iterate(kind, start, fixed, fraction, tolerance, max_iterations)
+            frame = _Frame.of(m, fixed, kind.inverse)
+            lower = frame.lower.unsqueeze(-3)
+            v, outer = torch.linalg.solve_triangular(lower.mH, frame.u, upper=True), lower @ frame.u
+            basis, scale = kind.basis(m)
+        constants = (frame.values, v, outer, basis, scale)
+        moved = apply(_Minimizer, kind.gradient, tolerance, torch.zeros_like(m), x, w, *constants)
+        moved = torch.where(given.mark.isnan()[..., None, None], 0, moved)  # no adjoint system for undefined means
+        out = m + symmetrize(basis @ (scale * moved) @ basis.mH)
+        return given.result(order.mT @ out @ order, "The mean", "Scale the matrices.")

@@ -17,15 +17,15 @@ __all__ = ["BatchNorm", "BiMap", "LogEig", "ReEig"]
 
 
 class BiMap(nn.Module):
-    """Bilinear map with orthonormal columns that learn; see :func:`~matbackprop.spd.bimap`.
+    """Bilinear map with trainable orthonormal columns; see :func:`~matbackprop.spd.bimap`.
 
-    The parameter ``raw`` is any matrix of full rank, and W its orthonormal polar factor: what an optimiser does to it
-    keeps W on the Stiefel manifold, and the gradient is exact.
+    The parameter ``raw`` is any matrix of full rank and W its orthonormal polar factor, so that any optimizer keeps W
+    on the Stiefel manifold.
 
     Args:
-        n: order of the matrices that come in.
-        k: order of those that go out, at most n.
-        generator: for the random start.
+        n: order of the inputs.
+        k: order of the outputs, at most n.
+        generator: for the random initialization.
 
     Shape:
         ``(*b, n, n)`` to ``(*b, k, k)``.
@@ -40,7 +40,7 @@ class BiMap(nn.Module):
     def __init__(self, n: int, k: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         if not 1 <= k <= n:
-            raise ConfigurationError(f"k must lie in 1 … {n}, a bilinear map to a larger order is singular; got {k}.")
+            raise ConfigurationError(f"k must be in 1 … {n}, because a map to a larger order is singular; got {k}.")
         self.n, self.k = n, k
         self.raw = nn.Parameter(polar(torch.randn(n, k, generator=generator)).Q)
 
@@ -81,16 +81,16 @@ class LogEig(Operator, of=log_eig, data=["x"]):
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation of positive definite matrices; see :func:`~matbackprop.spd.batch_norm`.
+    """Batch normalization of positive definite matrices; see :func:`~matbackprop.spd.batch_norm`.
 
-    While training it uses the affine-invariant mean and variance of the batch, whose gradients are exact, and moves the
-    running ones: the mean along the geodesic. In evaluation it uses the running ones.
+    In training mode it uses the affine-invariant mean and variance of the batch, differentiates through them, and
+    updates the running statistics, the mean along the geodesic. In evaluation mode it uses the running statistics.
 
     Args:
         n: order of the matrices.
-        momentum: share of the newest batch in the running statistics.
-        dispersion: bring the variance to that of the scale, too.
-        affine: learn the mean of the result, as the exponential of a symmetric matrix, and its scale.
+        momentum: fraction of the newest batch in the running statistics.
+        dispersion: normalize the variance too.
+        affine: train the mean of the result, as the exponential of a symmetric matrix, and its scale.
         eps: added to the variance.
         check, precision: as in the function.
 
@@ -119,7 +119,7 @@ class BatchNorm(nn.Module):
         super().__init__()
         compute_dtype(precision)
         if not 0 <= momentum <= 1:
-            raise ConfigurationError(f"momentum must lie in [0, 1], got {momentum}.")
+            raise ConfigurationError(f"momentum must be in [0, 1], got {momentum}.")
         if not eps > 0:
             raise DomainError(f"eps must be positive, got {eps}.")
         self.n, self.momentum, self.dispersion, self.affine = n, momentum, dispersion, affine
@@ -132,20 +132,20 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_variance", torch.ones(()))
 
     @torch.no_grad()
-    def _keep(self, middle: Tensor, spread: Tensor) -> None:
+    def _update(self, middle: Tensor, spread: Tensor) -> None:
         moved = geodesic(self.running_mean.to(middle.dtype), middle, self.momentum, check=False)
         self.running_mean.copy_(moved)
         self.running_variance.lerp_(spread.to(self.running_variance.dtype), self.momentum)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised matrices."""
+        """Return the normalized matrices."""
         if x.ndim < 3 or x.shape[-2:] != (self.n, self.n):
             raise ShapeError(f"x must be (*batch, {self.n}, {self.n}), got shape {tuple(x.shape)}.")
         if self.training:
             samples = x.reshape(-1, self.n, self.n)
             middle = mean(samples, check=self.check, precision=self.precision)
             spread = distance(middle, samples, squared=True, check=False, precision=self.precision).mean()
-            self._keep(middle.detach(), spread.detach())
+            self._update(middle.detach(), spread.detach())
         else:
             middle, spread = self.running_mean.to(x.dtype), self.running_variance.to(x.dtype)
         bias = None
