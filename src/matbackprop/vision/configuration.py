@@ -9,7 +9,7 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -32,6 +32,8 @@ NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, le=1e6)]
 PositiveRate = Annotated[float, Field(gt=0, le=1e6)]
+Background = Literal["keep", "mask", "dim"]
+"""What happens to the pixels outside a region."""
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as configuration

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matbackprop.errors import ConfigurationError, DataError, Problem, first_problems
+from matbackprop.vision.configuration import Background
 from matbackprop.vision.data.cache import Cache, cache_key, open_cache, remove_cache, write_cache
 from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions, widened
+from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import show
-from matbackprop.vision.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
-from matbackprop.vision.models.config import Background
 from matbackprop.vision.progress import track
 from matbackprop.vision.workers import parallel_map
 

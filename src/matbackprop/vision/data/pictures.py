@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MAX_PIXELS = 50_000_000
 """Pixels of the largest picture that is decoded; reading, segmenting and drawing it take less than a gigabyte."""
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 _KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000")
 _FILTERS = threading.Lock()  # the filters of warnings belong to all threads
 _STRIP = 256  # rows

@@ -28,8 +28,9 @@ from torch.nn import functional as nnf
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.nn import SecondOrderPool
 from matbackprop.solvers import batched_eigh
+from matbackprop.vision.configuration import Background
 from matbackprop.vision.models.backbones import build_backbone
-from matbackprop.vision.models.config import Background, RegionModelConfig
+from matbackprop.vision.models.config import RegionModelConfig
 from matbackprop.vision.models.weights import PretrainedMixin
 
 

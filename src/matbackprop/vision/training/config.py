@@ -18,6 +18,7 @@ from pydantic import Field
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import (
+    Background,
     Count,
     Fraction,
     Natural,
@@ -34,7 +35,7 @@ from matbackprop.vision.configuration import (
     suggest,
     to_json,
 )
-from matbackprop.vision.models.config import ADDED, Background, ContourModelConfig, NCutsModelConfig, RegionModelConfig
+from matbackprop.vision.models.config import ADDED, ContourModelConfig, NCutsModelConfig, RegionModelConfig
 
 if TYPE_CHECKING:
     from matbackprop.vision.training.engine import Data, System

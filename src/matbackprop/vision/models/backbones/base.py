@@ -19,11 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.files import atomic_write, shorten
 from matbackprop.vision.models.weights import load_weights_into, read_weights
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def normalize(image: Tensor) -> Tensor:
