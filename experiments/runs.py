@@ -28,7 +28,8 @@ from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.progress import log_on_screen
 from matbackprop.vision.report.tables import Table
-from matbackprop.vision.training.run_folder import RunFolder, versions
+from matbackprop.vision.training.run_folder import RunFolder
+from matbackprop.vision.versions import versions
 
 log = logging.getLogger("matbackprop")
 

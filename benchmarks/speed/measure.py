@@ -27,7 +27,8 @@ from benchmarks.speed.suites.entry import Entry, Scale
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import atomic_write, read_json
-from matbackprop.vision.training.run_folder import git_revision, is_number, package_versions
+from matbackprop.vision.training.run_folder import is_number
+from matbackprop.vision.versions import git_revision, package_versions
 
 _SAMPLE_SECONDS = 0.002
 _MOST = 50  # repeats

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matbackprop.cli import EXTRAS
-from matbackprop.vision.training.run_folder import package_versions
+from matbackprop.vision.versions import package_versions
 
 SOLVES = ((100, 36), (100, 169), (100, 256), (1, 20))
 """Batch and order of the eigenproblems whose route is shown: pool5, ReLU-5, all channels, one image's cuts."""

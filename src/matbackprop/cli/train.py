@@ -1,6 +1,6 @@
-"""``matbackprop train RECIPE``: preset, then file, then options; every field of the recipe can be given.
+"""``matbackprop train RECIPE``: options override a file, which overrides a preset.
 
-Engine options may be written without their prefix: ``--resume`` is ``--engine.resume``.
+Engine options need no prefix: ``--resume`` is ``--engine.resume``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ class _Chosen:
     config: Any
 
 
-def options(name: str, preset: str | None = None, file: Path | None = None) -> type:
-    """Return a dataclass of all options of a recipe with a preset's and a file's values as defaults."""
+def options(name: str, preset: str | None = None, file: Path | None = None, *, last_map: bool = False) -> type:
+    """Return a dataclass of all options of a recipe, with the values of a preset and a file as defaults.
+
+    With ``last_map``, the default of ``model.taps`` is the last map of the backbone.
+    """
     import tyro
 
     recipe = get_recipe(name)
     preset = preset or next(iter(recipe.presets))
     config = resolve(recipe, preset, file)
+    if last_map:
+        config.model.taps = ()
     presets: Any = Literal[tuple(recipe.presets)]
-    chosen: Any = Annotated[presets, tyro.conf.arg(help="Where the defaults come from.")]
-    path: Any = Annotated[Path | None, tyro.conf.arg(help="TOML or JSON file of fields, laid over the preset.")]
+    chosen: Any = Annotated[presets, tyro.conf.arg(help="Source of the defaults.")]
+    path: Any = Annotated[Path | None, tyro.conf.arg(help="TOML or JSON file of fields that override the preset.")]
     whole: Any = Annotated[recipe.config_class, tyro.conf.arg(name="")]
     default = dataclasses.field(default_factory=lambda: config)
     fields = [("preset", chosen, preset), ("config", path, file), ("recipe", whole, default)]
@@ -40,26 +45,28 @@ def options(name: str, preset: str | None = None, file: Path | None = None) -> t
 
 
 def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
-    """Read the preset and the file first, since they decide the defaults, then everything."""
+    """Parse the preset and the file, which set the defaults, then all options."""
     recipe = get_recipe(name)
     if arguments and arguments[0] in recipe.presets:
-        raise ConfigurationError(f"presets are named by an option: {prog} --preset {arguments[0]}")
+        raise ConfigurationError(f"{arguments[0]} is a preset. Use {prog} --preset {arguments[0]}")
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=list(recipe.presets), default=next(iter(recipe.presets)))
     first.add_argument("--config", type=Path)
     chosen, _ = first.parse_known_args(list(arguments))
-    kind = options(name, chosen.preset, chosen.config)
+    given = {word.split("=")[0].replace("_", "-") for word in arguments}
+    last_map = name == "o2p" and "--model.backbone" in given and "--model.taps" not in given
+    kind = options(name, chosen.preset, chosen.config, last_map=last_map)
     summary = (recipe.summary or f"Train the recipe {name}").rstrip(".")
     description = (
-        f"{summary[0].upper()}{summary[1:]}. Any field can be given here, or in a TOML or JSON file with "
-        "--config. Options of the engine may be written without their prefix: --resume for --engine.resume."
+        f"{summary[0].upper()}{summary[1:]}. Set fields here, or in a TOML or JSON file with --config. Engine options "
+        "need no prefix: --resume is --engine.resume."
     )
     parsed = parse_with_tyro(kind, [_with_prefix(word) for word in arguments], prog, description)
     return _Chosen(recipe, parsed.preset, parsed.recipe)
 
 
 def _with_prefix(word: str) -> str:
-    """Turn ``--resume`` and ``--no-progress`` into ``--engine.resume`` and ``--engine.no-progress``.
+    """Add the prefix of engine options.
 
     Example:
         >>> _with_prefix("--max-epochs=3"), _with_prefix("--no-progress"), _with_prefix("--data.root")

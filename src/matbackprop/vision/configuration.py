@@ -79,7 +79,7 @@ def suggest(name: str, known: typing.Iterable[str], what: str) -> str:
         ("Did you mean 'rate'?", 'Fields: rate, decay.')
     """
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"Did you mean {near[0]!r}?" if near else f"{what}: {', '.join(known)}."
 
 

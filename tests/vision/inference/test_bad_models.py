@@ -17,14 +17,17 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 TRAIN = ["--preset", "smoke", "--data.made", "8", "--engine.run", "OUT/run"]
 
 CASES = {
-    "unknown backbone": (["train", "o2p", *TRAIN, "--model.backbone", "resnet"], "unknown backbone 'resnet'; choose"),
+    "unknown backbone": (
+        ["train", "o2p", *TRAIN, "--model.backbone", "resnet"],
+        "unknown backbone 'resnet'. Backbones",
+    ),
     "unknown map": (
         ["train", "o2p", *TRAIN, "--model.taps", "relu9"],
-        "unknown feature map 'relu9'; this backbone has",
+        "unknown feature map 'relu9'",
     ),
     "unknown map to segment": (
         ["train", "ncuts", *TRAIN, "--model.backbone", "alexnet", "--model.taps", "relu9"],
-        "unknown feature map 'relu9'; this backbone has",
+        "unknown feature map 'relu9'",
     ),
     "weights of another network": (
         ["train", "o2p", *TRAIN, "--model.weights", "TMP/segmenter/model.safetensors"],
@@ -105,3 +108,12 @@ def test_numbers_that_no_model_has_are_refused_with_the_file_that_holds_them(nam
     path.write_text(json.dumps(config))
     with pytest.raises(WeightsError, match=rf"config\.json does not fit .*{field}"):
         load_model(tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "near"), [("acurate", "box/accurate"), ("box/clasifier", "box/classifier")])
+def test_a_misspelled_model_is_suggested(name, near):
+    from matbackprop.errors import WeightsError
+    from matbackprop.vision.inference.loading import load_model
+
+    with pytest.raises(WeightsError, match=rf"There is no model '{name}'. Did you mean '{near}'\?"):
+        load_model(name)

@@ -88,6 +88,13 @@ def test_both_systems_take_a_class_of_ones_own():
     assert [n for n, p in segmenter.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
+def test_without_taps_the_last_map_of_another_backbone_is_used():
+    model = DeepNCuts(backbone=NAME, hidden=8, channels=5)
+    assert model.taps == ["tiles"] == model.hparams_dict["taps"]
+    assert DeepNCuts.variant("alexnet-relu5", hidden=8).taps == ["relu5"]
+    assert DeepNCuts.variant("alexnet-relu5", hidden=8, backbone="alexnet").taps == ["relu5"]
+
+
 def test_a_saved_model_never_names_code(tmp_path):
     """What a file says is not imported, let alone called."""
     DeepNCuts(backbone=NAME, taps=("tiles",), hidden=8, channels=5).save_pretrained(tmp_path)
@@ -103,7 +110,7 @@ def test_a_saved_model_never_names_code(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet", "unknown backbone 'resnet'; choose one of alexnet"),
+        ("resnet", "unknown backbone 'resnet'. Backbones: alexnet"),
         ("no.such.module:Net", "cannot be built: No module named 'no'"),
         ("torch.nn:Nothing", "cannot be built: module 'torch.nn' has no attribute 'Nothing'"),
         ("torch.nn:Linear", "cannot be built: .*missing"),
@@ -186,6 +193,28 @@ def test_timms_networks():
     assert backbone(torch.zeros(1, 3, 64, 96), ["layer2"])["layer2"].shape == (1, 128, 8, 12)
     with pytest.raises(WeightsError, match="cannot be built"):
         build_backbone("timm:no-such-network")
+
+
+@pytest.mark.parametrize(
+    ("name", "tap", "place"),
+    [
+        ("vit_tiny_patch16_224", "blocks.11", (192, 16, 7.5)),
+        ("swin_tiny_patch4_window7_224", "layers.3", (768, 32, 15.5)),
+        ("vit_small_patch14_dinov2", "blocks.11", (384, 14, 6.5)),
+    ],
+)
+def test_timms_transformers_take_any_image_size(name, tap, place):
+    pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = RegionClassifier(3, head="o2p", backbone=f"timm:{name}", canvas=99, reduce=8)
+    assert model.taps == (tap,) and model.backbone.info(tap)[:3] == place
+    assert model(torch.rand(1, 3, 99, 99)).shape == (1, 3)
+
+
+def test_a_timm_network_of_one_image_size_is_refused():
+    pytest.importorskip("timm")
+    with pytest.raises(WeightsError, match="does not take images of any size"):
+        build_backbone("timm:levit_128s")
 
 
 @pytest.mark.parametrize(

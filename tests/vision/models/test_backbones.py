@@ -12,11 +12,10 @@ from matbackprop.vision.models.backbones.base import (
     Backbone,
     LayerStack,
     TapInfo,
-    load_backbone_weights,
     normalize,
 )
 from matbackprop.vision.models.backbones.efficientnet_lite2 import _Convolution
-from matbackprop.vision.models.backbones.pidinet import _as_convolution
+from matbackprop.vision.models.backbones.modules import ModuleBackbone
 
 NEEDS = {"sift": "kornia"}
 SIDE = 224
@@ -84,12 +83,12 @@ def test_a_backbone_ends_with_the_last_map_that_is_asked_for(name):
     if any(True for _ in short.parameters()):
         short(image, [middle])[middle].square().sum().backward()
         assert [n for n, p in short.named_parameters() if p.requires_grad and p.grad is None] == []
-    with pytest.raises(ConfigurationError, match=f"unknown feature map 'nothing'; this backbone has {whole.taps[0]}"):
+    with pytest.raises(ConfigurationError, match="unknown feature map 'nothing'"):
         whole(image, ["nothing"])
 
 
 def test_an_unknown_backbone_names_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"unknown backbone 'resnet'; choose one of alexnet, .*vgg16"):
+    with pytest.raises(ConfigurationError, match=r"unknown backbone 'resnet'\. Backbones: alexnet, .*vgg16"):
         build_backbone("resnet")
 
 
@@ -165,45 +164,6 @@ def test_batch_normalisation_does_not_look_at_the_batch():
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.data
-def test_pidinet_finds_a_step(data_root):
-    """With its published weights: an edge where grey values jump, to the pixel, and far less elsewhere."""
-    backbone = built("pidinet")
-    load_backbone_weights(backbone, "pidinet")
-    image = torch.full((1, 3, 96, 120), 0.3)
-    image[..., 53:] = 0.8
-    with torch.no_grad():
-        edges = backbone(normalize(image), ["edges"])["edges"][0, 0, 20:-20]
-    assert set(edges.argmax(1).tolist()) <= {52, 53}
-    assert edges[:, 52:54].amax(1).min() > 3 * max(edges[:, 10:40].max(), edges[:, 70:-10].max())
-
-
-@pytest.mark.parametrize("kind", ["central", "angular", "radial"])
-def test_differences_of_pixels_do_not_see_brightness(kind):
-    """And are what their definitions say, pixel by pixel."""
-    draw = torch.Generator().manual_seed(0)
-    weight = torch.randn(1, 1, 3, 3, generator=draw, dtype=torch.float64)
-    image = torch.randn(1, 1, 5, 5, generator=draw, dtype=torch.float64)
-    kernel = _as_convolution(weight, kind)
-    side = kernel.shape[-1]
-    middle = (5 - side) // 2
-    patch = image[0, 0, middle : 5 - middle, middle : 5 - middle]
-    got = float((kernel[0, 0] * patch).sum())
-    x, w = image[0, 0], weight[0, 0]
-    ring = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0)]  # clockwise
-    if kind == "central":
-        expected = sum(w[i, j] * (x[i + 1, j + 1] - x[2, 2]) for i in range(3) for j in range(3))
-    elif kind == "angular":
-        after = dict(zip(ring, ring[1:] + ring[:1], strict=True))
-        expected = sum(w[p] * (x[p[0] + 1, p[1] + 1] - x[after[p][0] + 1, after[p][1] + 1]) for p in ring)
-    else:
-        inner = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2), (3, 3)]
-        outer = [(0, 0), (0, 2), (0, 4), (2, 0), (2, 4), (4, 0), (4, 2), (4, 4)]
-        expected = sum(k * (x[o] - x[i]) for k, o, i in zip(w.flatten()[1:], outer, inner, strict=True))
-    assert got == pytest.approx(float(expected), abs=1e-12)
-    assert float(kernel.sum()) == pytest.approx(0, abs=1e-12)
-
-
 def test_depthwise_convolutions_keep_the_plain_layout():
     assert build_backbone("vgg16").memory_format == torch.channels_last
     assert build_backbone("efficientnet-lite2").memory_format == torch.contiguous_format
@@ -229,5 +189,6 @@ def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, la
 
 
 def test_maps_that_are_computed_together_follow_from_none():
-    with pytest.raises(ConfigurationError, match="none follows from 'block2'"):
-        build_backbone("pidinet").behind("block2", torch.zeros(1, 60, 8, 8), ["block3"])
+    backbone = ModuleBackbone(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU()))
+    with pytest.raises(ConfigurationError, match="none follows from '0'"):
+        backbone.behind("0", torch.zeros(1, 4, 8, 8), ["1"])

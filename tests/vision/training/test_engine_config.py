@@ -167,3 +167,12 @@ def test_a_data_folder_turns_generated_images_off(name, tmp_path):
     chosen = cli_train.parse(name, ["--data.root", str(tmp_path)], "train")
     assert chosen.config.data.root == tmp_path and chosen.config.data.made == 0
     assert merge(smoke, {"data.root": str(tmp_path)}).data.made == 0
+
+
+def test_another_backbone_without_taps_takes_its_last_map():
+    def taps(*words):
+        return cli_train.parse("o2p", words, "train").config.model.taps
+
+    assert taps() == ("relu5",)  # the preset's
+    assert taps("--model.backbone", "vgg16") == ()
+    assert taps("--model.backbone=vgg16", "--model.taps", "relu4_3") == ("relu4_3",)

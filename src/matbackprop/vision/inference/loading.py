@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from matbackprop.errors import WeightsError
+from matbackprop.vision.configuration import suggest
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import shorten
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
@@ -74,6 +75,8 @@ def _folder(source: str | Path) -> Path:
         return folder / "model"
     if (folder / "checkpoints").is_dir():
         raise WeightsError(f"the run {folder} has written no model yet; let it finish, or resume it with --resume.")
+    if not folder.is_dir() and (str(source).startswith(f"{BOX}/") or "/" not in str(source)):
+        raise WeightsError(f"There is no model {str(source)!r}. {suggest(str(source), _IN_THE_PACKAGE, 'Models')}")
     return folder if folder.is_dir() else fetch_pretrained(source)
 
 

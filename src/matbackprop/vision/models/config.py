@@ -38,15 +38,15 @@ class RegionModelConfig:
     )
     backbone: str = "alexnet"
     (
-        "Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, pidinet, "
-        "sift, hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours."
+        "Backbone: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, sift, hf:NAME, timm:NAME, "
+        "torchvision:NAME, or module:Class."
     )
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     taps: tuple[str, ...] = ()
     (
-        "Maps that are pooled, such as pool5 (6×6) or relu5 (13×13) in AlexNet; their descriptors are put side by "
-        "side. By default the backbone's last."
+        "Maps to pool, such as pool5 (6×6) or relu5 (13×13) of AlexNet; their descriptors are concatenated. Default: "
+        "the backbone's last map."
     )
     average: bool = field(default=False, metadata=ADDED)
     """In fc and both, take the average of the last map over the support instead of fully connected layers on it."""
@@ -116,11 +116,11 @@ class NCutsModelConfig:
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     backbone: str | None = field(default=None, metadata=ADDED)
     (
-        "Network that gives the feature maps: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, pidinet, "
-        "hf:NAME, timm:NAME, torchvision:NAME, or module:Class of yours; by default the variant's."
+        "Backbone: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or "
+        "module:Class. Default: the variant's."
     )
     taps: tuple[str, ...] = field(default=(), metadata=ADDED)
-    """Feature maps that feed the head; by default the variant's."""
+    """Feature maps of the head. Default: the variant's; of another backbone the last."""
     head: Literal["paper", "hypercolumn", "none"] | None = field(default=None, metadata=ADDED)
     (
         "paper: Conv-ReLU, dropout, Conv-ReLU on one map. hypercolumn: several maps, colour and position. none: "
@@ -153,7 +153,7 @@ class NCutsModelConfig:
 
     def __post_init__(self) -> None:
         full = self.resolved()
-        more = len(full["taps"]) != 1 or full["boundary"] or full["stride"]
+        more = len(full["taps"]) > 1 or full["boundary"] or full["stride"]
         if full["head"] != "hypercolumn" and more:
             raise ConfigurationError(
                 f"head {full['head']!r} takes exactly one feature map, no stride and no boundary channel; got "
@@ -162,9 +162,15 @@ class NCutsModelConfig:
             )
 
     def resolved(self) -> dict[str, Any]:
-        """All fields, those that are not set taken from the variant."""
+        """Return all fields, with the variant's values for those that are not set.
+
+        Without taps, the last map of another backbone than the variant's is used: ``taps`` is empty.
+        """
+        variant = dict(VARIANTS[self.variant])
+        if self.backbone not in (None, variant["backbone"]):
+            variant["taps"] = ()
         own = {name: value for name, value in vars(self).items() if value is not None and value != ()}
-        return {"stride": None, "boundary": False, **VARIANTS[self.variant], **own}
+        return {"stride": None, "boundary": False, **variant, **own}
 
 
 @configuration

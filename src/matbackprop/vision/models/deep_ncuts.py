@@ -334,9 +334,9 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         if not 1 <= superpixels <= 1 << 16:
             raise ConfigurationError(f"superpixels is {superpixels}. It must be from 1 to {1 << 16}.")
         full = self.config.resolved()
-        self.hparams_dict: dict[str, Any] = {**full, "taps": list(full["taps"]), "superpixels": superpixels}
-        self.taps = list(full["taps"])
         self.backbone = build_backbone(full["backbone"]) if network is None else network
+        self.taps = list(full["taps"] or self.backbone.taps[-1:])
+        self.hparams_dict: dict[str, Any] = {**full, "taps": self.taps, "superpixels": superpixels}
         self.backbone.cut(self.taps)
         maps = [self.backbone.info(tap) for tap in self.taps]
         widths = [info.channels for info in maps]

@@ -194,12 +194,14 @@ class NCutsData(Data):
             if network["head"] == "hypercolumn":
                 raise ConfigurationError("hypercolumns are trained on superpixels; set --train.rows superpixels.")
             with torch.device("meta"):
-                stride = build_backbone(network["backbone"]).info(network["taps"][0]).stride / config.model.zoom
+                backbone = build_backbone(network["backbone"])
+            tap = (network["taps"] or backbone.taps[-1:])[0]
+            stride = backbone.info(tap).stride / config.model.zoom
             self.stride: int | None = int(stride)
             if stride not in STRIDES:
                 raise ConfigurationError(
-                    f"labels are prepared for grids of stride {' and '.join(map(str, STRIDES))}, the map "
-                    f"{network['taps'][0]} has {stride:g}; set --train.rows superpixels."
+                    f"Labels are prepared for grids of stride {' and '.join(map(str, STRIDES))}, and the map {tap} has "
+                    f"{stride:g}. Set --train.rows superpixels."
                 )
         else:
             self.stride = None

@@ -21,22 +21,17 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from importlib import metadata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import differences, to_json
 from matbackprop.vision.files import atomic_write, parse_json, plain_numbers, read_json, shorten, show
+from matbackprop.vision.versions import versions
 
 log = logging.getLogger("matbackprop")
 
@@ -44,51 +39,9 @@ _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_cl
           "monitor", "monitor_mode"}  # fmt: skip
 """Fields of the engine that must not change when a run is resumed."""
 
-_PACKAGES = ("matbackprop", "torch", "lightning-fabric", "torchmetrics", "numpy", "scipy", "safetensors", "triton",
-             "cupy-cuda12x")  # fmt: skip
 _LONGEST = 1 << 20  # bytes of a line of metrics
 _FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "profile.json", "summary.json", "report.html")
 _FOLDERS = ("checkpoints", "figures", "predictions", "tensorboard", "nonfinite", "model")
-
-
-def versions() -> dict[str, Any]:
-    """Return versions, git revision, platform and command of this process."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "python": platform.python_version(),
-        "packages": package_versions(_PACKAGES),
-        "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
-        "platform": platform.platform(),
-        "command": sys.argv,
-        **git_revision(),
-    }
-
-
-def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
-    known = {}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            known[name] = metadata.version(name)
-    return known
-
-
-def git_revision() -> dict[str, Any]:
-    """Return the revision of the checkout of this package, and whether it has changes."""
-
-    def git(*words: str) -> str | None:
-        try:
-            here = Path(__file__).parent
-            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    revision = git("rev-parse", "HEAD")
-    if revision is None:
-        return {"git": None}
-    return {"git": revision, "git_dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
 
 
 class RunFolder:

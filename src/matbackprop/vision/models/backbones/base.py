@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.errors import ConfigurationError, DataError, WeightsError
+from matbackprop.vision.configuration import suggest
 from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.files import atomic_write, shorten
 from matbackprop.vision.models.weights import load_weights_into, read_weights
@@ -148,7 +149,7 @@ class Backbone(nn.Module, ABC):
         """Raise ConfigurationError for a map that this backbone does not have."""
         for tap in taps:
             if tap not in self.taps:
-                raise ConfigurationError(f"unknown feature map {tap!r}; this backbone has {', '.join(self.taps)}.")
+                raise ConfigurationError(f"unknown feature map {tap!r}. {suggest(tap, self.taps, 'Feature maps')}")
 
     def forward(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """Compute the maps named in ``taps``; layers behind the last one are not run.
@@ -310,7 +311,6 @@ BACKBONES = {
         "base:AlexNet", "alexnet_features_fp16.safetensors", f"{_TORCH}/alexnet-owt-7be5be79.pth", "7be5be79"
     ),
     "efficientnet-lite2": BackboneEntry("efficientnet_lite2:EfficientNetLite2", "efficientnet_lite2_fp16.safetensors"),
-    "pidinet": BackboneEntry("pidinet:PiDiNet", "pidinet_multicue_fp16.safetensors"),
     "sift": BackboneEntry("sift:DenseSIFT"),
     "tiny-vit": BackboneEntry("tiny_vit:TinyViT", "mobile_sam_tinyvit_encoder_fp16.safetensors"),
     "vgg16": BackboneEntry("base:VGG16", "vgg16_features_fp16.safetensors", f"{_TORCH}/vgg16-397923af.pth", "397923af"),
@@ -360,10 +360,8 @@ def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
     elif rest:
         backbone = _own(name)
     else:
-        schemes = ", ".join(f"{scheme}:…" for scheme in ADAPTERS)
-        raise ConfigurationError(
-            f"unknown backbone {name!r}; choose one of {', '.join(BACKBONES)}, or {schemes} or module:Class."
-        )
+        known = [*BACKBONES, *(f"{scheme}:NAME" for scheme in ADAPTERS), "module:Class"]
+        raise ConfigurationError(f"unknown backbone {name!r}. {suggest(name, known, 'Backbones')}")
     if taps is not None:
         backbone.cut(taps)
     return backbone

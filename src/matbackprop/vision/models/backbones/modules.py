@@ -325,22 +325,35 @@ def _normalisation(
 
 
 class TimmFeatures(ListedMaps):
-    """A network of timm; its maps have the names of the modules that timm takes them from (``layer1`` …).
+    """A network of timm. Its maps have the names of timm's modules (``layer1``, ``blocks.11``, …).
 
     Args:
-        source: name of the network, such as ``"resnet50"`` or ``"convnext_tiny"``.
+        source: name of the network, such as ``"resnet50"`` or ``"vit_tiny_patch16_224"``.
 
     Raises:
         MissingExtraError: timm is not installed.
-        WeightsError: there is no such network, or timm takes no maps from it.
+        WeightsError: there is no such network, it has no feature maps, or it takes one image size only.
     """
 
     def __init__(self, source: str) -> None:
-        network = _create_timm(source, pretrained=False)
-        super().__init__(network, list(network.feature_info.module_name()))  # type: ignore[operator, union-attr]
+        network: Any = _create_timm(source, pretrained=False)
+        patch = next((m.patch_size for m in network.modules() if hasattr(m, "patch_size")), 1)
+        try:
+            names = list(network.feature_info.module_name())
+            super().__init__(network, names, max(patch) if isinstance(patch, tuple) else int(patch))
+        except (AssertionError, RuntimeError) as error:  # positions or windows for one image size
+            raise WeightsError(
+                f"timm:{source} does not take images of any size ({str(error).splitlines()[0]}). Use another one."
+            ) from error
         self.source = source
         published = getattr(network, "default_cfg", None) or {}
         self.mean, self.std = tuple(published.get("mean", self.mean)), tuple(published.get("std", self.std))
+
+    @staticmethod
+    def listed(network: Any, image: Tensor) -> Sequence[Tensor]:
+        """Return the maps, channels first: Swin's are channels last."""
+        channels = network.feature_info.channels()
+        return [m if m.shape[1] == c else m.movedim(-1, 1) for m, c in zip(network(image), channels, strict=True)]
 
     def load_published(self) -> None:
         """Load the weights that timm publishes."""
@@ -351,10 +364,12 @@ def _create_timm(source: str, *, pretrained: bool) -> nn.Module:
     with needs(f"timm:{source} needs the timm library", "timm"):
         import timm
     try:
-        network: nn.Module = timm.create_model(source, features_only=True, pretrained=pretrained)
-    except Exception as error:  # an unknown name, no features, no connection: all of them of kinds of its own
+        try:  # transformers with positions of fixed size interpolate them
+            return timm.create_model(source, features_only=True, pretrained=pretrained, dynamic_img_size=True)
+        except TypeError:  # networks without the option
+            return timm.create_model(source, features_only=True, pretrained=pretrained)
+    except Exception as error:  # timm raises many types for unknown names, no features and no connection
         raise WeightsError(f"timm:{source} cannot be built: {str(error).splitlines()[0]}") from error
-    return network
 
 
 class TorchvisionModel(ModuleBackbone):
