@@ -95,14 +95,15 @@ class Workers:
         if self._pool is None:
             return
         processes = self._processes()
-        codes = [process.exitcode for process in processes]
+        broken = isinstance(error, BrokenProcessPool)  # the pool ends its processes; their exit codes come later
         try:
-            self._pool.shutdown(wait=kind is None, cancel_futures=kind is not None)
+            self._pool.shutdown(wait=kind is None or broken, cancel_futures=kind is not None)
+            codes = [process.exitcode for process in processes]
         finally:
             if kind is not None or sys.exc_info()[0] is not None:  # interrupted while waiting
                 for process in processes:
                     process.kill()
-        if isinstance(error, BrokenProcessPool):
+        if broken:
             raise WorkerError(_reason(codes)) from error
 
 
