@@ -12,8 +12,8 @@ from matbackprop.checks import is_plain
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
 from matbackprop.cuda import pool, pool_parts, pool_prepare, separate
-from matbackprop.cuda.pool_forms import FUNCTIONS
-from matbackprop.cuda.product import TYPES
+from matbackprop.cuda.headers import POOL_FUNCTIONS as FUNCTIONS
+from matbackprop.cuda.headers import TYPES
 from matbackprop.divided_differences import named_function
 from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
 from matbackprop.numerics import gram_tolerance
@@ -392,7 +392,7 @@ def test_pooling_in_parts_gives_zero_at_zero_and_nan_at_nan(parts, m, d):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype, monkeypatch):
     monkeypatch.setattr(pool, "shared_limit", lambda device: 0)
-    monkeypatch.setattr("matbackprop.cuda.twin.kernels_may_take", lambda *tensors: True)
+    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", lambda *tensors: True)
     f = features(m, d)[:4].to(dtype).requires_grad_()
     eps = torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64)
     c = pool.pool(f, eps, named_function("log"), lambda x, w: second_order_pool(x, eps=eps), batched_eigh, None, False)
@@ -483,7 +483,7 @@ def test_weighted_and_centred_features_are_made_plain(prepare, kind, center, m, 
 def test_weighted_and_centred_pooling(pool_kernels, parts, prepare, kind, center, chip, m, d, monkeypatch):
     monkeypatch.setattr(pool, "_kernels", lambda f, dtype, name: pool_kernels(f, name, dtype))
     monkeypatch.setattr(pool, "shared_limit", lambda device: 2**17 if chip else 0)
-    monkeypatch.setattr("matbackprop.cuda.twin.kernels_may_take", is_plain)
+    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", is_plain)
     f = (torch.randn(2, m, d, generator=torch.Generator().manual_seed(m)) + 1).requires_grad_()
     weight = None if kind is None else some_weights(kind, m)
     batch = (2,) if weight is None else weight.shape[:-1]
@@ -591,7 +591,7 @@ def test_j1_is_j2_of_features_over_degrees_with_degrees_as_weights(monkeypatch):
         return 0.5 * (rank + (n > 0).sum(-1)) - trace, a, inverse @ s @ a
 
     monkeypatch.setattr(cut_kernels, "forward", solved)
-    monkeypatch.setattr("matbackprop.cuda.twin.kernels_may_take", lambda *tensors: True)
+    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", lambda *tensors: True)
     generator = torch.Generator().manual_seed(0)
     f = torch.rand(2, 30, 5, generator=generator, dtype=torch.float64)
     f[0, 3] = 0  # a row of degree zero is left out

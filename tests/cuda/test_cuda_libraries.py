@@ -42,7 +42,7 @@ def test_compiling_without_nvrtc_says_so(monkeypatch):
     monkeypatch.setattr(compiler, "load_library", lambda name: None)
     with pytest.raises(SolverError, match="NVRTC"):
         compiler.compile_cubin("", "sm_90", {})
-    assert compiler.available.__wrapped__() is False
+    assert compiler._found.__wrapped__() is False
 
 
 def test_a_library_without_the_routine_is_not_used(monkeypatch):

@@ -8,11 +8,10 @@ import torch
 from helpers import cuda_on_cpu
 from matbackprop import matrix_function
 from matbackprop.checks import is_plain
+from matbackprop.cuda import fallback
 from matbackprop.cuda import matrix_function as chip
 from matbackprop.cuda import matrix_function_parts as parts
-from matbackprop.cuda import twin
-from matbackprop.cuda.matrix_function_parts import FUNCTIONS
-from matbackprop.cuda.product import TYPES
+from matbackprop.cuda.headers import FUNCTIONS, TYPES
 from matbackprop.divided_differences import SpectralFunction, named_function
 from matbackprop.numerics import rounding_of_zero
 
@@ -90,13 +89,13 @@ def routed(request, compute, monkeypatch):
     monkeypatch.setattr(chip, "applies", lambda a, function: is_plain(a))
     monkeypatch.setattr(chip, "shared_limit", lambda device: 2**18 if way is chip else 0)
     monkeypatch.setattr(way, "_kernels", lambda a, name: compute.build(way, name, a.dtype))
-    monkeypatch.setattr(twin, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
+    monkeypatch.setattr(fallback, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
     return lambda name, dtype: compute.build(way, name, dtype).launched
 
 
 @pytest.mark.slow
-def test_the_operator_takes_the_kernels_and_their_twin(routed):
-    """By finite differences: first derivatives are the kernels', second ones and batches of gradients the twin's."""
+def test_the_operator_takes_the_kernels_and_their_fallback(routed):
+    """First derivatives are the kernels', second ones and batches of gradients the fallback's."""
     log = functools.partial(matrix_function, function="log", check=False)
     a = matrices(3, "log")[1].requires_grad_()
     launched = routed("log", a.dtype)

@@ -11,11 +11,11 @@ THREADS = 96  # of a block, which must not be fewer than the rows
 EPS = torch.finfo(torch.float64).eps
 
 LAUNCHERS = """
-extern "C" void launch_tridiagonalise(int batch, int threads, const double* in, double* a, double* bands,
+extern "C" void launch_tridiagonalize(int batch, int threads, const double* in, double* a, double* bands,
                                       double* reflectors, double* leaves, double* couplings, double* scale, int n,
                                       int ld, int width, int resident, int blocks, int leaf, int parts) {
     launch({batch, 1, 1}, threads, 0, [=] {
-        tridiagonalise(in, a, bands, reflectors, leaves, couplings, scale, n, ld, width, resident, blocks, leaf, parts);
+        tridiagonalize(in, a, bands, reflectors, leaves, couplings, scale, n, ld, width, resident, blocks, leaf, parts);
     });
 }
 extern "C" void launch_block_factors(int batch, int threads, const double* gram, double* factors) {

@@ -135,7 +135,7 @@ def test_route_names(monkeypatch):
     assert route("cpu", torch.float64, n=256, batch=100) == "lapack"
     monkeypatch.setattr(compiler, "available", lambda: True)
     monkeypatch.setattr(cusolver, "available", lambda: True)
-    monkeypatch.setattr(tridiagonal, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(compiler, "capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(compiler, "shared_limit", lambda device: 227 * 1024)
     for dtype in (torch.float32, torch.float64):
@@ -148,9 +148,9 @@ def test_route_names(monkeypatch):
     monkeypatch.setattr(compiler, "shared_limit", lambda device: 163 * 1024)  # an A100's
     assert route("cuda", torch.float64, n=512) == "tridiagonal"
     assert route("cuda", torch.float64, n=1024) == "cusolver"
-    monkeypatch.setattr(tridiagonal, "_capability", lambda device: (8, 9))  # no unit for float64 products
+    monkeypatch.setattr(compiler, "capability", lambda device: (8, 9))  # no unit for float64 products
     assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
-    monkeypatch.setattr(tridiagonal, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(compiler, "capability", lambda device: (9, 0))
     monkeypatch.setattr(compiler, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
     assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"

@@ -1,14 +1,19 @@
 """CUDA kernels compiled from source at run time by NVRTC, the compiler that torch ships, and launched by the driver.
 
-Launches go to torch's current stream, wait for nothing and can be captured into a CUDA graph once a kernel has been
-compiled, that is after its first call.
+Compiled kernels are cached on disk, so that a later process does not compile them again. Launches go to torch's current
+stream, do not synchronize and can be captured into a CUDA graph after the first call of a kernel.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
+import os
+import re
 import struct
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +21,7 @@ from pathlib import Path
 import torch
 
 from matbackprop._torch import current_device, current_raw_stream
+from matbackprop.cuda import kernels_enabled
 from matbackprop.cuda.libraries import load_library
 from matbackprop.errors import SolverError
 
@@ -29,7 +35,7 @@ Constant = str | int | float
 
 
 class _Arguments(threading.local):
-    """Room for the arguments of a launch, which the driver copies: 8 bytes each, and their addresses."""
+    """Memory for the arguments of a launch, which the driver copies: 8 bytes each, and their addresses."""
 
     def __init__(self) -> None:
         self.values = (ctypes.c_uint64 * _MAX_ARGUMENTS)()
@@ -41,11 +47,23 @@ _arguments = _Arguments()
 _thread = threading.local()
 
 
-def compile_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) -> bytes:
-    """Compile CUDA C++ for ``architecture`` (``sm_90``); needs no device."""
+def _nvrtc() -> ctypes.CDLL:
     nvrtc = load_library("nvrtc")
     if nvrtc is None:
-        raise SolverError("the CUDA compiler library NVRTC was not found beside torch; install a CUDA build of torch.")
+        raise SolverError("The CUDA compiler NVRTC was not found next to torch. Install a CUDA build of torch.")
+    return nvrtc
+
+
+def compiler_version() -> str:
+    """Version of NVRTC, as ``12.8``."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+def compile_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) -> bytes:
+    """Compile CUDA C++ for ``architecture`` (``sm_90``); needs no device."""
+    nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
     array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
@@ -67,24 +85,63 @@ def compile_cubin(text: str, architecture: str, defines: Mapping[str, Constant])
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+def _cache_folder() -> Path:
+    """``$MATBACKPROP_CACHE/kernels``, or ``matbackprop/kernels`` in the user's cache folder."""
+    if chosen := os.environ.get("MATBACKPROP_CACHE"):
+        return Path(chosen) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matbackprop" / "kernels"
+
+
+def cached_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) -> bytes:
+    """:func:`compile_cubin`, or its earlier result from disk.
+
+    A file is named by a hash of source, definitions, architecture and compiler version, and starts with a checksum. A
+    corrupt file is compiled and written again; a folder that cannot be written is not used.
+    """
+    identity = repr((text, architecture, sorted(defines.items()), compiler_version()))
+    name = hashlib.sha256(identity.encode()).hexdigest()
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no home folder
+        stored = (_cache_folder() / f"{name}.cubin").read_bytes()
+        checksum, cubin = stored[:32], stored[32:]
+        if hashlib.sha256(cubin).digest() == checksum:
+            return cubin
+    cubin = compile_cubin(text, architecture, defines)
+    with contextlib.suppress(OSError, RuntimeError):
+        _write(_cache_folder() / f"{name}.cubin", hashlib.sha256(cubin).digest() + cubin)
+    return cubin
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file such that other processes read all of it or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, file)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
 def _check(status: int, what: str) -> None:
     if status:
-        raise SolverError(f"the CUDA driver returned error {status} while {what}.")
+        raise SolverError(f"The CUDA driver returned error {status} while {what}. Try MATBACKPROP_KERNELS=0.")
 
 
 @functools.cache
 def shared_limit(device: int) -> int:
-    """Bytes of shared memory that a block may ask for."""
+    """Bytes of shared memory that a block may request."""
     limit = ctypes.c_int()
     status = _driver().cuDeviceGetAttribute(ctypes.byref(limit), _SHARED_LIMIT, device)
-    _check(status, "asking for the limit of shared memory")
+    _check(status, "reading the limit of shared memory")
     return limit.value
 
 
 def _driver() -> ctypes.CDLL:
     driver = load_library("cuda")
     if driver is None:
-        raise SolverError("the CUDA driver library was not found.")
+        raise SolverError("The CUDA driver library was not found. Install the NVIDIA driver.")
     return driver
 
 
@@ -105,7 +162,7 @@ class Module:
         self._device = device
         properties = torch.cuda.get_device_properties(device)
         self.shared_limit = shared_limit(device)
-        self._cubin = compile_cubin(text, f"sm_{properties.major}{properties.minor}", defines)
+        self._cubin = cached_cubin(text, f"sm_{properties.major}{properties.minor}", defines)
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._module = ctypes.c_void_p()
         with torch.cuda.device(device):
@@ -113,7 +170,7 @@ class Module:
             _check(driver.cuModuleLoadData(ctypes.byref(self._module), self._cubin), "loading the kernels")
 
     def _make_current(self) -> None:
-        """Make torch's context current in this thread: autograd runs backward passes in threads of its own."""
+        """Make torch's context current in this thread: autograd runs backward passes in other threads."""
         if getattr(_thread, "ready", None) != self._device:
             torch.cuda.current_stream(self._device).query()  # any runtime call binds the primary context
             _thread.ready = self._device
@@ -159,36 +216,54 @@ class Module:
         _check(status, f"launching {name} with grid {tuple(grid)}, {threads} threads and {shared} bytes")
 
 
+_INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
+
+
 class Source:
-    """Kernel files that are compiled together, with the constants that Python and the kernels share.
+    """A kernel file of this folder, with the constants that Python and the kernels share.
 
     Args:
-        *files: names of files of this folder, one after the other.
-        **constants: what they find defined.
+        file: name of the file.
+        shared: definitions that its headers need.
+        **constants: further definitions.
     """
 
-    def __init__(self, *files: str, **constants: Constant) -> None:
-        self.files, self.constants = files, constants
+    def __init__(self, file: str, shared: Mapping[str, Constant] | None = None, **constants: Constant) -> None:
+        self.file, self.constants = file, {**(shared or {}), **constants}
         self._modules: dict[tuple[object, ...], Module] = {}
 
-    def __add__(self, other: Source) -> Source:
-        """One source after the other."""
-        return Source(*self.files, *other.files, **self.constants, **other.constants)
-
     def text(self) -> str:
-        """The files, one after the other."""
-        folder = Path(__file__).parent
-        return "\n".join((folder / name).read_text(encoding="utf-8") for name in self.files)
+        """The source with each header inserted at its first ``#include``."""
+        included: set[str] = set()
+
+        def insert(name: str) -> str:
+            if name in included:
+                return ""
+            included.add(name)
+            text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+            return _INCLUDE.sub(lambda match: insert(match[1]), text)
+
+        return insert(self.file)
 
     def on(self, device: int, **choices: Constant) -> Module:
-        """The kernels compiled for a device, once for each choice of what else is defined."""
+        """The kernels compiled for a device, once for each choice of further definitions."""
         key = (device, *choices.items())
         if key not in self._modules:
             self._modules[key] = Module(self.text(), self.constants | choices, device)
         return self._modules[key]
 
 
-@functools.cache
 def available() -> bool:
-    """Whether kernels can be compiled and launched: a CUDA torch with its NVRTC and a driver."""
+    """Whether kernels can be compiled and launched (a CUDA torch with NVRTC, a driver), and are not turned off."""
+    return kernels_enabled() and _found()
+
+
+@functools.cache
+def _found() -> bool:
     return load_library("nvrtc") is not None and load_library("cuda") is not None
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device."""
+    return torch.cuda.get_device_capability(device)

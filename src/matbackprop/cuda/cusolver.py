@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matbackprop.cuda import kernels_enabled
 from matbackprop.cuda.graphs import replayed
 from matbackprop.cuda.libraries import load_library
 from matbackprop.errors import SolverError
@@ -50,8 +51,8 @@ def _library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether the library is there and new enough (CUDA ≥ 12.6.2)."""
-    return _library() is not None
+    """Whether the library is there and new enough (CUDA ≥ 12.6.2), and kernels are not turned off."""
+    return kernels_enabled() and _library() is not None
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-// The normalized-cut objectives J2 and soft for a batch of images, appended to jacobi.cu and product.cu.
+// The normalized-cut objectives J2 and soft for a batch of images.
 //
 // Rows of F with a label below 0 or from k on do not count; an image may have several labellings in a row. With C = F^T F,
 // S the sums of F over regions, N their sizes, all with the weights of the rows where these are given (images / labellings,
@@ -6,6 +6,9 @@
 //   P = C^+ (J2) or (C + mu I)^-1, mu = ridge tr(C) / d (soft),  A = N^-1 S P,  T = S^T N^-1 S
 //   J2 = (rank + regions)/2 - tr(P T),  soft = (tr(PCPC) + regions)/2 - tr(P T),  dJ/dF = 2 (F Q - A[label])
 //   Q = PTP (J2) or PCP + Z + (ridge/d) tr(Z) I with Z = PTP - PCPCP (soft)
+
+#include "jacobi.cuh"
+#include "product.cuh"
 
 // partial (images, pieces, d + k, d + 1): [F | E]^T [F | 1] over a piece of the rows. Grid (images, pieces, tiles of d + k).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)

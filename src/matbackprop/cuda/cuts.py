@@ -13,10 +13,10 @@ from torch import Tensor
 
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import Module, Source
-from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
-from matbackprop.cuda.twin import Pair, call_pair, device_takes, kernels_may_take
+from matbackprop.cuda.fallback import Pair, call_pair, device_takes, kernels_may_take
+from matbackprop.cuda.headers import CONSTANTS, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 
-SOURCE = jacobi.SOURCE + PRODUCT + Source("cuts.cu")
+SOURCE = Source("cuts.cu", CONSTANTS)
 _REAL_BYTES = 8
 _MAX_FEATURES = TILE - 1  # one column of a tile counts
 _MIN_PIECE, _MAX_PIECES = 128, 256  # rows a block sums up; blocks an image is spread over

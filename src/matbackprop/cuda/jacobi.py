@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from matbackprop.cuda.compiler import Source
+from matbackprop.cuda.headers import CONSTANTS, MAX_WARPS
 
 MAX_ORDER = 64  # a warp finds the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # they keep pace with the warps that rotate the matrix
 _WARP = 32
-MAX_WARPS = 24  # of a block: each thread then has 80 registers
-SOURCE = Source("jacobi.cu", MAX_THREADS=_WARP * MAX_WARPS)
+SOURCE = Source("jacobi.cu", CONSTANTS)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a block of the kernel needs for order n, as in the source; lengths in numbers of the matrix's dtype."""
+    """Sizes of a block of the kernel for order n, as in ``jacobi.cuh``; lengths in numbers of the matrix's dtype."""
 
     n: int
 

@@ -1,10 +1,14 @@
-// g(A) of symmetric matrices of order n <= 64, and its gradient. Appended to jacobi.cu, product.cu, pool_function.cu and
-// matrix_function_values.cu. IN is the type of A, g(A) and their gradients (float or double).
+// g(A) of symmetric matrices of order n <= 64, and its gradient. IN is the type of A, g(A) and their gradients (float or
+// double).
 //
 //   (A + A^T)/2 = U diag(lambda) U^T,  g(A) = U diag(g(lambda)) U^T
 //   dL/dA = U (g[lambda_i, lambda_j] o (U^T S U)) U^T,  S = (G + G^T)/2
 //
 // One block per matrix.
+
+#include "jacobi.cuh"
+#include "matrix_function.cuh"
+#include "product.cuh"
 
 __device__ __forceinline__ REAL symmetric_part(const IN* x, int i, int j, int n) {
     return (REAL)0.5 * ((REAL)x[i * n + j] + (REAL)x[j * n + i]);

@@ -15,15 +15,13 @@ from torch import Tensor
 from matbackprop.cuda import jacobi
 from matbackprop.cuda import matrix_function_parts as parts
 from matbackprop.cuda.compiler import Module, Source, shared_limit
-from matbackprop.cuda.matrix_function_parts import FUNCTIONS, VALUES
-from matbackprop.cuda.pool_forms import PRIMAL
+from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
+from matbackprop.cuda.headers import CONSTANTS, DEPTH, FUNCTIONS, LDT, PRODUCT_THREADS, TENSOR_CORES, TYPES
 from matbackprop.cuda.pool_parts import Solver
-from matbackprop.cuda.product import DEPTH, LDT, PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TYPES
-from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction, is_named
 
 _REAL_BYTES = 8
-SOURCE = jacobi.SOURCE + PRODUCT + PRIMAL + VALUES + Source("matrix_function.cu")
+SOURCE = Source("matrix_function.cu", CONSTANTS, THIN=0)
 
 
 def applies(a: Tensor, function: SpectralFunction) -> bool:

@@ -1,6 +1,8 @@
-// What lies between the products of matrix functions (matrix_function_parts.py) and is not in pool_parts.cu, for any order n.
-// Appended to pool_function.cu, pool_primal.cu, pool_parts.cu and matrix_function_values.cu; names as in matrix_function.cu. GROUP is how many columns of U a
-// block takes.
+// Functions of symmetric matrices of any order n between batched products (matrix_function_parts.py); names as in
+// matrix_function.cu. GROUP is how many columns of U a block takes.
+
+#include "matrix_function.cuh"
+#include "pool_parts.cu"
 
 // doubled (batch, n), the eigenvalues of A + A^T, ascending -> lambda (batch, n), scaled = U diag(g(lambda)). Entry (i, j) of a
 // matrix U is u[i * next + j * step], and so for scaled.

@@ -9,16 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.cuda import pool_forms, pool_parts
+from matbackprop.cuda import pool_parts
 from matbackprop.cuda.compiler import Module, Source
-from matbackprop.cuda.product import TYPES
+from matbackprop.cuda.headers import FUNCTIONS, TYPES
 
 MAX_ORDER = pool_parts.MAX_ORDER
-FUNCTIONS = pool_forms.FUNCTIONS | {"exp": len(pool_forms.FUNCTIONS)}
-VALUES = Source("matrix_function_values.cu", EXP=FUNCTIONS["exp"])
 _GROUP, _THREADS = 8, 256  # columns of U that a block takes; its threads
-_PRIMAL = pool_parts.SOURCES[False]
-SOURCE = _PRIMAL + VALUES + Source("matrix_function_parts.cu", GROUP=_GROUP)
+SOURCE = Source("matrix_function_parts.cu", pool_parts.CONSTANTS, THIN=0, GROUP=_GROUP)
 
 
 def _kernels(a: Tensor, function: str) -> Module:
@@ -26,7 +23,7 @@ def _kernels(a: Tensor, function: str) -> Module:
 
 
 def _squares(count: int, n: int) -> tuple[int]:
-    return (count * (-(-n // int(_PRIMAL.constants["EDGE"]))) ** 2,)
+    return (count * (-(-n // pool_parts.EDGE)) ** 2,)
 
 
 def _doubled(x: Tensor, kernels: Module) -> Tensor:

@@ -1,12 +1,17 @@
-// Second-order pooling C = g(F^T F + eps I) of features F (m, d) with a side n <= 64. Appended to jacobi.cu, separate.cu, rows.cu,
-// product.cu, pool_function.cu and one of pool_thin.cu (n = m < d, THIN 1) and pool_primal.cu (n = d <= m, THIN 0). IN is the type
-// of F, OUT that of C and G (float or double). eps is one number, or one of each matrix.
+// Second-order pooling C = g(F^T F + eps I) of features F (m, d) with a side n <= 64: n = m < d with THIN 1, n = d <= m with
+// THIN 0. IN is the type of F, OUT that of C and G (float or double). eps is one number, or one of each matrix.
 //
 // X (n, length) is F or its transpose, A (n, d) is Y or Q^T, and weights, rest and table are g and its divided differences:
 //
 //   X X^T = Q diag(s) Q^T,  Y = Q^T X,  lambda = s + eps
 //   C = rest I + A^T diag(weights) A
 //   dL/dX = 2 Q ((table o (T A^T))^T Y [+ diag(weights) T]),  T = A (G + G^T)/2
+
+#include "jacobi.cuh"
+#include "pool_forms.cuh"
+#include "product.cuh"
+#include "rows.cuh"
+#include "separate.cuh"
 
 #define TERMS (1 + THIN)  // kinds of rows that the gradient is made of: those of Y, and those of T
 

@@ -1,9 +1,8 @@
-"""Second-order pooling on CUDA, and for features with a side up to 64 the five kernels: two forward, three backward.
+"""Second-order pooling on CUDA: for features with a side up to 64, five kernels, two forward and three backward.
 
-``pool.cu`` holds them; ``pool_thin.cu`` and ``pool_primal.cu`` say what they compute for m < d and for m ≥ d. The Gram
-matrix and its Jacobi eigensolver stay on chip, features and outputs are read and written once in their own dtype, and
-everything between is float64. They are compiled when first used. Other features go by ``pool_parts.py``; weighted and
-centred ones are made plain by ``pool_prepare.py``.
+``pool.cu`` holds the kernels, ``pool_forms.cuh`` the formulas for m < d and for m ≥ d. The Gram matrix and its Jacobi
+eigensolver stay on chip, features and outputs are read and written once in their own dtype, and intermediate results
+are float64. Features with longer sides use ``pool_parts.py``; ``pool_prepare.py`` applies weights and centering.
 """
 
 from __future__ import annotations
@@ -17,19 +16,22 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import is_plain
-from matbackprop.cuda import jacobi, pool_parts, pool_prepare, separate
+from matbackprop.cuda import jacobi, pool_parts, pool_prepare
 from matbackprop.cuda.compiler import Module, Source, shared_limit
-from matbackprop.cuda.pool_forms import FUNCTIONS, PRIMAL, THIN
-from matbackprop.cuda.product import PRODUCT, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
-from matbackprop.cuda.rows import ROWS, tile
-from matbackprop.cuda.twin import Pair, call_pair, kernels_may_take
+from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
+from matbackprop.cuda.headers import (
+    CONSTANTS,
+    POOL_FUNCTIONS,
+    PRODUCT_THREADS,
+    TENSOR_CORES,
+    TILE,
+    TYPES,
+    tile,
+)
 from matbackprop.divided_differences import SpectralFunction, is_named
-from matbackprop.refinement import NOISE, OVERLAP
 
 _REAL_BYTES = 8
 _MAX_ROWS = 4096  # that the one block of a matrix streams in the primal form
-_TOOLS = jacobi.SOURCE + separate.KERNELS + ROWS + PRODUCT
-_KERNELS = Source("pool.cu", OVERLAP=OVERLAP[False], NOISE=NOISE)
 
 
 class _Factors(NamedTuple):
@@ -75,7 +77,7 @@ class Thin(Form):
     """Fewer rows than columns: X = F, A = Y."""
 
     terms = 2
-    source = _TOOLS + THIN + _KERNELS
+    source = Source("pool.cu", CONSTANTS, THIN=1)
 
     @staticmethod
     def panel(factors: _Factors) -> int:
@@ -86,7 +88,7 @@ class Primal(Form):
     """At least as many rows as columns: X = Fᵀ, A = Qᵀ."""
 
     terms = 1
-    source = _TOOLS + PRIMAL + _KERNELS
+    source = Source("pool.cu", CONSTANTS, THIN=0)
 
     @staticmethod
     def panel(factors: _Factors) -> int:
@@ -112,7 +114,7 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
     return (
         f.is_cuda
         and f.dtype != torch.float64
-        and function.name in FUNCTIONS
+        and function.name in POOL_FUNCTIONS
         and is_named(function)
         and 0 < min(f.shape[-2:]) <= pool_parts.MAX_ORDER
         and (is_plain(eps) and not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
@@ -132,7 +134,7 @@ def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
     """For features F, and values C of a dtype."""
     types = {"IN": TYPES[f.dtype], "OUT": TYPES[dtype]}
     source = form_of(*f.shape[-2:]).source
-    return source.on(f.get_device(), REAL_IS_DOUBLE=1, FUNCTION=FUNCTIONS[function], **types)
+    return source.on(f.get_device(), REAL_IS_DOUBLE=1, FUNCTION=POOL_FUNCTIONS[function], **types)
 
 
 def _tiles(length: int) -> int:
@@ -223,9 +225,9 @@ def pool(
     def parts_adjoint(g: Tensor, x: Tensor, *factors: Tensor) -> Tensor:
         return pool_parts.gradient(g, x, pool_parts.Factors(*factors), name)
 
-    def twin(x: Tensor) -> Tensor:
+    def fallback(x: Tensor) -> Tensor:
         return general(x, w)
 
     chip = on_chip(*f.shape[-2:], shared_limit(f.get_device()))
-    pair = Pair(whole, whole_adjoint, twin) if chip else Pair(in_parts, parts_adjoint, twin)
+    pair = Pair(whole, whole_adjoint, fallback) if chip else Pair(in_parts, parts_adjoint, fallback)
     return call_pair(wide.contiguous(), pool_prepare.prepared(pair, w, center)).to(f.dtype)

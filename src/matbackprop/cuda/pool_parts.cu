@@ -1,7 +1,8 @@
-// What lies between the batched products of second-order pooling (pool_parts.py), for any order n. Appended to pool_function.cu and
-// one of pool_thin.cu (THIN 1) and pool_primal.cu (THIN 0); names as in pool.cu. IN is the type of C and G, EDGE the side of the
-// squares that are transposed, MAX_THREADS the most threads of a block. Matrices follow each other, eps is one of each; the grid is
-// flat, since its other sides are short.
+// Second-order pooling of any order n between batched products (pool_parts.py); names as in pool.cu. IN is the type of C
+// and G, EDGE the side of the squares that are transposed, MAX_THREADS the most threads of a block. Matrices follow each
+// other, eps is one of each; the grid is flat, since its other sides are short.
+
+#include "pool_forms.cuh"
 
 // The square of a matrix of order d that a block writes.
 struct Square {

@@ -13,17 +13,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.compiler import Module, Source
-from matbackprop.cuda.pool_forms import FUNCTIONS, PRIMAL, THIN
-from matbackprop.cuda.product import TYPES
+from matbackprop.cuda.compiler import Constant, Module, Source
+from matbackprop.cuda.headers import FUNCTION_NUMBERS, POOL_FUNCTIONS, TYPES
 from matbackprop.cuda.separate import separate_by_kernel
 from matbackprop.refinement import NOISE, OVERLAP
 
 MAX_ORDER = 1024  # above, the operations between the products no longer count
-_EDGE, _THREADS, _MAX_THREADS = 32, 256, 1024  # side of a square; threads of a block; and where a row is long
+EDGE, _THREADS, _MAX_THREADS = 32, 256, 1024  # side of a square; threads of a block; and where a row is long
 _LONG_ROW = 4096  # from here on a whole block takes one row
-_PARTS = Source("pool_parts.cu", REAL="double", EDGE=_EDGE, MAX_THREADS=_MAX_THREADS)
-SOURCES = {True: THIN + _PARTS, False: PRIMAL + _PARTS}
+CONSTANTS: dict[str, Constant] = {
+    **FUNCTION_NUMBERS,
+    "REAL": "double",
+    "EDGE": EDGE,
+    "MAX_THREADS": _MAX_THREADS,
+}
+SOURCES = {thin: Source("pool_parts.cu", CONSTANTS, THIN=int(thin)) for thin in (True, False)}
 """The kernels, for m < d and for m ≥ d."""
 
 Solver = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -50,11 +54,11 @@ class Factors(NamedTuple):
 def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
     """For features F, and values C of a dtype."""
     m, d = f.shape[-2:]
-    return SOURCES[m < d].on(f.get_device(), IN=TYPES[dtype], FUNCTION=FUNCTIONS[function])
+    return SOURCES[m < d].on(f.get_device(), IN=TYPES[dtype], FUNCTION=POOL_FUNCTIONS[function])
 
 
 def _squares(count: int, d: int) -> tuple[int]:
-    return (count * (-(-d // _EDGE)) ** 2,)
+    return (count * (-(-d // EDGE)) ** 2,)
 
 
 def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, solve: Solver) -> tuple[Tensor, Factors]:

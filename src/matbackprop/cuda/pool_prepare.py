@@ -1,6 +1,6 @@
-"""Weighted and centred second-order pooling as the plain one of other rows, by one kernel forward and one backward.
+"""Weights and centering of second-order pooling: a prologue kernel applies them, an epilogue back-propagates them.
 
-``pool_prepare.cu`` holds them. The rows are R = √w ∘ (F − 1 meanᵀ) in float64, one matrix for each region. Sums are
+The prologue computes R = √w ∘ (F − 1 meanᵀ) in float64, one matrix for each region (``pool_prepare.cu``). Sums are
 added in a fixed order, so results repeat exactly.
 """
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from matbackprop.cuda.compiler import Module, Source
-from matbackprop.cuda.product import TYPES
-from matbackprop.cuda.twin import Pair
+from matbackprop.cuda.fallback import Pair
+from matbackprop.cuda.headers import TYPES
 
 _STRIP = 16  # columns that a block takes: rows of R fill lines of memory
 _THREADS, _MAX_THREADS = 256, 1024  # of a block; and where a matrix has many rows
@@ -63,7 +63,7 @@ def gradient(g: Tensor, f: Tensor, weight: Tensor | None, center: bool) -> Tenso
 
 
 def prepared(pair: Pair, weight: Tensor | None, center: bool) -> Pair:
-    """A pair of F from one whose kernels take R; its twin takes F already."""
+    """A pair of F from one whose kernels take R; its fallback takes F already."""
     if weight is None and not center:
         return pair
     kept = () if weight is None else (weight,)  # saved, so that autograd notices when they are written to

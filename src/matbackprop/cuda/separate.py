@@ -1,21 +1,19 @@
-"""Rows that an eigensolver left mixed, separated on the device by one-sided Jacobi rotations (``separate.cu``)."""
+"""Launcher of ``separate.cu``: separates rows by one-sided Jacobi rotations and completes orthonormal rows."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import Module, Source
-from matbackprop.refinement import SAFE_RATIO, SEPARATED
+from matbackprop.cuda.headers import CONSTANTS, MAX_WARPS
 
-KERNELS = Source("separate.cu", SAFE_RATIO=SAFE_RATIO, SEPARATED=SEPARATED)
-SOURCE = jacobi.SOURCE + KERNELS
+SOURCE = Source("separate.cu", CONSTANTS)
 
 
 def separate_by_kernel(
     q: Tensor, y: Tensor, eps: Tensor, limit: float, kernels: Module | None = None, threads: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Turn the rows of matrices with an overlap above ``limit`` by one-sided Jacobi rotations (``separate.cu``)."""
+    """Rotate the rows of matrices with an overlap above ``limit`` until none is; NaN if that fails."""
     n, k = y.shape[-2:]
     threads = threads or _threads(n)
     rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
@@ -29,7 +27,7 @@ def separate_by_kernel(
 
 
 def complete_by_kernel(v: Tensor, sigma: Tensor, kernels: Module | None = None, threads: int = 0) -> Tensor:
-    """Put rows orthonormal to the others into V where σ is zero (``separate.cu``)."""
+    """Replace the rows of V whose σ is zero by rows orthonormal to all others."""
     n, k = v.shape[-2:]
     threads = threads or _threads(n)
     rows = _dense(v.reshape(-1, n, k))
@@ -41,7 +39,7 @@ def complete_by_kernel(v: Tensor, sigma: Tensor, kernels: Module | None = None, 
 
 def _threads(n: int) -> int:
     """Threads of a block: a warp takes a pair of rows at a time."""
-    return 32 * min(jacobi.MAX_WARPS, max(1, n // 4))
+    return 32 * min(MAX_WARPS, max(1, n // 4))
 
 
 def _dense(a: Tensor) -> Tensor:

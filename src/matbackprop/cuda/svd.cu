@@ -1,9 +1,12 @@
 // The thin singular value decomposition X = Q diag(sigma) V of matrices with a short side of k <= 64 and a long side of l,
-// and its adjoint, one thread block per matrix. Appended to jacobi.cu, separate.cu and rows.cu, with REAL double.
+// and its adjoint, one thread block per matrix. REAL is double.
 //
 // Q (k, k) has vectors of the short side in columns, V (k, l) those of the long side in rows. A wide matrix is X, Q and V
 // as torch lays them out; of a tall one all three are transposed. Matrices are dense. X, the results that a user sees and
 // their gradients are of type IN, float or double; the factors that the adjoint takes are REAL.
+
+#include "rows.cuh"
+#include "separate.cuh"
 
 template <typename T>
 struct Entries {  // entry j of vector i

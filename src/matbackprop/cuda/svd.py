@@ -10,24 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.cuda import jacobi, separate
+from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import Module, Source
-from matbackprop.cuda.product import TYPES
-from matbackprop.cuda.rows import ROWS, tile
-from matbackprop.cuda.twin import kernels_may_take
+from matbackprop.cuda.fallback import kernels_may_take
+from matbackprop.cuda.headers import CONSTANTS, TYPES, tile
 from matbackprop.refinement import NOISE, ORTHOGONAL
 
 _ADJOINT_THREADS = 256
-SOURCE = (
-    jacobi.SOURCE
-    + separate.KERNELS
-    + ROWS
-    + Source(
-        "svd.cu",
-        NOISE=NOISE,
-        MAX_ENTRIES=jacobi.MAX_ORDER**2 // _ADJOINT_THREADS,  # of a k×k matrix that a thread holds
-    )
-)
+_MAX_ENTRIES = jacobi.MAX_ORDER**2 // _ADJOINT_THREADS  # of a k×k matrix that a thread holds
+SOURCE = Source("svd.cu", CONSTANTS, MAX_ENTRIES=_MAX_ENTRIES)
 
 _MAX_TINY = 16  # entries of a matrix that a single thread holds
 _TINY_THREADS = 128

@@ -17,7 +17,7 @@ __device__ __forceinline__ double dot(const double (&a)[L], const double (&b)[L]
 }
 
 template <int N>
-__device__ __forceinline__ void turn(double (&a)[N], double (&b)[N], double c, double s) {
+__device__ __forceinline__ void rotate_pair(double (&a)[N], double (&b)[N], double c, double s) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         const double x = a[j], z = b[j];
@@ -78,8 +78,8 @@ extern "C" __global__ void __launch_bounds__(128)
                 const double zeta = (bb - aa) / (2 * ab);
                 const double t = (zeta < 0 ? -1.0 : 1.0) / (fabs(zeta) + sqrt(1 + zeta * zeta));
                 const double c = 1 / sqrt(1 + t * t), s = c * t;
-                turn(rows[a].x, rows[b].x, c, s);
-                turn(rows[a].q, rows[b].q, c, s);
+                rotate_pair(rows[a].x, rows[b].x, c, s);
+                rotate_pair(rows[a].q, rows[b].q, c, s);
             }
         }
     }

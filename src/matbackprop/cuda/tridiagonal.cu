@@ -9,13 +9,14 @@
 // computes. So the product is taken with the column c as it is, while its norm is still being summed; the reflection's
 // vector differs from c in one entry, which the next row of A, fetched anyway, makes up for. H = I - v v^T, |v|^2 = 2.
 
+#include "conquer.cuh"
+#include "reduce.cuh"
+
 #define NEGLIGIBLE 1e-290  // a squared norm beside entries of size one, below which it loses digits
 
 struct __align__(16) Two {
     double x, y;
 };
-
-extern __shared__ double shared_memory[];
 
 #if CLUSTER > 1
 #define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
@@ -41,35 +42,6 @@ __device__ __forceinline__ void hand_over(double* place, int rank, double x) {
 #else
     *place = x;
 #endif
-}
-
-// The sum over neighbouring threads, a power of two of them, for each.
-template <int COUNT>
-__device__ __forceinline__ double sum_over(double x) {
-#pragma unroll
-    for (int offset = COUNT / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
-}
-
-// The sum over a block of at most MAX_WARPS warps, the same in all threads, which meet once. `scratch` has a number per
-// warp; its last use lies behind another meeting.
-template <int MAX_WARPS>
-__device__ __forceinline__ double block_sum(double x, double* scratch) {
-    x = sum_over<32>(x);
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-    __syncthreads();
-    double sum[4] = {};
-#pragma unroll
-    for (int w = 0; w < MAX_WARPS; ++w) sum[w % 4] += 32 * w < blockDim.x ? scratch[w] : 0;
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-__device__ double block_max(double x, double* scratch) {
-    for (int offset = 16; offset > 0; offset /= 2) x = fmax(x, __shfl_xor_sync(0xffffffffu, x, offset));
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int w = 0; w < blockDim.x / 32; ++w) x = fmax(x, scratch[w]);
-    return x;
 }
 
 // The block's shared memory. panel: V and W of the panel's reflections in turn, one row of n for each; dots: of V and W
@@ -117,7 +89,7 @@ __device__ double load_scaled(const double* __restrict__ in, double* a, int n, i
 }
 
 // The rows of A that belong to this block, in global memory or, as soon as those that are left fit, in shared memory.
-struct Rows {
+struct OwnRows {
     double* origin;  // where row 0 and column 0 would be
     long long pitch;
     __device__ Two* at(int row, int column) const { return (Two*)(origin + row / CLUSTER * pitch + column); }
@@ -128,7 +100,7 @@ __device__ __forceinline__ int own_from(int row, int rank) { return row + (rank 
 
 // Rows and columns behind j: minus V W^T + W V^T. Those that the next panel will ask for go to `a` as well, where other
 // blocks find them.
-__device__ __forceinline__ void update_rows(const Rows& own, const Rows& a, int n, int rank, int j, int count, int width,
+__device__ __forceinline__ void update_rows(const OwnRows& own, const OwnRows& a, int n, int rank, int j, int count, int width,
                                             const Room& room) {
     const int start = (j + 1) / 2, pairs = (n + 1) / 2 - start, top = own_from(j + 1, rank);
     const int rows = top < n ? (n - top + CLUSTER - 1) / CLUSTER : 0;
@@ -162,10 +134,10 @@ __device__ __forceinline__ void update_rows(const Rows& own, const Rows& a, int 
 }
 
 // Brings the rows and columns from `first` on into shared memory. Returns where their origin lies from its start.
-__device__ int make_resident(const Rows& a, int n, int rank, int first, int pitch, const Room& room) {
+__device__ int make_resident(const OwnRows& a, int n, int rank, int first, int pitch, const Room& room) {
     const int base = first / 2 * 2, top = own_from(first, rank), pairs = (n + 1) / 2 - base / 2;
     const int offset = -(top / CLUSTER) * pitch - base;
-    const Rows own = {room.matrix + offset, pitch};
+    const OwnRows own = {room.matrix + offset, pitch};
     for (int k = top + threadIdx.x / 32 * CLUSTER; k < n; k += blockDim.x / 32 * CLUSTER) {
         for (int p = threadIdx.x % 32; p < pairs; p += 32) *own.at(k, base + 2 * p) = *a.at(k, base + 2 * p);
     }
@@ -184,7 +156,7 @@ __device__ void store_panel(double* __restrict__ reflectors, int n, int end, int
 // Shares of the product of the matrix with c, by this block's rows right of column j: two columns per thread, the rows
 // dealt out to groups of threads; the pairs of a group lie `across` apart.
 template <int UNROLL>
-__device__ __forceinline__ void multiply(const Rows& own, int n, int rank, int j, int groups, int across,
+__device__ __forceinline__ void multiply(const OwnRows& own, int n, int rank, int j, int groups, int across,
                                          const Room& room) {
     const int start = (j + 1) / 2, pairs = (n + 1) / 2 - start;
     const int group = threadIdx.x / across, pair = threadIdx.x % across;
@@ -205,14 +177,14 @@ __device__ __forceinline__ void multiply(const Rows& own, int n, int rank, int j
 }
 
 // in (batch, n, n), whose lower triangle is read -> the tridiagonal matrix, cut into `parts` leaves for divide and conquer
-// (conquer.cu): leaves (batch, parts, leaf, leaf), each with the size of the entry at a cut taken from the two diagonal
+// (conquer.cuh): leaves (batch, parts, leaf, leaf), each with the size of the entry at a cut taken from the two diagonal
 // entries beside it; couplings (batch, parts * leaf), the entries next to the diagonal; scale (batch), what was divided
 // by. Rows beyond n have a diagonal entry above all eigenvalues and nothing beside it.
 // reflectors (batch, blocks, n, BLOCK): v_j in columns, zero before. a (batch, n, ld), ld even, and bands (batch, 2, n) are
 // scratch. blockDim.x >= n; BLOCK is a multiple of the panel's width; from `resident` rows on, and that many, an even
 // number, the matrix is kept in shared memory.
 extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
-    tridiagonalise(const double* __restrict__ in, double* a, double* bands, double* __restrict__ reflectors,
+    tridiagonalize(const double* __restrict__ in, double* a, double* bands, double* __restrict__ reflectors,
                    double* __restrict__ leaves, double* __restrict__ couplings, double* __restrict__ scale, int n, int ld,
                    int width, int resident, int blocks, int leaf, int parts) {
     const int matrix = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER, i = threadIdx.x;
@@ -226,7 +198,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
     double c = i < n ? __ldcg(a + i) : 0;  // of the column that is next, up to date
     if (i < n) room.column[i] = c;
     if (i == 0 && rank == 0) diagonal[0] = c;
-    const Rows far = {a + rank * ld, (long long)CLUSTER * ld};
+    const OwnRows far = {a + rank * ld, (long long)CLUSTER * ld};
     bool close = n <= resident;
     int offset = close ? make_resident(far, n, rank, 0, resident, room) : 0;
     __syncthreads();
@@ -236,7 +208,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
         const bool inside = i > j && i < n;
         double below = inside ? __ldcg(a + (long long)(j + 1) * ld + i) : 0;
         const int across = ((n + 1) / 2 - (j + 1) / 2 + 31) / 32 * 32;
-        const Rows near = {room.matrix + offset, resident};
+        const OwnRows near = {room.matrix + offset, resident};
         const int groups = min((int)blockDim.x / across, MAX_GROUPS);
         if (close) {
             multiply<4>(near, n, rank, j, groups, across, room);

@@ -1,7 +1,7 @@
 """The float64 eigensolver for matrices of some hundred rows: tridiagonal form, divide and conquer, reflections back.
 
 ``tridiagonal.cu`` reduces a matrix to tridiagonal form in one kernel. Its leaves of at most 16 rows are solved by the
-Jacobi kernel and merged two by two (``conquer.cu``); the products that apply a merge, and the reflections at the end,
+Jacobi kernel and merged two by two (``conquer.cuh``); the products that apply a merge, and the reflections at the end,
 are batched matrix products. Nothing waits for the device, and every step can be captured into a CUDA graph.
 """
 
@@ -24,7 +24,6 @@ _LANES = 4  # threads that share a root of the secular equation
 _FACTOR_LANES = 4  # threads that share a column of a factor
 SOURCE = Source(
     "tridiagonal.cu",
-    "conquer.cu",
     MERGE_THREADS=_MERGE_THREADS,
     BLOCK=_BLOCK,
     FACTOR_LANES=_FACTOR_LANES,
@@ -96,19 +95,15 @@ class Plan(NamedTuple):
 
 def takes(device: torch.device, n: int) -> bool:
     """Whether matrices of order n are solved here: a compiler, full rate of float64, and room for their panels."""
-    if not (MIN_ORDER <= n <= MAX_ORDER and compiler.available() and _capability(device) in _FULL_RATE):
+    if not (MIN_ORDER <= n <= MAX_ORDER and compiler.available() and compiler.capability(device) in _FULL_RATE):
         return False
     return bool(_clusters(device, Plan(n)))
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def _clusters(device: torch.device, plan: Plan) -> list[int]:
     """Numbers of thread blocks that may share a matrix."""
     limit = compiler.shared_limit(torch.cuda.current_device() if device.index is None else device.index)
-    known = (1, 2, 4, 8) if _capability(device) >= (9, 0) else (1,)
+    known = (1, 2, 4, 8) if compiler.capability(device) >= (9, 0) else (1,)
     return [c for c in known if plan.shared_bytes(plan.threads, c) <= limit]
 
 
@@ -123,7 +118,7 @@ def _cluster(device: torch.device, batch: int, plan: Plan) -> int:
 
 
 class Tridiagonal(NamedTuple):
-    """What the reduction leaves: see ``tridiagonalise`` in the source."""
+    """What the reduction leaves: see ``tridiagonalize`` in the source."""
 
     leaves: Tensor
     couplings: Tensor
@@ -149,7 +144,7 @@ def reduce(a: Tensor, kernels: Kernels, cluster: int = 1, threads: int = 0) -> T
     sizes = (n, plan.ld, plan.width, resident, plan.blocks, plan.leaf, plan.parts)
     arguments = (*(x.data_ptr() for x in tensors), *sizes)
     shared = needed + 8 * resident * -(-resident // cluster)
-    kernels.launch("tridiagonalise", (batch * cluster,), threads, shared, arguments)
+    kernels.launch("tridiagonalize", (batch * cluster,), threads, shared, arguments)
     return out
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from matbackprop._torch import differentiated_again, forward_mode_active, reverse_mode_only
 from matbackprop.checks import check_finite, check_matrix, check_result, into_range_and_back, wants_check
 from matbackprop.cuda import svd as kernels
-from matbackprop.cuda.twin import kernels_may_take
+from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.functional._eigh import gaps_of, largest_entry, phases, rates_apart, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy

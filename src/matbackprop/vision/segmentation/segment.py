@@ -15,7 +15,7 @@ from torch.nn import functional as nnf
 
 from matbackprop.checks import check_floating, check_ks, check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.cuda.compiler import Source
-from matbackprop.cuda.twin import kernels_may_take
+from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
 from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._matrix_function import matrix_sqrt

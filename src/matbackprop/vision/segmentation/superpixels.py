@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from matbackprop.cuda.compiler import Module, Source
-from matbackprop.cuda.twin import kernels_may_take
+from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.errors import ConfigurationError, ShapeError, needs
 
 

@@ -1,5 +1,7 @@
-// g, its first divided difference at any two eigenvalues, and its domain, for the kernels of matrix functions. Appended to
-// pool_function.cu, which has all functions but EXP.
+// g, its first divided difference at any two eigenvalues, and its domain, for the kernels of matrix functions. FUNCTION is
+// EXP or one of pool_forms.cuh.
+
+#include "pool_forms.cuh"
 
 __device__ __forceinline__ REAL value_at(REAL x) {
 #if FUNCTION == EXP

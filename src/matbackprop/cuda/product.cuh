@@ -1,6 +1,8 @@
-// Products of tiles of 64x64 on the double-precision tensor cores (compute capability 8.0 and later), appended to jacobi.cu.
-// TILE is the edge of a tile of a product, PRODUCT_THREADS, 8 warps, compute it. LDT is the leading dimension of a tile's operands,
-// DEPTH the inner dimension of a step of a product.
+// Products of tiles of 64x64 on the double-precision tensor cores (compute capability 8.0 and later). TILE is the edge of
+// a tile of a product, which PRODUCT_THREADS, 8 warps, compute. LDT is the leading dimension of a tile's operands, DEPTH
+// the inner dimension of a step.
+
+#include "jacobi.cuh"
 
 // [c0; c1] (16x8) += a (16x8) b (8x8). A lane holds entry (lane / 4, lane % 4) of each 8x4 block of a, that of the transpose
 // of each 4x8 block of b, and two neighbours in row lane / 4 of c0 and c1.

@@ -1,5 +1,6 @@
-// Matrices of at most 64 rows and any number of columns, CHUNK columns at a time in shared memory. Appended to jacobi.cu,
-// whose eigenvectors turn the rows.
+// Matrices of at most 64 rows and any number of columns, CHUNK columns at a time in shared memory.
+
+#include "jacobi.cuh"
 
 // Entry j of row i is x[i * next + j * step]; a row has `length` entries.
 template <typename T>

@@ -1,13 +1,12 @@
-"""When a kernel may be used, and what happens where it may not: every kernel has a twin in torch's own operations.
+"""When a kernel may be used, and its fallback in torch's own operations otherwise.
 
-A kernel is handed addresses. It cannot take a tensor that has none (batched by vmap, fake, of another class), that lies
-on another device, or whose derivatives are asked for in a way the kernel does not know. :func:`kernels_may_take` is the
-one place where this is decided; :class:`Pair` takes the twin where the kernel does not apply.
+A kernel reads addresses. It cannot take a tensor without memory (batched by vmap, fake, of another class), on another
+device, or differentiated in a way that the kernel does not implement. :func:`kernels_may_take` decides;
+:class:`Pair` holds a kernel and its fallback.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,14 +21,13 @@ from matbackprop.cuda import compiler
 __all__ = ["Pair", "call_pair", "device_takes", "kernels_may_take"]
 
 
-@functools.cache
 def device_takes(device: torch.device, capability: tuple[int, int] = (1, 0)) -> bool:
-    """Whether kernels run on a device: CUDA, of at least this compute capability, with a compiler for it."""
-    return device.type == "cuda" and compiler.available() and torch.cuda.get_device_capability(device) >= capability
+    """Whether kernels run on a device: CUDA of at least this compute capability, a compiler, and not turned off."""
+    return device.type == "cuda" and compiler.available() and compiler.capability(device) >= capability
 
 
 def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> bool:
-    """Whether kernels may be handed these tensors: plain, real, not empty, on one device that runs them."""
+    """Whether kernels take these tensors: plain, real, not empty, on one device that runs them."""
     device = tensors[0].device
     return (
         device.type == "cuda"
@@ -41,12 +39,12 @@ def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> 
 
 
 class Pair(NamedTuple):
-    """A function of features F by kernels, and its twin.
+    """A function of features F by kernels, and its fallback.
 
     Attributes:
-        forward: F to the value and the tensors that ``gradient`` needs.
-        gradient: (G, F, *those tensors) to dL/dF, for the gradient G of the value.
-        general: F to the same value in torch's operations, differentiable to any order and under any transformation.
+        forward: maps F to the value and the tensors that ``gradient`` needs.
+        gradient: maps (G, F, *those tensors) to dL/dF, G being the gradient of the value.
+        general: the same value by torch's operations, differentiable to any order under any transformation.
     """
 
     forward: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
@@ -77,6 +75,7 @@ class _Paired(Function):
 def call_pair(f: Tensor, pair: Pair) -> Tensor:
     """Call the kernels of a pair on F, for which :func:`kernels_may_take` holds.
 
-    Where F is a constant inside a transformation of another tensor, torch wants Functions of another form.
+    Inside a transformation of another tensor, in which F is a constant, the fallback runs: torch would need a Function
+    of another form.
     """
     return pair.general(f) if transforms_active() else _Paired.apply(f, pair)

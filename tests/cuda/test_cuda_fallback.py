@@ -1,21 +1,21 @@
-"""Kernels and their twins: what a kernel may be handed, and which of the two computes a derivative."""
+"""Kernels and their fallbacks: which tensors a kernel takes, and which of the two computes a derivative."""
 
 import pytest
 import torch
 
-from matbackprop.cuda import twin
-from matbackprop.cuda.twin import Pair, call_pair, is_plain, kernels_may_take
+from matbackprop.cuda import fallback
+from matbackprop.cuda.fallback import Pair, call_pair, is_plain, kernels_may_take
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """Pretends that plain CPU tensors are on a GPU; the names of what was called."""
-    monkeypatch.setattr(twin, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
+    monkeypatch.setattr(fallback, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
     return []
 
 
 def cube(calls):
-    """x³ with a kernel that needs memory to point to, and a twin that does not."""
+    """x³ with a kernel that needs memory to point to, and a fallback that does not."""
 
     def forward(x):
         calls.append("forward kernel")
@@ -41,7 +41,7 @@ def test_an_ordinary_step_uses_the_kernels_alone(calls):
     assert calls == ["forward kernel", "gradient kernel"]
 
 
-def test_batched_gradients_take_the_twin(calls):
+def test_batched_gradients_take_the_fallback(calls):
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = cube(calls)(x)
     (grads,) = torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
@@ -51,13 +51,13 @@ def test_batched_gradients_take_the_twin(calls):
     assert "gradient kernel" not in calls
 
 
-def test_second_derivatives_take_the_twin(calls):
+def test_second_derivatives_take_the_fallback(calls):
     x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(cube(calls), x, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(cube(calls), x, check_batched_grad=True)
 
 
-def test_a_constant_inside_a_transformation_takes_the_twin(calls):
+def test_a_constant_inside_a_transformation_takes_the_fallback(calls):
     x = torch.tensor([1.0, 2.0])
     assert torch.func.grad(lambda w: (w * cube(calls)(x)).sum())(torch.ones(2)).tolist() == [1.0, 8.0]
     assert calls == ["general"]

@@ -6,6 +6,8 @@
 // is kept as its distance from the nearest pole, which keeps all differences accurate. Eigenvectors z_j / (d_j - x) of
 // the z whose roots these are exactly, not of the z that came, are orthogonal to rounding (Gu and Eisenstat, 1994).
 
+#include "reduce.cuh"
+
 #define EPS 2.220446049250313e-16
 #define MAX_STEPS 80
 

@@ -1,0 +1,151 @@
+"""Sources with headers, compiled kernels on disk, and the switch that turns kernels off."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import matbackprop.cuda
+from matbackprop.cuda import (
+    compiler,
+    cusolver,
+    cuts,
+    jacobi,
+    libraries,
+    matrix_function,
+    matrix_function_parts,
+    pool,
+    pool_parts,
+    pool_prepare,
+    separate,
+    svd,
+    tridiagonal,
+)
+from matbackprop.cuda.fallback import device_takes
+from matbackprop.solvers import route
+
+FOLDER = Path(compiler.__file__).parent
+DOUBLE = {"REAL_IS_DOUBLE": 1}
+SOURCES = {
+    "jacobi": (jacobi.SOURCE, {"REAL_IS_DOUBLE": 0}),
+    "separate": (separate.SOURCE, DOUBLE),
+    "pool, thin": (pool.Thin.source, DOUBLE | {"FUNCTION": 0, "IN": "float", "OUT": "float"}),
+    "pool, primal": (pool.Primal.source, DOUBLE | {"FUNCTION": 1, "IN": "float", "OUT": "double"}),
+    "pool in parts, thin": (pool_parts.SOURCES[True], {"FUNCTION": 2, "IN": "float"}),
+    "pool in parts, primal": (pool_parts.SOURCES[False], {"FUNCTION": 3, "IN": "double"}),
+    "pool, weights": (pool_prepare.SOURCE, {"IN": "float", "WEIGHT": "bool"}),
+    "matrix function": (matrix_function.SOURCE, DOUBLE | {"FUNCTION": 4, "IN": "float"}),
+    "matrix function in parts": (matrix_function_parts.SOURCE, {"FUNCTION": 4, "IN": "double"}),
+    "cuts": (cuts.SOURCE, DOUBLE | {"IN": "float"}),
+    "svd": (svd.SOURCE, DOUBLE | {"IN": "float"}),
+    "svd, tiny": (svd.TINY, {"K": 3, "L": 4, "IN": "double"}),
+    "tridiagonal": (tridiagonal.SOURCE, {"CLUSTER": 2, "REDUCE_THREADS": 512}),
+}
+
+
+QUICK = "svd, tiny"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == QUICK else pytest.mark.slow) for n in SOURCES])
+def test_sources_compile_for_the_device(name, tmp_path):
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    source, choices = SOURCES[name]
+    (tmp_path / "kernels.cu").write_text(source.text())
+    options = [f"-D{key}={value}" for key, value in (source.constants | choices).items()]
+    command = [nvcc, "-arch=sm_90", "-std=c++17", "-cubin", "-o", "kernels.cubin", *options, "kernels.cu"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+
+
+def test_every_file_belongs_to_a_source_and_is_included_once():
+    used = set()
+    for source, _ in SOURCES.values():
+        text = source.text()
+        assert '#include "' not in text
+        used |= {file.name for file in FOLDER.glob("*.cu*") if file.read_text().split("\n", 1)[0] in text}
+        assert text.count("shared_memory[];") <= 1
+    assert {file.name for file in FOLDER.glob("*.cuh")} <= used
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Sources that were compiled, by a compiler that returns them reversed."""
+    texts = []
+
+    def compile_cubin(text, architecture, defines):
+        texts.append(text)
+        return f"{architecture} {defines} {text}".encode() * 3
+
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "13.0")
+    return texts
+
+
+def test_kernels_are_compiled_once_for_source_definitions_architecture_and_compiler(compiled, monkeypatch, tmp_path):
+    first = compiler.cached_cubin("a", "sm_90", {"X": 1})
+    assert compiler.cached_cubin("a", "sm_90", {"X": 1}) == first
+    assert compiled == ["a"]
+    compiler.cached_cubin("b", "sm_90", {"X": 1})
+    compiler.cached_cubin("a", "sm_80", {"X": 1})
+    compiler.cached_cubin("a", "sm_90", {"X": 2})
+    monkeypatch.setattr(compiler, "compiler_version", lambda: "13.1")
+    compiler.cached_cubin("a", "sm_90", {"X": 1})
+    assert len(compiled) == 5
+    files = list((tmp_path / "kernels").iterdir())
+    assert len(files) == 5 and all(file.suffix == ".cubin" for file in files)
+
+
+@pytest.mark.parametrize("harm", [lambda b: b[:-1], lambda b: b"", lambda b: b[:40] + b"?" + b[41:]])
+def test_a_corrupt_file_is_compiled_again(compiled, tmp_path, harm):
+    first = compiler.cached_cubin("a", "sm_90", {})
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_bytes(harm(file.read_bytes()))
+    assert compiler.cached_cubin("a", "sm_90", {}) == first
+    assert compiler.cached_cubin("a", "sm_90", {}) == first
+    assert compiled == ["a", "a"]
+
+
+def test_a_folder_that_cannot_be_written_is_not_used(compiled, monkeypatch, tmp_path):
+    (tmp_path / "kernels").write_text("a file in the way")
+    for _ in range(2):
+        assert compiler.cached_cubin("a", "sm_90", {})
+    assert compiled == ["a", "a"]
+
+
+def test_one_switch_turns_all_kernels_off(monkeypatch):
+    monkeypatch.setattr(compiler, "_found", lambda: True)
+    monkeypatch.setattr(compiler, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(cusolver, "_library", lambda: object())
+    device = torch.device("cuda", 0)
+    assert device_takes(device) and route(device, torch.float32, 12, 10) == "jacobi"
+    with matbackprop.cuda.kernels(enabled=False):
+        assert not device_takes(device) and not cuts.takes(5, device)
+        for n in (12, 200, 2000):
+            assert route(device, torch.float32, n, 10) == "torch"
+        with matbackprop.cuda.kernels(enabled=True):
+            assert device_takes(device)
+        assert not device_takes(device)
+    assert device_takes(device)
+
+
+@pytest.mark.parametrize(("value", "enabled"), [("0", "False"), ("1", "True"), (None, "True")])
+def test_the_environment_turns_kernels_off(value, enabled):
+    environment = {k: v for k, v in os.environ.items() if k != "MATBACKPROP_KERNELS"}
+    environment |= {} if value is None else {"MATBACKPROP_KERNELS": value}
+    program = "import importlib.util, sys\nspec = importlib.util.spec_from_file_location('c', sys.argv[1])\n"
+    program += "module = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(module)\n"
+    program += "print(module.kernels_enabled())"
+    command = [sys.executable, "-c", program, matbackprop.cuda.__file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == enabled
+
+
+def test_without_a_compiler_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(libraries, "load_library", lambda name: None)
+    assert not device_takes(torch.device("cpu"))
