@@ -230,7 +230,7 @@ def test_data_that_is_not_there_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data\.root"):
         data_folder(RegionDataConfig())
-    with pytest.raises(DataError, match="no annotations"):
+    with pytest.raises(DataError, match="No annotations"):
         open_regions(RegionDataConfig(root=tmp_path))
 
 
