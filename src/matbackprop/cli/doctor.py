@@ -47,6 +47,7 @@ def examine() -> dict[str, Any]:
         "extras": _extras(),
         "data": _data(),
         "gradients": _gradients(),
+        "kernels": _kernels(),
     }
 
 
@@ -141,10 +142,21 @@ def _gradients() -> dict[str, Any]:
     return {"right": right, "relative errors": errors, "seconds": time.perf_counter() - started}
 
 
+def _kernels() -> dict[str, Any]:
+    """Compare each CUDA kernel with its fallback, if there is a CUDA device."""
+    import torch
+
+    from matbackprop.kernel_check import compare_kernels
+
+    comparisons = compare_kernels("cuda") if torch.cuda.is_available() else []
+    return {"right": all(one.right for one in comparisons), "comparisons": [one._asdict() for one in comparisons]}
+
+
 def main(config: Config) -> dict[str, Any]:
     """Print the report."""
     report = examine()
-    good = bool(report["gradients"]["right"])
+    gradients, kernels = bool(report["gradients"]["right"]), bool(report["kernels"]["right"])
+    good = gradients and kernels
     for title in ("versions", "devices", "eigensolver", "data"):
         print(title)
         for name, value in report[title].items():
@@ -157,5 +169,14 @@ def main(config: Config) -> dict[str, Any]:
     print(f"gradients, against central differences ({seconds:.2f} s)")
     for name, error in report["gradients"]["relative errors"].items():
         print(f"  {name:<28}{error:.1e} {'right' if error < TOLERANCE else 'WRONG'}")
-    summary = "everything that is installed works" if good else "a gradient is wrong on this machine"
+    if report["kernels"]["comparisons"]:
+        print("kernels, against their fallbacks")
+    for one in report["kernels"]["comparisons"]:
+        print(f"  {one['name']:<44}{one['error']:.1e} {'right' if one['right'] else 'WRONG'} {one['message']}".rstrip())
+    if good:
+        summary = "everything that is installed works"
+    elif gradients:
+        summary = "a CUDA kernel is wrong on this machine; set MATBACKPROP_KERNELS=0"
+    else:
+        summary = "a gradient is wrong on this machine"
     return {"summary": summary, "exit_code": 0 if good else 1, **report}
