@@ -28,7 +28,7 @@ from matbackprop.nn import replace_pool
 from matbackprop.vision.data.coco_regions import RegionSource
 from matbackprop.vision.report.figures import comparison
 from matbackprop.vision.training.config import RegionDataConfig
-from matbackprop.vision.training.o2p import open_regions
+from matbackprop.vision.training.o2p import region_sets
 
 SYSTEMS = ("first order", "second order", "both")
 
@@ -87,7 +87,7 @@ class RegionSet:
 
     def __init__(self, data: RegionDataConfig, shrink: int, device: torch.device) -> None:
         self.device, self.shrink, self.batch = device, shrink, data.batch_size
-        parts = open_regions(data)
+        parts = region_sets(data)
         self.classes, self.side = len(parts[0].classes), data.canvas // shrink
         placing = {"canvas": data.canvas, "background": data.background, "resident": device.type == "cuda"}
         self.train, self.validation = (

@@ -197,7 +197,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "tail"}, "head is 'tail'. Input should be 'fc', 'o2p', 'o2p_fc', 'both' or 'sift'"),
         ({"head": "o2p", "taps": ("relu9",)}, "unknown feature map 'relu9'"),
         ({"head": "o2p", "taps": ("relu3", "relu8")}, "unknown feature map 'relu8'"),
-        ({"head": "o2p", "taps": ("relu3", "relu3")}, "each map is pooled once, got relu3, relu3"),
+        ({"head": "o2p", "taps": ("relu3", "relu3")}, "taps names a map twice: relu3, relu3"),
         ({"head": "o2p", "reduce": 257}, "a map of 256 channels can be reduced to 1 to 256, got 257"),
         ({"head": "o2p", "function": "sin"}, "function is 'sin'. Input should be"),
         ({"head": "o2p", "support": "half"}, "support is 'half'. Input should be"),

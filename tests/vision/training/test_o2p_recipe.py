@@ -1,4 +1,4 @@
-"""The recipe o2p from made regions to a saved classifier."""
+"""The recipe o2p from generated regions to a saved classifier."""
 
 import dataclasses
 
@@ -17,12 +17,8 @@ from matbackprop.vision.training.engine import fit, run_recipe, seed_all
 from matbackprop.vision.training.o2p import (
     RegionModule,
     build,
-    build_model,
     data_folder,
-    describe,
-    keep_descriptors,
-    keep_maps,
-    open_regions,
+    region_sets,
 )
 from matbackprop.vision.training.run_folder import RunFolder
 
@@ -72,7 +68,7 @@ def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
     assert summary["epochs"] == 2 and 0 <= summary["val/error"] <= 100
     with np.load(run.path / "predictions" / "validation.npz") as stored:
         wrong = stored["predicted"] != stored["target"]
-        _, validation = open_regions(config.data)
+        _, validation = region_sets(config.data)
         np.testing.assert_array_equal(stored["target"], validation.labels)
         np.testing.assert_array_equal(stored["large"], validation.areas >= 400)
         np.testing.assert_array_equal(stored["image"], validation.image_ids)
@@ -213,7 +209,7 @@ def test_a_diagnosis_names_the_spectrum_of_the_batch(config):
     report = module.diagnose(batch)
     assert report["regions"] == report["regions_with_finite_features"] == 8
     assert len(report["spectrum"]) == 8 and report["eps"] == pytest.approx(1e-3)
-    batch["image"][0] = torch.nan
+    batch.image[0] = torch.nan
     assert module.diagnose(batch)["regions_with_finite_features"] == 7
 
 
@@ -231,7 +227,7 @@ def test_data_that_is_not_there_is_asked_for(monkeypatch, tmp_path):
     with pytest.raises(DataError, match=r"--data\.root"):
         data_folder(RegionDataConfig())
     with pytest.raises(DataError, match="No annotations"):
-        open_regions(RegionDataConfig(root=tmp_path))
+        region_sets(RegionDataConfig(root=tmp_path))
 
 
 def test_weights_of_another_network_are_refused(config, tmp_path):
@@ -245,7 +241,7 @@ def test_presets_build_on_any_data(config, preset):
     """The large presets, on made regions and without their 150 million weights being trained."""
     big = RECIPES["o2p"].preset(preset)
     data = dataclasses.replace(config.data, canvas=227)
-    open_regions(data)  # made here, where numbers are real
+    region_sets(data)  # made here, where numbers are real
     with torch.device("meta"):
         module, _ = build(merge(dataclasses.replace(big, data=data), {"model.weights": "none"}))
     assert module.model.poolings()["pool5"].width == 256
@@ -264,7 +260,7 @@ def test_a_network_whose_first_layers_stay_learns_from_maps_that_are_computed_on
     forward = RegionClassifier.maps
     monkeypatch.setattr(RegionClassifier, "maps", lambda self, *a: seen.append(len(a[0])) or forward(self, *a))
     module, run = train(config)
-    regions = open_regions(config.data)
+    regions = region_sets(config.data)
     assert sum(seen) == len(regions[0]) + len(regions[1])  # every region once, whatever the number of epochs
     first = {name: p for name, p in module.model.backbone.named_parameters() if not p.requires_grad}
     seed_all(config.engine.seed)
@@ -276,46 +272,12 @@ def test_a_network_whose_first_layers_stay_learns_from_maps_that_are_computed_on
     (batch,) = data.first_batches(1, torch.device("cpu"))
     pictures = merge(config, {"model.train_from": None, "data.jitter": 0, "data.flip": False})
     images = next(iter(build(pictures)[1].first_batches(1, torch.device("cpu"))))
-    assert torch.equal(batch["index"], images["index"])
+    assert torch.equal(batch.regions, images.regions)
     module.eval()
-    torch.testing.assert_close(
-        module.scores(batch), module.model(images["image"], images["mask"]), atol=0.01, rtol=0.01
-    )
+    torch.testing.assert_close(module.scores(batch), module.model(images.image, images.mask), atol=0.01, rtol=0.01)
     assert run.read_summary()["val/error"] <= 100
 
 
-def test_maps_are_kept_for_one_backbone_and_computed_for_new_weights(config):
-    changes = {"model.head": "o2p", "model.taps": ["relu4"], "model.train_from": "relu4", "model.reduce": 5}
-    train_regions, validation = open_regions(config.data)
-    cpu, stores = torch.device("cpu"), []
-    for seed in (0, 0, 1):
-        seed_all(seed)
-        network = build_model(merge(config, changes), validation.classes)
-        stores.append(keep_maps(network, train_regions, validation, config.data, cpu))
-    assert stores[0][0]["relu4"] is stores[1][0]["relu4"]
-    assert not torch.equal(stores[1][0]["relu4"], stores[2][0]["relu4"])
-
-
-def test_descriptors_of_kept_maps_are_those_of_the_pictures(config, tmp_path):
-    changes = {"model.head": "both", "model.average": True, "model.taps": ["relu4"], "model.two_views": True}
-    changes |= {"model.support": "mask+all", "model.frozen": True, "model.reduce": 5, "data.background": "keep"}
-    changes |= {"data.cache": tmp_path}
-    config = merge(config, changes)
-    regions = open_regions(config.data)
-    seed_all(0)
-    network = build_model(config, regions[0].classes)
-    known = describe(network, *regions, config.data, torch.device("cpu"))
-    seed_all(0)
-    other = build_model(merge(config, {"model.train_from": "pool5"}), regions[0].classes)
-    kept = keep_descriptors(other, *regions, config.data, torch.device("cpu"))
-    scale = known.train.float().abs().max()
-    # A projection's sign is anyone's: the diagonal of what is pooled and the average do not see it.
-    triangle = torch.triu_indices(5, 5)
-    same_sign = torch.cat([torch.from_numpy(np.flatnonzero(triangle[0] == triangle[1])) + 15 * i for i in (0, 1)])
-    columns = torch.cat([same_sign, torch.arange(30, known.train.shape[1])])
-    for ours, theirs in zip(kept, known, strict=True):
-        assert ours.shape == theirs.shape
-        assert (ours.float() - theirs.float())[:, columns].abs().max() < 0.01 * scale
-    assert keep_descriptors(other, *regions, config.data, torch.device("cpu")).train is kept.train
-    module, _ = train(merge(config, {"model.train_from": "pool5"}))
-    assert not module.model.learns_features and module.predictions["predicted"].shape == (len(regions[1]),)
+def test_the_data_do_not_hold_the_model(config):
+    _, data = build(config)
+    assert not any(isinstance(value, torch.nn.Module) for value in vars(data).values())

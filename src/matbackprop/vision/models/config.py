@@ -104,6 +104,12 @@ class RegionModelConfig:
             raise ConfigurationError("eps is 0. It must be positive for function 'log'.")
         if self.learn_power and self.function != "power":
             raise ConfigurationError(f"learn_power needs function 'power', got {self.function!r}.")
+        if len(set(self.taps)) < len(self.taps):
+            raise ConfigurationError(f"taps names a map twice: {', '.join(self.taps)}. Name each map once.")
+        if self.head == "fc" and self.taps:
+            raise ConfigurationError("head 'fc' does not pool and takes no taps.")
+        if self.average and self.head not in ("fc", "both"):
+            raise ConfigurationError(f"average is for the heads fc and both, got {self.head!r}.")
 
 
 @configuration

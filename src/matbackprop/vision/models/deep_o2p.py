@@ -35,17 +35,17 @@ from matbackprop.vision.models.weights import PretrainedMixin
 
 
 def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int) -> Tensor:
-    """Carry masks to a feature grid by area: the share of each cell's square that lies inside the mask.
+    """Average masks over the cells of a feature grid.
 
     Args:
         mask: (b, h, w) in [0, 1].
         grid: rows and columns of the feature map.
-        start: pixel coordinate of the first cell's centre
+        start: pixel coordinate of the center of the first cell
             (:attr:`~matbackprop.vision.models.backbones.base.TapInfo.offset`).
         stride: side of a cell's square in pixels.
 
     Returns:
-        (b, *grid) in [0, 1]; what lies outside the image counts as outside the mask.
+        (b, *grid) in [0, 1]: the fraction of each cell inside the mask. Outside the image the mask is 0.
 
     Example:
         >>> mask = torch.zeros(1, 8, 8); mask[:, :4, :2] = 1
@@ -60,12 +60,12 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
 
 
 class Descriptor(nn.Module, ABC):
-    """Feature map → descriptor, standardised by numbers that are measured once, before training.
+    """Feature map → standardized descriptor. Mean and deviation are measured once, before training.
 
-    Subclasses give the vector before it is standardised (:meth:`raw`).
+    Subclasses compute the vector before standardization (:meth:`raw`).
 
     Args:
-        entries: of the descriptor over one support.
+        entries: length of the descriptor over one support.
         config: ``support`` and ``standardize`` are used here.
     """
 
@@ -81,7 +81,7 @@ class Descriptor(nn.Module, ABC):
         self.register_buffer("calibrated", torch.tensor(config.standardize == "none"))
 
     def weights(self, mask: Tensor | None) -> Tensor | None:
-        """Weights of the cells from the grid mask (b, h, w): (b, m) or (b, 2, m), with mean 1 over the cells."""
+        """Return weights of the cells, (b, m) or (b, 2, m) with mean 1, from the grid mask (b, h, w)."""
         if self.config.support == "all":
             return None
         if mask is None:
@@ -97,14 +97,14 @@ class Descriptor(nn.Module, ABC):
 
     @abstractmethod
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """The vector (b, out_features) of a map before it is standardised."""
+        """Return the vector (b, out_features) of a map before standardization."""
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Descriptor (b, out_features) of a map (b, c, h, w), with the mask on its grid (b, h, w) where it is used."""
+        """Return the descriptor (b, out_features) of a map (b, c, h, w), with the mask (b, h, w) on its grid."""
         return self.standardized(self.raw(features, mask))
 
     def standardized(self, vector: Tensor) -> Tensor:
-        """The descriptor of a vector that :meth:`raw` gave."""
+        """Return the descriptor of a result of :meth:`raw`."""
         return (vector - self.mean) / self.deviation
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class Descriptor(nn.Module, ABC):
 
     @torch.no_grad()
     def measure(self, vectors: Tensor) -> None:
-        """Measure mean and deviation of the vectors (n, out_features) that :meth:`raw` gave."""
+        """Measure mean and deviation of results (n, out_features) of :meth:`raw`."""
         if self.config.standardize != "none":
             vectors = vectors.double()
             mean = vectors.mean(0) if self.config.standardize == "entry" else vectors.mean().view(1)
@@ -124,10 +124,10 @@ class Descriptor(nn.Module, ABC):
 
 
 class FirstOrderVector(Descriptor):
-    """Feature map → average of its cells over the support, standardised."""
+    """Feature map → standardized average of its cells over the support."""
 
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """The average of the cells (b, out_features) before it is standardised."""
+        """Return the average of the cells (b, out_features) before standardization."""
         cells = features.flatten(2).to(torch.promote_types(features.dtype, torch.float32))
         weights = self.weights(mask)
         if weights is None:
@@ -137,7 +137,7 @@ class FirstOrderVector(Descriptor):
 
 
 class SecondOrderVector(Descriptor):
-    """Feature map → second-order pooled, vectorised and standardised descriptor.
+    """Feature map → second-order pooled, vectorized and standardized descriptor.
 
     With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
     triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation. Mean and
@@ -180,32 +180,32 @@ class SecondOrderVector(Descriptor):
 
     @property
     def eps(self) -> float:
-        """ε as it is now."""
+        """Current ε."""
         return self.layer.eps if self.layer.log_eps is None else float(self.layer.log_eps.detach().exp())
 
     @property
     def power(self) -> float | None:
-        """The exponent as it is now; None for other functions."""
+        """Current exponent; None for other functions."""
         return None if self.layer.exponent is None else float(torch.as_tensor(self.layer.exponent).detach())
 
     def features(self, maps: Tensor) -> Tensor:
-        """The features F (b, m, d) that are pooled, of a map (b, c, h, w): reduced, scaled, in float32 at least."""
+        """Return the pooled features F (b, m, d) of a map (b, c, h, w): reduced, scaled, at least float32."""
         if self.reduce is not None:
             maps = self.reduce(maps)
         return maps.flatten(2).mT.to(torch.promote_types(maps.dtype, torch.float32)) * self.config.feature_scale
 
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """The vectorised triangle before it is standardised, (b, out_features)."""
+        """Return the vectorized triangle (b, out_features) before standardization."""
         triangle = self.layer(self.features(features), self.weights(mask))
         return (nnf.normalize(triangle, dim=-1) if self.config.unit_norm else triangle).flatten(1)
 
     def standardized(self, vector: Tensor) -> Tensor:
-        """The descriptor of a triangle that :meth:`raw` gave."""
+        """Return the descriptor of a result of :meth:`raw`."""
         return (vector - self.mean) * (self.config.vector_scale / self.deviation)
 
     @torch.no_grad()
     def project(self, maps: list[Tensor]) -> None:
-        """Start the projection on the leading principal directions of maps (b, c, h, w)."""
+        """Initialize the projection with the leading principal directions of maps (b, c, h, w)."""
         if self.reduce is not None:
             moments = [torch.einsum("bchw,bdhw->cd", m.double(), m.double()) for m in maps]
             _, directions = batched_eigh(torch.stack(moments).sum(0))
@@ -213,7 +213,7 @@ class SecondOrderVector(Descriptor):
 
     @torch.no_grad()
     def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
-        """Start the projection and measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
+        """Initialize the projection, and measure mean and deviation on maps (b, c, h, w) with masks (b, h, w)."""
         self.project(maps)
         super().calibrate(maps, masks)
 
@@ -224,8 +224,8 @@ def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dro
     Args:
         inputs: width of the input.
         hidden: width of both layers (4096 in AlexNet).
-        dropout: share dropped after the first and after the second layer.
-        input_dropout: share dropped before the first layer.
+        dropout: fraction dropped after the first and after the second layer.
+        input_dropout: fraction dropped before the first layer.
     """
     layers = nn.Sequential(
         nn.Dropout(input_dropout),
@@ -244,7 +244,7 @@ def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dro
 
 
 def _sift_o2p(config: RegionModelConfig, canvas: int) -> RegionModelConfig:
-    """The configuration that ``head="sift"`` is short for: the mean of all scales' descriptors is pooled."""
+    """Return the configuration of ``head="sift"``: descriptors of all scales are pooled together."""
     sift = build_backbone("sift")
     sides = [(canvas - sift.info(tap).reach) // sift.info(tap).stride + 1 for tap in sift.taps]
     scale = sum(max(side, 1) ** 2 for side in sides) ** -0.5
@@ -258,11 +258,10 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         classes: number of classes.
         config: the network.
         canvas: side of the input image.
-        names: names of the classes, kept for those who use the trained model.
-        background: how training treated the pixels around the object, kept likewise.
-        side: longest side of a region on the canvas in training, kept likewise.
-        margin: how much of the picture around its box belonged to a region in training, as a share of the box's longest
-            side, kept likewise.
+        names: names of the classes, saved with the model.
+        background: treatment of the pixels around the object in training, saved likewise.
+        side: longest side of a region on the canvas in training, saved likewise.
+        margin: margin around a region's box in training, as a fraction of its longest side, saved likewise.
         changes: fields that differ from ``config``.
 
     Example:
@@ -286,45 +285,68 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     ) -> None:
         super().__init__()
         config = replace(config or RegionModelConfig(), **changes)
+        presented: dict[str, Any] = {"canvas": canvas, "background": background, "side": side, "margin": margin}
+        self._check_presentation(classes, config, names, **presented)
+        self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
+        self.names = None if names is None else list(names)
+        self.hparams_dict = {"classes": classes, **asdict(config), **presented, "names": self.names}
+        self.config = config = _sift_o2p(config, canvas) if config.head == "sift" else config
+        self.backbone = build_backbone(config.backbone)
+        self.last = self.backbone.taps[-1]
+        """Map of the fully connected layers and the average."""
+        self.taps = () if config.head == "fc" else config.taps or (self.last,)
+        """Maps that are pooled."""
+        self.wanted = [part for tap in self.taps for part in tap.split("+")]
+        self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
+        self._check_canvas()
+        if config.train_from is not None:
+            self.backbone.freeze(config.train_from)
+        self.backbone.cut(self.wanted)
+        self._build_descriptors()
+        self._build_classifier(classes)
+        if config.frozen:
+            for fixed in (self.backbone, *(one.reduce for one in self.poolings().values() if one.reduce is not None)):
+                fixed.requires_grad_(False)
+
+    @staticmethod
+    def _check_presentation(
+        classes: int,
+        config: RegionModelConfig,
+        names: Sequence[str] | None,
+        *,
+        canvas: int,
+        background: str,
+        side: int,
+        margin: float,
+    ) -> None:
         if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
-            raise ConfigurationError(f"side {side}, canvas {canvas}: both lie between 1 and 4096 pixels.")
+            raise ConfigurationError(f"side is {side} and canvas {canvas}. Both must be from 1 to 4096 pixels.")
         if not 0 <= margin <= 1 << 16:
             raise ConfigurationError(f"margin is {margin}. It must be a number from 0 to {1 << 16}.")
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
-        self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
-        self.names = None if names is None else list(names)
-        presented = {"canvas": canvas, "names": self.names, "background": background, "side": side, "margin": margin}
-        self.hparams_dict = {"classes": classes, **asdict(config), **presented}
         if config.two_views and background == "mask":
             raise ConfigurationError("two_views needs background 'keep' or 'dim': with 'mask' both views are the same.")
-        if config.head == "sift":
-            config = _sift_o2p(config, canvas)
-        self.config = config
-        self.backbone = build_backbone(config.backbone)
-        self.last = self.backbone.taps[-1]
-        """The map that fully connected layers and the average see."""
-        self.taps = () if config.head == "fc" else config.taps or (self.last,)
-        """The maps that are pooled."""
-        if len(set(self.taps)) < len(self.taps):
-            raise ConfigurationError(f"each map is pooled once, got {', '.join(self.taps)}.")
-        if config.head == "fc" and config.taps:
-            raise ConfigurationError("head 'fc' does not pool and takes no taps.")
-        self.wanted = [part for tap in self.taps for part in tap.split("+")]
-        self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
+
+    def _whole_maps(self, taps: Sequence[str]) -> dict[str, Tensor]:
+        """Return the maps of the backbone before it is cut, without memory."""
+        with torch.device("meta"):
+            return build_backbone(self.config.backbone)(torch.empty(1, 3, self.canvas, self.canvas), taps)
+
+    def _check_canvas(self) -> None:
         needed = max(self.backbone.info(tap).reach for tap in self.wanted)
-        if canvas < needed:  # whether padding makes up for it, shapes alone tell
-            try:
-                with torch.device("meta"):
-                    build_backbone(config.backbone)(torch.empty(1, 3, canvas, canvas), self.wanted)
-            except RuntimeError as error:
-                maps = ", ".join(self.wanted)
-                raise ConfigurationError(
-                    f"canvas {canvas} is too small for {maps} of {config.backbone}; {needed} pixels are enough."
-                ) from error
-        if config.train_from is not None:
-            self.backbone.freeze(config.train_from)
-        self.backbone.cut(self.wanted)
+        if self.canvas >= needed:
+            return
+        try:
+            self._whole_maps(self.wanted)  # padding may suffice
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"canvas {self.canvas} is too small for {', '.join(self.wanted)} of {self.config.backbone}; {needed} "
+                "pixels are enough."
+            ) from error
+
+    def _build_descriptors(self) -> None:
+        config = self.config
         self.pooled = nn.ModuleList()
         self.first: nn.Module | None = None
         self.average: FirstOrderVector | None = None
@@ -335,29 +357,23 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             rest = config.reduce_rest if config.reduce_rest < channels else None
             self.pooled.append(SecondOrderVector(channels, config, reduce=config.reduce if number == 0 else rest))
         if config.average:
-            if config.head not in ("fc", "both"):
-                raise ConfigurationError(f"average is for the heads fc and both, got {config.head!r}.")
             self.average = FirstOrderVector(self._channels(self.last), config)
-        width = sum(one.out_features for one in self.descriptors())
+
+    def _build_classifier(self, classes: int) -> None:
+        config, width = self.config, sum(one.out_features for one in self.descriptors())
         if config.head != "o2p" and self.average is None:
             inputs = width
             if config.head != "o2p_fc":
-                with torch.device("meta"):
-                    whole = build_backbone(config.backbone)(torch.empty(1, 3, canvas, canvas), [self.last])
-                inputs = whole[self.last][0].numel() * (2 if config.two_views else 1)
+                cells = self._whole_maps([self.last])[self.last][0].numel()
+                inputs = cells * (2 if config.two_views else 1)
             self.first = fully_connected(
                 inputs, config.hidden, dropout=config.dropout, input_dropout=config.input_dropout
             )
             width = width + config.hidden if config.head == "both" else config.hidden
         self.classifier = nn.Linear(width, classes)
-        # A descriptor of 32,896 entries of size one would otherwise begin with scores of size two.
+        # A descriptor of 32,896 entries of size one would otherwise start with scores of size two.
         nn.init.normal_(self.classifier.weight, std=0.01 if config.head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
-        if config.frozen:
-            self.backbone.requires_grad_(False)
-            for one in self.poolings().values():
-                if one.reduce is not None:
-                    one.reduce.requires_grad_(False)
 
     def _channels(self, tap: str) -> int:
         channels = {self.backbone.info(part).channels for part in tap.split("+")}

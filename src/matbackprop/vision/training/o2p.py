@@ -1,7 +1,7 @@
 """Region classification: the recipe from COCO's files to a trained classifier.
 
-Read from top to bottom it follows the data: regions, network, training step, validation, results. The configuration and
-its presets are in :mod:`matbackprop.vision.training.config`.
+The file follows the data: regions, features, network, training step, validation, results. The configuration and its
+presets are in :mod:`matbackprop.vision.training.config`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import copy
 import hashlib
 import math
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -42,19 +43,19 @@ from matbackprop.vision.training.loading import EpochLoader
 from matbackprop.vision.training.run_folder import RunFolder
 
 LARGE = 400
-"""Regions of at least this many pixels are also scored on their own."""
+"""Regions of at least this many pixels are also scored separately."""
 
 
-# ------------------------------------------------------------------------------------------------------------- regions
+# ------------------------------------------------------------------------------------- regions and batches
 
 
 def data_folder(config: RegionDataConfig) -> Path:
-    """The COCO-format folder to read; shapes are made there first when they are asked for."""
+    """Return the COCO folder to read. Generated images are written first."""
     return dataset_folder("coco", config.root, config.made, config.cache)
 
 
-def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
-    """Training and validation regions, cropped and cached on the first call."""
+def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
+    """Return training and validation regions, cropped and cached on the first call."""
     root = data_folder(config)
     files = [coco_files(root, split) for split in ("train", "val")]
     cropped = {name: getattr(config, name) for name in ("side", "margin", "minimum_area", "missing_images")}
@@ -66,61 +67,129 @@ def open_regions(config: RegionDataConfig) -> tuple[Regions, Regions]:
     return train, validation
 
 
-def _source(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **options: Any) -> RegionSource:
-    return RegionSource(regions, positions, canvas=data.canvas, background=data.background, **options)
+class ImageBatch(NamedTuple):
+    """Normalized images (b, 3, canvas, canvas) of regions with their masks (b, canvas, canvas)."""
+
+    regions: Tensor
+    target: Tensor
+    image: Tensor
+    mask: Tensor
 
 
-class KeptSource:
-    """Batches of what was computed once for every region and stays on the device: descriptors, or maps and masks.
+class MapBatch(NamedTuple):
+    """Feature maps of regions by layers that are not trained, with the masks."""
+
+    regions: Tensor
+    target: Tensor
+    mask: Tensor
+    maps: dict[str, Tensor]
+
+
+class VectorBatch(NamedTuple):
+    """Descriptors (b, d) of regions by a network whose features are not trained."""
+
+    regions: Tensor
+    target: Tensor
+    vector: Tensor
+
+
+RegionBatch = ImageBatch | MapBatch | VectorBatch
+
+
+class MapFeatures(NamedTuple):
+    """Maps (n, c, h, w) of all regions in float16, and masks (n, canvas, canvas) in 255ths."""
+
+    maps: dict[str, Tensor]
+    masks: Tensor
+
+    def to(self, device: torch.device) -> MapFeatures:
+        """Move to a device."""
+        return MapFeatures({tap: maps.to(device) for tap, maps in self.maps.items()}, self.masks.to(device))
+
+    def batch(self, index: Tensor, target: Tensor) -> MapBatch:
+        """Return the batch of the regions ``index``."""
+        maps = {tap: maps[index].float() for tap, maps in self.maps.items()}
+        return MapBatch(index, target, self.masks[index].float() / 255, maps)
+
+
+class VectorFeatures(NamedTuple):
+    """Descriptors (n, d) of all regions in float16."""
+
+    vectors: Tensor
+
+    def to(self, device: torch.device) -> VectorFeatures:
+        """Move to a device."""
+        return VectorFeatures(self.vectors.to(device))
+
+    def batch(self, index: Tensor, target: Tensor) -> VectorBatch:
+        """Return the batch of the regions ``index``."""
+        return VectorBatch(index, target, self.vectors[index].float())
+
+
+Features = MapFeatures | VectorFeatures
+
+
+class ImageSource(RegionSource):
+    """Batches of images."""
+
+    def on_device(self, batch: dict[str, Tensor], device: torch.device) -> ImageBatch:
+        """Return a batch from the result of :meth:`fetch`."""
+        parts = self.assemble(batch, device)
+        return ImageBatch(parts["index"], parts["target"], parts["image"], parts["mask"])
+
+
+class FeatureSource:
+    """Batches of features that were computed once and stay on the device.
 
     Args:
-        kept: name in a batch → tensor (n, …) with a row per region; masks in 255ths.
-        labels: (n,) classes of all regions.
-        positions: which regions are the items.
+        features: of all regions.
+        labels: classes (n,) of all regions.
+        positions: regions of this source.
     """
 
     resident = True
 
-    def __init__(self, kept: dict[str, Tensor], labels: np.ndarray, positions: np.ndarray) -> None:
-        self.kept = {**kept, "target": torch.from_numpy(labels)}
+    def __init__(self, features: Features, labels: np.ndarray, positions: np.ndarray) -> None:
+        self.features, self.labels = features, torch.from_numpy(labels)
         self.positions = torch.from_numpy(np.asarray(positions))
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
-        """The regions' numbers; nothing about them changes with the epoch."""
+        """Return the regions of the items ``indices``."""
         return {"index": self.positions[indices]}
 
-    def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Gather what is kept on ``device``."""
-        self.kept = {name: values.to(device) for name, values in self.kept.items()}
+    def on_device(self, batch: dict[str, Tensor], device: torch.device) -> RegionBatch:
+        """Return a batch from the result of :meth:`fetch`."""
+        self.features, self.labels = self.features.to(device), self.labels.to(device)
         index = batch["index"].to(device)
-        out = {name: values[index] for name, values in self.kept.items()}
-        if "mask" in out:
-            out["mask"] = out["mask"].float() / 255
-        return {name: v.float() if v.is_floating_point() else v for name, v in out.items()} | {"index": index}
+        return self.features.batch(index, self.labels[index])
 
 
 class RegionData(Data):
-    """Regions of the chosen split, in batches that are assembled on the device."""
+    """Regions of the configured split.
 
-    def __init__(self, config: O2PConfig) -> None:
-        self.config = config.data
-        self.network: RegionClassifier | None = None
-        """What is trained: where its features, or its first layers, do not learn, they are computed once."""
-        self.seed, self.device = config.engine.seed, choose_device(config.engine.accelerator)
+    Args:
+        config: the configuration.
+        regions: training and validation regions (:func:`region_sets`).
+        features: their features, if these are not trained (:func:`fixed_features`).
+    """
+
+    def __init__(
+        self, config: O2PConfig, regions: tuple[Regions, Regions], features: tuple[Features, Features] | None = None
+    ) -> None:
+        self.config, self.seed = config.data, config.engine.seed
         self.dtype = {"bf16-mixed": torch.bfloat16, "64": torch.float64}.get(config.engine.precision, torch.float32)
-        self.train_regions, validation = open_regions(self.config)
-        self.final_regions = validation
-        if self.config.split == "tuning":
+        self.train_regions, self.validation_regions = regions
+        self.features = features
+        self.positions = {"train": np.arange(len(regions[0])), "validation": np.arange(len(regions[1]))}
+        self.may_choose = self.config.split == "tuning"  # results are reported on the validation regions
+        if self.may_choose:
             fit, held_out = tuning_split(self.train_regions.image_ids, every=self.config.hold_out)
             self.validation_regions = self.train_regions
             self.positions = {"train": fit, "validation": held_out}
-        else:
-            self.validation_regions = validation
-            self.positions = {"train": np.arange(len(self.train_regions)), "validation": np.arange(len(validation))}
-        self.may_choose = self.config.split == "tuning"  # not on the regions that a result is reported on
+            self.features = features and (features[0], features[0])
 
     @property
     def classes(self) -> list[str]:
@@ -128,28 +197,20 @@ class RegionData(Data):
         return self.train_regions.classes
 
     @cached_property
-    def sources(self) -> dict[str, Any]:
-        """Where the batches of both parts come from; what does not learn is computed on the first use."""
-        everything = self.train_regions, self.final_regions, self.config, self.device
-        kept: list[dict[str, Tensor]] | None = None  # of training and validation regions
-        network, starts = self.network, self.network is not None and self.network.config.train_from is not None
-        if network is not None and not network.learns_features:
-            described = (keep_descriptors if starts else describe)(network, *everything)
-            kept = [{"vector": vectors} for vectors in described]
-        elif network is not None and starts:
-            stores, taps = keep_maps(network, *everything), network.kept
-            kept = [{"mask": store["mask"], **{f"map {tap}": store[tap] for tap in taps}} for store in stores]
-        sources: dict[str, Any] = {}
-        for part, regions in (("train", self.train_regions), ("validation", self.validation_regions)):
-            positions = self.positions[part]
-            if kept is not None:
-                sources[part] = KeptSource(kept[regions is not self.train_regions], regions.labels, positions)
-                continue
-            options: dict[str, Any] = {"resident": self._resident(), "dtype": self.dtype}
-            if part == "train":
-                options |= {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
-            sources[part] = _source(regions, positions, self.config, **options)
-        return sources
+    def sources(self) -> dict[str, ImageSource | FeatureSource]:
+        """Sources of the batches: ``"train"`` and ``"validation"``."""
+        parts = {"train": self.train_regions, "validation": self.validation_regions}
+        if self.features is not None:
+            return {
+                part: FeatureSource(features, regions.labels, self.positions[part])
+                for (part, regions), features in zip(parts.items(), self.features, strict=True)
+            }
+        moved: dict[str, Any] = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
+        fixed: dict[str, Any] = {"resident": self._resident(), "dtype": self.dtype}
+        return {
+            part: _images(regions, self.positions[part], self.config, **fixed, **(moved if part == "train" else {}))
+            for part, regions in parts.items()
+        }
 
     def _resident(self) -> bool:
         if self.config.resident != "auto":
@@ -166,177 +227,131 @@ class RegionData(Data):
         return EpochLoader(source, batch_size, seed=self.seed, threads=threads, pin_memory=pin, **options)
 
     def train_loader(self) -> EpochLoader:
-        """Shuffled batches."""
+        """Return shuffled batches."""
         labels = self.train_regions.labels[self.positions["train"]]
         weights = balancing_weights(labels).tolist() if self.config.sampling == "balanced" else None
         return self._loader("train", self.config.batch_size, weights=weights)
 
     def validation_loader(self) -> EpochLoader:
-        """Validation batches in order."""
+        """Return validation batches in order."""
         return self._loader("validation", self.config.validation_batch_size, shuffle=False)
 
-    def on_device(self, batch: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
-        """Place, flip, mask and normalise the whole batch on the device."""
-        return self.sources["train" if training else "validation"].assemble(batch, batch["index"].device)
+    def on_device(self, batch: dict[str, Tensor], training: bool) -> RegionBatch:
+        """Place, flip, mask and normalize images, or gather features, on the device."""
+        return self.sources["train" if training else "validation"].on_device(batch, batch["index"].device)
 
-    def first_batches(self, count: int, device: torch.device) -> list[dict[str, Tensor]]:
-        """The first training batches of the seeded order, the same on every process, for calibration."""
+    def first_batches(self, count: int, device: torch.device) -> list[RegionBatch]:
+        """Return the first training batches, the same in every process, for calibration."""
         order = self.train_loader().order(0)[: count * self.config.batch_size]
-        out = []
-        for indices in order.split(self.config.batch_size):
-            batch = self.sources["train"].fetch(indices, 0)
-            out.append(self.on_device({k: v.to(device) for k, v in batch.items()}, training=True))
-        return out
+        source = self.sources["train"]
+        return [source.on_device(source.fetch(i, 0), device) for i in order.split(self.config.batch_size)]
 
 
-_kept: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+def _images(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **options: Any) -> ImageSource:
+    return ImageSource(regions, positions, canvas=data.canvas, background=data.background, **options)
+
+
+# ------------------------------------------------------------------------------ features that are not trained
+
+
+def fixed_features(
+    network: RegionClassifier, regions: tuple[Regions, Regions], config: O2PConfig
+) -> tuple[Features, Features] | None:
+    """Return the features of training and validation regions that training does not change, or None.
+
+    These are descriptors if all layers before the classifier are fixed, and maps if the first layers are.
+    """
+    device = choose_device(config.engine.accelerator)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    if not network.learns_features:
+        return describe(network, *regions, config.data, device)
+    if network.config.train_from is not None:
+        fixed = copy.deepcopy(network).to(device).eval()
+        train, validation = (compute_maps(fixed, one, config.data, device) for one in regions)
+        return train, validation
+    return None
 
 
 @torch.no_grad()
-def keep_maps(
-    network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig, device: torch.device
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The maps of all regions that a network needs only once, and the masks, in the device's memory.
-
-    They are computed on the first call and stay until those of another backbone are asked for.
-
-    Returns:
-        For training and validation: tap → maps (n, c, h, w) in float16, and ``"mask"`` (n, canvas, canvas) in 255ths.
-    """
-    start = hashlib.sha256(next(network.backbone.parameters()).detach().cpu().numpy().tobytes()).hexdigest()
-    key = cache_key(
-        {
-            "backbone": network.config.backbone,
-            "weights": [network.config.weights, start],
-            "regions": [str(train.path), str(validation.path), data.canvas, data.background],
-            "two_views": network.config.two_views,
-            "device": str(device),
-        }
-    )
-    if key not in _kept:
-        _kept.clear()
-        _kept[key] = {}, {}
-    missing = sorted({*network.kept} - {*_kept[key][0]})
-    if not missing:
-        return _kept[key]
-    network = copy.deepcopy(network).to(device).eval()
-    for store, regions in zip(_kept[key], (train, validation), strict=True):
-        for batch in _in_order(regions, np.arange(len(regions)), data, device):
-            maps = network.maps(batch["image"], batch["mask"], missing)
-            maps = {"mask": (255 * batch["mask"]).round().byte(), **{tap: m.half() for tap, m in maps.items()}}
-            for name, values in maps.items():
-                if name not in store:
-                    store[name] = values.new_empty(len(regions), *values.shape[1:])
-                store[name][batch["index"]] = values
-    return _kept[key]
-
-
-class Described(NamedTuple):
-    """Descriptors of regions by a network whose features do not learn, float16."""
-
-    train: Tensor
-    validation: Tensor
+def compute_maps(
+    network: RegionClassifier, regions: Regions, data: RegionDataConfig, device: torch.device
+) -> MapFeatures:
+    """Compute the maps of all regions that ``train_from`` fixes."""
+    maps: dict[str, Tensor] = {}
+    masks = torch.empty(len(regions), data.canvas, data.canvas, dtype=torch.uint8, device=device)
+    for batch in _in_order(regions, np.arange(len(regions)), data, device):
+        masks[batch.regions] = (255 * batch.mask).round().byte()
+        for tap, values in network.maps(batch.image, batch.mask, network.kept).items():
+            if tap not in maps:
+                maps[tap] = values.new_empty(len(regions), *values.shape[1:], dtype=torch.float16)
+            maps[tap][batch.regions] = values.half()
+    return MapFeatures(maps, masks)
 
 
 @torch.no_grad()
 def describe(
     network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig, device: torch.device
-) -> Described:
-    """Descriptors of all regions by a network whose features do not learn: computed once, and cached.
+) -> tuple[VectorFeatures, VectorFeatures]:
+    """Return the descriptors of all regions by a network whose features are not trained, cached on disk.
 
-    Projections are started first, on 512 training regions of images that tuning does not hold out, so that they and the
-    descriptors are the same for both splits; the network has them afterwards.
+    Projections are initialized first, on 512 training regions that tuning does not hold out, so that they are the
+    same for both splits. They are copied to ``network``.
     """
-    key = cache_key(_described_key(network, train, validation, data))
-    path = (data.cache or default_cache_folder()) / f"described-{key}"
+    path = (data.cache or default_cache_folder()) / f"described-{_described_key(network, train, validation, data)}"
     if not path.exists():
         one = copy.deepcopy(network).to(device).eval()
 
-        def look(regions: Regions, positions: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        def maps(regions: Regions, positions: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
             for batch in _in_order(regions, positions, data, device):
-                yield one.maps(batch["image"], batch["mask"]), batch["mask"]
+                yield one.maps(batch.image, batch.mask), batch.mask
 
         if _projections(one):
-            one.project([maps for maps, _ in look(train, _first_look(train, data))])
-        vectors = {
-            part: [one.describe_maps(*seen).half().cpu().numpy() for seen in look(regions, np.arange(len(regions)))]
+            fit, _ = tuning_split(train.image_ids, every=data.hold_out)
+            some = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
+            one.project([found for found, _ in maps(train, some)])
+        arrays = {
+            part: [one.describe_maps(*seen).half().cpu().numpy() for seen in maps(regions, np.arange(len(regions)))]
             for part, regions in (("train", train), ("validation", validation))
         }
-        write_cache(path, {**vectors, "projections": _flat_projections(one).numpy()}, {"regions": train.path.name})
-    arrays = open_cache(path).arrays
-    _set_projections(network, torch.from_numpy(np.array(arrays["projections"])))
-    return Described(*(torch.from_numpy(np.array(arrays[part])) for part in Described._fields))
-
-
-@torch.no_grad()
-def keep_descriptors(
-    network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig, device: torch.device
-) -> Described:
-    """The same as :func:`describe`, of maps that :func:`keep_maps` keeps, and kept beside them."""
-    stores = keep_maps(network, train, validation, data, device)
-    fields = {name: value for name, value in vars(network.config).items() if not name.endswith("dropout")}
-    name = f"described {cache_key(fields)}"
-    if name not in stores[0]:
-        one = copy.deepcopy(network).to(device).eval()
-
-        def look(store: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-            return one.maps_behind({tap: store[tap][index].float() for tap in one.kept})
-
-        one.project([look(stores[0], torch.from_numpy(_first_look(train, data)).to(device))])
-        stores[0][f"{name} projections"] = _flat_projections(one)
-        for store in stores:
-            parts = torch.arange(len(store["mask"]), device=device).split(256)
-            store[name] = torch.cat(
-                [one.describe_maps(look(store, i), store["mask"][i].float() / 255).half() for i in parts]
-            )
-    _set_projections(network, stores[0][f"{name} projections"])
-    return Described(stores[0][name], stores[1][name])
-
-
-def _first_look(train: Regions, data: RegionDataConfig) -> np.ndarray:
-    """The training regions that projections are started on."""
-    fit, _ = tuning_split(train.image_ids, every=data.hold_out)
-    return fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
-
-
-def _flat_projections(network: RegionClassifier) -> Tensor:
-    return torch.cat([p.flatten().cpu() for p in _projections(network)] or [torch.zeros(1)])
-
-
-def _set_projections(network: RegionClassifier, weights: Tensor) -> None:
+        weights = torch.cat([p.flatten().cpu() for p in _projections(one)] or [torch.zeros(1)]).numpy()
+        write_cache(path, {**arrays, "projections": weights}, {"regions": train.path.name})
+    cached = open_cache(path).arrays
     if mine := _projections(network):
-        for parameter, part in zip(mine, weights.split([p.numel() for p in mine]), strict=True):
+        parts = torch.from_numpy(np.array(cached["projections"])).split([p.numel() for p in mine])
+        for parameter, part in zip(mine, parts, strict=True):
             parameter.copy_(part.view_as(parameter))
+    found = [VectorFeatures(torch.from_numpy(np.array(cached[part]))) for part in ("train", "validation")]
+    return found[0], found[1]
 
 
 def _projections(network: RegionClassifier) -> list[Tensor]:
     return [pooling.reduce.weight for pooling in network.poolings().values() if pooling.reduce is not None]
 
 
-def _described_key(
-    network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig
-) -> dict[str, Any]:
+def _described_key(network: RegionClassifier, train: Regions, validation: Regions, data: RegionDataConfig) -> str:
     weights = hashlib.sha256()
     for name, value in network.backbone.state_dict().items():
         weights.update(f"{name}{tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
-    return {
-        "regions": [train.path.name, validation.path.name],
-        "hold_out": data.hold_out,
-        "network": network.hparams_dict,
-        "weights": weights.hexdigest(),
-    }
+    return cache_key(
+        {
+            "regions": [train.path.name, validation.path.name],
+            "hold_out": data.hold_out,
+            "network": network.hparams_dict,
+            "weights": weights.hexdigest(),
+        }
+    )
 
 
 def _in_order(
     regions: Regions, positions: np.ndarray, data: RegionDataConfig, device: torch.device
-) -> Iterator[dict[str, Tensor]]:
-    """Batches of regions as they are validated."""
-    source = _source(regions, positions, data)
+) -> Iterator[ImageBatch]:
+    source = _images(regions, positions, data)
     for indices in torch.arange(len(positions)).split(64):
-        yield source.assemble(source.fetch(indices, 0), device)
+        yield source.on_device(source.fetch(indices, 0), device)
 
 
-# ------------------------------------------------------------------------------------------------------------- network
+# --------------------------------------------------------------------------------------------------- network
 
 
 def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
@@ -350,62 +365,53 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
 class RegionModule(System):
     """The classifier with cross-entropy, SGD with a cosine schedule, and errors on all and on large regions."""
 
-    def __init__(self, config: O2PConfig, data: RegionData) -> None:
+    def __init__(self, config: O2PConfig, model: RegionClassifier, validation: Regions) -> None:
         super().__init__()
-        self.config = config
-        self.model = build_model(config, data.classes)
-        data.network = self.model
-        areas = torch.from_numpy(data.validation_regions.areas)
-        self.register_buffer("areas", areas, persistent=False)
-        self.areas: Tensor
-        self._image_ids = data.validation_regions.image_ids
+        self.config, self.model = config, model
+        self._areas, self._image_ids = torch.from_numpy(validation.areas), validation.image_ids
         self.predictions: dict[str, np.ndarray] = {}
         self._collected: list[tuple[Tensor, ...]] = []
-        self._calibration_batches = 5
 
-    def scores(self, batch: dict[str, Tensor]) -> Tensor:
-        """Scores (b, classes) of an assembled batch."""
-        if "vector" in batch:
-            return self.model.classify(batch["vector"])
-        if "image" not in batch:
-            return self.model.classify_maps(self._maps(batch), batch["mask"])
-        return self.model(batch["image"], batch["mask"])
+    def scores(self, batch: RegionBatch) -> Tensor:
+        """Return scores (b, classes)."""
+        if isinstance(batch, VectorBatch):
+            return self.model.classify(batch.vector)
+        return self.model.classify_maps(self._maps(batch), batch.mask)
 
-    def _maps(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The maps that the descriptors see, from pictures or from those that were kept."""
-        if "image" in batch:
-            return self.model.maps(batch["image"], batch["mask"])
-        return self.model.maps_behind({tap: batch[f"map {tap}"] for tap in self.model.kept})
+    def _maps(self, batch: ImageBatch | MapBatch) -> dict[str, Tensor]:
+        if isinstance(batch, ImageBatch):
+            return self.model.maps(batch.image, batch.mask)
+        return self.model.maps_behind(batch.maps)
 
     def start(self, data: RegionData) -> None:
-        """Prepare the device and, in a new run, measure the descriptor's mean and deviation."""
+        """Prepare the device and, in a new run, calibrate the descriptors."""
         if self.device.type == "cuda":
             self.model.backbone.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
         self.calibrate(data)
 
     @torch.no_grad()
     def calibrate(self, data: RegionData) -> None:
-        """Measure what the descriptors are standardised and projected by on the first training batches, once."""
+        """Measure the descriptors' means, deviations and projections on the first training batches, once."""
         if all(bool(one.calibrated) for one in self.model.descriptors()):
             return
-        if not self.model.learns_features:
+        if isinstance(data.sources["train"], FeatureSource) and not self.model.learns_features:
             batches = data.first_batches(50, self.device)
-            self.model.calibrate_described(torch.cat([b["vector"] for b in batches]))
+            self.model.calibrate_described(torch.cat([b.vector for b in batches if isinstance(b, VectorBatch)]))
             return
-        batches = data.first_batches(self._calibration_batches, self.device)
-        self.model.calibrate_maps([(self._maps(b), b["mask"]) for b in batches])
+        batches = data.first_batches(5, self.device)
+        self.model.calibrate_maps([(self._maps(b), b.mask) for b in batches if not isinstance(b, VectorBatch)])
 
-    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
-        """Mean cross-entropy of a batch."""
+    def training_step(self, batch: RegionBatch) -> Tensor:
+        """Return the mean cross-entropy of a batch."""
         logged = self.step % self.config.engine.log_every == 0
         watch: contextlib.AbstractContextManager[None] = self._watch() if logged else contextlib.nullcontext()
         with watch:
             scores = self.scores(batch)
-        return nnf.cross_entropy(scores.float(), batch["target"], label_smoothing=self.config.optimizer.label_smoothing)
+        return nnf.cross_entropy(scores.float(), batch.target, label_smoothing=self.config.optimizer.label_smoothing)
 
     @contextlib.contextmanager
     def _watch(self) -> Iterator[None]:
-        """Record rank, spectrum and gradient of the structured layer in the forward pass inside."""
+        """Record rank, spectrum and gradient of the structured layer."""
         pooling = next(iter(self.model.poolings().values()), None)
         if pooling is None:
             yield
@@ -430,9 +436,9 @@ class RegionModule(System):
             handle.remove()
 
     @torch.no_grad()
-    def diagnose(self, batch: dict[str, Tensor]) -> dict[str, Any]:
-        """Spectrum and size of what the structured layer sees in a batch."""
-        if not self.model.taps or "vector" in batch:
+    def diagnose(self, batch: RegionBatch) -> dict[str, Any]:
+        """Return the spectrum and size of the structured layer's input."""
+        if not self.model.taps or isinstance(batch, VectorBatch):
             return {"head": self.config.model.head, "structured_layer": None}
         tap, pooling = next(iter(self.model.poolings().items()))
         features, _ = self.model.cells(self._maps(batch), None, tap)
@@ -448,19 +454,19 @@ class RegionModule(System):
             "spectrum": [[float(v) for v in row] for row in spectrum.cpu()],
         }
 
-    def validation_step(self, batch: dict[str, Tensor]) -> None:
+    def validation_step(self, batch: RegionBatch) -> None:
         """Collect predictions and losses on the device."""
         scores = self.scores(batch).float()
-        loss = nnf.cross_entropy(scores, batch["target"], reduction="none")
-        self._collected.append((batch["index"], batch["target"], scores.argmax(-1), loss))
+        loss = nnf.cross_entropy(scores, batch.target, reduction="none")
+        self._collected.append((batch.regions, batch.target, scores.argmax(-1), loss))
 
     def validation_end(self, data: RegionData) -> dict[str, float]:
-        """Errors over all processes, in percent."""
+        """Return the errors over all processes, in percent."""
         mine = [torch.cat(part).cpu() for part in zip(*self._collected, strict=True)]
         index, target, predicted, loss = (torch.cat(parts) for parts in zip(*gather(mine), strict=True))
         self._collected.clear()
         wrong = (predicted != target).float()
-        large = self.areas.cpu()[index] >= LARGE
+        large = self._areas[index] >= LARGE
         order = index.argsort()
         self.predictions = {
             "index": index[order].numpy(),
@@ -477,12 +483,12 @@ class RegionModule(System):
         }
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        """SGD with momentum; linear warm-up, then half a cosine to zero."""
+        """Return SGD with momentum; linear warm-up, then half a cosine to zero."""
         config = self.config.optimizer
         groups = self.model.parameter_groups(config.rate, config.backbone_factor, config.decay)
         fused = self.device.type == "cuda"
         optimizer = torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum, fused=fused)
-        if fused and config.momentum:  # torch leaves them unwritten where a scaler of float16 skips the first step
+        if fused and config.momentum:  # not initialized if the float16 scaler skips the first step
             for p in (p for group in groups for p in group["params"]):
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         warmup = config.warmup * steps / max(self.config.engine.max_epochs, 1)
@@ -497,7 +503,7 @@ class RegionModule(System):
 
 @torch.no_grad()
 def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
-    """Ascending eigenvalues (b, min(m, d)) of what is pooled, before weights are applied and ε is added."""
+    """Return ascending eigenvalues (b, min(m, d)) of FᵀF, without weights and ε."""
     f = pooling.features(features).double()
     return batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp_min(0)
 
@@ -506,21 +512,21 @@ def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
 
 
 def save_predictions(run: RunFolder, module: RegionModule) -> str:
-    """Write the last validation's predictions to the run folder; return their SHA-256."""
+    """Write the predictions of the last validation; return their SHA-256."""
     path = run.predictions_path("validation.npz")
     np.savez_compressed(path, **module.predictions)  # type: ignore[arg-type]
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def export(run: RunFolder, module: RegionModule, data: RegionData) -> None:
-    """Write the trained model, and its predictions."""
+    """Write the trained model and its predictions."""
     module.model.save_pretrained(run.path / "model")
-    evaluate(module.config, module, data)  # with the chosen weights, which need not be the last
+    evaluate(module.config, module, data)  # the best weights, which need not be the last
     save_predictions(run, module)
 
 
 def figures(run: RunFolder, module: RegionModule, data: RegionData) -> None:
-    """Draw curves and the confusion of the last validation."""
+    """Draw curves and the confusion matrix of the last validation."""
     from matbackprop.vision.report.figures import confusion_matrix, curves
 
     curves(run.read_metrics(), run.figure_path("curves"))
@@ -529,7 +535,7 @@ def figures(run: RunFolder, module: RegionModule, data: RegionData) -> None:
 
 
 def confusion(target: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Counts (classes, classes): row the true class, column the predicted one.
+    """Return counts (classes, classes): rows are true classes, columns predicted ones.
 
     Example:
         >>> confusion(np.array([0, 1, 1]), np.array([0, 0, 1]), 2).tolist()
@@ -541,5 +547,7 @@ def confusion(target: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
 
 def build(config: O2PConfig) -> tuple[RegionModule, RegionData]:
     """Build the system and the data of a configuration."""
-    data = RegionData(config)
-    return RegionModule(config, data), data
+    regions = region_sets(config.data)
+    model = build_model(config, regions[0].classes)
+    data = RegionData(config, regions, fixed_features(model, regions, config))
+    return RegionModule(config, model, data.validation_regions), data
