@@ -15,7 +15,6 @@ NUMERICAL := $(addprefix tests/,functional nn paper solvers spd vision/metrics v
 PROCESSORS ?= ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
   ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
 
-export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test test-all test-more lint types unit doctest docs slow processors newest versions coverage clean \
   table1 table2 backbones bsds500 baselines

@@ -24,7 +24,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
     heed_signals()
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the environment
         _isolate(config)
