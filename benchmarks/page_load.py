@@ -1,7 +1,7 @@
 """Besiege the page with many visitors at once, and write what came of it: ``python benchmarks/page_load.py``.
 
 The page is started by ``matbackprop serve`` in a process of its own. Clients upload photographs, files that are no
-pictures, bombs and huge files, send paths, names and sessions that are not theirs, and nonsense; every answer is
+pictures, bombs and huge files, send paths and names that are not theirs, and nonsense; every answer is
 searched for traces of the machine and for other people's photographs. The summary goes to
 ``benchmarks/results/page_load.json``.
 """

@@ -125,7 +125,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "tqdm",
     ),
     "sift": ("kornia",),
-    "serve": ("gradio",),
+    "serve": ("gradio", "uvicorn", "mpmath"),
     "onnx": ("onnx", "onnxscript"),
     "video": ("av",),
     "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),

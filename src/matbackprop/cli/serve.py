@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
+import sys
 import tempfile
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import needs
+
+log = logging.getLogger("matbackprop")
 
 
 @dataclass
 class Config:
-    """Open a page on this machine (127.0.0.1): segment photographs, edit and export regions, explore gradients."""
+    """Serve a page on this machine (127.0.0.1): segment photographs, edit and export regions, explore gradients."""
 
     model: str = "box"
     (
-        "Segmenter. box: the small network that comes with the package. box/accurate: the larger one, better and "
-        "slower. none: merge superpixels by colour and contrast alone. Or the folder of a trained model, a run folder "
-        "of 'matbackprop train ncuts', or owner/name on the hub."
+        "Segmenter. box: the small network in the package. box/accurate: a larger one, better and slower. none: "
+        "colors alone. Or the folder of a trained model, a run folder, or owner/name on the Hugging Face hub."
     )
     classifier: str = "box"
     (
-        "Classifier. box: the small network for COCO's 80 classes that comes with the package. none: names are "
-        "typed. Or the folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the "
-        "hub."
+        "Classifier. box: the small network for COCO's 80 classes in the package. none: names are typed. Or the "
+        "folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."
     )
     host: str = "127.0.0.1"
     """Address to listen on. The default is this machine alone; 0.0.0.0 is every network that it is on."""
@@ -39,30 +41,40 @@ class Config:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Load the models, start the page, and say where it is; then stay until Ctrl-C."""
-    if not 0 <= config.port <= 65535:
-        raise ConfigurationError(f"--port {config.port}: ports have numbers from 0 to 65535.")
-    try:
-        socket.getaddrinfo(config.host, config.port)
-    except (OSError, UnicodeError):
-        raise ConfigurationError(f"--host {config.host}: there is no such address; name one of this machine.") from None
+    """Print the address, load the models and start the page; then stay until Ctrl-C."""
+    with needs("the page needs Gradio", "'matbackprop[serve]'"):
+        from matbackprop.vision.serve.server import LOOPBACK, Server, listen
+    sock = listen(config.host, config.port)
+    address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{sock.getsockname()[1]}"
+    print(f"Loading Gradio and the networks; the page will be at {address}", file=sys.stderr, flush=True)
+    local = config.host in LOOPBACK
+    if not local:
+        log.warning(
+            "The page listens on %s: everyone who reaches this machine can use it. It has no accounts and no "
+            "encryption; offer it only to a network that you trust.",
+            config.host,
+        )
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
-    os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which makes a folder elsewhere otherwise
+    os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which creates another folder otherwise
 
     from matbackprop.vision.inference import load_classifier, load_segmenter, name_regions
-    from matbackprop.vision.serve.analysis import Segmenter
-    from matbackprop.vision.serve.app import build, launch
+    from matbackprop.vision.serve.analysis import analyze
+    from matbackprop.vision.serve.app import application, build
 
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
-    segmenter, name = Segmenter(model), None
+    about = "Without a network: colors alone." if model is None else f"Segmenter: {config.model}."
+    classify = None
     if config.classifier != "none":
         classifier = load_classifier(config.classifier, config.device)
-        name = lambda photograph, mask: name_regions(classifier, photograph, masks=[mask])[0]  # noqa: E731
-    page = build(segmenter, segmenter.methods, Path(folder.name), about=segmenter.about, classify=name)
-    address = launch(page, Path(folder.name), host=config.host, port=config.port, browser=config.browser)
+        classify = lambda photograph, mask: name_regions(classifier, photograph, masks=[mask])[0]  # noqa: E731
+    page = build(lambda pixels, name: analyze(pixels, model, name), Path(folder.name), about=about, classify=classify)
+    server = Server(application(page), sock, Path(folder.name), LOOPBACK if local else ())
+    server.start()
+    if config.browser:
+        webbrowser.open(address)
 
     def stay() -> None:
         with folder:
-            page.block_thread()
+            server.wait()
 
     return {"summary": f"The page is at {address} (stop with Ctrl-C).", "address": address, "then": stay}

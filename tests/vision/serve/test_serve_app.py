@@ -1,7 +1,4 @@
-"""The page starts on this machine, answers, and loads nothing from elsewhere."""
-
-import socket
-import urllib.request
+"""The page's events, and its application."""
 
 import numpy as np
 import pytest
@@ -9,10 +6,11 @@ from PIL import Image
 
 gr = pytest.importorskip("gradio")
 
-from matbackprop.errors import ConfigurationError  # noqa: E402
-from matbackprop.vision.serve import app, guard  # noqa: E402
-from matbackprop.vision.serve.analysis import Segmenter  # noqa: E402
-from matbackprop.vision.serve.app import MAX_OPEN, build, launch  # noqa: E402
+from helpers import page_load  # noqa: E402
+from matbackprop.vision.serve import app  # noqa: E402
+from matbackprop.vision.serve.analysis import analyze  # noqa: E402
+from matbackprop.vision.serve.app import MAX_OPEN, application, build  # noqa: E402
+from matbackprop.vision.serve.server import Server, listen  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +20,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder):
-    segmenter = Segmenter()
     return build(
-        segmenter, segmenter.methods, folder, about=segmenter.about, classify=lambda image, mask: {"cup": mask.mean()}
+        lambda pixels, name: analyze(pixels, name=name), folder, classify=lambda image, mask: {"cup": mask.mean()}
     )
 
 
@@ -39,8 +36,8 @@ def visit(page):
 
 @pytest.fixture(scope="module")
 def picture():
-    image = np.full((48, 64, 3), 30, np.uint8)
-    image[:, 32:] = (220, 120, 20)
+    image = np.full((96, 128, 3), 30, np.uint8)
+    image[:, 64:] = (220, 120, 20)
     return image
 
 
@@ -50,124 +47,119 @@ def upload(folder, image, name="photo.png"):
 
 
 def opened(page, visit, *files):
-    return _function(page, "add_photographs")(visit, list(files), "borders")
+    return _function(page, "add_photographs")(visit, list(files), "regions")
 
 
-def test_a_photograph_gives_every_view(page, visit, folder, picture):
-    drop, strip, said, slider, now, stage, tree, archive, levels, vectors, spectrum = opened(
-        page, visit, upload(folder, picture)
-    )
+def chosen(index):
+    return gr.SelectData(target=None, data={"index": index, "value": None})
+
+
+def test_a_photograph_is_shown(page, visit, folder, picture):
+    file = upload(folder, picture)
+    drop, strip, message, height, now, stage = opened(page, visit, file)
     assert drop is None and [name for _, name in strip["value"]][:2] == ["photo.png", "coffee.jpg"]
-    assert said == "**photo.png**. Suggested: 2 regions." and slider["value"] == 2
-    assert (stage["width"], stage["height"], sum(stage["runs"][1::2])) == (64, 48, 64 * 48)
-    assert stage["alt"] == "The photograph photo.png divided into 2 regions"
-    assert tree.count("<rect") == 40 and archive["visible"] is False
-    assert len(levels) == 8 and len(vectors) >= 2 and "<polyline" in spectrum
-    moved = _function(page, "move_slider")(now, 5, "borders")
-    assert len(moved[1]["colours"]) == 5
-    assert len(_function(page, "undo")(moved[0], "borders")[1]["colours"]) == 2
+    assert message == "" and height == round(now.analysis.height, 2)
+    assert (stage["width"], stage["height"], sum(stage["runs"][1::2])) == (128, 96, 128 * 96)
 
 
-def test_photographs_keep_what_was_done_to_them_and_few_stay_in_memory(page, visit, folder, picture):
-    files = [upload(folder, picture, f"{n}.png") for n in range(6)]
-    now = opened(page, visit, *files)[4]
-    now = _function(page, "move_slider")(now, 7, "borders")[0]
+def test_the_slider_keeps_edits_and_undo_covers_names(page, visit, folder, picture):
+    now = opened(page, visit, upload(folder, picture))[4]
+    click, move, undo = (_function(page, name) for name in ("click", "move_slider", "undo"))
+    named, _, guesses = click(now, "name", "", "regions", chosen([10, 10]))
+    assert guesses["cup"] == pytest.approx(0.5, abs=0.1) and "cup" in named.analysis.names
+    moved, stage = move(named, 1.0, "regions")
+    assert "cup" in stage["names"] and moved.analysis.height == 1.0
+    assert not any(undo(moved, "regions")[1]["names"])
+    assert "wall" in click(now, "name", "wall", "regions", chosen([10, 10]))[1]["names"]
+
+
+def test_photographs_keep_edits_and_few_stay_in_memory(page, visit, folder, picture):
+    now = opened(page, visit, *(upload(folder, picture, f"{n}.png") for n in range(6)))[4]
+    now = _function(page, "click")(now, "name", "wall", "regions", chosen([10, 10]))[0]
     choose = _function(page, "choose")
     for index in (1, 0):
-        now = choose(now, "borders", gr.SelectData(target=None, data={"index": index, "value": None}))[2]
-    assert now.photograph.name == "0.png" and now.analysis.shown.count() == 7
+        now = choose(now, "regions", chosen(index))[2]
+    assert now.photograph.name == "0.png" and "wall" in now.analysis.names
     for index in range(1, 6):
-        now = choose(now, "borders", gr.SelectData(target=None, data={"index": index, "value": None}))[2]
+        now = choose(now, "regions", chosen(index))[2]
     assert len(now.analyses) == MAX_OPEN and now.photograph.name == "5.png"
 
 
-def test_files_are_written_into_the_page_s_folder(page, visit, folder, picture):
+def test_exports_are_written_into_the_folder(page, visit, folder, picture):
     now = opened(page, visit, upload(folder, picture, "mug.png"))[4]
-    answer = _function(page, "export")(now, ["svg"])
-    assert answer["value"].startswith(str(folder)) and answer["value"].endswith("mug.zip") and answer["visible"]
-    assert _function(page, "export")(visit, ["svg"])["visible"] is False
+    path = _function(page, "export")(now, "svg")
+    assert path.startswith(str(folder)) and path.endswith("mug.svg")
+    assert _function(page, "export")(visit, "svg") is None
 
 
-def test_nobody_keeps_the_others_waiting_with_endless_photographs(page, visit, folder, picture, monkeypatch):
-    files = [upload(folder, picture, f"{n}.png") for n in range(3)]
+def test_reading_many_photographs_is_bounded(page, visit, folder, picture, monkeypatch):
     monkeypatch.setattr(app, "MAX_PHOTOGRAPHS", 2)
-    answer = opened(page, visit, *files)
+    answer = opened(page, visit, *(upload(folder, picture, f"{n}.png") for n in range(3)))
     assert "1 of 3 photographs were left out" in answer[2] and len(answer[4].photographs) == 2
     monkeypatch.setattr(app, "READING", -1.0)
-    assert opened(page, visit, *files)[2] == "⚠ 3 of 3 photographs were left out."
+    assert opened(page, visit, upload(folder, picture))[2] == "⚠ 1 of 1 photographs were left out."
 
 
-def test_a_full_page_writes_nothing_more(page, visit, folder, picture, monkeypatch):
+def test_a_full_page_writes_nothing(page, visit, folder, picture, monkeypatch):
     file = upload(folder, picture, "mug.png")
-    now = opened(page, visit, file)[4]
-    monkeypatch.setattr(guard, "MAX_KEPT", 0)
+    now = opened(page, visit, upload(folder, picture, "other.png"))[4]
+    monkeypatch.setattr(app, "MAX_KEPT", 0)
     before = sorted(folder.rglob("*"))
     with pytest.raises(gr.Error, match="too many files"):
-        _function(page, "export")(now, ["svg"])
+        _function(page, "export")(now, "svg")
     assert opened(page, visit, file)[2] == "⚠ 1 of 1 photographs were left out."
     assert sorted(folder.rglob("*")) == before
 
 
-def test_sixteen_bits_are_rescaled_and_that_is_said(page, visit, folder):
-    grey = np.zeros((48, 64), np.uint16)
-    grey[:, 32:] = 4000
-    _, _, said, _, now, *_ = opened(page, visit, upload(folder, grey, "deep.png"))
-    assert "values from 0 to 4000 rescaled" in said
-    assert now.analysis.photograph[0, [0, -1], 0].tolist() == [0, 255]
+def test_rescaling_is_noted_and_bad_files_are_named_without_their_path(page, visit, folder, picture):
+    gray = np.zeros((48, 64), np.uint16)
+    gray[:, 32:] = 4000
+    assert "values from 0 to 4000 rescaled" in opened(page, visit, upload(folder, gray, "deep.png"))[2]
+    (folder / "bad.jpg").write_text("no picture")
+    message = opened(page, visit, str(folder / "bad.jpg"))[2]
+    assert "bad.jpg is not a picture" in message and str(folder) not in message
+    tiny, good = upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), upload(folder, picture, "good.png")
+    answer = opened(page, visit, tiny, good)
+    assert "Each side needs 16" in answer[2] and answer[4].photograph.name == "good.png"
 
 
-def test_a_bad_file_is_one_sentence_without_its_temporary_path_and_changes_nothing(page, visit, folder, picture):
-    def no_picture():
-        (folder / "bad.jpg").write_text("no picture")
-        return str(folder / "bad.jpg")
-
-    for bad, sentence in (
-        (no_picture, "bad.jpg is not a picture that can be read"),
-        (lambda: upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), "each side needs 16"),
-    ):
-        said = opened(page, visit, bad())[2]
-        assert sentence in said and str(folder) not in said
-        good = opened(page, visit, bad(), upload(folder, picture, "good.png"))
-        assert sentence in good[2] and good[4].photograph.name == "good.png"
-
-
-def test_keys_and_the_number_box_move_the_picture_too(page):
-    events = [t for f in page.fns.values() if f.fn is not None and f.fn.__name__ == "move_slider" for t in f.targets]
-    assert [name for _, name in events] == ["input"]
-
-
-def test_a_click_divides_unites_or_names_the_region(page, visit, folder, picture):
-    now = opened(page, visit, upload(folder, picture))[4]
-    event = gr.SelectData(target=None, data={"index": [10, 10], "value": None})
-    click = _function(page, "click")
-    split = click(now, "split", "", "borders", event)
-    assert len(split[1]["colours"]) == 3
-    assert len(click(split[0], "merge", "", "borders", event)[1]["colours"]) == 2
-    *_, guesses = named = click(now, "name", "", "borders", event)
-    assert guesses["cup"] == pytest.approx(0.5, abs=0.05) and sorted(named[1]["names"]) == ["", "cup"]
-    assert "wall" in click(now, "name", "wall", "borders", event)[1]["names"]
+@pytest.fixture(scope="module")
+def address(page, folder):
+    with listen("127.0.0.1", 0) as sock:
+        server = Server(application(page), sock, folder)
+        server.start()
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server.close()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_page_answers_on_this_machine_only_and_bounds_what_it_keeps(page, folder):
-    address = launch(page, folder, port=0)
-    try:
-        assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            text = answer.read().decode()
-        assert "matbackprop" in text and "A click on a region" in text
-        assert "fonts.googleapis.com" not in text
-        assert page.analytics_enabled is False
-        assert page.max_file_size == 50 * 2**20 and page.state_session_capacity == 50
-        assert page.delete_cache is not None and str(folder) == page.GRADIO_CACHE
-    finally:
-        page.close()
+def test_the_page_answers_and_loads_nothing_from_elsewhere(page, folder, address):
+    client = page_load.Client(address, 0, page_load.Tally())
+    _, text = client.ask("GET", "/")
+    assert b"A click on a region" in text and b"fonts.googleapis.com" not in text
+    assert page.analytics_enabled is False and page.max_file_size == 50 * 2**20 and page.state_session_capacity == 50
+    assert str(folder) == page.GRADIO_CACHE
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_port_that_is_taken_is_one_line(page, folder):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(ConfigurationError, match="choose another with --port"):
-            launch(page, folder, port=taken.getsockname()[1])
+@pytest.mark.parametrize("kind", page_load.KINDS, ids=lambda kind: kind.__name__)
+def test_visitors_get_only_their_own_files(kind, address, monkeypatch):
+    monkeypatch.setattr(page_load, "KINDS", {kind: 1})
+    assert not page_load.besiege(address, 2, 2).wrong
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_the_machine_cannot_be_fetched(address):
+    client = page_load.Client(address, 0, page_load.Tally())
+    for path in page_load.STOLEN:
+        status, content = client.ask("GET", path)
+        assert status >= 300 and b"root:" not in content, path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_uploads_of_one_request_are_bounded_together(address, monkeypatch):
+    from matbackprop.vision.serve import server
+
+    monkeypatch.setattr(server, "MAX_KEPT", 100_000)
+    client = page_load.Client(address, 0, page_load.Tally())
+    assert client.upload(b"\0" * 400_000)[0] == 507

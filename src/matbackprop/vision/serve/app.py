@@ -1,17 +1,15 @@
-"""The page: the regions of photographs, to be moved through, divided, united, named and downloaded; and gradients.
+"""The page: regions of photographs, to be viewed, edited, named and exported; and gradients.
 
-Gradio's usage statistics are off, its fonts are the browser's own, and the server listens on this machine only. What a
-visitor leaves behind is bounded: uploads by :data:`MAX_UPLOAD`, analyses in memory by :data:`MAX_VISITORS` and
-:data:`MAX_OPEN`, files on disk by their age, and all of them lie in one folder that the caller removes at the end.
+Nothing is sent to other servers. Files of visitors are in one folder, which :mod:`matbackprop.vision.serve.server`
+bounds in size and age and the caller removes at the end.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,53 +18,44 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from matbackprop.errors import ConfigurationError, needs
+from matbackprop.errors import needs
 from matbackprop.vision.data.pictures import read_picture
-from matbackprop.vision.inference.export import FORMATS
 from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explored, gap_text, said
-from matbackprop.vision.serve.guard import AGE, FULL, Guard, make_room
-from matbackprop.vision.serve.views import MAX_REGIONS, Analysis, Pixels, counted, fit_photograph, sample_photographs
+from matbackprop.vision.serve.views import VIEWS, Analysis, Pixels, fit_photograph, sample_photographs
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ["GRADIO_ANALYTICS_MAX_EVENTS"] = "100"  # nobody sees what it notes about past events and computes of them
-os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(10**9)
 with needs("the page needs Gradio", "'matbackprop[serve]'"):
     import gradio as gr
-    from starlette.middleware import Middleware
+    from fastapi import FastAPI
 
-log = logging.getLogger("matbackprop")
+    from matbackprop.vision.serve.server import AGE, FULL, MAX_KEPT, remove_old
 
 MAX_UPLOAD = "50mb"
-"""Size of the largest file that is taken."""
+"""Size of the largest file that is accepted."""
 MAX_VISITORS = 50
-"""How many visitors' photographs stay in memory; who has been away longest is forgotten first."""
+"""Visitors whose analyses stay in memory; the one that was away longest is forgotten first."""
 MAX_OPEN = 4
-"""How many analysed photographs of a visitor stay in memory, some 3 MB each; the others are analysed again."""
+"""Analyses of a visitor that stay in memory, some 3 MB each; others are computed again."""
 MAX_WAITING = 64
-"""How many requests wait their turn; more are refused at once."""
-LOOPBACK = "127.0.0.1"
+"""Requests that wait; more are refused."""
 MAX_PHOTOGRAPHS = 24
-"""How many photographs a visitor's strip shows, and how many are read at a time."""
+"""Photographs of a visitor."""
 READING = 30.0
-"""Seconds after which no further photograph of those that were dropped together is read; others wait meanwhile."""
-VIEWS = ("borders", "mean colours")
-_EVERY = 600  # seconds: how often files are looked through
+"""Seconds for reading photographs that were dropped together; other visitors wait meanwhile."""
 
-Analyse = Callable[[Pixels, str, str], Analysis]
+FORMATS = {"PNG pictures": "png", "SVG outlines": "svg", "COCO masks": "coco", "LabelMe polygons": "labelme",
+           "NPZ levels": "npz", "UCM2 contours": "ucm2"}  # fmt: skip
+
+Analyze = Callable[[Pixels, str], Analysis]
 Classify = Callable[[Pixels, NDArray[np.bool_]], dict[str, float]]
 
 _HERE = Path(__file__).parent
-_BUTTONS: Any = ["download", "fullscreen"]  # without "share", which would send the picture away
-_TITLE = """
-# matbackprop
-Drop photographs, move the slider from few regions to many, and click on a region to change it. Everything is computed
-on this machine.
-"""
+_TITLE = "**matbackprop**  Drop a photograph, move the slider, click on regions. All is computed on this machine."
 _STAGE = """
 <div class="stage empty">
   <div class="picture" tabindex="0" role="application"
-       aria-label="The picture. Arrow keys move from place to place, Enter does what a click does.">
+       aria-label="The picture. Arrow keys move the cursor, Enter clicks.">
     <img alt=""><canvas aria-hidden="true"></canvas>
   </div>
   <p class="caption" role="status"></p>
@@ -78,18 +67,17 @@ _PASTE = """() => document.addEventListener("paste", (event) => {
   input.files = event.clipboardData.files;
   input.dispatchEvent(new Event("change", { bubbles: true }));
 })"""
-_DENDROGRAM = "<p>Every fork unites two regions; the dashed line cuts the tree where the slider stands.</p>"
+_DOWNLOAD = """() => setTimeout(() => document.querySelector("#archive").click(), 200)"""
 _GRADIENTS = """
-Backpropagation through a decomposition divides by the difference of two eigenvalues. Move two of them together and see
-what is left of the gradient of $g(A)$, $A$ an 8×8 matrix, by each method. The truth is computed in 50 digits; all
-methods compute in the precision that you choose. Then a short training starts from features with these eigenvalues. A
-gradient with some error usually still leads downhill; a NaN ends the training.
+Backpropagation through an eigendecomposition divides by the gap of two eigenvalues. **What to see: with four dead
+channels, which have equal eigenvalues, autograd through `eigh` is NaN from the first step and the other formulas are
+72 % off, but matbackprop is exact.** Move the gap of one pair; the reference has 50 digits.
 """
 
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph in a visitor's strip: its own name, and where it lies, reduced, as the page shows it."""
+    """A photograph of a visitor: its name, its reduced file, and a note about its values."""
 
     name: str
     path: Path
@@ -98,333 +86,220 @@ class Photograph:
 
 @dataclass(frozen=True)
 class Visit:
-    """What a visitor has: photographs, which of them is chosen, and the latest analyses by photograph and method."""
+    """A visitor's photographs, the chosen one, and the latest analyses."""
 
     photographs: tuple[Photograph, ...]
     chosen: int = 0
-    method: str = ""
-    analyses: dict[tuple[Path, str], Analysis] = field(default_factory=dict)
+    analyses: dict[Path, Analysis] = field(default_factory=dict)
 
     @property
     def photograph(self) -> Photograph:
-        """The one that is shown."""
+        """The chosen photograph."""
         return self.photographs[self.chosen]
 
     @property
     def analysis(self) -> Analysis | None:
-        """What is shown of it."""
-        return self.analyses.get((self.photograph.path, self.method))
+        """The analysis of the chosen photograph."""
+        return self.analyses.get(self.photograph.path)
 
     def after(self, analysis: Analysis) -> Visit:
-        """The visit with a change of what is shown."""
-        key = (self.photograph.path, self.method)
-        kept = {k: a for k, a in self.analyses.items() if k != key}
-        return replace(self, analyses={**dict(list(kept.items())[1 - MAX_OPEN :]), key: analysis})
+        """The visit with a changed analysis."""
+        kept = [item for item in self.analyses.items() if item[0] != self.photograph.path]
+        return replace(self, analyses={**dict(kept[1 - MAX_OPEN :]), self.photograph.path: analysis})
 
 
-def _theme() -> gr.themes.Base:
-    fonts = ["Inter", "system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
-    mono = ["ui-monospace", "Menlo", "Consolas", "monospace"]
-    return gr.themes.Base(primary_hue="blue", neutral_hue="gray", font=fonts, font_mono=mono, radius_size="md")
-
-
-def build(
-    analyse: Analyse, methods: Sequence[str], folder: Path, *, about: str = "", classify: Classify | None = None
-) -> gr.Blocks:
+def build(analyze: Analyze, folder: Path, *, about: str = "", classify: Classify | None = None) -> gr.Blocks:
     """Build the page.
 
     Args:
-        analyse: photograph (h, w, 3), method, file name → :class:`~matbackprop.vision.serve.views.Analysis`.
-        methods: names of methods that ``analyse`` knows, the default first.
-        folder: where uploads, samples and results are kept; the caller removes it.
-        about: a line about the model in use.
-        classify: photograph, mask → class name → probability; without it names are typed.
+        analyze: photograph (h, w, 3), file name → :class:`~matbackprop.vision.serve.views.Analysis`.
+        folder: folder of uploads, samples and exports; the caller removes it.
+        about: a line about the model.
+        classify: photograph, mask → class name → probability; None if names are only typed.
 
     Returns:
-        The page, to be started by :func:`launch`.
+        The page; see :func:`application`.
     """
-    os.environ["GRADIO_TEMP_DIR"] = str(folder)  # the only way to tell Gradio
-    start = Visit(tuple(Photograph(path.name, path) for path in sample_photographs(folder)), method=methods[0])
-    with gr.Blocks(title="matbackprop", analytics_enabled=False, delete_cache=(_EVERY, AGE)) as page:
+    os.environ["GRADIO_TEMP_DIR"] = str(folder)
+    with gr.Blocks(title="matbackprop", analytics_enabled=False) as page:
         gr.Markdown(_TITLE, elem_id="title")
         with gr.Tabs():
             with gr.Tab("Photographs"):
-                _segmenting(page, start, analyse, methods, folder, classify)
-                if about:
-                    gr.Markdown(about, elem_id="about")
+                _segmenting(page, _Events(analyze, folder, classify))
+                gr.Markdown(about, elem_id="about", visible=bool(about))
             with gr.Tab("Gradients") as tab:
                 _exploring(tab)
         page.load(None, js=_PASTE)
+    page.queue(max_size=MAX_WAITING)
+    page.state_session_capacity = MAX_VISITORS
     return page
 
 
-def _segmenting(
-    page: gr.Blocks, start: Visit, analyse: Analyse, methods: Sequence[str], folder: Path, classify: Classify | None
-) -> None:
-    """The first tab."""
-    hidden = gr.update(value=None, visible=False)
+def application(page: gr.Blocks) -> FastAPI:
+    """The page as an ASGI application."""
+    fonts = ["Inter", "system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
+    mono = ["ui-monospace", "Menlo", "Consolas", "monospace"]
+    theme = gr.themes.Base(primary_hue="blue", neutral_hue="gray", font=fonts, font_mono=mono, radius_size="md")
+    return gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        page,
+        path="/",
+        show_error=False,
+        ssr_mode=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        max_file_size=MAX_UPLOAD,
+        theme=theme,
+        head=f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",  # css= would prefix the rules
+    )
 
-    def views(visit: Visit, view: str) -> tuple[Any, ...]:
-        analysis = visit.analysis
-        if analysis is None:
-            return visit, None, "", hidden
+
+class _Events:
+    """What happens when a visitor uses the first tab."""
+
+    def __init__(self, analyze: Analyze, folder: Path, classify: Classify | None) -> None:
+        self.analyze, self.folder, self.classify = analyze, folder, classify
+        samples = sample_photographs(folder / "samples")
+        self.start = Visit(tuple(Photograph(path.name, path) for path in samples))
+
+    def draw(self, visit: Visit, view: str) -> tuple[Any, ...]:
+        """The visit and the picture."""
         photo = f"/gradio_api/file={visit.photograph.path}"
-        return visit, analysis.stage(photo, view), _DENDROGRAM + analysis.dendrogram(), hidden
+        return visit, None if visit.analysis is None else visit.analysis.stage(photo, view)
 
-    def strip(visit: Visit) -> Any:
+    def show(self, visit: Visit, view: str, problems: str = "") -> tuple[Any, ...]:
+        """Analyze the chosen photograph if needed: message, slider, visit and picture."""
+        if visit.analysis is None:
+            pixels = np.asarray(Image.open(visit.photograph.path).convert("RGB"))
+            visit = visit.after(self.analyze(pixels, visit.photograph.name))
+        assert visit.analysis is not None
+        message = " ".join(filter(None, [problems, visit.photograph.note]))
+        return message, round(visit.analysis.height, 2), *self.draw(visit, view)
+
+    def strip(self, visit: Visit) -> Any:
         return gr.update(value=[(str(p.path), p.name) for p in visit.photographs], selected_index=visit.chosen)
 
-    def show(visit: Visit, view: str, said: str = "") -> tuple[Any, ...]:
-        """Analyse the chosen photograph, where that was not done, and show all of it."""
-        analysis = visit.analysis
-        if analysis is None:
-            pixels = np.asarray(Image.open(visit.photograph.path).convert("RGB"))
-            analysis = analyse(pixels, visit.method, visit.photograph.name)
-            visit = visit.after(analysis)
-        k = gr.update(value=min(max(analysis.shown.count(), 2), MAX_REGIONS))
-        words = " ".join(filter(None, [said, _comment(analysis, visit.photograph.note)]))
-        more = analysis.levels(), analysis.eigenvectors(), analysis.spectrum()
-        return words, k, *views(visit, view), *more
+    def open_page(self, view: str) -> tuple[Any, ...]:
+        return self.strip(self.start), *self.show(self.start, view)
 
-    def open_page(view: str) -> tuple[Any, ...]:
-        return strip(start), *show(start, view)
-
-    def add_photographs(visit: Visit, files: list[str] | None, view: str) -> tuple[Any, ...]:
-        """Take what was dropped: pictures that can be read join the strip, the others are named in one sentence."""
+    def add_photographs(self, visit: Visit, files: list[str] | None, view: str) -> tuple[Any, ...]:
+        """Add the pictures that can be read to the strip and name the others."""
         new, problems = [], []
         started = time.monotonic()
         for number, file in enumerate(map(Path, files or [])):
-            if number == MAX_PHOTOGRAPHS or time.monotonic() - started > READING or not make_room(folder):
+            slow = number == MAX_PHOTOGRAPHS or time.monotonic() - started > READING
+            if slow or remove_old(self.folder) > MAX_KEPT:
                 problems.append(f"⚠ {len(files or []) - number} of {len(files or [])} photographs were left out.")
                 break
             try:
                 picture = read_picture(file)
-                path = Path(tempfile.mkdtemp(dir=folder)) / f"{file.stem}.png"
+                path = Path(tempfile.mkdtemp(dir=self.folder)) / f"{number}.png"
                 Image.fromarray(fit_photograph(picture.pixels)).save(path, compress_level=1)
                 new.append(Photograph(file.name, path, picture.note))
-            except ValueError as error:  # all of the library's own errors about data are ValueErrors
+            except ValueError as error:  # the library's errors about data are ValueErrors
                 problems.append(f"⚠ {str(error).replace(str(file), file.name)}")
-        said = " ".join(problems)
         if not new:
-            return None, gr.skip(), said, *(gr.skip() for _ in range(8))
-        photographs = (*new, *visit.photographs)[:MAX_PHOTOGRAPHS]
-        visit = replace(visit, photographs=photographs, chosen=0)
-        return None, strip(visit), *show(visit, view, said)
+            return None, gr.skip(), " ".join(problems), *(gr.skip() for _ in range(3))
+        visit = replace(visit, photographs=(*new, *visit.photographs)[:MAX_PHOTOGRAPHS], chosen=0)
+        return None, self.strip(visit), *self.show(visit, view, " ".join(problems))
 
-    def choose(visit: Visit, view: str, event: gr.SelectData) -> tuple[Any, ...]:
-        return show(replace(visit, chosen=min(int(event.index), len(visit.photographs) - 1)), view)
+    def choose(self, visit: Visit, view: str, event: gr.SelectData) -> tuple[Any, ...]:
+        return self.show(replace(visit, chosen=min(int(event.index), len(visit.photographs) - 1)), view)
 
-    def choose_method(visit: Visit, method: str, view: str) -> tuple[Any, ...]:
-        return show(replace(visit, method=method), view)
+    def change(self, visit: Visit, view: str, edit: Callable[[Analysis], Analysis]) -> tuple[Any, ...]:
+        return self.draw(visit if visit.analysis is None else visit.after(edit(visit.analysis)), view)
 
-    def changed(change: Callable[[Analysis], Analysis], visit: Visit, view: str) -> tuple[Any, ...]:
-        return views(visit if visit.analysis is None else visit.after(change(visit.analysis)), view)
+    def move_slider(self, visit: Visit, height: float, view: str) -> tuple[Any, ...]:
+        return self.change(visit, view, lambda analysis: analysis.at(float(height)))
 
-    def move_slider(visit: Visit, k: float, view: str) -> tuple[Any, ...]:
-        return changed(lambda analysis: analysis.level(int(k)), visit, view)
+    def undo(self, visit: Visit, view: str) -> tuple[Any, ...]:
+        return self.change(visit, view, Analysis.undone)
 
-    def undo(visit: Visit, view: str) -> tuple[Any, ...]:
-        return changed(Analysis.undone, visit, view)
-
-    def click(visit: Visit, action: str, name: str, view: str, event: gr.SelectData) -> tuple[Any, ...]:
+    def click(self, visit: Visit, action: str, name: str, view: str, event: gr.SelectData) -> tuple[Any, ...]:
         x, y = (int(place) for place in event.index)
-        analysis, guesses = visit.analysis, None
-        if action != "name" or analysis is None:
-            return *changed(lambda analysis: analysis.edited(x, y, action), visit, view), guesses
-        if classify is not None:
-            guesses = classify(analysis.photograph, analysis.mask(x, y))
+        if action != "name" or visit.analysis is None:
+            return *self.change(visit, view, lambda analysis: analysis.edited(x, y, action)), None
+        guesses = self.classify(visit.analysis.photograph, visit.analysis.mask(x, y)) if self.classify else None
         given = name or (max(guesses, key=guesses.__getitem__) if guesses else "")
-        return *changed(lambda analysis: analysis.named(x, y, given), visit, view), guesses
+        return *self.change(visit, view, lambda analysis: analysis.named(x, y, given)), guesses
 
-    def choose_action(action: str) -> tuple[Any, Any]:
-        return gr.update(visible=action == "name"), gr.update(visible=action == "name" and classify is not None)
+    def choose_action(self, action: str) -> tuple[Any, Any]:
+        return gr.update(visible=action == "name"), gr.update(visible=action == "name" and self.classify is not None)
 
-    def export(visit: Visit, formats: list[Any]) -> Any:
-        if visit.analysis is None or not formats:
-            return hidden
-        if not make_room(folder):
+    def export(self, visit: Visit, kind: Any) -> str | None:
+        if visit.analysis is None:
+            return None
+        if remove_old(self.folder) > MAX_KEPT:
             raise gr.Error(FULL, print_exception=False)
-        archive = visit.analysis.export(Path(tempfile.mkdtemp(dir=folder)), formats)
-        return gr.update(value=str(archive), visible=True)
+        return str(visit.analysis.export(Path(tempfile.mkdtemp(dir=self.folder)), kind))
 
-    gallery: dict[str, Any] = {"columns": 2, "height": "auto", "object_fit": "contain", "buttons": _BUTTONS}
-    state = gr.State(start, time_to_live=AGE)
-    with gr.Row(equal_height=True):
-        drop = gr.File(
-            file_count="multiple",
-            label="Drop photographs here, or paste them",
-            height=150,
-            scale=1,
-            min_width=300,
-            elem_id="drop",
-        )
-        samples = gr.Gallery(
-            label="Photographs: choose one",
-            columns=8,
-            rows=1,
-            height=150,
-            object_fit="cover",
-            preview=False,
-            allow_preview=False,
-            interactive=False,
-            buttons=[],
-            scale=3,
-            min_width=300,
-            elem_id="strip",
-        )
-    message = gr.Markdown(elem_id="message")
+
+def _segmenting(page: gr.Blocks, events: _Events) -> None:
+    state = gr.State(events.start, time_to_live=AGE * 6)
     with gr.Row():
-        with gr.Column(scale=5, min_width=320):
-            stage = gr.HTML(
-                html_template=_STAGE, js_on_load=(_HERE / "stage.js").read_text(encoding="utf-8"), elem_id="regions"
+        with gr.Column(scale=5, min_width=300):
+            script = (_HERE / "stage.js").read_text(encoding="utf-8")
+            stage = gr.HTML(html_template=_STAGE, js_on_load=script, elem_id="regions")
+            height = gr.Slider(
+                0, 1, value=0.5, step=0.01, elem_id="height", label="Contour strength: borders weaker than this vanish"
             )
-            k = gr.Slider(2, MAX_REGIONS, value=8, step=1, label="Number of regions", elem_id="number")
+            view = gr.Radio(list(VIEWS), value=VIEWS[0], label="View", elem_id="view")
+        with gr.Column(scale=3, min_width=300):
+            drop = gr.File(file_count="multiple", label="Drop or paste photographs", height=140, elem_id="drop")
+            strip = gr.Gallery(
+                label="Photographs", columns=4, height=150, object_fit="cover", preview=False, allow_preview=False,
+                interactive=False, buttons=[], elem_id="strip",
+            )  # fmt: skip
+            message = gr.Markdown(elem_id="message")
+            action = gr.Radio(["split", "merge", "name"], value="split", label="A click on a region")
+            typed = "Name" + ("" if events.classify is None else " (empty: the classifier's)")
+            name = gr.Textbox(label=typed, visible=False, max_length=80, elem_id="name")
+            guesses = gr.Label(label="Classifier", num_top_classes=5, visible=False)
+            back = gr.Button("Undo")
             with gr.Row():
-                action = gr.Radio(["split", "merge", "name"], value="split", label="A click on a region", scale=3)
-                view = gr.Radio(list(VIEWS), value=VIEWS[0], label="Show", scale=3)
-                back = gr.Button("Undo", scale=1, min_width=100)
-            name = gr.Textbox(
-                label="Name that a click gives" + ("" if classify is None else " (empty: what the classifier says)"),
-                visible=False,
-                max_length=80,
-                elem_id="name",
-            )
-            guesses = gr.Label(label="What the classifier says", num_top_classes=5, visible=False)
-            with gr.Row():
-                formats = gr.CheckboxGroup(list(FORMATS), value=["png", "npz"], label="Files", scale=3)
-                write = gr.Button("Export", scale=1, min_width=100, variant="primary")
-            archive = gr.File(label="Download", interactive=False, visible=False, elem_id="archive")
-        with gr.Column(scale=3, min_width=320):
-            method = gr.Radio(list(methods), value=methods[0], label="Method", visible=len(methods) > 1)
-            with gr.Tabs():
-                with gr.Tab("Tree"):
-                    tree = gr.HTML(elem_classes="dendrogram")
-                with gr.Tab("Eigenvectors"):
-                    vectors = gr.Gallery(label="The coordinates that cells are grouped by", format="png", **gallery)
-                    eigenvalues = gr.HTML(elem_classes="dendrogram")
-                with gr.Tab("Levels"):
-                    levels = gr.Gallery(label="From coarse to fine", format="png", **gallery)
+                kind = gr.Dropdown(
+                    list(FORMATS.items()), value="png", label="Format", scale=2, min_width=160, elem_id="format"
+                )
+                write = gr.Button("Export", variant="primary", scale=1, min_width=100)
+            archive = gr.DownloadButton(elem_id="archive")
 
-    shown = [state, stage, tree, archive]
-    everything = [message, k, *shown, levels, vectors, eigenvalues]
+    drawn = [state, stage]
+    everything = [message, height, *drawn]
     private: dict[str, Any] = {"api_visibility": "private"}
-    slow: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "analyse", **private}
+    slow: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "analyze", **private}
     quick: dict[str, Any] = {"show_progress": "hidden", **private}
-    page.load(open_page, view, [samples, *everything], **slow)
-    drop.upload(add_photographs, [state, drop, view], [drop, samples, *everything], **slow)
-    samples.select(choose, [state, view], everything, **slow)
-    method.input(choose_method, [state, method, view], everything, **slow)
-    # However the slider is moved; of many moves the last one counts.
-    k.input(move_slider, [state, k, view], shown, trigger_mode="always_last", **quick)
-    view.input(views, [state, view], shown, **quick)
-    back.click(undo, [state, view], shown, **quick)
-    action.input(choose_action, action, [name, guesses], **quick)
-    stage.select(click, [state, action, name, view], [*shown, guesses], **quick)
-    write.click(export, [state, formats], archive, **private)
+    page.load(events.open_page, view, [strip, *everything], **slow)
+    drop.upload(events.add_photographs, [state, drop, view], [drop, strip, *everything], **slow)
+    strip.select(events.choose, [state, view], everything, **slow)
+    height.input(events.move_slider, [state, height, view], drawn, trigger_mode="always_last", **quick)
+    view.input(events.draw, [state, view], drawn, **quick)
+    back.click(events.undo, [state, view], drawn, **quick)
+    action.input(events.choose_action, action, [name, guesses], **quick)
+    stage.select(events.click, [state, action, name, view], [*drawn, guesses], **quick)
+    write.click(events.export, [state, kind], archive, **private).then(None, js=_DOWNLOAD)
 
 
 def _exploring(tab: gr.Tab) -> None:
-    """The second tab."""
-
     def explore(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:
         choice = spectrum, int(exponent), function, dtype
         return said(*choice), explored(*choice)
 
-    gr.Markdown(_GRADIENTS, latex_delimiters=[{"left": "$", "right": "$", "display": False}])
+    gr.Markdown(_GRADIENTS)
     with gr.Row():
-        spectrum = gr.Radio(
-            list(SPECTRA), value=next(iter(SPECTRA)), label="The other six eigenvalues", scale=4, min_width=300
-        )
+        spectrum = gr.Radio(list(SPECTRA), value="four dead channels", label="The other six eigenvalues", scale=4)
         function = gr.Radio(list(FUNCTIONS), value=FUNCTIONS[0], label="g", scale=1, min_width=120)
         dtype = gr.Radio(list(DTYPES), value="float64", label="Precision", scale=1, min_width=160)
     gap = gr.Slider(
-        TIE,
-        0,
-        value=-8,
-        step=1,
-        label=f"Gap of the pair: exponent of ten; {TIE} stands for none",
-        info=f"From {gap_text(0)} to {gap_text(TIE + 1)} of their size, then no gap at all.",
-        elem_id="gap",
-    )
+        TIE, 0, value=-8, step=1, elem_id="gap", label=f"Gap of the pair: exponent of ten; {TIE} is no gap",
+        info=f"From {gap_text(0)} to {gap_text(TIE + 1)} of their size, then equal.",
+    )  # fmt: skip
     sentence = gr.Markdown(elem_id="sentence")
     picture = gr.HTML(elem_id="explored")
     choices: list[Any] = [spectrum, gap, function, dtype]
     private: dict[str, Any] = {"api_visibility": "private"}
     tab.select(explore, choices, [sentence, picture], **private)
-    quick: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", **private}
     for control in choices:
-        control.input(explore, choices, [sentence, picture], **quick)
-
-
-def _comment(analysis: Analysis, note: str) -> str:
-    segments = analysis.segments
-    words = [f"**{segments.name}**. Suggested: {counted(segments.k)}"]
-    if segments.k == 1:
-        words.append("nothing in the picture differs")
-    if segments.confidence is not None:
-        words.append(f"within a factor of two of people's number on {segments.confidence:.0%} of photographs like this")
-    return "; ".join([*words, *([note] if note else [])]) + "."
-
-
-def launch(page: gr.Blocks, folder: Path, *, host: str = LOOPBACK, port: int = 7860, browser: bool = False) -> str:
-    """Start the page and return its address.
-
-    Args:
-        page: what :func:`build` made.
-        folder: the one that it was built with.
-        host: the address to listen on; others than this machine's own are warned of.
-        port: the port; 0 takes a free one.
-        browser: open a browser window.
-
-    Raises:
-        ConfigurationError: the port is taken, or the address is none of this machine's.
-    """
-    if host not in (LOOPBACK, "localhost", "::1"):
-        log.warning(
-            "The page listens on %s: everybody who reaches this machine can use it. It has no accounts and no "
-            "encryption; offer it only to a network that you trust.",
-            host,
+        control.input(
+            explore, choices, [sentence, picture], trigger_mode="always_last", show_progress="hidden", **private
         )
-    page.queue(max_size=MAX_WAITING)
-    try:
-        _, address, _ = page.launch(
-            server_name=host,
-            app_kwargs={"middleware": [Middleware(Guard, folder=folder, forget=_forget_in(page))]},  # type: ignore[arg-type]
-            server_port=port or _free_port(),
-            inbrowser=browser,
-            share=False,
-            quiet=True,
-            prevent_thread_lock=True,
-            show_error=False,  # an unexpected one could tell of the machine
-            ssr_mode=False,
-            enable_monitoring=False,
-            theme=_theme(),
-            head=f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",  # css= would prefix the rules
-            footer_links=[],
-            max_file_size=MAX_UPLOAD,
-            state_session_capacity=MAX_VISITORS,
-        )
-    except OSError as error:  # Gradio's answer to a port that is taken
-        place = f"{host}, port {port}"
-        raise ConfigurationError(f"the page cannot listen on {place}: choose another with --port, or 0.") from error
-    return address
-
-
-def _forget_in(page: gr.Blocks) -> Callable[[str], None]:
-    """What forgets a session that waits for nothing: Gradio keeps its empty queues, some thousand bytes, for ever."""
-
-    def forget(session: str) -> None:
-        queue = page._queue
-        if not queue.pending_event_ids_session.get(session):
-            queue.pending_event_ids_session.pop(session, None)
-            queue.pending_messages_per_session.pop(session, None)
-
-    return forget
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

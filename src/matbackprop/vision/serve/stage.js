@@ -1,11 +1,11 @@
-// The photograph with its regions: borders or mean colours on a canvas above it, the region under the pointer outlined.
-// value: {photo, alt, width, height, runs: [label, length, ...], colours: [[r, g, b], ...], names: [...], view}
+// The picture with the borders of its regions on a canvas above it; the region under the pointer is outlined.
+// value: {photo, alt, width, height, runs: [label, length, ...], names: [...], view}
 let labels = null, area = [], under = -1, seen = null, cursor = [0.5, 0.5];
 const part = (name) => element.querySelector(name);
 
 function decode(value) {
   labels = new Uint16Array(value.width * value.height);
-  area = new Array(value.colours.length).fill(0);
+  area = new Array(value.names.length).fill(0);
   let at = 0;
   for (let i = 0; i < value.runs.length; i += 2) {
     labels.fill(value.runs[i], at, at + value.runs[i + 1]);
@@ -17,7 +17,7 @@ function decode(value) {
 function draw() {
   const canvas = part("canvas"), value = props.value;
   if (!canvas || !value) return;
-  const { width, height, colours, view } = value;
+  const { width, height, view } = value;
   if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
   const pen = canvas.getContext("2d"), image = pen.createImageData(width, height), out = image.data;
   const reach = Math.max(1, Math.round(Math.max(width, height) / 400));
@@ -26,12 +26,11 @@ function draw() {
     (r > 1 && ((x >= r && labels[p - r] !== labels[p]) || (y >= r && labels[p - r * width] !== labels[p])));
   for (let y = 0, p = 0; y < height; y++) for (let x = 0; x < width; x++, p++) {
     const q = 4 * p, label = labels[p], edge = differs(p, x, y, 1);
-    if (view === "mean colours") { [out[q], out[q + 1], out[q + 2]] = colours[label]; out[q + 3] = 255; }
-    if (edge) { out[q] = 255; out[q + 1] = 235; out[q + 2] = 51; out[q + 3] = 255; }
+    if (edge && view === "regions") { out[q] = 255; out[q + 1] = 235; out[q + 2] = 51; out[q + 3] = 255; }
     if (label === under) {
       if (differs(p, x, y, reach + 1) || x < reach || y < reach || x >= width - reach || y >= height - reach) {
         out[q] = 255; out[q + 1] = 90; out[q + 2] = 0; out[q + 3] = 255;
-      } else if (!edge && view !== "mean colours") { out[q] = out[q + 1] = out[q + 2] = 255; out[q + 3] = 50; }
+      } else if (!edge && view === "regions") { out[q] = out[q + 1] = out[q + 2] = 255; out[q + 3] = 50; }
     }
   }
   pen.putImageData(image, 0, 0);
