@@ -73,7 +73,7 @@ def test_modules_have_the_options_of_their_functions():
         assert taken <= set(inspect.signature(getattr(matbackprop, stem)).parameters), name
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS - {"raise_deferred"}))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_options_are_keyword_only(name):
     function = getattr(matbackprop, name)
     positional = [

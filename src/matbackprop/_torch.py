@@ -30,6 +30,11 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def transformed_in_graph() -> bool:
+    """Whether torch.compile is tracing inside a transformation of ``torch.func`` or with dual numbers."""
+    return transforms_active() or forward_ad._current_level >= 0
+
+
 def is_wrapped(a: Tensor) -> bool:
     """Whether ``a`` stands for another tensor: inside vmap, grad or jvp, or among batched gradients."""
     return torch._C._functorch.maybe_get_level(a) > -1 or torch._C._functorch.is_legacy_batchedtensor(a)

@@ -1,24 +1,38 @@
-"""Every check of an argument: shape, dtype, device, values. Messages say what came, what was needed, what to try.
+"""Checks of arguments: shape, dtype, device, values. `prepare` is what every operator calls first.
 
-Checks of values wait for a GPU, so that operators make them there only when asked (``check=True``), and never while
-compiling or under a transformation, where there are no values.
+Checks of values synchronize with a GPU, so operators make them there only for ``check=True``. While compiling and under
+a transformation there are no values to check. What is not checked is marked: `nan_where` makes results NaN on the
+device.
 """
 
 from __future__ import annotations
 
 import cmath
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from matbackprop._torch import is_wrapped
-from matbackprop.errors import ConfigurationError, DomainError, DtypeError, NonFiniteError, ShapeError, SymmetryError
-from matbackprop.numerics import half_of_the_digits, real_dtype
+from matbackprop._torch import is_differentiated, is_wrapped
+from matbackprop.errors import (
+    ConfigurationError,
+    DeviceError,
+    DomainError,
+    DtypeError,
+    NonFiniteError,
+    ShapeError,
+    SymmetryError,
+)
+from matbackprop.numerics import compute_dtype, half_of_the_digits, real_dtype, symmetrize
 
 _FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _COMPLEX = (torch.complex128, torch.complex64)
+
+Range = Literal["sums", "products", "large", "rescale"]
+"""Sizes of the largest entry that an operator accepts: sums of entries, or fourth powers, stay in the range of the
+dtype; ``"large"`` limits overflow alone; ``"rescale"`` multiplies by a power of two instead of refusing."""
 
 
 def check_floating(a: Tensor, name: str, *, or_complex: bool = False) -> None:
@@ -60,15 +74,15 @@ def is_plain(*tensors: Tensor) -> bool:
     return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or is_wrapped(t)) for t in tensors)
 
 
-def wants_check(check: bool | None, a: Tensor) -> bool:
-    """Resolve a ``check`` argument: None looks at values on the CPU only, where looking costs no synchronisation.
+def wants_check(check: bool | None, *tensors: Tensor) -> bool:
+    """Resolve a ``check`` argument for the tensors whose values it concerns.
 
-    True looks on every device, False never. No value is looked at while compiling, under a functorch transform or on
-    meta.
+    None checks on the CPU only, True on every device, False never. Nothing is checked while compiling, under a
+    functorch transform or on meta.
     """
     if check is None:
-        check = a.device.type == "cpu"
-    return check and values_checkable(a)
+        check = tensors[0].device.type == "cpu"
+    return check and all(values_checkable(t) for t in tensors)
 
 
 def check_option(value: object, options: Sequence[str], name: str) -> None:
@@ -87,65 +101,68 @@ def check_finite(a: Tensor, name: str) -> None:
         )
 
 
-def check_large(a: Tensor, dtype: torch.dtype, name: str) -> None:
-    """Raise where fourth powers of matrices computed in ``dtype`` would overflow."""
-    _check_size(a, dtype, name, 0.0, torch.finfo(dtype).max ** 0.25)
-
-
 def check_result(out: Tensor, name: str, remedy: str) -> None:
-    """Raise where a result of finite inputs is not finite: it overflowed."""
+    """Raise if a result of finite inputs is not finite: it overflowed."""
     if values_checkable(out) and not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
         raise DomainError(f"{name} overflows {out.dtype}. {remedy}")
 
 
-def check_scale(a: Tensor, dtype: torch.dtype, name: str) -> None:
-    """Raise where fourth powers of matrices computed in ``dtype`` would overflow or vanish; zero itself may stand."""
+def _limits(dtype: torch.dtype, sizes: Range) -> tuple[float, float]:
     info = torch.finfo(dtype)
-    _check_size(a, dtype, name, info.tiny**0.25, info.max**0.25)
+    if sizes == "sums":
+        return info.tiny / info.eps, info.max * info.eps
+    return 0.0 if sizes == "large" else info.tiny**0.25, info.max**0.25
 
 
-def check_range(a: Tensor, dtype: torch.dtype, name: str) -> None:
-    """Raise where sums of matrices computed in ``dtype`` would overflow, or their rounding vanish; zero may stand."""
-    info = torch.finfo(dtype)
-    _check_size(a, dtype, name, info.tiny / info.eps, info.max * info.eps)
+def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
+    """Raise unless the largest entry of each matrix is in a range, or zero."""
+    least, most = _limits(dtype, sizes)
+    if (outside := _sizes_outside(a, least, most)) is not None:
+        largest, bad = outside
+        raise DomainError(
+            f"{name} has a matrix whose largest entry is {float(largest[bad].flatten()[0]):.3g}: products of its "
+            f"entries leave the range of {dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."
+        )
+
+
+class Rescaled(NamedTuple):
+    """Matrices times powers of two.
+
+    Attributes:
+        x: the scaled matrices.
+        factors: two powers of two per matrix ``(*batch, 1)``, whose product may be out of range; None if all are 1.
+    """
+
+    x: Tensor
+    factors: tuple[Tensor, Tensor] | None = None
+
+    def back(self, values: Tensor) -> Tensor:
+        """Eigenvalues or singular values ``(*batch, n)`` of the original matrices."""
+        return values if self.factors is None else values / self.factors[0] / self.factors[1]
+
+
+def rescaled(a: Tensor, dtype: torch.dtype) -> Rescaled:
+    """Scale matrices whose fourth powers in ``dtype`` would leave the range, if values can be checked."""
+    outside = _sizes_outside(a, *_limits(dtype, "rescale"))
+    if outside is None:
+        return Rescaled(a)
+    largest, bad = outside
+    exponent = torch.where(bad, torch.frexp(largest).exponent, 0).to(largest.dtype).unsqueeze(-1)
+    half = (0.5 * exponent).trunc()
+    one, other = torch.exp2(-half), torch.exp2(half - exponent)
+    x = a * one.unsqueeze(-1) * other.unsqueeze(-1)
+    if x.requires_grad:  # the scaled gradient may overflow although the final one does not
+        x.register_hook(lambda g: check_result(g, "A gradient at matrices near the limits of the range", "Scale them."))
+    return Rescaled(x, (one, other))
 
 
 def into_range(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """A, or A times a power of two, one per matrix, where its fourth powers in ``dtype`` would leave the range.
-
-    For what does not see the scale. Tensors whose values cannot be looked at stay as they are.
-    """
-    return into_range_and_back(a, dtype)[0]
-
-
-def into_range_and_back(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """`into_range`, and what takes eigenvalues or singular values ``(*batch, n)`` of the result back to those of A."""
-    factors = _range_factors(a, dtype)
-    if factors is None:
-        return a, lambda values: values
-    one, other = (x.unsqueeze(-1) for x in factors)
-    scaled = a * one.unsqueeze(-1) * other.unsqueeze(-1)
-    if scaled.requires_grad:  # in its units a gradient may leave the range on the way to one that does not
-        scaled.register_hook(
-            lambda g: check_result(g, "a gradient at matrices near the ends of the range", "Scale them.")
-        )
-    return scaled, lambda values: values / one / other
-
-
-def _range_factors(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Two powers of two per matrix, whose product may itself be out of range; None where A is in range as it is."""
-    info = torch.finfo(dtype)
-    bad = _sizes_outside(a, info.tiny**0.25, info.max**0.25)
-    if bad is None:
-        return None
-    largest, outside = bad
-    exponent = torch.where(outside, torch.frexp(largest).exponent, 0).to(largest.dtype)
-    half = (0.5 * exponent).trunc()
-    return torch.exp2(-half), torch.exp2(half - exponent)
+    """`rescaled` for operators whose result does not depend on the scale."""
+    return rescaled(a, dtype).x
 
 
 def _sizes_outside(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor] | None:
-    """The largest entry of each matrix, and where it is neither zero nor between two sizes; None where it always is."""
+    """The largest entry of each matrix and which are out of a range; None if none is, or values cannot be read."""
     if a.numel() == 0 or torch.finfo(a.dtype).max <= most or not values_checkable(a):
         return None
     largest = a.detach().abs().amax((-2, -1))  # vector_norm takes ten times as long
@@ -153,14 +170,83 @@ def _sizes_outside(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor
     return (largest, bad) if bool(bad.any()) else None
 
 
-def _check_size(a: Tensor, dtype: torch.dtype, name: str, least: float, most: float) -> None:
-    """Raise unless the largest entry of each matrix lies between two sizes, or is zero."""
-    if (outside := _sizes_outside(a, least, most)) is not None:
-        largest, bad = outside
-        raise DomainError(
-            f"{name} has a matrix whose largest entry is {float(largest[bad].flatten()[0]):.3g}: products of its "
-            f"entries leave the range of {dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."
-        )
+def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
+    """NaN, with NaN derivatives, for the matrices or vectors of a batch that ``bad`` ``(*batch,)`` marks."""
+    if bad is None:
+        return out
+    factor = torch.where(bad, torch.nan, 1.0).to(real_dtype(out.dtype))
+    return out * factor.reshape(factor.shape + (1,) * (out.ndim - factor.ndim))
+
+
+class Prepared(NamedTuple):
+    """An operator's matrices after all checks.
+
+    Attributes:
+        x: in the dtype of the computation, the symmetric part if the operator takes symmetric matrices.
+        check_values: whether later values (eigenvalues, weights) are checked.
+        bad: matrices that must become NaN ``(*batch,)``: not symmetric, and not checked. None if there are none.
+        factors: of `Rescaled`.
+    """
+
+    x: Tensor
+    check_values: bool
+    bad: Tensor | None = None
+    factors: tuple[Tensor, Tensor] | None = None
+
+    def marked(self, out: Tensor) -> Tensor:
+        """The result, NaN for bad matrices."""
+        return nan_where(self.bad, out)
+
+    def back(self, values: Tensor) -> Tensor:
+        """`Rescaled.back`."""
+        return Rescaled(self.x, self.factors).back(values)
+
+
+def prepare(
+    a: Tensor,
+    name: str,
+    check: bool | None,
+    precision: torch.dtype | None,
+    *,
+    sizes: Range | None,
+    square: bool = False,
+    symmetric: bool = False,
+    or_complex: bool = True,
+    unit: float = 0.0,
+    others: Sequence[Tensor] = (),
+) -> Prepared:
+    """Check matrices and cast them to the dtype of the computation.
+
+    Args:
+        a: matrices ``(*batch, m, n)``.
+        name: used in messages.
+        check, precision: arguments of the operator.
+        sizes: accepted sizes of the largest entry.
+        square: whether matrices must be square.
+        symmetric: whether they must be symmetric (and square).
+        or_complex: whether they may be complex.
+        unit: size below which an asymmetry counts as rounding, as in `check_symmetric`.
+        others: further arguments; values are checked only if those of all arguments can be read.
+    """
+    check_matrix(a, name, square=square or symmetric, or_complex=or_complex)
+    dtype = compute_dtype(precision, a.dtype)
+    checked = wants_check(check, a, *others)
+    equal, factors, x = False, None, a
+    if checked:
+        check_finite(a, name)
+        if symmetric:
+            equal = check_symmetric(a, name, unit)
+        if sizes == "rescale":
+            x, factors = rescaled(a, dtype)
+        elif sizes is not None:
+            check_size(a, dtype, name, sizes)
+    x = x.to(dtype)
+    if symmetric and not (equal and not is_differentiated(x)):
+        x = symmetrize(x)
+        if checked and sizes is None:
+            check_result(x, f"The sum of {name} and its transpose", "Scale the matrices.")
+    bad = asymmetric(a, unit) if symmetric and not checked else None
+    return Prepared(x, checked, bad, factors)
 
 
 def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: str = "weight") -> None:
@@ -175,8 +261,8 @@ def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: s
             f"{name} must be boolean or floating point, got {weight.dtype}; convert it with .bool() or .float()."
         )
     if weight.device != rows.device:
-        raise ShapeError(
-            f"{name} is on {weight.device} and the features on {rows.device}; move one of them with .to()."
+        raise DeviceError(
+            f"{name} is on {weight.device} and the features are on {rows.device}. Move one of them with .to()."
         )
     batch, m = tuple(rows.shape[:-2]), rows.shape[-2]
     several = regions and weight.ndim == rows.ndim and weight.shape[:-2] == batch and weight.shape[-1] == m
@@ -198,27 +284,49 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
         raise DomainError(f"{name} must not be negative, its smallest entry is {float(weight.detach().min()):.3g}.")
 
 
-def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
-    """Raise when ``a`` is further from its (conjugate) transpose than rounding explains: by half of its digits.
+def _asymmetry(a: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """|aᵢⱼ − āⱼᵢ| and how much of it rounding explains, both ``(*batch, n, n)``.
 
-    Products such as S^(−½)AS^(−½) lose digits by cancellation, and the matrix does not tell how many; a mistake shows
-    in the first ones. ``unit`` is a size below which A counts as zero, 1 for exp: where a sum cancels to nothing, no
-    digit is symmetric, and none need be. Return whether A is its transpose to the bit.
+    Entries are compared with √(rᵢrⱼ), rᵢ the largest entry of row and column i, so that a large row does not hide the
+    asymmetry of a small one. Products such as S^(−½)AS^(−½) lose an unknown number of digits by cancellation, so half
+    of the digits may differ; and rounding of the largest entry of the matrix may reach any other.
+    """
+    size = a.abs()
+    rows = torch.maximum(size.amax(-1), size.amax(-2)).clamp_min(unit)
+    floor = 4 * a.shape[-1] * torch.finfo(a.dtype).eps * rows.amax(-1)
+    root = rows.sqrt()
+    allowed = half_of_the_digits(a.dtype) * root.unsqueeze(-1) * root.unsqueeze(-2) + floor[..., None, None]
+    return (a - a.mH).abs(), allowed
+
+
+def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
+    """Which matrices are not symmetric ``(*batch,)``, found without synchronization; None for empty ones."""
+    if a.shape[-1] == 0:
+        return None
+    gap, allowed = _asymmetry(a.detach(), unit)
+    return (gap > allowed).any(-1).any(-1)
+
+
+def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
+    """Raise if ``a`` differs from its (conjugate) transpose by more than rounding explains.
+
+    ``unit`` is a size below which entries count as zero, 1 for exp: if a sum cancels to nothing, no digit needs to be
+    symmetric. Return whether A equals its transpose bitwise.
     """
     a = a.detach()
     if not values_checkable(a) or a.numel() == 0:
         return False
     if torch.equal(a, a.mH):
         return True
-    scale, gap = a.abs().amax((-2, -1)).flatten(), (a - a.mH).abs().amax((-2, -1)).flatten()
-    beyond = gap - half_of_the_digits(a.dtype) * scale.clamp_min(unit)
-    worst = beyond.argmax()
-    if bool(beyond[worst] > 0):
-        scale, gap = scale[worst], gap[worst]
+    gap, allowed = _asymmetry(a, unit)
+    beyond = (gap - allowed).flatten(end_dim=-3) if a.ndim > 2 else (gap - allowed).unsqueeze(0)
+    worst = int(beyond.amax((-2, -1)).argmax())
+    if bool(beyond[worst].amax() > 0):
+        size, gap = (t.reshape(-1, *a.shape[-2:])[worst].max() for t in (a.abs(), gap))
         kind, transpose = ("Hermitian", "conjugate transpose") if a.is_complex() else ("symmetric", "transpose")
         raise SymmetryError(
-            f"{name} must be {kind}; its largest entry is {float(scale):.3g}, it differs from its {transpose} by up to "
-            f"{float(gap):.3g}. Pass (A + A.mH)/2, or check=False to take the {kind} part without this test."
+            f"{name} must be {kind}; its largest entry is {float(size):.3g}, it differs from its {transpose} by up to "
+            f"{float(gap):.3g}. Pass (A + A.mH)/2 to use the {kind} part."
         )
     return False
 

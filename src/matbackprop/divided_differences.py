@@ -1,30 +1,31 @@
-"""Scalar functions g with their first and second divided differences, accurate where arguments coincide.
+"""Scalar functions g with first and second divided differences that are accurate at coincident arguments.
 
 A matrix function needs g on the spectrum, its derivative the first divided differences
 
     g[a, b] = (g(a) − g(b)) / (a − b),   g[a, a] = g'(a),
 
-and its second derivative g[a, b, c] = (g[b, c] − g[a, b]) / (c − a). Written as printed they lose every digit when
-arguments meet. The forms below keep full accuracy for any gap, zero included. Most are closed; where a series is
-needed it evaluates one smooth function to rounding error and no digit depends on where it takes over. First differences
-are tables of n² entries: they are worked out in place, which the CPU does several times faster than in fresh memory.
+and its second derivative g[a, b, c] = (g[b, c] − g[a, b]) / (c − a). Evaluated as written they lose all digits
+when arguments meet. The forms below keep full accuracy for any gap, including zero. First differences are tables
+of n² entries; they are computed in place, which is several times faster on the CPU than in fresh memory.
+
+All functions take the parameters of g, if it has any, after the arguments: ``value(x, *params)``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_result
+from matbackprop.checks import check_result, parameter_tensor
 from matbackprop.errors import DomainError, DtypeError, OrderError
+from matbackprop.numerics import real_dtype
 
 __all__ = [
     "CLAMP",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 Domain = Literal["positive", "nonnegative", "nonzero", "real"]
+Given = tuple[float | Tensor, ...]
 
 # A relative gap below this is indistinguishable from zero in every dtype; log1p(x)/x and expm1(x)/x are exactly 1
 # there.
@@ -59,7 +61,7 @@ def _positive_gap(low: Tensor, high: Tensor) -> Tensor:
 # --- log -------------------------------------------------------------------------------------------------------------
 
 
-def _log_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+def _log_first(a: Tensor, b: Tensor) -> Tensor:
     # log(r)/(r − 1) is smooth in r, and r − 1 is exact near 1: the rounding of r = a/b costs half a digit's last
     # place, no more.
     r = a / b
@@ -78,7 +80,7 @@ def _log_tail(low: Tensor, high: Tensor) -> Tensor:
     return torch.where(q < 0.02, series, 0.5 * x.log1p() / r - 1)
 
 
-def _log_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+def _log_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     a, b, c = _ordered(a, b, c)
     left, right = 2 / (a + b), 2 / (b + c)
     return (right * _log_tail(b, c) - left * _log_tail(a, b)) / _positive_gap(a, c) - 0.5 * left * right
@@ -87,30 +89,30 @@ def _log_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Ten
 # --- square roots and the inverse: closed forms ----------------------------------------------------------------------
 
 
-def _sqrt_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+def _sqrt_first(a: Tensor, b: Tensor) -> Tensor:
     return (a.sqrt() + b.sqrt()).reciprocal_()
 
 
-def _sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+def _sqrt_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     a, b, c = a.sqrt(), b.sqrt(), c.sqrt()
     return -1 / ((a + b) * (b + c) * (c + a))
 
 
-def _inv_sqrt_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+def _inv_sqrt_first(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.sqrt(), b.sqrt()
     return (a + b).mul_(a).mul_(b).reciprocal_().neg_()
 
 
-def _inv_sqrt_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+def _inv_sqrt_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     a, b, c = a.sqrt(), b.sqrt(), c.sqrt()
     return (a + b + c) / (a * b * c * ((a + b) * (b + c) * (c + a)))
 
 
-def _inverse_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+def _inverse_first(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).reciprocal_().neg_()
 
 
-def _inverse_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+def _inverse_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return 1 / (a * b * c)
 
 
@@ -129,12 +131,12 @@ def _expm1(x: Tensor) -> Tensor:
     return (u - 1) * torch.where(x.abs() < 1, x / u.log(), 1)
 
 
-def _exp_first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+def _exp_first(a: Tensor, b: Tensor) -> Tensor:
     gap = (a - b).abs_().clamp_min_(_SMALLEST_GAP).neg_()
     return torch.maximum(a, b).exp_().mul_(_expm1(gap)).div_(gap)
 
 
-def _exp_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+def _exp_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     a, b, c = _ordered(a, b, c)
     x, y = c - b, a - b
     # exp[a, b, c] = e^b Σ_k h_k(x, y) / (k + 2)!, h_k the complete homogeneous polynomials; used where |x|, |y| ≤ 1.
@@ -187,6 +189,19 @@ def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
     return torch.where(near, b ** (p - 2) * series, far)
 
 
+def _positive_power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
+    """`_power_first` for p > 0, with its limit if both arguments are zero."""
+    at_zero = torch.where(p > 1, 0.0, torch.inf)
+    return torch.where(torch.maximum(a, b) == 0, at_zero, _power_first(a, b, p))
+
+
+def _positive_power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
+    """`_power_second` for p > 0, with its limit if two or three arguments are zero."""
+    a, b, c = _ordered(a, b, c)
+    at_zero = torch.where(c == 0, torch.where(p > 2, 0.0, torch.inf), torch.where(p > 1, c ** (p - 2), torch.inf))
+    return torch.where(b == 0, at_zero, _power_second(a, b, c, p))
+
+
 def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     """Divided difference of λ^p log λ, the derivative of λ^p in p."""
     low, high = torch.minimum(a, b), torch.maximum(a, b)
@@ -220,16 +235,16 @@ def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
             total = pair + c * total
         return total if k >= 0 else torch.zeros_like(total)
 
-    def value(lam: Tensor, p: Tensor | None = None) -> Tensor:
+    def value(lam: Tensor) -> Tensor:
         return lam**n
 
-    def first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+    def first(a: Tensor, b: Tensor) -> Tensor:
         if n >= 0:
             return complete2(degree - 1, a, b)
         a, b = 1 / a, 1 / b
         return -a * b * complete2(degree - 1, a, b)
 
-    def second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
+    def second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         if n >= 0:
             return complete3(degree - 2, a, b, c)
         a, b, c = 1 / a, 1 / b, 1 / c
@@ -238,85 +253,73 @@ def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
     return value, first, second
 
 
-# --- a user's own function -------------------------------------------------------------------------------------------
+# --- user-defined functions ------------------------------------------------------------------------
 
-# Eight-point Gauss–Legendre rule on [−1, 1], positive half.
-_GAUSS = (
-    (0.1834346424956498, 0.3626837833783620),
-    (0.5255324099163290, 0.3137066458778873),
-    (0.7966664774136267, 0.2223810344533745),
-    (0.9602898564975363, 0.1012285362903763),
+# Gauss–Legendre rules on [0, 1]: nodes and weights.
+_GAUSS_8 = tuple(
+    (0.5 * (1 + sign * node), 0.5 * weight)
+    for node, weight in (
+        (0.1834346424956498, 0.3626837833783620),
+        (0.5255324099163290, 0.3137066458778873),
+        (0.7966664774136267, 0.2223810344533745),
+        (0.9602898564975363, 0.1012285362903763),
+    )
+    for sign in (-1, 1)
 )
-_DERIVATIVE_WINDOW = 2.0**-7  # pairs closer than this share of the larger one are integrated over g'
-_STENCIL_RADIUS = 2.0**-9  # triples closer than this share of the largest one use a polynomial through nearby values
-_STENCIL_POINTS = 8
+_GAUSS_5 = (
+    (0.5, 0.28444444444444444),
+    *(
+        (0.5 * (1 + sign * node), 0.5 * weight)
+        for node, weight in ((0.5384693101056831, 0.4786286704993665), (0.9061798459386640, 0.2369268850561891))
+        for sign in (-1, 1)
+    ),
+)
+_FIRST_ROUNDING = 8.0  # units of rounding in a quotient of first order
+_SECOND_ROUNDING = 64.0  # and in one of second order, whose terms carry more
 
 
-def _first_from_derivative(
-    g: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]
-) -> Callable[..., Tensor]:
-    """g[a, b] from g and g': the quotient where the gap is wide, ∫₀¹ g'(a + t(b − a)) dt by Gauss's rule near a tie."""
+def _integral_or_quotient(integral: Tensor, one: Tensor, other: Tensor, gap: Tensor, units: float) -> Tensor:
+    """Return the integral unless it differs from (one − other)/gap by more than the rounding of that quotient.
 
-    def first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
+    The quotient loses digits as the gap shrinks; the integral loses them as the gap grows. A difference above
+    the quotient's rounding error shows that the gap is too wide for the quadrature rule.
+    """
+    closed = gap == 0
+    quotient = (one - other) / torch.where(closed, 1, gap)
+    rounding = units * torch.finfo(gap.dtype).eps * torch.maximum(one.abs(), other.abs()) / gap.abs()
+    return torch.where(closed | ((integral - quotient).abs() <= rounding), integral, quotient)
+
+
+def _first_from_derivative(g: Callable[..., Tensor], derivative: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """g[a, b] as ∫₀¹ g'(a + t(b − a)) dt if the gap is small, and as the quotient elsewhere."""
+
+    def first(a: Tensor, b: Tensor, *params: Tensor) -> Tensor:
         gap = b - a
-        near = gap.abs() <= _DERIVATIVE_WINDOW * torch.maximum(a.abs(), b.abs())
-        middle, half = 0.5 * (a + b), torch.where(near, 0.5 * gap, 0)
         mean = torch.zeros_like(gap)
-        for node, weight in _GAUSS:
-            mean = mean + 0.5 * weight * (derivative(middle + node * half) + derivative(middle - node * half))
-        quotient = (g(b) - g(a)) / torch.where(near, 1, gap)
-        return torch.where(near, mean, quotient)
+        for node, weight in _GAUSS_8:
+            mean = mean + weight * derivative(a + node * gap, *params)
+        return _integral_or_quotient(mean, g(b, *params), g(a, *params), gap, _FIRST_ROUNDING)
 
     return first
 
 
-def _stencil() -> tuple[list[float], list[list[float]]]:
-    """Chebyshev points z_k and the matrix that turns values there into coefficients of 1, z, z², …
+def _second_from_derivative(first: Callable[..., Tensor], derivative: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """g[a, b, c] as ∫₀¹∫₀¹ s g''(a + s(b − a) + st(c − b)) dt ds if the gaps are small, else as the quotient.
 
-    By the discrete cosine transform and the whole coefficients of the Chebyshev polynomials, so that it is the same on
-    every machine: a matrix inverted by LAPACK is not.
-    """
-    n = _STENCIL_POINTS
-    chebyshev = [[1], [0, 1]]
-    while len(chebyshev) < n:
-        last, before = chebyshev[-1], chebyshev[-2]
-        chebyshev.append([2 * x - y for x, y in itertools.zip_longest([0, *last], before, fillvalue=0)])
-    half = range(n // 2)  # the other half is its mirror image, to the bit
-    points = [math.cos(math.pi * (2 * k + 1) / (2 * n)) for k in half]
-    rows = []
-    for i in range(n):
-        terms = [(chebyshev[j][i] * (2 if j else 1) / n, j) for j in range(i, n)]
-        row = [math.fsum(c * math.cos(j * math.pi * (2 * k + 1) / (2 * n)) for c, j in terms) for k in half]
-        rows.append(row + [(-1) ** i * w for w in reversed(row)])
-    return points + [-z for z in reversed(points)], rows
-
-
-_STENCIL = _stencil()
-
-
-def _second_from_first(first: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """g[a, b, c] from g[·, ·] alone: the quotient over the widest gap, at a tie a polynomial through neighbours.
-
-    Its slope at a tie is a sum of eight values over the radius. Each carries a few units of rounding u of itself and of
-    its argument, so the error stays below 64 u (max|g'| + |λ| max|g''|) / radius.
+    g'' is the derivative of g' by autograd.
     """
 
-    def second(a: Tensor, b: Tensor, c: Tensor, p: Tensor | None = None) -> Tensor:
-        a, b, c = _ordered(a, b, c)
-        scale = torch.maximum(a.abs(), c.abs())
-        radius = _STENCIL_RADIUS * torch.where(scale == 0, 1, scale)
-        near = c - a <= radius
-        points, coefficients = _STENCIL
-        x, y = torch.where(near, (a - b) / radius, 0), torch.where(near, (c - b) / radius, 0)
-        values = [first(b + z * radius, b) for z in points]
-        power = complete = torch.ones_like(x + y)
-        slope = torch.zeros_like(complete)
-        for row in coefficients[1:]:
-            slope = slope + complete * sum(w * v for w, v in zip(row, values, strict=True))
-            power = power * x
-            complete = power + y * complete
-        far = (first(b, c) - first(a, b)) / torch.where(near, 1, c - a)
-        return torch.where(near, slope / radius, far)
+    def curvature(x: Tensor, *params: Tensor) -> Tensor:
+        pull: Any = torch.func.vjp(lambda y: derivative(y, *params), x)[1]
+        return pull(torch.ones_like(x))[0]
+
+    def second(a: Tensor, b: Tensor, c: Tensor, *params: Tensor) -> Tensor:
+        a, b, c = (x.contiguous() for x in torch.broadcast_tensors(*_ordered(a, b, c)))
+        mean = torch.zeros_like(a)
+        for s, outer in _GAUSS_5:
+            for t, inner in _GAUSS_5:
+                mean = mean + s * outer * inner * curvature(a + s * (b - a) + s * t * (c - b), *params)
+        return _integral_or_quotient(mean, first(b, c, *params), first(a, b, *params), c - a, _SECOND_ROUNDING)
 
     return second
 
@@ -326,13 +329,9 @@ def _second_from_first(first: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _no_third_order(*_: Any) -> NoReturn:
     raise OrderError(
-        "a third derivative of a matrix function was asked for; first and second derivatives are provided. "
-        "Differentiate the expression of the second derivative by finite differences, or reduce the order."
+        "A third derivative of a matrix function was requested. Two orders are provided: detach the matrix before "
+        "the third differentiation, or take finite differences of the second derivative."
     )
-
-
-def _no_parameter() -> NoReturn:
-    raise OrderError("this function has no exponent to differentiate.")
 
 
 @dataclass(frozen=True)
@@ -340,12 +339,16 @@ class SpectralFunction:
     """A scalar function with its divided differences, ready to be applied to a spectrum.
 
     Args:
-        name: how messages call it.
-        value: g(λ, p); ``p`` is the exponent of a power and None for every other function.
+        name: used in messages.
+        value: g(x, \\*params).
         first: g[a, b], symmetric, with g'(a) at a = b.
-        second: g[a, b, c], symmetric, with g''(a)/2 where all three coincide.
+        second: g[a, b, c], symmetric, with g''(a)/2 if all three coincide.
         domain: where g is defined.
-        in_parameter: makes the function ∂g/∂p.
+        in_parameter: returns ∂g/∂p for a function of one parameter with one value per matrix, such as a power.
+        builtin: whether the function belongs to the package, so that kernels may replace it by name.
+        announce: whether a divided difference that overflows raises DomainError.
+        refusal: message of the DomainError that any divided difference raises, if not empty.
+        shapes: of the parameters of a user-defined function.
 
     Example:
         >>> import torch
@@ -360,88 +363,104 @@ class SpectralFunction:
     first: Callable[..., Tensor]
     second: Callable[..., Tensor]
     domain: Domain = "real"
-    in_parameter: Callable[[], SpectralFunction] = _no_parameter
-
-    @classmethod
-    def from_divided_difference(
-        cls,
-        g: Callable[[Tensor], Tensor],
-        divided_difference: Callable[[Tensor, Tensor], Tensor],
-        *,
-        domain: Domain = "real",
-        name: str = "custom",
-    ) -> SpectralFunction:
-        """Make one from g and its first divided difference, which must be right at a = b too."""
-
-        def first(a: Tensor, b: Tensor, p: Tensor | None = None) -> Tensor:
-            return divided_difference(a, b)
-
-        return cls(name, lambda lam, p=None: g(lam), first, _second_from_first(first), domain)
+    in_parameter: Callable[[], SpectralFunction] | None = None
+    builtin: bool = False
+    announce: bool = False
+    refusal: str = ""
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
     def from_derivative(
         cls,
-        g: Callable[[Tensor], Tensor],
-        derivative: Callable[[Tensor], Tensor],
+        g: Callable[..., Tensor],
+        derivative: Callable[..., Tensor],
         *,
         domain: Domain = "real",
         name: str = "custom",
     ) -> SpectralFunction:
-        """Make one from g and g'; pairs closer than 1/128 of the larger one are integrated over g' by Gauss's rule.
+        """Build one from g(x, \\*params) and g'(x, \\*params), elementwise functions of tensors of any shape.
 
-        g has to be smooth on that scale around each eigenvalue: 8 points resolve e^λ up to λ about 1000. Where three
-        arguments meet at λ, the second divided difference is good to 4e-12 of |g'/λ| + |g''|, of |g'| at zero.
+        Divided differences of close arguments are integrals of g' (8 Gauss points) and of its derivative by
+        autograd (5 × 5 points); those of distant arguments are quotients. The integral is used unless it
+        differs from the quotient by more than the rounding error of the quotient, so eigenvalues that differ
+        by rounding alone count as equal, whatever their size.
         """
         first = _first_from_derivative(g, derivative)
-        return cls(name, lambda lam, p=None: g(lam), first, _second_from_first(first), domain)
+        return cls(name, g, first, _second_from_derivative(first, derivative), domain)
 
 
 @dataclass(frozen=True)
 class BoundFunction:
-    """A function with its exponent, one per matrix ``(*batch,)``, which broadcasts over any table of the spectrum."""
+    """A function with its parameters, as one tensor.
+
+    The parameter of a built-in function has one value per matrix ``(*batch,)`` and is broadcast over any table
+    of the spectrum. Those of a user-defined function are one vector, which is split into their shapes.
+    """
 
     function: SpectralFunction
-    exponent: Tensor | None = None
+    p: Tensor | None = None
 
-    def _column(self, *arguments: Tensor) -> Tensor | None:
-        p = self.exponent
-        return None if p is None else p.reshape(p.shape + (1,) * (max(x.ndim for x in arguments) - p.ndim))
+    def _params(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        p, shapes = self.p, self.function.shapes
+        if p is None:
+            return ()
+        if shapes is None:
+            return (p.reshape(p.shape + (1,) * (max(x.ndim for x in arguments) - p.ndim)),)
+        parts = p.split([math.prod(shape) for shape in shapes])
+        return tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
 
-    def value(self, lam: Tensor) -> Tensor:
-        """g(λ)."""
-        return self.function.value(lam, self._column(lam))
+    def _difference(self, difference: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        function = self.function
+        if function.refusal:
+            raise DomainError(function.refusal)
+        out = difference(*arguments, *self._params(*arguments))
+        if function.announce:
+            what = f"A derivative of {function.name} at these eigenvalues"
+            check_result(out, what, "Scale the matrices, or raise eps.")
+        return out
+
+    def value(self, x: Tensor) -> Tensor:
+        """g(x)."""
+        return self.function.value(x, *self._params(x))
 
     def first(self, a: Tensor, b: Tensor) -> Tensor:
         """g[a, b]."""
-        return self.function.first(a, b, self._column(a, b))
+        return self._difference(self.function.first, a, b)
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """g[a, b, c]."""
-        return self.function.second(a, b, c, self._column(a, b, c))
+        return self._difference(self.function.second, a, b, c)
 
-    def in_exponent(self) -> BoundFunction:
-        """∂g/∂p at the same exponent."""
-        return BoundFunction(self.function.in_parameter(), self.exponent)
-
-
-def _simple(name: str, value: Callable[[Tensor], Tensor], first: Any, second: Any, domain: Domain) -> SpectralFunction:
-    return SpectralFunction(name, lambda lam, p=None: value(lam), first, second, domain)
+    def in_parameter(self) -> BoundFunction:
+        """∂g/∂p at the same parameter."""
+        return BoundFunction(in_parameter(self.function), self.p)
 
 
-_POWER_LOG2 = SpectralFunction(
-    "power·log²", lambda lam, p: lam**p * lam.log() ** 2, _no_third_order, _no_third_order, "positive", _no_third_order
+def in_parameter(function: SpectralFunction) -> SpectralFunction:
+    """∂g/∂p for a built-in function with a parameter."""
+    if function.in_parameter is None:
+        raise OrderError(f"{function.name} has no derivative in a parameter.")
+    return dataclasses.replace(function.in_parameter(), announce=function.announce, refusal=function.refusal)
+
+
+_builtin = functools.partial(SpectralFunction, builtin=True)
+_POWER_LOG2 = _builtin(
+    "power·log²", lambda x, p: x**p * x.log() ** 2, _no_third_order, _no_third_order, "positive", _no_third_order
 )
-_POWER_LOG = SpectralFunction(
-    "power·log", lambda lam, p: lam**p * lam.log(), _power_log_first, _no_third_order, "positive", lambda: _POWER_LOG2
+_POWER_LOG = _builtin(
+    "power·log", lambda x, p: x**p * x.log(), _power_log_first, _no_third_order, "positive", lambda: _POWER_LOG2
 )
-_POWER = SpectralFunction("power", lambda lam, p: lam**p, _power_first, _power_second, "positive", lambda: _POWER_LOG)
+_POWER = _builtin("power", lambda x, p: x**p, _power_first, _power_second, "positive", lambda: _POWER_LOG)
+_POSITIVE_POWER = dataclasses.replace(
+    _POWER, first=_positive_power_first, second=_positive_power_second, domain="nonnegative"
+)
 
 _NAMED = {
-    "log": _simple("log", torch.log, _log_first, _log_second, "positive"),
-    "sqrt": _simple("sqrt", torch.sqrt, _sqrt_first, _sqrt_second, "nonnegative"),
-    "inv_sqrt": _simple("inv_sqrt", torch.rsqrt, _inv_sqrt_first, _inv_sqrt_second, "positive"),
-    "exp": _simple("exp", torch.exp, _exp_first, _exp_second, "real"),
-    "inverse": _simple("inverse", torch.reciprocal, _inverse_first, _inverse_second, "nonzero"),
+    "log": _builtin("log", lambda x: x.log(), _log_first, _log_second, "positive"),
+    "sqrt": _builtin("sqrt", lambda x: x.sqrt(), _sqrt_first, _sqrt_second, "nonnegative"),
+    "inv_sqrt": _builtin("inv_sqrt", lambda x: x.rsqrt(), _inv_sqrt_first, _inv_sqrt_second, "positive"),
+    "exp": _builtin("exp", lambda x: x.exp(), _exp_first, _exp_second, "real"),
+    "inverse": _builtin("inverse", lambda x: x.reciprocal(), _inverse_first, _inverse_second, "nonzero"),
 }
 
 
@@ -481,7 +500,7 @@ def _two_pieces(
         quotient = torch.where(upper(x, p), e, -e) / torch.where(none, 1, x - y) / torch.where(none, 1, x - z)
         return torch.where(none, 0, quotient)
 
-    return SpectralFunction(name, value, first, second)
+    return _builtin(name, value, first, second)
 
 
 def _above(lam: Tensor, threshold: Tensor) -> Tensor:
@@ -498,6 +517,9 @@ CLAMP = _two_pieces("clamp", _above, lambda lam, p: lam - p, slope=1, lower=lamb
 """The larger one of λ and a threshold."""
 
 
+FunctionLike = str | SpectralFunction | tuple[Callable[..., Tensor], Callable[..., Tensor]]
+
+
 def named_function(name: str) -> SpectralFunction:
     """The built-in function of that name: log, sqrt, inv_sqrt, exp, inverse."""
     try:
@@ -511,111 +533,72 @@ def named_function(name: str) -> SpectralFunction:
 
 def _integer_function(n: int) -> SpectralFunction:
     value, first, second = _integer_powers(n)
-    return SpectralFunction(f"power {n}", value, first, second, "real" if n >= 0 else "nonzero")
+    domain: Domain = "real" if n >= 0 else "nonzero"
+    return _builtin(f"power {n}", value, first, second, domain)
 
 
-def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, float | Tensor | None]:
-    """λ^p and the exponent to pass with it: None where p is a fixed number with a closed form of its own."""
+def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, Given]:
+    """x^p and the parameters to pass with it: none if p is a fixed number with a closed form."""
     if isinstance(exponent, Tensor):
         if not exponent.dtype.is_floating_point:
             raise DtypeError(
-                f"a tensor exponent must be floating point, got {exponent.dtype}; pass a Python int instead."
+                f"A tensor exponent must be floating point, got {exponent.dtype}. Pass a Python int instead."
             )
-        return _POWER, exponent
+        return _POWER, (exponent,)
     if isinstance(exponent, bool) or not isinstance(exponent, (int, float)):
         raise DtypeError(f"exponent must be a number or a tensor, got {type(exponent).__name__}.")
     if not math.isfinite(exponent):
         raise DomainError(f"exponent must be finite, got {exponent}.")
     if float(exponent).is_integer():
-        return _integer_function(int(exponent)), None
-    if exponent == 0.5:
-        return _NAMED["sqrt"], None
-    if exponent == -0.5:
-        return _NAMED["inv_sqrt"], None
-    return _POWER, float(exponent)
-
-
-def is_named(function: SpectralFunction) -> bool:
-    """Whether a function is the package's own."""
-    return function.name.startswith("power") or _NAMED.get(function.name) is function
-
-
-def _refusing(function: SpectralFunction, message: str) -> SpectralFunction:
-    """The same function, whose derivatives raise."""
-
-    def refuse(*_: Any) -> NoReturn:
-        raise DomainError(message)
-
-    return dataclasses.replace(function, first=refuse, second=refuse)
+        return _integer_function(int(exponent)), ()
+    if exponent in (0.5, -0.5):
+        return _NAMED["sqrt" if exponent > 0 else "inv_sqrt"], ()
+    return _POWER if exponent < 0 else _POSITIVE_POWER, (float(exponent),)
 
 
 def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
-    """The same function at a spectrum where its derivative is infinite: asking for the derivative raises."""
-    return _refusing(
-        function,
-        f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. Add a multiple of the "
-        f"identity first, or pool the features themselves with second_order_pool, which has a derivative there.",
-    )
-
-
-def without_derivative(function: SpectralFunction, where: str) -> SpectralFunction:
-    """The same function where the operator has a value and no derivative: asking for it raises."""
-    return _refusing(function, f"there is no derivative at {where}; take a smaller rank, or add a small matrix to it.")
-
-
-@functools.lru_cache(maxsize=64)
-def announcing_overflow(function: SpectralFunction) -> SpectralFunction:
-    """The same function, whose derivatives raise where they leave the range of floating point."""
-
-    def announcing(difference: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def announced(*arguments: Any) -> Tensor:
-            out = difference(*arguments)
-            check_result(
-                out, f"a derivative of {function.name} at these eigenvalues", "Scale the matrices, or raise eps."
-            )
-            return out
-
-        return announced
-
+    """The same function at a spectrum where its derivative is infinite: differences raise."""
     return dataclasses.replace(
         function,
-        first=announcing(function.first),
-        second=announcing(function.second),
-        in_parameter=lambda: announcing_overflow(function.in_parameter()),
+        refusal=f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. Add a multiple "
+        f"of the identity, or use second_order_pool, which is differentiable there.",
     )
-
-
-def _required_arguments(function: Callable[..., Any]) -> int:
-    """How many positional arguments a callable needs; 1 where Python cannot tell (built-in torch functions)."""
-    code = getattr(function, "__code__", None)  # inspect.signature cannot be traced by torch.compile
-    if code is None:
-        method = type(function).__call__
-        code = getattr(method, "__code__", None)
-        return 1 if code is None else code.co_argcount - 1 - len(method.__defaults__ or ())
-    return code.co_argcount - len(function.__defaults__ or ())
 
 
 def resolve_function(
-    function: str | SpectralFunction | tuple[Callable[..., Tensor], Callable[..., Tensor]],
-    exponent: float | Tensor | None = None,
-) -> tuple[SpectralFunction, float | Tensor | None]:
-    """Turn what an operator was given into a `SpectralFunction` and the exponent that goes with it."""
+    function: FunctionLike, exponent: float | Tensor | None = None, params: Sequence[Tensor] = ()
+) -> tuple[SpectralFunction, Given]:
+    """Return the `SpectralFunction` of an operator's arguments and the parameters that go with it."""
+    if exponent is not None and function != "power":
+        raise DomainError(f'exponent= belongs to function="power", got function={function!r}.')
+    if params and isinstance(function, str):
+        raise DomainError(f"params= belongs to user-defined functions, got function={function!r}.")
+    if any(not isinstance(p, Tensor) or not p.dtype.is_floating_point for p in params):
+        raise DtypeError("params must be real floating-point tensors; bind other arguments into the function.")
     if function == "power":
         if exponent is None:
             raise DomainError('function="power" needs exponent=, a number or a tensor.')
         return power_function(exponent)
-    if exponent is not None:
-        raise DomainError(f'exponent= belongs to function="power", got function={function!r}.')
     if isinstance(function, SpectralFunction):
-        return function, None
+        return function, tuple(params)
     if isinstance(function, str):
-        return named_function(function), None
+        return named_function(function), ()
     if isinstance(function, tuple) and len(function) == 2 and all(callable(part) for part in function):
-        g, companion = function
-        if _required_arguments(companion) == 2:
-            return SpectralFunction.from_divided_difference(g, companion), None
-        return SpectralFunction.from_derivative(g, companion), None
+        return SpectralFunction.from_derivative(*function), tuple(params)
     raise DtypeError(
-        "function must be a name, a SpectralFunction or a pair of callables, (g, divided difference) or "
-        f"(g, derivative); got {type(function).__name__}."
+        f"function must be a name, a pair of callables (g, derivative) or a SpectralFunction, got "
+        f"{type(function).__name__}."
     )
+
+
+def bind_params(
+    function: SpectralFunction, given: Given, batch: torch.Size, like: Tensor
+) -> tuple[SpectralFunction, Tensor | None]:
+    """The function, and its parameters as one tensor of the precision of ``like``."""
+    if not given:
+        return function, None
+    if function.builtin:
+        return function, parameter_tensor(given[0], "exponent", batch, like)
+    tensors = [p for p in given if isinstance(p, Tensor)]
+    theta = torch.cat([p.to(like.device, real_dtype(like.dtype)).reshape(-1) for p in tensors])
+    return dataclasses.replace(function, shapes=tuple(tuple(p.shape) for p in tensors)), theta

@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "DataError",
+    "DeviceError",
     "DomainError",
     "DtypeError",
     "GaugeWarning",
@@ -40,12 +41,16 @@ class DtypeError(TypeError):
     """The dtype of an argument does not fit the operator, for example integer features."""
 
 
+class DeviceError(RuntimeError):
+    """Arguments are on different devices."""
+
+
 class NumericalError(ValueError):
     """The values of an argument make the result undefined."""
 
 
-class NonFiniteError(NumericalError):
-    """An argument holds NaN or Inf."""
+class NonFiniteError(NumericalError, RuntimeError):
+    """An argument holds NaN or Inf. Also a RuntimeError, as in torch."""
 
 
 class SymmetryError(NumericalError):
@@ -57,11 +62,11 @@ class DomainError(NumericalError):
 
 
 class TieError(NumericalError):
-    """A gradient of a decomposition was asked for at a repeated value, and the policy is to raise."""
+    """Vectors or spaces are not determined at a repeated value."""
 
 
 class OrderError(RuntimeError):
-    """A derivative of higher order than the operator provides was asked for."""
+    """A derivative of higher order than the operator provides was requested."""
 
 
 class LabelError(ValueError):

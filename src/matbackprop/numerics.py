@@ -101,8 +101,21 @@ def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: f
     return tol if given else max(tol, 16 * d * torch.finfo(compute).eps)
 
 
+def zero_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
+    """Fraction of the largest of n eigenvalues, or singular values, at or below which another one counts as zero.
+
+    Args:
+        dtype: dtype of the data. Entries that were computed in it carry a few units of its rounding; those of 16 bits
+            are taken as they are, with the rounding of float32.
+        compute: dtype of the decomposition, which adds up to n units.
+        n: the order.
+    """
+    eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return 4 * max(eps, n * torch.finfo(compute).eps)
+
+
 def rounding_of_zero(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Share of the largest of n eigenvalues below which one that should be zero or positive may be negative."""
+    """Fraction of the largest of n eigenvalues by which rounding of the data makes a zero one negative."""
     return max(data_rounding(dtype, compute), 4 * n * torch.finfo(compute).eps)
 
 
@@ -110,6 +123,13 @@ def definite_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> floa
     """Smallest eigenvalue at which a matrix of order n with a unit diagonal counts as singular."""
     data = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return 4 * n * max(torch.finfo(compute).eps, data)
+
+
+def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter in the precision of a computation, real or complex as it is; integers stay integers."""
+    if not (p.dtype.is_floating_point or p.is_complex()):
+        return p
+    return p.to(compute_dtype(real_dtype(dtype), p.dtype))
 
 
 def tie_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:

@@ -57,7 +57,7 @@ def test_dense_derivatives(symmetric):
 
 def test_dense_symmetric_gradient_is_symmetric():
     a = positive_definite(4).requires_grad_()
-    linear_solve(a, random(4)).sum().backward()
+    linear_solve(a, random(4), symmetric=True).sum().backward()
     torch.testing.assert_close(a.grad, a.grad.mT)
 
 
@@ -213,8 +213,8 @@ def test_transformations_of_the_dense_routes():
         (lambda: linear_solve(torch.eye(3), torch.ones(3).long()), DtypeError),
         (lambda: linear_solve(torch.full((2, 2), torch.nan), torch.ones(2)), NonFiniteError),
         (lambda: linear_solve(torch.eye(2), torch.tensor([1.0, torch.inf])), NonFiniteError),
-        (lambda: linear_solve(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.ones(2)), SymmetryError),
-        (lambda: linear_solve(-torch.eye(2), torch.ones(2)), NumericalError),
+        (lambda: linear_solve(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.ones(2), symmetric=True), SymmetryError),
+        (lambda: linear_solve(-torch.eye(2), torch.ones(2), symmetric=True), NumericalError),
         (lambda: linear_solve(torch.zeros(2, 2), torch.ones(2), symmetric=False), NumericalError),
         (lambda: conjugate_gradient_solve(lambda x: -x, torch.ones(3)), SolverError),
         (lambda: conjugate_gradient_solve(lambda x: x, torch.ones(3), tolerance=2.0), DomainError),

@@ -11,7 +11,7 @@ import torch
 from helpers.operators import TRACED, case_id
 from matbackprop import nn, second_order_pool
 from matbackprop._torch import WHOLE_GRAPHS
-from matbackprop.divided_differences import resolve_function
+from matbackprop.divided_differences import in_parameter, resolve_function
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +50,10 @@ def test_inductor_keeps_the_digits_of_divided_differences():
     def tables(a, b):
         first = []
         for function, p in functions:
-            p = p if p is None else torch.full_like(a, p)
-            first += [function.value(a, p), function.first(a, b, p)]
+            p = tuple(torch.full_like(a, x) for x in p)
+            first += [function.value(a, *p), function.first(a, b, *p)]
             if function.name == "power":
-                first.append(function.in_parameter().first(a, b, p))
+                first.append(in_parameter(function).first(a, b, *p))
         return torch.stack(first)
 
     gaps = torch.tensor([0, 1e-16, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1, 3, 10, 30])

@@ -10,6 +10,7 @@ from helpers.matrices import relu_features, symmetric
 from helpers.operators import OF_ONE_INPUT, OF_SYMMETRIC, case_id
 from matbackprop.errors import (
     ConfigurationError,
+    DeviceError,
     DomainError,
     DtypeError,
     NonFiniteError,
@@ -93,8 +94,8 @@ def test_matrices_that_are_not_symmetric(case):
     a[0, 1] += 0.1
     with pytest.raises(SymmetryError, match=r"differs from its (conjugate )?transpose by up to 0.1"):
         case.call(a)
-    for one, other in zip(case.invariants(*_tuple(case.call(a, check=False))), case(a), strict=True):
-        torch.testing.assert_close(one, other)
+    for out in _tuple(case.call(a, check=False)):
+        assert out.isnan().all()
 
 
 def test_each_matrix_is_measured_by_its_own_size():
@@ -110,7 +111,7 @@ def test_each_matrix_is_measured_by_its_own_size():
         ("matrix_log", (0.0, 1.0), "positive"),
         ("matrix_inv_sqrt", (-1.0, 1.0), "positive"),
         ("matrix_sqrt", (-1.0, 1.0), "nonnegative"),
-        ("matrix_power", (-1.0, 1.0), "positive"),
+        ("matrix_power", (-1.0, 1.0), "nonnegative"),
         ("matrix_power_tensor", (-1.0, 1.0), "positive"),
     ],
 )
@@ -183,7 +184,7 @@ def test_weights():
         mb.second_order_pool(f, weight=torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(DtypeError, match=r"weight must be a torch\.Tensor"):
         mb.second_order_pool(f, weight=[1.0, 1.0, 1.0])
-    with pytest.raises(ShapeError, match="weight is on meta and the features on cpu"):
+    with pytest.raises(DeviceError, match="weight is on meta and the features are on cpu"):
         mb.second_order_pool(f, weight=torch.ones(2, 3, device="meta"))
     with pytest.raises(DomainError, match="weight must not be negative, its smallest entry is -1"):
         mb.second_order_pool(f, weight=-torch.ones(2, 3))

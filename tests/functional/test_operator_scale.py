@@ -83,5 +83,5 @@ def test_functions_of_the_largest_matrices_are_finite_where_their_values_are():
 def test_an_eigenvalue_beyond_the_range_is_said_and_not_lost():
     """Its inverse root would be zero in the sum."""
     a = torch.full((2, 2), 1.2e308, dtype=torch.float64) + torch.diag(torch.tensor([1e300, 0.0], dtype=torch.float64))
-    with pytest.raises(DomainError, match="an eigenvalue of a overflows"):
+    with pytest.raises(DomainError, match="An eigenvalue of a overflows"):
         mb.matrix_inv_sqrt(a)

@@ -1,4 +1,4 @@
-"""The tie policies of eigh and svd: exact where the gauge does not matter, loud where it does, never inf or NaN."""
+"""Tie policies of the decomposition layers: exact without a gauge, an error or NaN with one."""
 
 import warnings
 
@@ -8,7 +8,6 @@ import torch
 import matbackprop as mb
 from helpers.matrices import orthogonal, symmetric, with_singular_values
 from matbackprop.errors import GaugeWarning, TieError
-from matbackprop.functional import _ties, raise_deferred
 
 
 def _tied_projector_loss(a, **options):
@@ -108,11 +107,11 @@ def test_other_policies_warn_and_stay_finite(ties):
     assert a.grad.isfinite().all()
 
 
-def test_check_false_says_nothing():
+def test_check_false_does_not_warn():
     a = symmetric("repeated").requires_grad_()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _one_vector_loss(a, check=False).backward()
+        _one_vector_loss(a, ties="drop", check=False).backward()
     assert a.grad.isfinite().all()
 
 
@@ -209,38 +208,63 @@ def test_the_papers_gauge_for_the_null_basis():
     torch.testing.assert_close(du[:, 2:], -u[:, :2] @ du[:, :2].mT @ u[:, 2:])
 
 
-class _Event:
-    """Stands in for a CUDA event: done when told."""
-
-    def __init__(self, done):
-        self.done = done
-
-    def query(self):
-        return self.done
-
-    def synchronize(self):
-        self.done = True
+UNCHECKED = {
+    "vmap": lambda loss, a: torch.func.vmap(torch.func.grad(loss))(a.unsqueeze(0))[0],
+    "grad": lambda loss, a: torch.func.grad(loss)(a),
+    "jacrev": lambda loss, a: torch.func.jacrev(loss)(a),
+    "jacfwd": lambda loss, a: torch.func.jacfwd(loss)(a),
+}
 
 
-def test_deferred_complaints_arrive_without_waiting():
-    policy = _ties.tie_policy("eigh", "raise", None, 1e-6, None, torch.eye(2), torch.float64)
-    _ties._deferred.append((_Event(True), torch.tensor(False), policy))
-    raise_deferred()
-    assert not _ties._deferred
-    _ties._deferred.append((_Event(False), torch.tensor(True), policy))
-    raise_deferred()  # not there yet: nothing is waited for
-    assert len(_ties._deferred) == 1
-    with pytest.raises(TieError):
-        raise_deferred(wait=True)
-    assert not _ties._deferred
+def _topk_loss(a, **options):
+    """One vector inside a tie of the leading pairs."""
+    return (mb.topk_eigh(a, 2, largest=False, **options).eigenvectors[..., 0] * torch.arange(4.0)).square().sum()
 
 
-def test_a_deferred_complaint_is_raised_by_the_next_call():
-    policy = _ties.tie_policy("eigh", "raise", None, 1e-6, None, torch.eye(2), torch.float64)
-    _ties._deferred.append((_Event(True), torch.tensor(True), policy))
-    a = symmetric("separated").requires_grad_()
-    with pytest.raises(TieError):
-        _one_vector_loss(a).backward()
+def _svd_loss(a, **options):
+    u, _, _ = mb.svd(a, **options)
+    return (u[..., 1] * torch.arange(4.0)).square().sum()
+
+
+LOSSES = {
+    "eigh": (_one_vector_loss, symmetric("repeated"), symmetric("separated")),
+    "topk_eigh": (_topk_loss, symmetric("repeated"), symmetric("separated")),
+    "svd": (
+        _svd_loss,
+        with_singular_values(4, 3, (3.0, 2.0, 2.0)),
+        with_singular_values(4, 3, (3.0, 2.0, 1.0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", UNCHECKED)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_tie_that_cannot_be_reported_makes_the_gradient_nan(name, way):
+    """Under torch.func there are no values to check: "raise" once acted as "drop" there."""
+    loss, tied, apart = LOSSES[name]
+    assert UNCHECKED[way](loss, tied).isnan().any()
+    separate = apart.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(separate), separate)
+    torch.testing.assert_close(UNCHECKED[way](loss, apart), expected)
+    assert UNCHECKED[way](lambda a: loss(a, ties="drop"), tied).isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_tie_makes_the_gradient_nan_without_checks_and_in_a_compiled_graph(name):
+    loss, tied, _ = LOSSES[name]
+    a = tied.clone().requires_grad_()
+    loss(a, check=False).backward()
+    assert a.grad.isnan().any()
+    compiled = torch.compile(loss, backend="aot_eager")
+    (grad,) = torch.autograd.grad(compiled(a), a)
+    assert grad.isnan().any()
+
+
+def test_only_the_tied_matrix_of_a_batch_becomes_nan():
+    a = torch.stack([symmetric("repeated"), symmetric("separated")]).requires_grad_()
+    (grad,) = torch.autograd.grad(_one_vector_loss(a, check=False), a)
+    assert grad[0].isnan().all()
+    assert grad[1].isfinite().all()
 
 
 @pytest.mark.cuda
@@ -253,6 +277,4 @@ def test_on_a_gpu_nothing_is_waited_for(device):
         (grad,) = torch.autograd.grad(loss, a)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert grad.isfinite().all()
-    with pytest.raises(TieError):
-        raise_deferred(wait=True)
+    assert grad.isnan().any()

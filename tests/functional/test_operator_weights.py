@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft, second_order_pool, spectral_embedding
-from matbackprop.errors import DomainError, DtypeError, NonFiniteError, ShapeError
+from matbackprop.errors import DeviceError, DomainError, DtypeError, NonFiniteError, ShapeError
 from matbackprop.vision.segmentation import soft_embedding, weighted_kmeans
 
 LABELS = torch.tensor([0, 1, 1, 0])
@@ -32,7 +32,7 @@ def features():
         ([1.0, 1.0, 1.0, 1.0], DtypeError),
         (torch.ones(4, dtype=torch.int64), DtypeError),
         (torch.ones(3), ShapeError),
-        (torch.ones(4, device="meta"), ShapeError),
+        (torch.ones(4, device="meta"), DeviceError),
     ],
     ids=["negative", "NaN", "list", "integers", "too few", "another device"],
 )

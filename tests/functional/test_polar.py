@@ -149,11 +149,6 @@ def test_low_rank_at_its_own_rank_projects_variations_on_the_tangent_space():
 def test_a_tie_at_the_cut_is_refused():
     with pytest.raises(TieError, match="both sides of rank 1"):
         low_rank(torch.eye(3), 1)
-    a = torch.eye(3, dtype=torch.float64).requires_grad_()
-    out = low_rank(a, 1, check=False)
-    assert torch.linalg.matrix_rank(out.detach()) == 1
-    out.sum().backward()
-    assert a.grad.isfinite().all()
     with pytest.raises(DomainError, match="whole number"):
         nn.LowRank(-1)
 
@@ -186,5 +181,5 @@ def test_low_rank_has_no_derivative_at_a_matrix_of_less_rank():
     a = torch.diag(torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)).requires_grad_()
     value = low_rank(a, 2)
     torch.testing.assert_close(value.detach(), a.detach())
-    with pytest.raises(DomainError, match="no derivative at a matrix whose rank is less than 2"):
+    with pytest.raises(DomainError, match="derivative at a matrix of rank less than 2 does not exist"):
         value.sum().backward()

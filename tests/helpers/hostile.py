@@ -1361,7 +1361,7 @@ ROWS = [
         orders=1,
         condition=_widest_over_narrowest,
     ),
-    _spectral("own_divided_difference", lambda a, case: truth.log(a), orders=1),
+    _spectral("own_log", lambda a, case: truth.log(a), orders=1),
     Row(
         "matrix_functions",
         _of_matrix,

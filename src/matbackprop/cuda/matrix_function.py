@@ -18,7 +18,7 @@ from matbackprop.cuda.compiler import Module, Source, shared_limit
 from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
 from matbackprop.cuda.headers import CONSTANTS, DEPTH, FUNCTIONS, LDT, PRODUCT_THREADS, TENSOR_CORES, TYPES
 from matbackprop.cuda.pool_parts import Solver
-from matbackprop.divided_differences import SpectralFunction, is_named
+from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
 SOURCE = Source("matrix_function.cu", CONSTANTS, THIN=0)
@@ -29,7 +29,7 @@ def applies(a: Tensor, function: SpectralFunction) -> bool:
     return (
         a.is_cuda
         and function.name in FUNCTIONS
-        and is_named(function)
+        and function.builtin
         and kernels_may_take(a, capability=TENSOR_CORES)
         and a.dtype in TYPES
         and a.shape[-1] <= parts.MAX_ORDER

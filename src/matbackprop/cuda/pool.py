@@ -28,7 +28,7 @@ from matbackprop.cuda.headers import (
     TYPES,
     tile,
 )
-from matbackprop.divided_differences import SpectralFunction, is_named
+from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
 _MAX_ROWS = 4096  # that the one block of a matrix streams in the primal form
@@ -115,7 +115,7 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
         f.is_cuda
         and f.dtype != torch.float64
         and function.name in POOL_FUNCTIONS
-        and is_named(function)
+        and function.builtin
         and 0 < min(f.shape[-2:]) <= pool_parts.MAX_ORDER
         and (is_plain(eps) and not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
         and f.dtype in TYPES

@@ -5,18 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import (
-    check_finite,
-    check_matrix,
-    check_range,
-    check_result,
-    check_symmetric,
-    into_range,
-    wants_check,
-)
+from matbackprop.checks import check_finite, check_matrix, check_result, nan_where, prepare
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off
 
 __all__ = ["affinity", "normalized_affinity", "normalized_cut_value"]
 
@@ -63,25 +55,26 @@ def affinity(
     check_matrix(f, "f")
     if lam is not None:
         check_lambda(lam, f.shape[-1])
-    if wants_check(check, f):
-        check_finite(f, "f")
-        if lam is not None:
-            check_finite(lam, "lam")
-    dtype = compute_dtype(precision)
     with autocast_off(f.device.type):
-        x = f.to(dtype)
-        out = ((x if lam is None else x @ lam.to(dtype)) @ x.mT).to(f.dtype)
-        if wants_check(check, f):
-            check_result(out, "the affinity", "Scale the features.")
+        others = () if lam is None else (lam,)
+        x, wanted, *_ = prepare(f, "f", check, precision, sizes=None, or_complex=False, others=others)
+        if wanted and lam is not None:
+            check_finite(lam, "lam")
+        out = ((x if lam is None else x @ lam.to(x.dtype)) @ x.mT).to(f.dtype)
+        if wanted:
+            check_result(out, "The affinity", "Scale the features.")
         return out
 
 
-def _degrees(w: Tensor, check: bool | None) -> Tensor:
+def _degrees(w: Tensor, check_values: bool) -> Tensor:
+    """Row sums ``(*b, m)``; an error, or NaN if values are not checked, for negative ones."""
     degree = w.sum(-1)
-    if wants_check(check, w) and bool((degree < 0).any()):
+    if not check_values:
+        return nan_where((degree < 0).any(-1), degree)
+    if bool((degree < 0).any()):
         raise DomainError(
             f"{int((degree < 0).sum())} of {degree.numel()} rows of the affinity have a negative sum, down to "
-            f"{float(degree.min()):.3g}, so D^(1/2) is not real; make the affinities non-negative."
+            f"{float(degree.min()):.3g}, so D^(1/2) is not real. Make the affinities non-negative."
         )
     return degree
 
@@ -91,7 +84,7 @@ def _indicators(labels: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     return (labels.unsqueeze(-1) == torch.arange(k, device=labels.device)).to(dtype)
 
 
-def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check: bool | None) -> int:
+def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check_values: bool) -> int:
     check_labels(labels, w)
     if labels.ndim == w.ndim:
         raise LabelError(
@@ -99,7 +92,7 @@ def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check: bool
             f"take annotators one at a time here."
         )
     k = count_labels(labels, num_labels)
-    if wants_check(check, w):
+    if check_values:
         check_label_values(labels, None, k, False)
     return k
 
@@ -147,21 +140,18 @@ def normalized_affinity(
         proposition on dM and dΩ.
     """
     check_matrix(w, "w", square=True)
-    if wants_check(check, w):
-        check_finite(w, "w")
-        check_range(w, compute_dtype(precision), "w")
-    k = 0 if labels is None else _region_count(w, labels, num_labels, check)
-    dtype = compute_dtype(precision)
     with autocast_off(w.device.type):
-        x = w.to(dtype)
-        degree = _degrees(x, check)
-        positive = degree > 0
+        others = () if labels is None else (labels,)
+        x, wanted, *_ = prepare(w, "w", check, precision, sizes="sums", square=True, or_complex=False, others=others)
+        k = 0 if labels is None else _region_count(w, labels, num_labels, wanted)
+        degree = _degrees(x, wanted)
+        positive = ~(degree <= 0)
         root = torch.where(positive, degree, 1).sqrt()
         down = root.reciprocal() * positive
         m = (down.unsqueeze(-1) * x * down.unsqueeze(-2)).to(w.dtype)
         if labels is None:
             return m
-        e = (root * positive).unsqueeze(-1) * _indicators(labels, k, dtype)
+        e = (root * positive).unsqueeze(-1) * _indicators(labels, k, x.dtype)
         return m, (e @ e.mT).to(w.dtype)
 
 
@@ -208,17 +198,14 @@ def normalized_cut_value(
         which prints W for D − W.
     """
     check_matrix(w, "w", square=True)
-    if wants_check(check, w):
-        check_finite(w, "w")
-        check_symmetric(w, "w")
-    k = _region_count(w, labels, num_labels, check)
-    dtype = compute_dtype(precision)
     with autocast_off(w.device.type):
-        e = _indicators(labels, k, dtype)
+        ready = prepare(w, "w", check, precision, sizes="rescale", symmetric=True, or_complex=False, others=(labels,))
+        k = _region_count(w, labels, num_labels, ready.check_values)
+        e = _indicators(labels, k, ready.x.dtype)
         labelled = e.sum(-1)
-        x = symmetrize((into_range(w, dtype) if wants_check(check, w) else w).to(dtype))
-        x = x * (labelled.unsqueeze(-1) * labelled.unsqueeze(-2))
-        volume = (_degrees(x, check).unsqueeze(-2) @ e).squeeze(-2)
+        x = ready.x * (labelled.unsqueeze(-1) * labelled.unsqueeze(-2))
+        volume = (_degrees(x, ready.check_values).unsqueeze(-2) @ e).squeeze(-2)
         inside = (e * (x @ e)).sum(-2)
-        positive = volume > 0
-        return ((volume - inside) / torch.where(positive, volume, 1) * positive).sum(-1).to(w.dtype)
+        positive = ~(volume <= 0)
+        cut = ((volume - inside) / torch.where(positive, volume, 1) * positive).sum(-1)
+        return ready.marked(cut).to(w.dtype)

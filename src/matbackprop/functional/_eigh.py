@@ -12,17 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import (
-    check_finite,
-    check_matrix,
-    check_result,
-    check_symmetric,
-    into_range_and_back,
-    wants_check,
-)
+from matbackprop.checks import check_matrix, check_result, prepare
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["Eigenpairs", "eigh"]
@@ -37,7 +30,8 @@ class Eigenpairs(NamedTuple):
 
 def largest_entry(a: Tensor) -> Tensor:
     """The largest absolute value of each matrix, (*batch, 1, 1)."""
-    return a.abs().amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else a.sum((-2, -1), keepdim=True)
+    size = a.abs()
+    return size.amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else size.sum((-2, -1), keepdim=True)
 
 
 def gaps_of(values: Tensor) -> Tensor:
@@ -52,11 +46,11 @@ def rates_apart(values: Tensor) -> Tensor:
     return gaps.reciprocal_()
 
 
-def tied_pairs(values: Tensor, policy: TiePolicy) -> Tensor:
-    """Which values i ≠ j coincide."""
+def tied_pairs(values: Tensor, policy: TiePolicy, scale: Tensor | None = None) -> Tensor:
+    """Which values i ≠ j coincide, compared with the largest one unless a scale ``(*batch, 1, 1)`` is given."""
     gaps = gaps_of(values)
     pairs = ~torch.eye(gaps.shape[-1], dtype=torch.bool, device=gaps.device)
-    return policy.tied(gaps, largest_entry(values.unsqueeze(-1))) & pairs
+    return policy.tied(gaps, largest_entry(values.unsqueeze(-1)) if scale is None else scale) & pairs
 
 
 def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
@@ -90,13 +84,11 @@ def phases(within: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor
 
 
 class _Eigh(Operation):
-    """Of the symmetric part of A; the adjoint is symmetric by itself."""
-
     forward_twice = "eigh"
 
     @staticmethod
     def forward(a: Tensor, policy: TiePolicy) -> tuple[Tensor, Tensor]:
-        lam, u = batched_eigh(symmetrize(a))
+        lam, u = batched_eigh(a)
         return lam.clone(), u.clone()  # a solver may hand out views, which forward mode does not take as outputs
 
     @staticmethod
@@ -110,12 +102,12 @@ class _Eigh(Operation):
             return (u * g_lam.unsqueeze(-2)) @ u.mH
         seen = u.mH @ g_u
         if not u.is_complex() and policy.apart(lam):
-            policy.report_flag(None)
             inner = symmetrize(rates_apart(lam) * seen)
         else:
             visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mH, largest_entry(g_u))
-            policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u)))
             inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
+            ties = (tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u))
+            inner = policy.settle(inner, *ties)
         if g_lam is not None:
             inner = inner + torch.diag_embed(g_lam)
         return u @ inner @ u.mH
@@ -124,8 +116,9 @@ class _Eigh(Operation):
     def tangent(saved: Sequence[Any], da: Tensor, _: None) -> tuple[Tensor, Tensor]:
         lam, u, policy = saved
         variation = u.mH @ symmetrize(da) @ u
-        policy.report((tied_pairs(lam, policy), variation.abs() > policy.tolerance * largest_entry(da)))
         turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * variation
+        visible = variation.abs() > policy.tolerance * largest_entry(da)
+        turn = policy.settle(turn, (tied_pairs(lam, policy), visible))
         return variation.diagonal(dim1=-2, dim2=-1).real.clone(), u @ turn
 
 
@@ -146,18 +139,18 @@ def eigh(
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
-        ties: what the gradient of U does with pairs of eigenvalues that coincide. ``"raise"``: raise when a gradient
-            reaches a vector or value of such a pair and any vector is used at all (below), else leave the pair out.
-            ``"drop"``: leave them out, with a GaugeWarning where the loss depends on the choice of vectors. Right for
+        ties: treatment of coincident eigenvalues in the gradient of U. ``"raise"``: raise if a gradient reaches a
+            vector or value of such a pair and any vector is used at all (below), else leave the pair out.
+            ``"drop"``: leave them out, with a GaugeWarning if the loss depends on the choice of vectors. Right for
             losses of whole eigenspaces, such as projectors. ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased.
-        tie_tol: share of the largest |λ| below which two eigenvalues coincide; by default what the dtype of ``a``
-            resolves.
-        broadening: η as a share of the largest |λ|, for ``"broaden"``.
-        check: whether values are checked (finite and symmetric input, a loss that sees the gauge). None checks at
-            once on the CPU; on a GPU it skips the input and reports the gauge when the flag arrives, a few calls
-            later or at `matbackprop.functional.raise_deferred`, so that the device is never waited for. True checks
-            at once, False never.
-        precision: dtype to compute in, float64 (complex128) unless given; results have the dtype of ``a``.
+        tie_tol: fraction of the largest |λ| below which two eigenvalues coincide; by default the resolution of the
+            dtype of ``a``.
+        broadening: η as a fraction of the largest |λ|, for ``"broaden"``.
+        check: whether values are checked (finite and symmetric input, ties). None checks on the CPU only, True on every
+            device, False never. What is not checked is NaN instead of raising: the result for a matrix that is not
+            symmetric, and with ``ties="raise"`` the gradient that would raise. So it is under ``torch.func`` and
+            ``torch.compile``.
+        precision: dtype of the computation, float64 (complex128) by default; results have the dtype of ``a``.
 
     Returns:
         Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, each up to its sign, or
@@ -191,16 +184,11 @@ def eigh(
         "EIG Variations", with K̃ for K in dU and the adjoint symmetrised.
     """
     check_matrix(a, "a", square=True, or_complex=True)
-    dtype = compute_dtype(precision, a.dtype)
-    policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
-        if not wants_check(check, a):
-            lam, u = apply(_Eigh, a.to(dtype), policy)
-            return Eigenpairs(lam.to(real_dtype(a.dtype)), u.to(a.dtype))
-        check_finite(a, "a")
-        check_symmetric(a, "a")
-        x, back = into_range_and_back(a, dtype)
-        lam, u = apply(_Eigh, x.to(dtype), policy)
-        lam = back(lam).to(real_dtype(a.dtype))
-        check_result(lam, "an eigenvalue", "Scale the matrices.")
-        return Eigenpairs(lam, u.to(a.dtype))
+        ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=True)
+        policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, ready.x.dtype)
+        lam, u = apply(_Eigh, ready.x, policy)
+        lam = ready.marked(ready.back(lam)).to(real_dtype(a.dtype))
+        if ready.check_values:
+            check_result(lam, "An eigenvalue", "Scale the matrices.")
+        return Eigenpairs(lam, ready.marked(u).to(a.dtype))

@@ -1,16 +1,16 @@
-"""The one base of all autograd Functions: what is saved, forward mode, vmap, double backward, autocast off.
+"""Base class of all autograd Functions: saved state, forward mode, vmap, double backward, autocast off.
 
-A subclass is four static methods about one operation:
+A subclass has four static methods:
 
     forward(*inputs) → outputs
-    save(inputs, outputs) → the tensors and constants that its derivatives need    (all inputs by default)
+    save(inputs, outputs) → a tuple or NamedTuple, possibly nested, of tensors and constants (default: all inputs)
     adjoint(saved, needed, *gradients of the outputs) → gradients of the first inputs
     tangent(saved, *directions of the inputs) → directions of the outputs          (optional: forward mode)
 
-and is called with :func:`apply`. A gradient or direction that is absent is None. Everything that a derivative of the
-derivative depends on is an input or an output; a factor that was computed and is saved must be an output, or double
-backward takes it for a constant. ``adjoint`` and ``tangent`` are differentiated again by what they call: plain
-operations, or other Functions where a closed form exists at ties.
+and is called with :func:`apply`. ``adjoint`` and ``tangent`` get what ``save`` returned. An absent gradient or
+direction is None. Everything that a second derivative depends on must be an input or an output: a saved factor that
+is neither counts as a constant in double backward. ``adjoint`` and ``tangent`` are differentiated through the
+operations that they call: plain ones, or other Functions with closed forms at ties.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from matbackprop._torch import (
     jvp_nesting,
     keep_signature,
     outside_old_graphs,
+    transformed_in_graph,
     transforms_active,
 )
 from matbackprop.errors import OrderError
@@ -41,8 +42,34 @@ _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
 
 
-def _converted(values: Sequence[Any], to: dict[torch.dtype, torch.dtype]) -> tuple[Any, ...]:
-    return tuple(v.to(to.get(v.dtype, v.dtype)) if isinstance(v, Tensor) else v for v in values)
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to every leaf of nested tuples and named tuples."""
+    if not isinstance(value, tuple):
+        return function(value)
+    items = [_mapped(function, v) for v in value]
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def _converted(values: Sequence[Any], to: dict[torch.dtype, torch.dtype]) -> Any:
+    return _mapped(lambda v: v.to(to.get(v.dtype, v.dtype)) if isinstance(v, Tensor) else v, _as_tuple(values))
+
+
+def _as_tuple(values: Sequence[Any]) -> tuple[Any, ...]:
+    return values if isinstance(values, tuple) else tuple(values)
+
+
+def _split(saved: Any) -> tuple[list[Tensor], Any]:
+    """The tensors of saved state, and the state with an ellipsis in the place of each."""
+    tensors: list[Tensor] = []
+
+    def take(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return ...
+        return value
+
+    state = _mapped(take, _as_tuple(saved))
+    return tensors, state
 
 
 def _derivative(
@@ -77,7 +104,7 @@ class Operation(Function):
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Any) -> Sequence[Any]:
-        """What the derivatives need, tensors, None or constants: the inputs unless a subclass says otherwise."""
+        """Return the state that the derivatives need."""
         return inputs
 
     def __init_subclass__(cls) -> None:
@@ -88,13 +115,13 @@ class Operation(Function):
         adjoint = cls.adjoint  # every operation has one
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            saved = cls.save(inputs, output)
             ctx.set_materialize_grads(False)
-            ctx.constants = [None if isinstance(v, Tensor) else v for v in saved]
-            ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in saved])
+            tensors, ctx.state = _split(cls.save(inputs, output))
+            ctx.save_for_backward(*tensors)
 
-        def restore(ctx: Any) -> list[Any]:
-            return [c if v is None else v for v, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
+        def restore(ctx: Any) -> Any:
+            tensors = iter(ctx.saved_tensors)
+            return _mapped(lambda v: next(tensors) if v is ... else v, ctx.state)
 
         def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
             needed = ctx.needs_input_grad
@@ -115,15 +142,14 @@ class Operation(Function):
             @staticmethod
             def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
                 setup_context(ctx, inputs, output)
-                ctx.save_for_forward(*[v if isinstance(v, Tensor) else None for v in cls.save(inputs, output)])
+                ctx.save_for_forward(*_split(cls.save(inputs, output))[0])
 
             @staticmethod
             def jvp(ctx: Any, *directions: Tensor | None) -> Any:
                 if cls.forward_twice and jvp_nesting() > 1:
                     raise OrderError(
-                        f"{cls.forward_twice} was asked for forward mode twice over, which torch does not carry "
-                        f"through custom functions; use torch.func.hessian (forward over reverse) or jacrev for the "
-                        f"inner derivative."
+                        f"Forward mode over forward mode is not supported through {cls.forward_twice}. Use "
+                        f"torch.func.hessian (forward over reverse), or jacrev for the inner derivative."
                     )
                 out = _derivative(cls.tangent, cls.widen, restore(ctx), directions)  # type: ignore[attr-defined]
                 return out if len(out) > 1 else out[0]
@@ -132,11 +158,17 @@ class Operation(Function):
         cls._with_tangent = WithTangent
 
 
+@torch.compiler.disable
+def _outside_graph(operation: type[Operation], *inputs: Any) -> Any:
+    """Break the graph: torch.compile loses tangents and second derivatives of Functions inside torch.func."""
+    return apply(operation, *inputs)
+
+
 @outside_old_graphs
 def apply(operation: type[Operation], *inputs: Any) -> Any:
     """Call an operation so that every transformation that is active works on it."""
     if torch.compiler.is_compiling():
-        return operation.apply(*inputs)
+        return _outside_graph(operation, *inputs) if transformed_in_graph() else operation.apply(*inputs)
     kind = operation._with_tangent if forward_mode_active() else operation
     return kind.apply(*inputs) if transforms_active() else apply_directly(kind, *inputs)
 

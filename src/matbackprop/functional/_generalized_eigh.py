@@ -8,21 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import (
-    check_finite,
-    check_matrix,
-    check_scale,
-    check_symmetric,
-    values_checkable,
-    wants_check,
-)
-from matbackprop.divided_differences import resolve_function
-from matbackprop.errors import DtypeError, NumericalError, ShapeError
+from matbackprop.checks import Prepared, check_matrix, nan_where, prepare
+from matbackprop.divided_differences import FunctionLike, resolve_function
+from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._eigh import Eigenpairs, gaps_of, largest_entry, phases, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._matrix_function import FunctionLike, from_one_decomposition
+from matbackprop.functional._linear_solve import definite_factor
+from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
 
@@ -35,17 +29,6 @@ __all__ = [
     "generalized_matrix_function",
     "spectrum_of_pencil",
 ]
-
-
-def definite_factor(b: Tensor, wanted: bool, name: str) -> Tensor:
-    """L with B = LLᵀ; NaN, or an error where values are checked, for a matrix that is not positive definite."""
-    lower, info = torch.linalg.cholesky_ex(b)
-    if wanted and values_checkable(b) and bool((info != 0).any()):
-        raise NumericalError(
-            f"{int((info != 0).sum())} of {max(info.numel(), 1)} matrices {name} are not positive definite; add a "
-            f"multiple of the identity."
-        )
-    return torch.where((info == 0)[..., None, None], lower, torch.nan)
 
 
 def congruent(lower: Tensor, a: Tensor) -> Tensor:
@@ -65,16 +48,19 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple
     def carry(x: Tensor) -> Tensor:
         return lower.mH @ x if inverse else torch.linalg.solve_triangular(lower, x, upper=False)
 
+    bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)  # not definite, and LAPACK does not accept NaN
+    lower = torch.where(bad[..., None, None], torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device), lower)
     values, vectors = batched_eigh(symmetrize(carry(carry(a).mH)))
     if values.numel() == 0 or not refinement_needed(ill_determined(values)):
-        return values, vectors
+        return nan_where(bad, values), nan_where(bad, vectors)
     root, info = torch.linalg.cholesky_ex(a)
     there = (info == 0) & values.isfinite().all(-1)
     u = batched_svd(torch.where(there[..., None, None], carry(root), 0))[0]  # LAPACK refuses NaN
     v = lower @ u if inverse else torch.linalg.solve_triangular(lower.mH, u, upper=True)
     exact, order = (v.conj() * (a @ v)).sum(-2).real.sort(-1)
     u = u.gather(-1, order.unsqueeze(-2).expand(u.shape))
-    return torch.where(there.unsqueeze(-1), exact, values), torch.where(there[..., None, None], u, vectors)
+    values, vectors = torch.where(there.unsqueeze(-1), exact, values), torch.where(there[..., None, None], u, vectors)
+    return nan_where(bad, values), nan_where(bad, vectors)
 
 
 def _moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
@@ -106,9 +92,17 @@ class Reduced(NamedTuple):
     inverse: bool
 
     @classmethod
-    def of(cls, a: Tensor, b: Tensor, wanted: bool, name: str, inverse: bool = False) -> Reduced:
-        """The pencil of A and B, or of A and B⁻¹; B is called ``name`` where it is not positive definite."""
-        factor = definite_factor(b.detach(), wanted, name)
+    def of(
+        cls,
+        a: Tensor,
+        b: Tensor,
+        check_values: bool,
+        name: str,
+        inverse: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Reduced:
+        """The pencil of A and B, or of A and B⁻¹; ``name`` and ``dtype`` are those of B as it was given."""
+        factor = definite_factor(b.detach(), check_values, name, dtype)
         values, u = spectrum_of_pencil(a.detach(), factor, inverse)
         v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
         return cls.at(a, b, values, v, w, inverse)
@@ -119,41 +113,52 @@ class Reduced(NamedTuple):
         lower = definite_factor(_moving(torch.ones_like(values), b, v), False, "b")
         return cls(_moving(values, a, w if inverse else v), lower, values, v, w, inverse)
 
-    def function(self, function: FunctionLike, exponent: float | Tensor | None, wanted: bool) -> Tensor:
+    def function(
+        self,
+        function: FunctionLike,
+        exponent: float | Tensor | None,
+        check_values: bool,
+        params: Sequence[Tensor] = (),
+    ) -> Tensor:
         """g(L⁻¹AL⁻ᵀ), or g(LᵀAL), in these coordinates."""
         if self.inverse:
             inside = symmetrize(self.lower.mH @ self.a @ self.lower)
         else:
             inside = congruent(self.lower, self.a)
         eye = torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device).expand_as(inside)
-        given = [resolve_function(function, exponent)]
-        return from_one_decomposition(inside, given, wanted, real_dtype(inside.dtype), (self.values, eye))[0]
+        given = [resolve_function(function, exponent, params)]
+        return from_one_decomposition(inside, given, check_values, real_dtype(inside.dtype), (self.values, eye))[0]
 
 
 def function_of_pencil(
-    a: Tensor, b: Tensor, function: FunctionLike, exponent: float | Tensor | None, wanted: bool, name: str = "b"
+    a: Tensor,
+    b: Tensor,
+    function: FunctionLike,
+    exponent: float | Tensor | None,
+    check_values: bool,
+    name: str = "b",
+    *,
+    params: Sequence[Tensor] = (),
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ."""
-    pencil = Reduced.of(a, b, wanted, name)
-    value = pencil.lower @ pencil.function(function, exponent, wanted) @ pencil.lower.mH
+    """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ; ``dtype`` is that of B as it was given."""
+    pencil = Reduced.of(a, b, check_values, name, dtype=dtype)
+    value = pencil.lower @ pencil.function(function, exponent, check_values, params) @ pencil.lower.mH
     return symmetrize(pencil.w @ value @ pencil.w.mH)
 
 
-def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None) -> tuple[Tensor, Tensor, bool]:
-    """A and B, symmetric and in the dtype of the computation, and whether values are checked."""
+def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None) -> tuple[Prepared, Prepared]:
     check_matrix(a, "a", square=True, or_complex=True)
     check_matrix(b, "b", square=True, or_complex=True)
     if a.is_complex() != b.is_complex():
         raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
     if a.shape != b.shape:
         raise ShapeError(f"a and b must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
-    wanted, dtype = wants_check(check, a), compute_dtype(precision, a.dtype)
-    for x, name in ((a, "a"), (b, "b")):
-        if wanted:
-            check_finite(x, name)
-            check_scale(x, dtype, name)
-            check_symmetric(x, name)
-    return symmetrize(a.to(dtype)), symmetrize(b.to(dtype)), wanted
+    x, y = (
+        prepare(t, name, check, precision, sizes="products", symmetric=True, others=(a, b))
+        for t, name in ((a, "a"), (b, "b"))
+    )
+    return x, y
 
 
 class _GeneralizedEigh(Operation):
@@ -178,8 +183,9 @@ class _GeneralizedEigh(Operation):
         if g_v is not None:
             seen = v.mH @ g_v
             visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(seen))
-            policy.report((tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(seen)))
-            on_s = on_s + policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
+            turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
+            ties = (tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(seen))
+            on_s = on_s + policy.settle(turn, *ties)
             on_own = 0.5 * seen.diagonal(dim1=-2, dim2=-1).real
         on_t = -on_s * lam.unsqueeze(-2) - torch.diag_embed(on_own)
         return v @ symmetrize(on_s) @ v.mH, v @ symmetrize(on_t) @ v.mH
@@ -190,8 +196,9 @@ class _GeneralizedEigh(Operation):
         s = torch.zeros_like(v) if da is None else v.mH @ symmetrize(da) @ v
         t = torch.zeros_like(v) if db is None else v.mH @ symmetrize(db) @ v
         moved = s - t * lam.unsqueeze(-2)
-        policy.report((tied_pairs(lam, policy), moved.abs() > policy.tolerance * largest_entry(moved)))
         turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * moved
+        visible = moved.abs() > policy.tolerance * largest_entry(moved)
+        turn = policy.settle(turn, (tied_pairs(lam, policy), visible))
         turn = turn - 0.5 * torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).real)
         return moved.diagonal(dim1=-2, dim2=-1).real.clone(), v @ turn
 
@@ -228,8 +235,8 @@ def generalized_eigh(
         ShapeError, DtypeError: ``a`` and ``b`` are not batches of square matrices of one shape, both real or both
             complex.
         NonFiniteError, SymmetryError: they hold NaN or Inf, or are not symmetric.
-        NumericalError: B is not positive definite.
-        DomainError: products of the entries leave the range of floating point.
+        DomainError: B is not positive definite to the rounding of its entries, or products of the entries leave the
+            range of floating point.
         TieError: see `eigh`.
 
     Gradient:
@@ -250,9 +257,10 @@ def generalized_eigh(
         Giles, An extended collection of matrix derivative results (2008), for B = I.
     """
     with autocast_off(a.device.type):
-        x, y, wanted = _prepare(a, b, check, precision)
-        policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.dtype)
-        lam, v = apply(_GeneralizedEigh, x, y, definite_factor(y.detach(), wanted, "b"), policy)
+        x, y = _prepare(a, b, check, precision)
+        policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.x.dtype)
+        factor = definite_factor(y.x.detach(), y.check_values, "b", b.dtype)
+        lam, v = (x.marked(y.marked(t)) for t in apply(_GeneralizedEigh, x.x, y.x, factor, policy))
         return Eigenpairs(lam.to(real_dtype(a.dtype)), v.to(a.dtype))
 
 
@@ -262,6 +270,7 @@ def generalized_matrix_function(
     function: FunctionLike,
     *,
     exponent: float | Tensor | None = None,
+    params: Sequence[Tensor] = (),
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
@@ -277,8 +286,8 @@ def generalized_matrix_function(
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         b: symmetric positive definite matrices of the same shape.
-        function, exponent: g, as in `matrix_function`.
-        check, precision: as in `matrix_function`; B is looked at, too.
+        function, exponent, params: g, as in `matrix_function`.
+        check, precision: as in `matrix_function`; B is checked, too.
 
     Returns:
         ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
@@ -302,5 +311,6 @@ def generalized_matrix_function(
         Kubo and Ando, Means of positive linear operators (1980).
     """
     with autocast_off(a.device.type):
-        x, y, wanted = _prepare(a, b, check, precision)
-        return function_of_pencil(x, y, function, exponent, wanted).to(a.dtype)
+        x, y = _prepare(a, b, check, precision)
+        out = function_of_pencil(x.x, y.x, function, exponent, x.check_values, params=params, dtype=b.dtype)
+        return x.marked(y.marked(out)).to(a.dtype)

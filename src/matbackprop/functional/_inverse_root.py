@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, parameter_tensor, wants_check
-from matbackprop.divided_differences import announcing_overflow, named_function, resolve_function
+from matbackprop.checks import check_matrix, prepare
+from matbackprop.divided_differences import bind_params, power_function
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
-from matbackprop.functional._matrix_function import round_to_domain
+from matbackprop.functional._matrix_function import without_rounding
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["check_damping", "check_positive", "check_root", "inverse_root", "inverse_root_in"]
@@ -93,29 +94,25 @@ def inverse_root_in(
     name: str = "a",
 ) -> Tensor:
     """`inverse_root` in the dtype of the computation; what counts as rounding is still decided by the dtype of A."""
-    wanted = wants_check(check, a)
-    if wanted:
-        check_finite(a, name)
-        check_range(a, real_dtype(dtype), name)
-        check_symmetric(a, name)
-    n = a.shape[-1]
-    x = symmetrize(a.to(dtype))
+    ready = prepare(a, name, check, real_dtype(dtype), sizes="sums", symmetric=True)
+    x, n = ready.x, a.shape[-1]
     shift = torch.full(x.shape[:-2], eps, dtype=real_dtype(x.dtype), device=x.device)
     if relative and eps and n:  # λ_max takes part in the gradient
-        values, vectors = eigh(x, precision=real_dtype(x.dtype), check=False)
+        values, vectors = eigh(x, ties="drop", precision=real_dtype(x.dtype), check=False)
     else:
         values, vectors = batched_eigh(x.detach())
     if relative and n:
         shift = shift * values[..., -1]
-    values = round_to_domain(values.detach(), named_function("sqrt"), a.dtype) + shift.detach().unsqueeze(-1)
-    if wanted:
+    values = without_rounding(values.detach(), a.dtype) + shift.detach().unsqueeze(-1)
+    function, exponent = power_function(-1.0 / p)
+    if ready.check_values:
         check_positive(values, eps, name)
-    function, exponent = resolve_function("power", -1.0 / p)
+        function = dataclasses.replace(function, announce=True)
+    else:
+        values = values.masked_fill(values <= 0, torch.nan)
     damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1])).to(x.dtype)
-    parameter = parameter_tensor(exponent, "p", x.shape[:-2], x)
-    if wanted:
-        function = announcing_overflow(function)
-    return spectral(damped, Spectrum(values, vectors.detach()), function, parameter)
+    function, parameter = bind_params(function, exponent, x.shape[:-2], x)
+    return ready.marked(spectral(damped, Spectrum(values, vectors.detach()), function, parameter))
 
 
 def check_positive(values: Tensor, eps: float, name: str) -> None:

@@ -237,7 +237,7 @@ def labelled_images(
     if offsets is not None:
         f, labels, weight = pad_packed(f, labels, weight, offsets)
     images = LabelledImages(f, labels, weight, count_labels(labels, num_labels))
-    if not wants_check(check, f):
+    if not wants_check(check, f, labels, *(() if weight is None else (weight,))):
         return images
     check_finite(f, "f")
     if weight is not None:

@@ -19,16 +19,26 @@ from matbackprop.checks import (
     check_finite,
     check_floating,
     check_matrix,
-    check_range,
-    check_scale,
+    check_size,
     check_symmetric,
+    nan_where,
+    prepare,
+    values_checkable,
     wants_check,
 )
 from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import autocast_off, compute_dtype, inner, real_dtype, symmetrize
+from matbackprop.numerics import (
+    autocast_off,
+    compute_dtype,
+    in_precision,
+    inner,
+    real_dtype,
+    symmetrize,
+    zero_tolerance,
+)
 
-__all__ = ["conjugate_gradient_solve", "gaussian_crf", "linear_solve", "pull_back", "push_forward"]
+__all__ = ["conjugate_gradient_solve", "definite_factor", "gaussian_crf", "linear_solve", "pull_back", "push_forward"]
 
 
 class _Solve(Operation):
@@ -86,21 +96,62 @@ def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
     return a.expand(*batch, *a.shape[-2:]), columns.expand(*batch, *columns.shape[-2:]), vector
 
 
+def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """L with B = LLᵀ; an error, or NaN if values are not checked, unless B is positive definite.
+
+    A squared pivot within `zero_tolerance` of its diagonal entry counts as zero. ``dtype`` is that of the data, if not
+    that of B.
+    """
+    lower, info = torch.linalg.cholesky_ex(b)
+    pivots, diagonal = (t.diagonal(dim1=-2, dim2=-1).real for t in (lower, b))
+    tol = zero_tolerance(dtype or b.dtype, b.dtype, b.shape[-1])
+    bad = (info != 0) | ~(pivots.square() > tol * diagonal).all(-1)
+    if not (check_values and values_checkable(b)):
+        return torch.where(bad[..., None, None], torch.nan, lower)
+    if bool(bad.any()):
+        raise DomainError(
+            f"{int(bad.sum())} of {max(bad.numel(), 1)} matrices {name} are not positive definite. Add a multiple of "
+            f"the identity."
+        )
+    return lower
+
+
+def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
+    """LU factors and pivots; an error, or NaN if values are not checked, for singular matrices.
+
+    A pivot within `zero_tolerance` of the largest entry of its column counts as zero.
+    """
+    factor, pivots, info = torch.linalg.lu_factor_ex(a)
+    if a.shape[-1] == 0:
+        return factor, pivots
+    tol = zero_tolerance(dtype, a.dtype, a.shape[-1])
+    least = factor.diagonal(dim1=-2, dim2=-1).abs()
+    bad = (info != 0) | ~(least > tol * a.abs().amax(-2)).all(-1)
+    if not (check_values and values_checkable(a)):
+        return torch.where(bad[..., None, None], torch.nan, factor), pivots
+    if bool(bad.any()):
+        raise DomainError(
+            f"{int(bad.sum())} of {max(bad.numel(), 1)} matrices a are singular. Add a multiple of the identity."
+        )
+    return factor, pivots
+
+
 def linear_solve(
     a: Tensor,
     b: Tensor,
     *,
-    symmetric: bool = True,
+    symmetric: bool = False,
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Solution of :math:`Ax = b`, by Cholesky for a symmetric positive definite A, by LU otherwise.
+    r"""Solution of :math:`Ax = b`, by LU, or by Cholesky for a symmetric positive definite A.
 
     Args:
         a: matrices ``(*b, n, n)``, real or complex ("symmetric" then means Hermitian, ᵀ the conjugate transpose).
         b: right-hand sides ``(n,)`` or ``(*b, n)`` with the same batch as A, or ``(*b, n, r)`` with one that
             broadcasts.
-        symmetric: A is symmetric positive definite: a Cholesky factor serves both passes and the gradient is symmetric.
+        symmetric: A is symmetric positive definite: use a Cholesky factor in both passes and return a symmetric
+            gradient.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -109,8 +160,8 @@ def linear_solve(
     Raises:
         ShapeError, DtypeError: a or b does not fit.
         NonFiniteError, SymmetryError: values of a or b.
-        NumericalError: A is not positive definite, or singular.
-        DomainError: the largest entry of a is near the ends of floating point.
+        DomainError: A is singular, or with ``symmetric=True`` not positive definite, to the rounding of its entries; or
+            its largest entry is near the limits of floating point.
 
     Gradient:
         dx = A⁻¹(db − dA x); λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ, its symmetric part for ``symmetric=True``. All orders,
@@ -127,31 +178,21 @@ def linear_solve(
     check_floating(b, "b", or_complex=True)
     if a.is_complex() != b.is_complex():
         raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
-    wanted, dtype = wants_check(check, a), compute_dtype(precision, a.dtype)
-    if wanted:
-        check_finite(a, "a")
-        check_finite(b, "b")
-        check_range(a, dtype, "a")
-        if symmetric:
-            check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        x = a.to(dtype)
-        full, columns, vector = _as_columns(symmetrize(x) if symmetric else x, b.to(dtype))
+        ready = prepare(a, "a", check, precision, sizes="sums", square=True, symmetric=symmetric, others=(b,))
+        if ready.check_values:
+            check_finite(b, "b")
         pivots: Tensor | None = None
         if symmetric:
-            factor, info = torch.linalg.cholesky_ex(full.detach())
+            factor = definite_factor(ready.x.detach(), ready.check_values, "a", a.dtype)
         else:
-            factor, pivots, info = torch.linalg.lu_factor_ex(full.detach())
-        if wanted and bool((info != 0).any()):
-            raise NumericalError(
-                f"{int((info != 0).sum())} of {max(info.numel(), 1)} matrices are "
-                + (
-                    "not positive definite; add a multiple of the identity, or pass symmetric=False."
-                    if symmetric
-                    else "singular; add a multiple of the identity."
-                )
-            )
+            factor, pivots = _lu_factor(ready.x.detach(), a.dtype, ready.check_values)
+        full, columns, vector = _as_columns(ready.x, b.to(ready.x.dtype))
+        factor = factor.expand(full.shape)
+        pivots = None if pivots is None else pivots.expand(full.shape[:-1])
         out = apply(_Solve, full, columns, factor, pivots, False)
+        if ready.bad is not None:
+            out = nan_where(ready.bad.expand(out.shape[:-2]), out)
         return (out.squeeze(-1) if vector else out).to(b.dtype)
 
 
@@ -215,7 +256,7 @@ def _refuse_indefinite(preconditioner: Tensor) -> None:
         )
     raise SolverError(
         "conjugate gradients met a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
-        "multiple of the identity, or use linear_solve(symmetric=False) with the matrix."
+        "multiple of the identity, or use linear_solve with the matrix."
     )
 
 
@@ -285,13 +326,6 @@ class _ConjugateGradients(Operation):
         db = torch.zeros_like(x) if directions[4] is None else directions[4]
         right = db - push_forward(matvec, x, params, directions[5:])
         return apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, right, *params)
-
-
-def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
-    """A parameter in the precision of a computation, real or complex as it is; other numbers stay as they are."""
-    if not (p.dtype.is_floating_point or p.is_complex()):
-        return p
-    return p.to(compute_dtype(real_dtype(dtype), p.dtype))
 
 
 def check_iterations(tolerance: float | None, max_iterations: int | None) -> None:
@@ -478,7 +512,8 @@ def gaussian_crf(
                 raise ShapeError(f"affinity must be {(*c.shape, c.shape[-1])}, got {tuple(affinity.shape)}.")
             if wanted:
                 _check_confidence(c, w.sum(-1))
-            x = linear_solve(torch.diag_embed(c + w.sum(-1)) - w, right, precision=dtype, check=check)
+            field = torch.diag_embed(c + w.sum(-1)) - w
+            x = linear_solve(field, right, symmetric=True, precision=dtype, check=check)
             return x.to(mean.dtype)
         assert features is not None
         check_matrix(features, "features")
@@ -487,7 +522,7 @@ def gaussian_crf(
             raise ShapeError(f"features must be ({sizes}, d), got {tuple(features.shape)}.")
         if wanted:
             check_finite(features, "features")
-            check_scale(features, dtype, "features")
+            check_size(features, dtype, "features", "products")
         f = features.to(dtype)
         total = f.detach().sum(-2, keepdim=True)
         if wanted:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_range, wants_check
-from matbackprop.divided_differences import KEEP_LARGE, without_derivative
+from matbackprop.checks import check_matrix, nan_where, prepare
+from matbackprop.divided_differences import KEEP_LARGE
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, is_double
+from matbackprop.numerics import autocast_off, gap_tolerance, is_double
 from matbackprop.solvers import batched_svd
 
 __all__ = ["check_rank", "low_rank"]
@@ -56,39 +58,40 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     """
     check_matrix(a, "a", or_complex=True)
     check_rank(rank)
-    wanted = wants_check(check, a)
-    if wanted:
-        check_finite(a, "a")
-        check_range(a, compute_dtype(precision, a.dtype), "a")
-    m, n = a.shape[-2:]
-    if rank >= min(m, n):
-        return a.clone()
     with autocast_off(a.device.type):
-        x = a.to(compute_dtype(precision, a.dtype))
+        ready, (m, n) = prepare(a, "a", check, precision, sizes="sums"), a.shape[-2:]
+        if rank >= min(m, n):
+            return a.clone()
+        x = ready.x
         u, s, vh = batched_svd(x.detach(), fine=is_double(a.dtype))
         cut = s[..., rank]
-        function = KEEP_LARGE
-        if wanted and rank and s.numel():
-            _check_gap(s, rank)
-            if bool((s[..., rank - 1] == 0).any()):
-                function = without_derivative(KEEP_LARGE, f"a matrix whose rank is less than {rank}")
-        kept = torch.arange(s.shape[-1], device=s.device) < rank
-        above = torch.nextafter(cut, torch.full_like(cut, torch.inf)).unsqueeze(-1)
-        s = torch.where(kept, torch.maximum(s, above), s)  # a tie that was not checked still gives the rank asked for
+        function, tied = KEEP_LARGE, None
+        if rank and s.numel():
+            tied = _tied(s, rank)
+            if ready.check_values:
+                _refuse_ties(tied, s, rank)
+                tied = None
+                if bool((s[..., rank - 1] == 0).any()):
+                    refusal = f"The derivative at a matrix of rank less than {rank} does not exist. Use a smaller rank."
+                    function = dataclasses.replace(KEEP_LARGE, refusal=refusal)
         v = vh.mH
         vectors = torch.cat([torch.cat([u, u], -1), torch.cat([v, -v], -1)], -2) * 0.5**0.5
         spectrum = Spectrum(torch.cat([s, -s], -1), vectors, torch.zeros_like(cut))
         top = torch.nn.functional.pad(x, (m, 0))
         whole = torch.cat([top, torch.nn.functional.pad(x.mH, (0, n))], -2)
-        return spectral(whole, spectrum, function, cut)[..., :m, m:].to(a.dtype)
+        return nan_where(tied, spectral(whole, spectrum, function, cut)[..., :m, m:]).to(a.dtype)
 
 
-def _check_gap(s: Tensor, rank: int) -> None:
+def _tied(s: Tensor, rank: int) -> Tensor:
+    """Where singular values on both sides of the cut are equal, ``(*batch,)``, and not both zero."""
     gap = s[..., rank - 1] - s[..., rank]
-    tied = gap <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., 0]
-    if bool((tied & (s[..., rank] > 0)).any()):
+    return (gap <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., 0]) & (s[..., rank] > 0)
+
+
+def _refuse_ties(tied: Tensor, s: Tensor, rank: int) -> None:
+    if bool(tied.any()):
+        gap = float((s[..., rank - 1] - s[..., rank]).min())
         raise TieError(
             f"{int(tied.sum())} of {tied.numel()} matrices have equal singular values on both sides of rank {rank} "
-            f"(gap {float(gap.min()):.3g}), so the approximation is not unique; choose another rank, or pass "
-            f"check=False to leave the tied pairs out of the gradient."
+            f"(gap {gap:.3g}), so the approximation is not unique. Choose another rank."
         )

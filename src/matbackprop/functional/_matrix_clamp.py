@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, wants_check
+from matbackprop.checks import check_matrix, prepare
 from matbackprop.divided_differences import CLAMP
 from matbackprop.errors import DomainError
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off
 from matbackprop.solvers import batched_eigh
 
 __all__ = ["check_least", "matrix_clamp"]
@@ -61,12 +61,8 @@ def matrix_clamp(
     """
     check_matrix(a, "a", square=True, or_complex=True)
     check_least(least)
-    if wants_check(check, a):
-        check_finite(a, "a")
-        check_range(a, compute_dtype(precision, a.dtype), "a")
-        check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
-        values, vectors = batched_eigh(x.detach())
+        ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
+        values, vectors = batched_eigh(ready.x.detach())
         threshold = values.new_full(values.shape[:-1], least)
-        return spectral(x, Spectrum(values, vectors), CLAMP, threshold).to(a.dtype)
+        return ready.marked(spectral(ready.x, Spectrum(values, vectors), CLAMP, threshold)).to(a.dtype)

@@ -1,36 +1,36 @@
-"""Functions of symmetric and Hermitian matrices: log, sqrt, inverse sqrt, exp, inverse, powers and one's own."""
+"""Functions of symmetric and Hermitian matrices: log, sqrt, inverse sqrt, exp, inverse, powers and user-defined."""
 
 from __future__ import annotations
 
 import cmath
-import functools
-import math
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from matbackprop._torch import reverse_mode_only
 from matbackprop.checks import (
+    Prepared,
     check_finite,
     check_matrix,
     check_result,
-    check_symmetric,
-    parameter_tensor,
-    values_checkable,
-    wants_check,
+    prepare,
 )
 from matbackprop.cuda import matrix_function as kernels
 from matbackprop.divided_differences import (
     BoundFunction,
+    Domain,
+    FunctionLike,
+    Given,
     SpectralFunction,
-    announcing_overflow,
+    bind_params,
     infinite_derivative,
     resolve_function,
 )
 from matbackprop.errors import DomainError
-from matbackprop.functional._spectrum import Spectrum, attach_captured, of_symmetric_part
-from matbackprop.numerics import autocast_off, compute_dtype, rounding_of_zero, symmetrize
+from matbackprop.functional._spectrum import Spectrum, of_symmetric_part, refuse_captured
+from matbackprop.numerics import autocast_off, rounding_of_zero, zero_tolerance
 from matbackprop.solvers import batched_eigh
 
 __all__ = [
@@ -45,39 +45,44 @@ __all__ = [
     "matrix_sqrt",
 ]
 
-FunctionLike = str | SpectralFunction | tuple[Callable[..., Tensor], Callable[..., Tensor]]
+_REMEDY = "Add a multiple of the identity, or use second_order_pool with eps > 0."
 
 
-def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str) -> float:
-    """Raise when an eigenvalue lies outside the domain of g; return the one nearest to its end."""
-    domain = function.domain
-    if lam.numel() == 0 or domain == "real":
-        return math.inf
-    worst = float(lam.flatten()[lam.abs().argmin()] if domain == "nonzero" else lam.min())
-    if worst == 0 if domain == "nonzero" else worst < 0 or (worst == 0 and domain == "positive"):
+def outside_domain(lam: Tensor, function: SpectralFunction) -> Tensor:
+    """Which eigenvalues lie outside the domain of g."""
+    if function.domain == "nonzero":
+        return lam == 0
+    if function.domain == "real":
+        return torch.zeros_like(lam, dtype=torch.bool)
+    return lam < 0 if function.domain == "nonnegative" else lam <= 0
+
+
+def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str) -> None:
+    """Raise if an eigenvalue lies outside the domain of g."""
+    if lam.numel() and function.domain != "real" and bool(outside_domain(lam, function).any()):
+        nearest = lam.flatten()[lam.abs().argmin()] if function.domain == "nonzero" else lam.min()
         raise DomainError(
-            f"{function.name} needs {domain} eigenvalues; the smallest of {what} is {worst:.3g} and the largest "
-            f"{float(lam.max()):.3g}. {remedy}"
+            f"{function.name} needs {function.domain} eigenvalues; the smallest of {what} is {float(nearest):.3g} and "
+            f"the largest {float(lam.max()):.3g}. {remedy}"
         )
-    return worst
 
 
-def _share_of_zero(function: SpectralFunction, dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Share of the largest of n eigenvalues by which one that counts as zero for g may be negative."""
-    return rounding_of_zero(dtype, compute, n) if function.domain == "nonnegative" else 0.0
+def without_rounding(lam: Tensor, dtype: torch.dtype, domain: Domain = "nonnegative") -> Tensor:
+    """Set eigenvalues of matrices of a dtype to zero that are rounding errors of the largest.
 
-
-def round_to_domain(lam: Tensor, function: SpectralFunction, dtype: torch.dtype) -> Tensor:
-    """Set eigenvalues that are negative by rounding alone to zero, for a function that is defined there.
-
-    ``dtype`` is what the matrices came in: their eigenvalues carry its rounding.
+    If g is not defined at zero, these are the ones within `zero_tolerance`. If it is, a positive eigenvalue is kept
+    unless it is a rounding error of the decomposition, and a negative one may be a rounding error of the data.
     """
-    if function.domain != "nonnegative" or lam.numel() == 0:
+    if lam.numel() == 0 or domain == "real":
         return lam
-    if lam.is_cpu and values_checkable(lam) and float(lam.min()) >= 0:
-        return lam
-    share = _share_of_zero(function, dtype, lam.dtype, lam.shape[-1])
-    return torch.where((lam < 0) & (lam >= -share * lam.abs().amax(-1, keepdim=True)), 0, lam)
+    size, n = lam.abs(), lam.shape[-1]
+    largest = size.amax(-1, keepdim=True)
+    if domain == "nonnegative":
+        rounding = torch.where(lam < 0, rounding_of_zero(dtype, lam.dtype, n), zero_tolerance(lam.dtype, lam.dtype, n))
+        small = size <= rounding * largest
+    else:
+        small = size <= zero_tolerance(dtype, lam.dtype, n) * largest
+    return torch.where(small & (largest < torch.inf), 0, lam)
 
 
 def matrix_function(
@@ -85,26 +90,29 @@ def matrix_function(
     function: FunctionLike,
     *,
     exponent: float | Tensor | None = None,
+    params: Sequence[Tensor] = (),
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Apply a scalar function to the spectrum of symmetric matrices, or Hermitian ones.
+    r"""Apply a scalar function to the spectrum of symmetric or Hermitian matrices.
 
     .. math:: g(A) = U \operatorname{diag}(g(\lambda)) U^\top, \qquad A = U \operatorname{diag}(\lambda) U^\top
 
-    For complex matrices ᵀ is the conjugate transpose here, and "symmetric" means Hermitian.
+    For complex matrices ᵀ is the conjugate transpose, and "symmetric" means Hermitian.
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used. Any floating-point dtype, complex64 or
-            complex128.
-        function: ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"exp"``, ``"inverse"``, ``"power"``, a pair ``(g,
-            divided_difference)`` with two arguments in the second or ``(g, derivative)`` with one, or a
-            `matbackprop.functional.SpectralFunction`.
-        exponent: the exponent of ``"power"``; a tensor learns and may hold one value per matrix, shape broadcastable to
-            ``batch``.
+        a: symmetric matrices ``(*batch, n, n)`` of any floating-point dtype, complex64 or complex128.
+        function: ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"exp"``, ``"inverse"``, ``"power"``, a pair of callables
+            ``(g, derivative)`` or a `matbackprop.functional.SpectralFunction`. The callables are ``g(x, *params)`` and
+            its derivative in x, elementwise for tensors x of any shape.
+        exponent: the exponent of ``"power"``; a tensor is trainable and may hold one value per matrix, shape
+            broadcastable to ``batch``.
+        params: the tensors that a user-defined function takes after x, which receive gradients. They are cast to the
+            dtype of the computation. A function that captures tensors with a gradient is refused.
         check: whether values are checked (finite, symmetric, in the domain of g). None checks on the CPU only, so
-            that no GPU is waited for; True checks everywhere; False never.
-        precision: dtype to compute in, float64 unless given (complex128 for complex matrices); the result has the
+            that a GPU is not synchronized; True checks everywhere; False never. Results that would raise are NaN
+            if they are not checked.
+        precision: dtype of the computation, float64 by default (complex128 for complex matrices); the result has the
             dtype of ``a``.
 
     Returns:
@@ -114,15 +122,17 @@ def matrix_function(
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
         DomainError: an eigenvalue lies outside the domain of g, the result overflows, or the function is unknown.
+        ConfigurationError: the function captures tensors that require a gradient.
 
     Gradient:
         First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]; second order through g[λᵢ, λⱼ, λₖ]. Both are exact at repeated
-        eigenvalues, where they equal the analytic limit g'(λ) and g''(λ)/2. Forward mode, vmap and fullgraph
-        compilation are supported; a third order raises OrderError. Complex gradients are torch's, ∂L/∂Re A + i ∂L/∂Im
-        A. Eigenvalues that are negative by rounding alone, of the dtype of ``a``, count as zero for sqrt, which has no
-        finite derivative at zero: asking for it raises DomainError where values are checked and gives NaN where they
-        are not. Tensors that a function of one's own captures, as a closure or a module does, receive their gradient,
-        to first order; a second order of such a function raises OrderError.
+        eigenvalues, where they equal the analytic limit g'(λ) and g''(λ)/2; g'' of a user-defined function is the
+        derivative of g' by autograd. Forward mode, vmap and fullgraph compilation are supported; a third order raises
+        OrderError. A second order that involves ``params`` needs torch.autograd instead of torch.func. Complex
+        gradients are torch's, ∂L/∂Re A + i ∂L/∂Im A. An eigenvalue within rounding of zero (see "Rank-deficient
+        matrices" in the stability page) counts as zero: outside the domain of log, inverse and inverse powers, and a
+        point at which the derivative of sqrt is infinite, which raises DomainError if values are checked and is not
+        finite otherwise.
 
     Example:
         >>> import torch, matbackprop
@@ -130,23 +140,37 @@ def matrix_function(
         >>> matbackprop.matrix_function(a, "log").trace().backward()
         >>> a.grad.diagonal()
         tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
+        >>> t = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        >>> pair = (lambda x, t: (1 + t * x).log(), lambda x, t: t / (1 + t * x))
+        >>> matbackprop.matrix_function(a.detach(), pair, params=(t,)).trace().backward()
+        >>> t.grad  # 3 · 2 / (1 + 2t)
+        tensor(3., dtype=torch.float64)
 
     Reference:
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
         "EIG matrix function"; Daleckii and Krein (1965) for the fused form.
     """
-    fn, p = resolve_function(function, exponent)
+    fn, given = resolve_function(function, exponent, params)
     check_matrix(a, "a", square=True, or_complex=True)
-    exact = precision in (None, torch.float64)
-    if exact and not wants_check(check, a) and kernels.applies(a, fn):
-        dtype, share = a.dtype, _share_of_zero(fn, a.dtype, torch.float64, a.shape[-1])
+    if precision in (None, torch.float64) and kernels.applies(a, fn):
+        return _by_kernels(a, fn, check)
+    return from_one_decomposition(a, [(fn, given)], check, precision)[0]
 
-        def general(x: Tensor) -> Tensor:
-            """The same in torch's operations; half precision comes here as float32."""
-            return from_one_decomposition(x.to(dtype), [(fn, None)], False, None)[0].to(x.dtype)
 
-        return kernels.matrix_function(a, fn.name, share, general, batched_eigh)
-    return from_one_decomposition(a, [(fn, p)], check, precision)[0]
+def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Tensor:
+    ready = prepare(a.detach(), "a", check, None, sizes=None, symmetric=True)
+
+    def general(x: Tensor) -> Tensor:
+        """The same in torch operations; half precision arrives as float32."""
+        return from_one_decomposition(x.to(a.dtype), [(function, ())], False, None)[0].to(x.dtype)
+
+    share = rounding_of_zero(a.dtype, torch.float64, a.shape[-1]) if function.domain == "nonnegative" else 0.0
+    out = kernels.matrix_function(a, function.name, share, general, batched_eigh)
+    if ready.check_values and not bool(torch.isfinite(out).all()):
+        lam = without_rounding(batched_eigh(ready.x)[0], a.dtype, function.domain)
+        check_domain(lam, function, "a", _REMEDY)
+        _check_overflow(out, lam, BoundFunction(function))
+    return ready.marked(out)
 
 
 def matrix_functions(
@@ -160,8 +184,8 @@ def matrix_functions(
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
-        functions: what `matrix_function` takes for one, for example ``["sqrt", "inv_sqrt"]``; a number or a tensor
-            stands for the power with that exponent.
+        functions: functions without parameters as in `matrix_function`, for example ``["sqrt", "inv_sqrt"]``; a number
+            or a tensor stands for the power with that exponent.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -179,7 +203,6 @@ def matrix_functions(
         >>> root.diagonal(), inverse.diagonal()
         (tensor([2., 2.]), tensor([0.5000, 0.5000]))
     """
-    check_matrix(a, "a", square=True, or_complex=True)
     resolved = [
         resolve_function("power", f) if isinstance(f, (int, float, Tensor)) else resolve_function(f) for f in functions
     ]
@@ -188,46 +211,66 @@ def matrix_functions(
 
 def from_one_decomposition(
     a: Tensor,
-    functions: Sequence[tuple[SpectralFunction, float | Tensor | None]],
+    functions: Sequence[tuple[SpectralFunction, Given]],
     check: bool | None,
     precision: torch.dtype | None,
     known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Functions of A, with their values of p, whose eigenvalues and eigenvectors may be known."""
+    """Functions of A with their parameters.
+
+    ``known`` eigenvalues and eigenvectors are taken as exact: none counts as a rounding error.
+    """
+    check_matrix(a, "a", square=True, or_complex=True)
+    given = [p for _, params in functions for p in params if isinstance(p, Tensor)]
+    alone = reverse_mode_only()  # then A is the input of one node, and its symmetric part no node at all
+    unit = 1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0
     with autocast_off(a.device.type):
-        symmetric = False
-        if wanted := wants_check(check, a):
-            check_finite(a, "a")
-            symmetric = check_symmetric(a, "a", 1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0)
-        alone = reverse_mode_only()  # A is one node's input then, and its symmetric part no node at all
-        x = (a.detach() if alone else a).to(compute_dtype(precision, a.dtype))
-        if not (alone and symmetric):
-            x = symmetrize(x)
-            if wanted:
-                check_result(x, "the sum of a and its transpose", "Scale the matrices.")
-        values, vectors = known or batched_eigh(x.detach())
+        ready = prepare(
+            a.detach() if alone else a,
+            "a",
+            check,
+            precision,
+            sizes=None,
+            symmetric=True,
+            unit=unit,
+            others=given,
+        )
+        values, vectors = known or batched_eigh(ready.x.detach())
         outs = []
-        for given, p in functions:
-            fn, lam = given, round_to_domain(values, given, a.dtype)
-            if wanted:
-                if isinstance(p, Tensor):
-                    check_finite(p, "exponent")
-                remedy = "Add a multiple of the identity, or use second_order_pool with eps > 0."
-                at_zero = check_domain(lam, fn, "a", remedy) == 0
-                fn = infinite_derivative(fn) if at_zero else announcing_overflow(fn)
-            power = parameter_tensor(p, "exponent", x.shape[:-2], x)
-            spectrum = Spectrum(lam, vectors)
-            out = of_symmetric_part(a, x, spectrum, fn, power)
-            out = attach_captured(out, given, lam, functools.partial(spectrum.value, BoundFunction(given)))
-            if wanted:
-                _check_overflow(out, lam, BoundFunction(fn, power))
-            outs.append(out)
+        for fn, params in functions:
+            lam = values if known else without_rounding(values, a.dtype, fn.domain)
+            outs.append(_function_of(a, ready, Spectrum(lam, vectors), fn, params))
         return tuple(outs)
 
 
+def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: SpectralFunction, given: Given) -> Tensor:
+    x, lam = ready.x, spectrum.values
+    function, p = bind_params(function, given, x.shape[:-2], x)
+    refuse_captured(function, lam, p)
+    if not ready.check_values:
+        lam = lam.masked_fill(outside_domain(lam, function), torch.nan)
+        return ready.marked(of_symmetric_part(a, x, Spectrum(lam, spectrum.vectors), function, p))
+    if p is not None:
+        check_finite(p, "exponent" if function.builtin else "params")
+    check_domain(lam, function, "a", _REMEDY)
+    out = of_symmetric_part(a, x, spectrum, _watched(function, lam, p, a.dtype), p)
+    _check_overflow(out, lam, BoundFunction(function, p))
+    return out
+
+
+def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: torch.dtype) -> SpectralFunction:
+    """The function with derivatives that raise if they are infinite or overflow."""
+    if function.builtin and function.domain == "nonnegative" and lam.numel():
+        small = lam <= zero_tolerance(dtype, lam.dtype, lam.shape[-1]) * lam[..., -1:]
+        zero = torch.zeros_like(lam[..., 0])
+        if bool(small.any()) and not bool(torch.isfinite(BoundFunction(function, p).first(zero, zero)).all()):
+            return infinite_derivative(function)
+    return dataclasses.replace(function, announce=True)
+
+
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
-    """Raise where g(λ) is too large for the dtype of the computation; what is too large for that of A is infinite."""
-    check_result(lam, "an eigenvalue of a", "Scale the matrices.")  # as of the largest matrices
+    """Raise if g(λ) overflows the dtype of the computation; an overflow of the dtype of A is infinite."""
+    check_result(lam, "An eigenvalue of a", "Scale the matrices.")
     if g.function.name in ("log", "sqrt"):  # they cannot
         return
     if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(g.value(lam)).all()):
@@ -275,7 +318,7 @@ def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype 
         ``(*batch, n, n)``, positive semidefinite.
 
     Raises:
-        DomainError: an eigenvalue is negative beyond rounding; the other errors are those of `matrix_function`.
+        DomainError: an eigenvalue is negative; the other errors are those of `matrix_function`.
 
     Gradient:
         Γᵢⱼ = 1/(√λᵢ + √λⱼ); two orders, exact at repeated eigenvalues. At an eigenvalue of zero it is infinite, and
@@ -376,11 +419,11 @@ def matrix_inverse(a: Tensor, *, check: bool | None = None, precision: torch.dty
 def matrix_power(
     a: Tensor, p: float | Tensor, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Power of symmetric matrices, :math:`U \operatorname{diag}(\lambda^p) U^\top`, with an exponent that may learn.
+    r"""Power of symmetric matrices, :math:`U \operatorname{diag}(\lambda^p) U^\top`, with a number or a tensor p.
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``: positive definite for a real exponent, any for a whole number ≥ 0,
-            nonsingular for a negative whole number.
+        a: symmetric matrices ``(*batch, n, n)``: any for a whole number p ≥ 0, nonsingular for a negative whole
+            number, positive semidefinite for a real number p > 0, positive definite for p < 0 and for tensors.
         p: a Python number, or a floating-point tensor broadcastable to ``batch`` that receives a gradient.
         check, precision: as in `matrix_function`.
 
@@ -393,7 +436,8 @@ def matrix_power(
 
     Gradient:
         In A through Γᵢⱼ = λⱼ^(p−1) expm1(p log1p(x))/x, x = (λᵢ−λⱼ)/λⱼ; in p through U diag(λ^p log λ)Uᵀ; two orders in
-        both and mixed, exact at repeated eigenvalues.
+        both and mixed, exact at repeated eigenvalues. At a singular matrix the first derivative exists for p > 1 and
+        the second for p > 2; others raise DomainError.
 
     Example:
         >>> import torch, matbackprop

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_differentiated
-from matbackprop.checks import check_finite, into_range, values_checkable, wants_check
+from matbackprop.checks import check_finite, into_range, nan_where, values_checkable
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
@@ -37,20 +37,26 @@ from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
 __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
 
 
-def _check_degrees(rows: LabelledRows, lam: Tensor | None) -> None:
+def _negative_degrees(rows: LabelledRows, lam: Tensor | None, check_values: bool) -> Tensor | None:
+    """Which images have a row of negative degree ``(*b,)``; raise for them if values are checked."""
     weight = None if rows.weight is None else rows.weight.detach()
     degree, _, _ = degrees_of(rows.f.detach(), weight, None if lam is None else lam.detach())
     negative = degree < 0 if weight is None else (degree < 0) & (weight > 0)
+    if not check_values:
+        return negative.any(-1)
     if bool(negative.any()):
         raise DomainError(
             f"{int(negative.sum())} of {negative.numel()} rows have a negative degree, down to "
-            f"{float(degree.min()):.3g}, so D^(−1/2) is not real. J1 needs non-negative affinities: end the features "
-            f"with a ReLU and keep Λ positive, or use normalized_cut_j2, which has no degrees."
+            f"{float(degree.min()):.3g}, so D^(−1/2) is not real. End the features with a ReLU and keep Λ positive, or "
+            f"use normalized_cut_j2, which has no degrees."
         )
+    return None
 
 
 def _nonsingular(lam: Tensor) -> bool:
-    """Whether Λ is far from singular: then it takes no direction from the span, and matters to the degrees only."""
+    """Whether Λ is known to be far from singular: then it matters to the degrees only, and not to the span."""
+    if not (lam.is_cpu and values_checkable(lam)):
+        return False
     values = torch.linalg.svdvals(lam.detach())
     return bool((values[..., -1] > 1e-6 * values[..., 0]).all())
 
@@ -129,38 +135,44 @@ def normalized_cut_j1(
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        wanted, dtype = wants_check(check, f), compute_dtype(precision)
+        wanted, dtype = images.checked, compute_dtype(precision)
         tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
-        plain = lam is None and images.weight is None and not images.annotators and not wanted
-        if plain and dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
-            regions, k = images.labels.reshape(-1, images.labels.shape[-1]), images.num_labels
-            value = cut_kernels.degree_objective(
-                images.f,
-                images.labels,
-                k,
-                tol,
-                lambda x: _j1(LabelledImages(x, regions, None, k).rows(dtype), None, tol),
-            )
-            return images.average(value).to(f.dtype)
         rows = images.in_range(dtype).rows(dtype)
-        if lam is not None:
-            check_lambda(lam, f.shape[-1])
-            if wanted:
-                check_finite(lam, "lam")
-                lam = into_range(lam, rows.f.dtype)
-            lam = lam.to(rows.f.dtype)
-            batch = rows.f.shape[:-2]
-            if lam.ndim > 2 and lam.shape[:-2] != (batch[:-1] if images.annotators else batch):
-                raise ShapeError(
-                    f"lam must be one matrix (d, d) or one per image (*batch, d, d), got shape "
-                    f"{tuple(lam.shape)} for features of shape {tuple(f.shape)}."
-                )
-            lam = lam.unsqueeze(-3) if images.annotators and lam.ndim > 2 else lam
-            lam = lam.expand(*batch, *lam.shape[-2:])
-        if wanted:
-            _check_degrees(rows, lam)
-        turns = None if lam is None or (wanted and _nonsingular(lam)) else lam
-        return images.average(_j1(rows, lam, tol, turns)).to(f.dtype)
+        plain = lam is None and images.weight is None and not images.annotators
+        if plain and dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
+            bad, value = _negative_degrees(rows, None, wanted), _j1_by_kernels(images, dtype, tol)
+        else:
+            if lam is not None:
+                check_lambda(lam, f.shape[-1])
+                lam = _lambda_per_image(images, rows, lam, wanted)
+            bad = _negative_degrees(rows, lam, wanted)
+            value = _j1(rows, lam, tol, None if lam is None or _nonsingular(lam) else lam)
+        return images.average(nan_where(bad, value)).to(f.dtype)
+
+
+def _j1_by_kernels(images: LabelledImages, dtype: torch.dtype, tol: float) -> Tensor:
+    regions, k = images.labels.reshape(-1, images.labels.shape[-1]), images.num_labels
+    return cut_kernels.degree_objective(
+        images.f,
+        images.labels,
+        k,
+        tol,
+        lambda x: _j1(LabelledImages(x, regions, None, k).rows(dtype), None, tol),
+    )
+
+
+def _lambda_per_image(images: LabelledImages, rows: LabelledRows, lam: Tensor, check_values: bool) -> Tensor:
+    if check_values:
+        check_finite(lam, "lam")
+        lam = into_range(lam, rows.f.dtype)
+    lam, batch = lam.to(rows.f.dtype), rows.f.shape[:-2]
+    if lam.ndim > 2 and lam.shape[:-2] != (batch[:-1] if images.annotators else batch):
+        raise ShapeError(
+            f"lam must be one matrix (d, d) or one per image (*batch, d, d), got shape {tuple(lam.shape)} for features "
+            f"of shape {tuple(images.f.shape)}."
+        )
+    lam = lam.unsqueeze(-3) if images.annotators and lam.ndim > 2 else lam
+    return lam.expand(*batch, *lam.shape[-2:])
 
 
 def _j1(rows: LabelledRows, lam: Tensor | None, tol: float, turns: Tensor | None = None) -> Tensor:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_differentiated
-from matbackprop.checks import check_finite, check_matrix, check_range, into_range, wants_check
+from matbackprop.checks import check_matrix, check_size, nan_where, prepare
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
-from matbackprop.numerics import autocast_off, compute_dtype, is_double, rank_tolerance, symmetrize
+from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
 from matbackprop.solvers import batched_svd
 
 __all__ = ["PolarFactors", "orthogonal_factor", "polar"]
@@ -63,6 +63,31 @@ class _SkewSolve(Operation):
         return apply(_SkewSolve, p, right, *factors)
 
 
+class _RightSolve(Operation):
+    """CP⁻¹, given the eigenvalues λ and eigenvectors V of P."""
+
+    @staticmethod
+    def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        return ((c @ vectors) / values.unsqueeze(-2)) @ vectors.mH
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        p, _, *factors = inputs
+        return p, outputs, *factors
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        p, x, *factors = saved
+        y = apply(_RightSolve, p, gradients[0], *factors)
+        return -symmetrize(x.mH @ y) if needed[0] else None, y
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+        p, x, *factors = saved
+        right = torch.zeros_like(x) if dc is None else dc
+        return apply(_RightSolve, p, right if dp is None else right - x @ dp, *factors)
+
+
 class _OrthogonalFactor(Operation):
     """Q of A = QP ``(*b, m, n)``, m ≥ n, given it and the eigenvalues and eigenvectors of P."""
 
@@ -93,7 +118,7 @@ def _variation(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor, e: Tensor)
     p = symmetrize(q.mH @ a)
     out = 2 * q @ apply(_SkewSolve, p, q.mH @ e, values, vectors)
     if a.shape[-2] > a.shape[-1]:
-        out = out + torch.linalg.solve(p, (e - q @ (q.mH @ e)).mH).mH
+        out = out + apply(_RightSolve, p, e - q @ (q.mH @ e), values, vectors)
     return out
 
 
@@ -108,17 +133,19 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, wanted: b
         last = torch.arange(s.shape[-1], device=s.device) == s.shape[-1] - 1
         sign = torch.where(last, torch.linalg.det(w @ vh).sign().unsqueeze(-1), 1)
         w, s = w * sign.unsqueeze(-2), s * sign
-    if wanted and s.numel():
-        _check_unique(s, rotation, rank_tolerance(carried, a.dtype, None), what)
-    return apply(_OrthogonalFactor, a, w @ vh, s, vh.mH)
+    out = apply(_OrthogonalFactor, a, w @ vh, s, vh.mH)
+    if s.numel() == 0 or (rotation and s.shape[-1] == 1):
+        return out
+    least = s[..., -2:].sum(-1) if rotation else s[..., -1]  # the smallest sum that divides
+    tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, s.shape[-1]))
+    bad = least <= tol * s[..., 0]
+    if not wanted:
+        return nan_where(bad, out)
+    _refuse(bad, s, least, what)
+    return out
 
 
-def _check_unique(s: Tensor, rotation: bool, tolerance: float, what: str) -> None:
-    """Raise where the smallest sum that divides is zero: σₙ₋₁ ± σₙ for rotations, which one direction determines."""
-    if rotation and s.shape[-1] == 1:
-        return
-    least = s[..., -2:].sum(-1) if rotation else s[..., -1]
-    bad = least <= tolerance * s[..., 0]
+def _refuse(bad: Tensor, s: Tensor, least: Tensor, what: str) -> None:
     if bool(bad.any()):
         raise DomainError(
             f"{int(bad.sum())} of {bad.numel()} matrices have no unique {what}: their smallest singular values are "
@@ -164,14 +191,11 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
         Higham, Functions of Matrices (2008), chapter 8.
     """
     check_matrix(a, "a", or_complex=True)
-    wanted = wants_check(check, a)
-    dtype = compute_dtype(precision, a.dtype)
-    if wanted:
-        check_finite(a, "a")
-        if is_differentiated(a):  # P has the scale of A, and its derivatives products of it
-            check_range(a, dtype, "a")
     with autocast_off(a.device.type):
-        x, unit = a.to(dtype), (into_range(a, dtype) if wanted else a).to(dtype)
+        unit, wanted, *_ = prepare(a, "a", check, precision, sizes="rescale")
+        if wanted and is_differentiated(a):  # P has the scale of A, and its derivatives products of it
+            check_size(a, unit.dtype, "a", "sums")
+        x = a.to(unit.dtype)
         if a.shape[-2] >= a.shape[-1]:
             q = orthogonal_factor(unit, False, a.dtype, wanted, "polar decomposition")
         else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, into_range, wants_check
+from matbackprop.checks import check_matrix, check_weight, check_weight_values, into_range, prepare
 from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._function import product
 from matbackprop.functional._polar import orthogonal_factor
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype
+from matbackprop.numerics import autocast_off, real_dtype
 
 __all__ = ["procrustes", "project_rotation"]
 
@@ -46,12 +46,8 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
         Levinson et al., An analysis of SVD for deep rotation estimation, NeurIPS 2020.
     """
     check_matrix(a, "a", square=True)
-    wanted = wants_check(check, a)
-    dtype = compute_dtype(precision)
-    if wanted:
-        check_finite(a, "a")
     with autocast_off(a.device.type):
-        x = (into_range(a, dtype) if wanted else a).to(dtype)
+        x, wanted, *_ = prepare(a, "a", check, precision, sizes="rescale", or_complex=False)
         return orthogonal_factor(x, True, a.dtype, wanted, "nearest rotation").to(a.dtype)
 
 
@@ -106,17 +102,16 @@ def procrustes(
         raise ShapeError(f"x and y must have one shape, a row per point, got {tuple(x.shape)} and {tuple(y.shape)}.")
     if weight is not None:
         check_weight(weight, x)
-    wanted, dtype, carried = wants_check(check, x), compute_dtype(precision, x.dtype), x.dtype
+    carried, all_given = x.dtype, [t for t in (x, y, weight) if t is not None]
     with autocast_off(x.device.type):
-        if wanted:
-            check_finite(x, "x")
-            check_finite(y, "y")
-            x, y = into_range(x, dtype), into_range(y, dtype)
-            if weight is not None:
+        x, wanted, *_ = prepare(x, "x", check, precision, sizes="rescale", others=all_given)
+        y = prepare(y, "y", check, precision, sizes="rescale", others=all_given).x
+        if weight is not None:
+            if wanted:
                 check_weight_values(weight)
-                weight = weight.to(real_dtype(dtype))
-                weight = into_range(weight.unsqueeze(-2), dtype).squeeze(-2)
-        right = y.to(dtype) if weight is None else weight.to(real_dtype(dtype)).unsqueeze(-1) * y.to(dtype)
-        moments = product(x.to(dtype).mH, right)
+            weight = weight.to(real_dtype(x.dtype))
+            weight = into_range(weight.unsqueeze(-2), x.dtype).squeeze(-2) if wanted else weight
+            y = weight.unsqueeze(-1) * y
+        moments = product(x.mH, y)
         what = "orthogonal matrix" if reflection else "rotation"
         return orthogonal_factor(moments, not reflection, carried, wanted, f"{what} between the points").to(carried)

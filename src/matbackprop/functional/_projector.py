@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_range, check_symmetric, into_range, wants_check
+from matbackprop.checks import check_matrix, nan_where, prepare
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, gap_tolerance, rank_tolerance, symmetrize
+from matbackprop.numerics import autocast_off, gap_tolerance, rank_tolerance, symmetrize
 from matbackprop.solvers import batched_eigh, batched_svd
 
 __all__ = ["projector", "spectral_projector"]
@@ -117,45 +117,25 @@ def projector(
         1. Golub and Pereyra, The differentiation of pseudo-inverses, SIAM J. Numer. Anal. 10 (1973).
     """
     check_matrix(a, "a", square=symmetric, or_complex=True)
-    dtype = compute_dtype(precision, a.dtype)
-    tol = rank_tolerance(a.dtype, dtype, rank_tol)
     with autocast_off(a.device.type):
-        x = a
-        if wants_check(check, a):
-            check_finite(a, "a")
-            if symmetric:
-                check_symmetric(a, "a")
-            x = into_range(a, dtype)
-        x = x.to(dtype)
-        onto, _ = apply(_Projector, symmetrize(x) if symmetric else x, tol, symmetric)
-        return onto.to(a.dtype)
+        ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=symmetric)
+        tol = rank_tolerance(a.dtype, ready.x.dtype, rank_tol)
+        onto, _ = apply(_Projector, ready.x, tol, symmetric)
+        return ready.marked(onto).to(a.dtype)
 
 
-def _cut(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The threshold ``(*batch,)`` above which ascending eigenvalues are the ``rank`` largest, and the eigenvalues.
-
-    Equal ones on both sides of it are told apart by one unit of rounding, so that the rank is what was asked for.
-    """
-    n = values.shape[-1]
-    if rank == n:
-        return values.new_full(values.shape[:-1], -torch.inf), values
-    threshold = values[..., n - rank - 1]
-    above = torch.nextafter(threshold, torch.full_like(threshold, torch.inf)).unsqueeze(-1)
-    chosen = torch.arange(n, device=values.device) >= n - rank
-    return threshold, torch.where(chosen, torch.maximum(values, above), values)
-
-
-def _check_gap(values: Tensor, threshold: Tensor) -> None:
-    chosen = values > threshold.unsqueeze(-1)
+def _tied(values: Tensor, chosen: Tensor) -> Tensor:
+    """Where ascending eigenvalues on both sides of the cut are equal, ``(*batch,)``."""
     inside = torch.where(chosen, values, torch.inf).amin(-1)
     outside = torch.where(chosen, -torch.inf, values).amax(-1)
-    scale = values.abs().amax(-1)
-    tied = inside - outside <= gap_tolerance(values.dtype, values.shape[-1]) * scale
+    return inside - outside <= gap_tolerance(values.dtype, values.shape[-1]) * values.abs().amax(-1)
+
+
+def _refuse_ties(tied: Tensor) -> None:
     if bool(tied.any()):
         raise TieError(
-            f"{int(tied.sum())} of {max(tied.numel(), 1)} matrices have equal eigenvalues on both sides of the cut "
-            f"(gap {float((inside - outside).min()):.3g}), so the projector is not defined; choose another rank or "
-            f"threshold, or pass check=False to drop the tied pairs from the gradient."
+            f"{int(tied.sum())} of {max(tied.numel(), 1)} matrices have equal eigenvalues on both sides of the cut, so "
+            f"the projector is not defined. Choose another rank or threshold."
         )
 
 
@@ -210,18 +190,19 @@ def spectral_projector(
     check_cut(rank, threshold)
     if rank is not None and not 0 <= rank <= n:
         raise DomainError(f"rank must lie in 0 … {n} for {n}×{n} matrices, got {rank}.")
-    wanted = wants_check(check, a)
-    if wanted:
-        check_finite(a, "a")
-        check_range(a, compute_dtype(precision, a.dtype), "a")
-        check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(compute_dtype(precision, a.dtype)))
-        values, u = batched_eigh(x.detach())
-        if rank is not None:
-            cut, values = _cut(values, rank)
-        else:
+        ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
+        values, u = batched_eigh(ready.x.detach())
+        tied = None
+        if rank is None:
             cut = values.new_full(values.shape[:-1], threshold or 0.0)
-        if wanted and values.numel():
-            _check_gap(values, cut)
-        return spectral(x, Spectrum(values, u), STEP, cut).to(a.dtype)
+            chosen = values > cut.unsqueeze(-1)
+        else:
+            chosen = (torch.arange(n, device=values.device) >= n - rank).expand(values.shape)
+            cut = values[..., n - rank - 1] if rank < n else values.new_full(values.shape[:-1], -torch.inf)
+        if values.numel():
+            tied = _tied(values, chosen)
+            if ready.check_values:
+                _refuse_ties(tied)
+                tied = None
+        return nan_where(tied, ready.marked(spectral(ready.x, Spectrum(values, u), STEP, cut))).to(a.dtype)

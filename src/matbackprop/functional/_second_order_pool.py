@@ -15,7 +15,9 @@ refined too (`gram_eigh`).
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -25,32 +27,33 @@ from torch import Tensor
 from matbackprop._torch import differentiated_again, forward_mode_active, jvp_nesting, receives_gradient
 from matbackprop.checks import (
     check_finite,
-    check_large,
     check_matrix,
     check_option,
     check_result,
+    check_size,
     check_weight,
     check_weight_values,
     is_plain,
     parameter_tensor,
+    prepare,
     values_checkable,
-    wants_check,
 )
 from matbackprop.cuda import pool as pool_kernels
 from matbackprop.divided_differences import (
     BoundFunction,
+    FunctionLike,
     SpectralFunction,
-    announcing_overflow,
-    is_named,
+    bind_params,
+    in_parameter,
     resolve_function,
 )
-from matbackprop.errors import DomainError
+from matbackprop.errors import DomainError, NumericalWarning
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product
-from matbackprop.functional._matrix_function import FunctionLike, check_domain
-from matbackprop.functional._spectrum import Spectrum, attach_captured, frechet, second_frechet, spectral
+from matbackprop.functional._matrix_function import check_domain
+from matbackprop.functional._spectrum import Spectrum, frechet, refuse_captured, second_frechet, spectral
 from matbackprop.functional._svd import svd
-from matbackprop.numerics import autocast_off, compute_dtype, inner, is_double, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, inner, is_double, real_dtype, symmetrize
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import gram_eigh
 
@@ -95,7 +98,7 @@ class Thin(NamedTuple):
 
     def value(self, g: BoundFunction) -> Tensor:
         """g(A)."""
-        c = (self.y * self._slope(g).unsqueeze(-1)).mH @ self.y
+        c = symmetrize((self.y * self._slope(g).unsqueeze(-1)).mH @ self.y)
         c.diagonal(dim1=-2, dim2=-1).add_(g.value(self.eps).unsqueeze(-1))
         return c
 
@@ -188,7 +191,7 @@ class Primal(NamedTuple):
 
     def value(self, g: BoundFunction) -> Tensor:
         """g(A)."""
-        return (self.basis * g.value(self._lam()).unsqueeze(-2)) @ self.basis.mH
+        return symmetrize((self.basis * g.value(self._lam()).unsqueeze(-2)) @ self.basis.mH)
 
     def feature_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
@@ -248,6 +251,37 @@ class _Gradients(NamedTuple):
     p: Any
 
 
+class _Inputs(NamedTuple):
+    """The inputs of pooling and the factors of `Thin` or `Primal`."""
+
+    f: Tensor
+    w: Tensor | None
+    eps: Tensor
+    p: Tensor | None
+    function: SpectralFunction
+    fine: bool
+    s: Tensor
+    basis: Tensor
+    y: Tensor
+
+    def moments(self) -> Moments:
+        kind = Thin if self.f.shape[-2] < self.f.shape[-1] else Primal
+        return kind(self.s, self.basis, self.y, self.eps)
+
+
+class _Cotangents(NamedTuple):
+    """The saved state of `_PoolGradient`."""
+
+    wanted: _Gradients
+    g: Tensor
+    f: Tensor
+    w: Tensor | None
+    eps: Tensor
+    p: Tensor | None
+    function: SpectralFunction
+    fine: bool
+
+
 def _scaled_identity(value: Tensor, d: int) -> Tensor:
     return torch.diag_embed(value.unsqueeze(-1).expand(*value.shape, d))
 
@@ -278,24 +312,23 @@ class _Pool(Operation):
         return moments.value(BoundFunction(function, p)), moments.s, moments.basis, moments.y
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        return *inputs, *outputs[1:]
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Inputs:
+        return _Inputs(*inputs, *outputs[1:])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+    def adjoint(saved: _Inputs, needed: Sequence[bool], *gradients: Any) -> Any:
         wanted = _Gradients(*needed[:4])
-        arguments = (gradients[0], *saved, wanted)
-        out = apply(_PoolGradient, *arguments) if differentiated_again() else _first_order(*arguments)
+        if differentiated_again():
+            out = apply(_PoolGradient, wanted, gradients[0], *saved)
+        else:
+            out = _first_order(gradients[0], saved, wanted)
         return tuple(grad if want else None for grad, want in zip(out, wanted, strict=True))
 
     @staticmethod
     def tangent(
-        saved: Sequence[Any], df: Tensor | None, dw: Tensor | None, deps: Tensor | None, dp: Tensor | None, *_: None
+        saved: _Inputs, df: Tensor | None, dw: Tensor | None, deps: Tensor | None, dp: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        f, w, eps, p, function, _, *factors = saved
-        s, basis, y = factors
-        moments = _moments_of(f, s, basis, y, eps)
-        bound = BoundFunction(function, p)
+        f, w, moments, bound = saved.f, cast(Tensor, saved.w), saved.moments(), BoundFunction(saved.function, saved.p)
         moved = torch.zeros_like(f) if df is None else _root_weighted(df, w)
         out = f.new_zeros(())
         if dw is not None:  # a weight moves as its square root does, unless it is zero
@@ -306,35 +339,19 @@ class _Pool(Operation):
         if deps is not None:
             out = out + deps[..., None, None] * moments.derivative(bound)
         if dp is not None:
-            out = out + dp[..., None, None] * moments.value(bound.in_exponent())
-        return out, *map(torch.zeros_like, factors)  # nothing takes the factors' own
+            out = out + dp[..., None, None] * moments.value(bound.in_parameter())
+        s, basis, y = map(torch.zeros_like, moments[:3])  # nothing uses the tangents of the factors
+        return out, s, basis, y
 
 
-def _moments_of(f: Tensor, s: Tensor, basis: Tensor, y: Tensor, eps: Tensor) -> Moments:
-    return (Thin if f.shape[-2] < f.shape[-1] else Primal)(s, basis, y, eps)
-
-
-def _first_order(
-    g: Tensor,
-    f: Tensor,
-    w: Tensor | None,
-    eps: Tensor,
-    p: Tensor | None,
-    function: SpectralFunction,
-    fine: bool,
-    s: Tensor,
-    basis: Tensor,
-    y: Tensor,
-    wanted: _Gradients,
-) -> _Gradients:
+def _first_order(g: Tensor, saved: _Inputs, wanted: _Gradients) -> _Gradients:
     """The gradients that are wanted."""
-    moments = _moments_of(f, s, basis, y, eps)
-    bound = BoundFunction(function, p)
+    f, w, moments, bound = saved.f, saved.w, saved.moments(), BoundFunction(saved.function, saved.p)
     return _Gradients(
         f=_root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if wanted.f else None,
         w=moments.weight_gradient(bound, g, f, cast(Tensor, w)) if wanted.w else None,
         eps=moments.eps_gradient(bound, g) if wanted.eps else None,
-        p=moments.pairing(bound.in_exponent(), g) if wanted.p else None,
+        p=moments.pairing(bound.in_parameter(), g) if wanted.p else None,
     )
 
 
@@ -372,16 +389,17 @@ class _PoolGradient(Operation):
     """
 
     @staticmethod
-    def forward(g: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        return tuple(g.new_empty((0,)) if grad is None else grad for grad in _first_order(g, *others))
+    def forward(wanted: _Gradients, g: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        grads = _first_order(g, _Inputs(*others), wanted)
+        return tuple(g.new_empty((0,)) if grad is None else grad for grad in grads)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        return *inputs[:7], inputs[-1]
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Cotangents:
+        return _Cotangents(*inputs[:8])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        g, f, w, eps, p, function, fine, wanted = saved
+    def adjoint(saved: _Cotangents, needed: Sequence[bool], *gradients: Any) -> Any:
+        wanted, g, f, w, eps, p, function, fine = saved
         on = _Gradients(*(c if want else None for c, want in zip(gradients, wanted, strict=True)))
         g = symmetrize(g)
         a, spectrum = _decompose(f, w, eps, fine)
@@ -395,12 +413,12 @@ class _PoolGradient(Operation):
         on_a = second_frechet(a, g, n, spectrum, function, p)
         grad_p = None
         if p is not None:
-            in_p = function.in_parameter()
+            in_p = in_parameter(function)
             along_p = frechet(a, g, spectrum, in_p, p)
             grad_p = inner(n, along_p)
             if on.p is not None:
                 on_a = on_a + on.p[..., None, None] * along_p
-                grad_p = grad_p + on.p * inner(g, spectral(a, spectrum, in_p.in_parameter(), p))
+                grad_p = grad_p + on.p * inner(g, spectral(a, spectrum, in_parameter(in_p), p))
         fa, fm = f @ on_a, f @ m
         grad_f, grad_w = 2 * _weighted(fa, w), inner(f, fa, (-1,))
         if on.f is not None:
@@ -409,14 +427,13 @@ class _PoolGradient(Operation):
         if on.w is not None:
             grad_f = grad_f + 2 * fm * on.w.unsqueeze(-1)
         grad_eps = on_a.diagonal(dim1=-2, dim2=-1).real.sum(-1)
-        return on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p
+        return None, on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p
 
 
 def _prepare_weight(weight: Tensor | None, f: Tensor) -> tuple[Tensor, Tensor | None]:
     """Give F a region dimension where the weight has one, and the weight the dtype of the computation."""
     if weight is None:
         return f, None
-    check_weight(weight, f, regions=True)
     if weight.ndim == f.ndim:
         f = f.unsqueeze(-3).expand(*weight.shape, f.shape[-1])
     return f, weight.to(real_dtype(f.dtype))
@@ -439,6 +456,7 @@ def second_order_pool(
     eps: float | Tensor = 1e-3,
     function: FunctionLike = "log",
     exponent: float | Tensor | None = None,
+    params: Sequence[Tensor] = (),
     weight: Tensor | None = None,
     center: bool = False,
     method: Method = "fused",
@@ -453,7 +471,8 @@ def second_order_pool(
         f: features ``(*batch, m, d)``, one row per location; real, or complex with Fᴴ for Fᵀ.
         eps: ε > 0, a number or a tensor broadcastable to the batch (and regions) that receives a gradient.
         function: g, as in `matrix_function`.
-        exponent: the exponent of ``function="power"``; a tensor learns.
+        exponent: the exponent of ``function="power"``; a tensor is trainable.
+        params: parameters of a user-defined function, as in `matrix_function`.
         weight: mask or soft weights ≥ 0, boolean or floating point, used as given: ``(*batch, m)``, or ``(*batch, r,
             m)`` for r regions that share one feature map.
         center: subtract the (weighted) mean row first, so that C is a function of the covariance; no m×m matrix is
@@ -461,9 +480,7 @@ def second_order_pool(
         method: ``"fused"`` for the thin dual (m < d) or primal form with divided differences. ``"svd"`` and ``"eig"``
             are the paper's DeepO2P-SVD and DeepO2P-EIG, for comparison: they drop tied pairs and lose what the ties
             carry.
-        check: whether values are checked. None checks on the CPU only, so that no GPU is waited for; True checks
-            everywhere; False never.
-        precision: dtype to compute in, float64 unless given; the result has the dtype of ``f``.
+        check, precision: as in `matrix_function`.
 
     Returns:
         ``(*batch, d, d)``, or ``(*batch, r, d, d)`` with regions; symmetric, Hermitian for complex features.
@@ -475,12 +492,12 @@ def second_order_pool(
             0 with log), or products of f overflow.
 
     Gradient:
-        For F, weight, ε and the exponent, two orders; for tensors that a function of one's own captures, one. The first
-        order in F is 2 diag(w) F L(G) with L the derivative of g; it is exact for repeated eigenvalues, dead channels,
-        duplicate rows and weights of zero, and exactly zero at F = 0. Directions at the level of rounding, σ ≤ max(m,
-        d) u σ_max, count as absent. The second order goes through second divided differences, exact at ties too; for m
-        < d, or a smaller rank, its terms cancel by up to λ_max/ε, and on the CPU it raises DomainError where no digit
-        would be left. Forward mode, vmap and fullgraph compilation are supported.
+        For F, weight, ε, the exponent and ``params``, two orders. The first order in F is 2 diag(w) F L(G) with L the
+        derivative of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and
+        zero at F = 0. Directions at the level of rounding, σ ≤ max(m, d) u σ_max, count as absent. The second order
+        uses second divided differences, exact at ties too; for m < d, or a smaller rank, its terms cancel by up to
+        λ_max/ε, and on the CPU it raises DomainError if no digit would be left. Forward mode, vmap and fullgraph
+        compilation are supported.
 
     Example:
         >>> import torch, matbackprop
@@ -498,52 +515,63 @@ def second_order_pool(
     """
     check_matrix(f, "f", or_complex=True)
     check_option(method, get_args(Method), "method")
-    given, p = resolve_function(function, exponent)
-    fn = given
+    _warn_of_feature_maps(f)
+    fn, given = resolve_function(function, exponent, params)
     if not isinstance(eps, Tensor) and (not 0 <= eps < math.inf or (eps == 0 and fn.domain in ("positive", "nonzero"))):
         sign = ">=" if fn.domain in ("nonnegative", "real") else ">"
         raise DomainError(f"{fn.name} needs eps {sign} 0 and finite, got {eps}.")
-    wanted = wants_check(check, f)
-    exact = method == "fused" and precision in (None, torch.float64)
-    if exact and not wanted and _fixed(weight) and pool_kernels.applies(f, eps, fn):
-        return _pool_by_kernels(f, weight, center, eps, fn)
+    if weight is not None:
+        check_weight(weight, f, regions=True)
+    others = [t for t in (weight, eps, *given) if isinstance(t, Tensor)]
     with autocast_off(f.device.type):
-        x, w = _prepare_weight(weight, f.to(compute_dtype(precision, f.dtype)))
-        shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
-        assert shift is not None
-        power = parameter_tensor(p, "exponent", x.shape[:-2], x)
-        if wanted and all(wants_check(check, t) for t in (weight, eps) if isinstance(t, Tensor)):
-            _check_values(f, weight, eps, fn)
-            check_large(f, x.dtype, "f")
-            if w is not None:
-                check_large(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,")
-            if isinstance(p, Tensor):
-                check_finite(p, "exponent")
-            if bool((shift > 0).all()):  # at ε = 0 derivatives are infinite where F has no direction, and not used
-                fn = announcing_overflow(fn)
-        if center:
-            x = _center(x, w)
-        if method != "fused":
-            return _reference_pool(x, w, shift, power, fn, method, wanted).to(f.dtype)
-        fine = is_double(f.dtype) and is_double(x.dtype)
-        differentiable = (t for t in (x, w, shift, power) if t is not None)
-        if forward_mode_active() and (jvp_nesting() > 1 or any(map(receives_gradient, differentiable))):
-            # Forward mode beside another one: the variation of C is that of g at the d×d matrix A.
-            a, spectrum = _decompose(x, w, shift, fine)
-            return spectral(a, spectrum, fn, power).to(f.dtype)
-        c, *factors = apply(_Pool, x, w, shift, power, fn, fine)
-        out = c.to(f.dtype)
-        if not is_named(given):  # tensors that the function captures get their gradient
-
-            def again() -> Tensor:
-                """C from the factors as constants."""
-                s, basis, y = (t.detach() for t in factors)
-                return _moments_of(x, s, basis, y, shift.detach()).value(BoundFunction(given))
-
-            out = attach_captured(out, given, factors[0].detach() + shift.detach().unsqueeze(-1), again)
+        x, wanted, *_ = prepare(f, "f", check, precision, sizes="large", others=others)
+        if wanted:
+            _check_values(weight, eps, fn)
+        exact = method == "fused" and precision in (None, torch.float64)
+        if exact and _fixed(weight) and pool_kernels.applies(f, eps, fn):
+            out = _pool_by_kernels(f, weight, center, eps, fn)
+        else:
+            x, w = _prepare_weight(weight, x)
+            shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
+            fn, p = bind_params(fn, given, x.shape[:-2], x)
+            if wanted:
+                if w is not None:
+                    check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
+                if p is not None:
+                    check_finite(p, "exponent" if fn.builtin else "params")
+                if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite, and not used
+                    fn = dataclasses.replace(fn, announce=True)
+            x = _center(x, w) if center else x
+            if method != "fused":
+                return _reference_pool(x, w, shift, p, fn, method, wanted).to(f.dtype)
+            out = _pool(x, w, shift, p, fn, is_double(f.dtype) and is_double(x.dtype)).to(f.dtype)
         if wanted:
             check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
         return out
+
+
+def _warn_of_feature_maps(f: Tensor) -> None:
+    if f.ndim == 4 and f.shape[-1] == f.shape[-2] < f.shape[-3]:
+        warnings.warn(
+            f"Features of shape {tuple(f.shape)} look like maps (batch, channels, height, width), but the last "
+            f"dimension is pooled as channels. Pass f.flatten(2).mT, or use nn.SecondOrderPool2d.",
+            NumericalWarning,
+            stacklevel=3,
+        )
+
+
+def _pool(x: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool) -> Tensor:
+    """C in the dtype of the computation."""
+    differentiable = (t for t in (x, w, eps, p) if t is not None)
+    both_modes = forward_mode_active() and (jvp_nesting() > 1 or any(map(receives_gradient, differentiable)))
+    if both_modes or (p is not None and not function.builtin):
+        # Forward mode with another one, or parameters of a user-defined function: g of the d×d matrix A.
+        a, spectrum = _decompose(x, w, eps, fine)
+        refuse_captured(function, spectrum.values, p)
+        return spectral(a, spectrum, function, p)
+    c, s, *_ = apply(_Pool, x, w, eps, p, function, fine)
+    refuse_captured(function, s + eps.detach().unsqueeze(-1), p)
+    return c
 
 
 def _fixed(weight: Tensor | None) -> bool:
@@ -557,10 +585,7 @@ def _pool_by_kernels(
     f: Tensor, weight: Tensor | None, center: bool, eps: float | Tensor, function: SpectralFunction
 ) -> Tensor:
     """Pooling by CUDA kernels, which apply."""
-    batch = f.shape[:-2]
-    if weight is not None:
-        check_weight(weight, f, regions=True)
-        batch = weight.shape[:-1]
+    batch = f.shape[:-2] if weight is None else weight.shape[:-1]
     if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
         like = torch.empty((), dtype=torch.float64, device=f.device)
         eps = cast(Tensor, parameter_tensor(eps, "eps", batch, like))
@@ -583,8 +608,7 @@ def _general_pool(
         return apply(_Pool, x, w, shift, None, function, f.dtype == torch.float64)[0].to(f.dtype)
 
 
-def _check_values(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:
-    check_finite(f, "f")
+def _check_values(weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:
     if weight is not None:
         check_weight_values(weight)
     if isinstance(eps, Tensor):

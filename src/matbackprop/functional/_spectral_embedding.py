@@ -5,21 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import (
-    check_finite,
-    check_matrix,
-    check_result,
-    check_scale,
-    check_weight,
-    check_weight_values,
-    wants_check,
-)
+from matbackprop.checks import check_matrix, check_result, check_weight, check_weight_values, nan_where, prepare
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import positive_phase
 from matbackprop.functional._function import product
 from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._ties import Ties, check_ties
-from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance, is_double
+from matbackprop.numerics import autocast_off, gram_tolerance, is_double
 from matbackprop.refinement import ill_determined
 
 __all__ = ["spectral_embedding"]
@@ -87,23 +79,21 @@ def spectral_embedding(
     check_ties(ties, None, 1.0)
     if weight is not None:
         check_weight(weight, f)
-    wanted = wants_check(check, f)
-    if wanted:
-        check_finite(f, "f")
-        if weight is not None:
-            check_weight_values(weight)
-    dtype = compute_dtype(precision)
-    if wanted:
-        check_scale(f, dtype, "f")
     with autocast_off(f.device.type):
-        x = f.to(dtype)
+        others = () if weight is None else (weight,)
+        x, wanted, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=others)
+        dtype = x.dtype
+        if wanted and weight is not None:
+            check_weight_values(weight)
         w = torch.ones_like(x[..., 0]) if weight is None else weight.to(dtype)
         degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
-        if wanted and bool(((degree < 0) & (w > 0)).any()):
+        negative = (degree < 0) & (w > 0)
+        if wanted and bool(negative.any()):
             raise DomainError(
-                f"{int(((degree < 0) & (w > 0)).sum())} rows have a negative degree, so D^(−1/2) is not real; end the "
-                f"features with a ReLU."
+                f"{int(negative.sum())} rows have a negative degree, so D^(−1/2) is not real. End the features with a "
+                f"ReLU."
             )
+        bad = None if wanted else negative.any(-1)
         positive = degree > 0
         scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
         tol = gram_tolerance(f.dtype, dtype, d, rank_tol)
@@ -120,4 +110,5 @@ def spectral_embedding(
         degree = degree.to(f.dtype)
         if wanted:
             check_result(degree, "a degree", "Scale the features.")
-        return (values * kept).to(f.dtype), embedding.to(f.dtype), degree
+        values, embedding = nan_where(bad, values * kept), nan_where(bad, embedding)
+        return values.to(f.dtype), embedding.to(f.dtype), degree

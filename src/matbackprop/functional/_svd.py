@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import differentiated_again, forward_mode_active, reverse_mode_only
-from matbackprop.checks import check_finite, check_matrix, check_result, into_range_and_back, wants_check
+from matbackprop.checks import check_finite, check_matrix, check_result, prepare, wants_check
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.functional._eigh import gaps_of, largest_entry, phases, rates_apart, receives_gradient, tied_pairs
@@ -96,7 +96,6 @@ class _SVD(Operation):
         if _kernel_takes(u, s, vh, *gradients):
             return _adjoint_by_kernel(saved, gradients)
         if not u.is_complex() and u.shape[-1] == k == vh.shape[-2] and policy.apart(torch.nn.functional.pad(s, (0, 1))):
-            policy.report_flag(None)
             return _adjoint_apart(u, s, vh, g_u, g_s, g_vh)
         g_u = torch.zeros_like(u) if g_u is None else g_u
         g_v = torch.zeros_like(v) if g_vh is None else g_vh.mH
@@ -114,8 +113,7 @@ class _SVD(Operation):
             *_free_phases(even, odd, s, policy, size),
         ]
         if m == n:
-            policy.report(*ties)
-            return u1 @ inner @ v1.mH
+            return u1 @ policy.settle(inner, *ties) @ v1.mH
         # The longer side has vectors outside the span of the factors.
         long, g_long, within = (u, g_u, within_u) if m > n else (v, g_v, within_v)
         outside = _outside(long, g_long, within)
@@ -127,7 +125,7 @@ class _SVD(Operation):
         if long.shape[-1] > k:
             rest = _skew(_tail(long, k).mH @ _tail(g_long, k))
             ties.append((torch.ones_like(rest, dtype=torch.bool), policy.sees_gauge(rest, size)))
-        policy.report(*ties)
+        inner = policy.settle(inner, *ties)
         outer = outside * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
         return (u1 @ inner + outer) @ v1.mH if m > n else u1 @ (inner @ v1.mH + outer.mH)
 
@@ -157,7 +155,7 @@ class _SVD(Operation):
                 du = torch.cat([du + change, rest], -1)
             else:
                 dv = torch.cat([dv + change, rest], -1)
-        policy.report(*ties)
+        du, dv = policy.settle(du, *ties), policy.settle(dv, *ties)
         return du, dp.diagonal(dim1=-2, dim2=-1).real.clone(), dv.mH
 
 
@@ -221,12 +219,11 @@ def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -
 
 def _adjoint_by_kernel(saved: Sequence[Any], gradients: tuple[Any, ...]) -> Tensor:
     u, s, vh, policy = saved
-    flag = None if policy.check is False else torch.zeros((), dtype=torch.bool, device=u.device)
+    flag = torch.zeros((), dtype=torch.bool, device=u.device)
     broadening = policy.broadening if policy.ties == "broaden" else 0.0
     gauge = -1.0 if policy.ties == "raise" else policy.gauge_tolerance
     out = kernels.adjoint((u, s, vh), gradients, policy.tolerance, broadening, gauge, flag)
-    policy.report_flag(flag)
-    return out
+    return policy.settle_flag(out, flag)
 
 
 def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:
@@ -307,16 +304,14 @@ def svd(
     dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("svd", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
-        x, back = a, None
-        if wants_check(check, a):
-            check_finite(a, "a")
-            x, back = into_range_and_back(a, dtype)
-        if dtype == torch.float64 and not full_matrices and reverse_mode_only() and kernels.takes(x, torch.float32):
-            u, s, vh, *_ = apply(_SVDByKernel, x, policy)
-        else:
-            u, s, vh = apply(_SVD, x.to(dtype), full_matrices, is_double(a.dtype), policy)
-            u, s, vh = u.to(a.dtype), s.to(real_dtype(a.dtype)), vh.to(a.dtype)
-        if back is not None:
-            s = back(s)
-            check_result(s, "a singular value", "Scale the matrices.")
-        return SingularTriples(u, s, vh)
+        if dtype == torch.float64 and not full_matrices and reverse_mode_only() and kernels.takes(a, torch.float32):
+            if wants_check(check, a):
+                check_finite(a, "a")
+            u, s, vh, *_ = apply(_SVDByKernel, a, policy)
+            return SingularTriples(u, s, vh)
+        ready = prepare(a, "a", check, precision, sizes="rescale")
+        u, s, vh = apply(_SVD, ready.x, full_matrices, is_double(a.dtype), policy)
+        s = ready.back(s.to(real_dtype(a.dtype)))
+        if ready.check_values:
+            check_result(s, "A singular value", "Scale the matrices.")
+        return SingularTriples(u.to(a.dtype), s, vh.to(a.dtype))

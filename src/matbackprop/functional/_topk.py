@@ -22,8 +22,9 @@ from matbackprop.checks import (
     check_finite,
     check_floating,
     check_matrix,
-    check_range,
     check_symmetric,
+    nan_where,
+    prepare,
     values_checkable,
     wants_check,
 )
@@ -37,14 +38,16 @@ from matbackprop.functional._eigh import (
     tied_pairs,
 )
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._linear_solve import conjugate_gradient_solve, in_precision, pull_back, push_forward
+from matbackprop.functional._linear_solve import conjugate_gradient_solve, pull_back, push_forward
 from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
 from matbackprop.numerics import (
     autocast_off,
     compute_dtype,
     gap_tolerance,
     half_of_the_digits,
+    in_precision,
     inner,
+    is_double,
     real_dtype,
     symmetrize,
 )
@@ -201,17 +204,13 @@ def find_leading(
     max_products: int,
     generator: torch.Generator | None,
 ) -> Leading:
-    """The k largest eigenpairs as constants; raise where no gap lies behind them."""
+    """The k largest eigenpairs as constants."""
     source = torch.Generator().manual_seed(0) if generator is None else generator
     like = torch.empty(operator.order, dtype=operator.dtype, device=operator.like.device)
     with torch.no_grad():
         frozen = tuple(p.detach() for p in operator.params)
         _check_products(operator.matvec, like, frozen, operator.wanted)
-        pairs = leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
-    if operator.wanted and k < operator.order:
-        gap = pairs.values[-1] - pairs.following
-        refuse_tie(gap, gap <= gap_tolerance(operator.dtype, operator.order) * pairs.scale, k)
-    return pairs
+        return leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
 
 
 def check_count(k: int, n: int) -> None:
@@ -241,14 +240,11 @@ def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: tuple[T
             raise SymmetryError(f"a must be symmetric; for two vectors xᵀAy − yᵀAx is {skew:.3g}.")
 
 
-def refuse_tie(gap: Tensor, tied: Tensor, k: int) -> None:
-    """Raise where an eigenvalue on each side of k is the same."""
-    if bool(tied.any()):
-        raise TieError(
-            f"{int(tied.sum())} of {tied.numel()} matrices have equal eigenvalues on both sides of k = {k} (gap "
-            f"{float(gap.min()):.3g}), so the leading eigenspace is not determined; choose another k, or pass "
-            f"check=False where only the eigenvalues matter."
-        )
+def _resolution(tolerance: float | None, dtype: torch.dtype) -> float:
+    """The relative residual to stop at: 1e-11 in float64 and 1e-5 in float32 by default."""
+    if tolerance is not None:
+        return tolerance
+    return 1e-11 if is_double(dtype) else 1e-5
 
 
 # --- eigenpairs -------------------------------------------------------------------------------------------------------
@@ -258,6 +254,8 @@ class _Settings(NamedTuple):
     policy: TiePolicy
     tolerance: float
     max_products: int
+    following: Tensor
+    scale: Tensor
 
 
 def _outside(matvec: Callable[..., Tensor], x: Tensor, lam: Tensor, v: Tensor, *params: Tensor) -> Tensor:
@@ -297,9 +295,12 @@ class _TopK(Operation):
         if g_v is not None:
             seen = v.mH @ g_v
             visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(g_v))
-            policy.report((tied_pairs(lam, policy), visible))
-            turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
-            weights = weights + v @ symmetrize(turn) + _solve(matvec, settings, lam, v, params, g_v)
+            turn = v @ symmetrize(policy.invert(gaps_of(lam), settings.scale) * seen)
+            behind = _tied_with(lam, settings.following, policy, settings.scale) & receives_gradient(
+                g_v, None
+            ).unsqueeze(-2)
+            turn = policy.settle(turn, (tied_pairs(lam, policy, settings.scale), visible), (behind, behind))
+            weights = weights + turn + _solve(matvec, settings, lam, v, params, g_v)
         return None, None, None, None, *pull_back(matvec, v, params, needed[4:], weights)
 
     @staticmethod
@@ -307,10 +308,18 @@ class _TopK(Operation):
         matvec, settings, lam, v, *params = saved
         policy, moved = settings.policy, push_forward(matvec, v, params, directions[4:])  # dA V
         inside = v.mH @ moved
-        policy.report((tied_pairs(lam, policy), inside.abs() > policy.tolerance * largest_entry(moved)))
-        turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * inside
+        turn = policy.invert(gaps_of(lam), settings.scale) * inside
+        behind = _tied_with(lam, settings.following, policy, settings.scale)
+        visible = inside.abs() > policy.tolerance * largest_entry(moved)
+        turn = policy.settle(turn, (tied_pairs(lam, policy, settings.scale), visible), (behind, behind))
         d_v = v @ turn + _solve(matvec, settings, lam, v, params, moved)
         return inside.diagonal().real.clone(), d_v
+
+
+def _tied_with(lam: Tensor, others: Tensor, policy: TiePolicy, scale: Tensor) -> Tensor:
+    """Which of the k eigenvalues coincide with one of the others ``(*batch, r)``, as a row ``(*batch, 1, k)``."""
+    gaps = lam.unsqueeze(-2) - others.unsqueeze(-1)
+    return policy.tied(gaps, scale).any(-2, keepdim=True)
 
 
 def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
@@ -331,6 +340,11 @@ def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Seq
     return (z - (z @ v.conj()) @ v.mT).mT
 
 
+def _scale(lam: Tensor, others: Tensor) -> Tensor:
+    """The largest |λ| of a whole spectrum ``(*batch, 1, 1)``."""
+    return largest_entry(torch.cat([lam, others], -1).unsqueeze(-1))
+
+
 class _Resolve(Operation):
     """Z outside of the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ, by the other eigenpairs, which are constants.
 
@@ -339,8 +353,11 @@ class _Resolve(Operation):
     """
 
     @staticmethod
-    def forward(a: Tensor, lam: Tensor, v: Tensor, b: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        return vectors @ ((vectors.mH @ b) / (lam.unsqueeze(-2) - values.unsqueeze(-1)))
+    def forward(
+        a: Tensor, lam: Tensor, v: Tensor, b: Tensor, values: Tensor, vectors: Tensor, policy: TiePolicy
+    ) -> Tensor:
+        gaps = lam.unsqueeze(-2) - values.unsqueeze(-1)
+        return vectors @ ((vectors.mH @ b) * policy.invert(gaps, _scale(lam, values)))
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
@@ -384,23 +401,30 @@ class _Leading(Operation):
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, lam, v, *others, policy), (g_lam, g_v) = saved, gradients
+        (a, lam, v, *others), (g_lam, g_v) = saved, gradients
+        values, _, policy = others
         weights = torch.zeros_like(v) if g_lam is None else v * g_lam.unsqueeze(-2)
         if g_v is not None:
             seen = v.mH @ g_v
             visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(g_v))
-            policy.report((tied_pairs(lam, policy), visible))
-            turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
-            weights = weights + v @ symmetrize(turn) + apply(_Resolve, a, lam, v, g_v, *others)
+            scale = _scale(lam, values)
+            turn = v @ symmetrize(policy.invert(gaps_of(lam), scale) * seen)
+            behind = _tied_with(lam, values, policy, scale) & receives_gradient(g_v, None).unsqueeze(-2)
+            turn = policy.settle(turn, (tied_pairs(lam, policy, scale), visible), (behind, behind))
+            weights = weights + turn + apply(_Resolve, a, lam, v, g_v, *others)
         return symmetrize(weights @ v.mH)
 
     @staticmethod
     def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
-        a, lam, v, *others, policy = saved
+        a, lam, v, *others = saved
+        values, _, policy = others
         moved = symmetrize(da) @ v
         inside = v.mH @ moved
-        policy.report((tied_pairs(lam, policy), inside.abs() > policy.tolerance * largest_entry(moved)))
-        turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * inside
+        scale = _scale(lam, values)
+        turn = policy.invert(gaps_of(lam), scale) * inside
+        behind = _tied_with(lam, values, policy, scale)
+        visible = inside.abs() > policy.tolerance * largest_entry(moved)
+        turn = policy.settle(turn, (tied_pairs(lam, policy, scale), visible), (behind, behind))
         d_v = v @ turn + apply(_Resolve, a, lam, v, moved, *others)
         return inside.diagonal(dim1=-2, dim2=-1).real.clone(), d_v
 
@@ -415,7 +439,7 @@ def topk_eigh(
     ties: Ties = "raise",
     tie_tol: float | None = None,
     broadening: float = 1e-6,
-    tolerance: float = 1e-11,
+    tolerance: float | None = None,
     max_products: int = 100_000,
     generator: torch.Generator | None = None,
     check: bool | None = None,
@@ -440,12 +464,12 @@ def topk_eigh(
         n: the order, for a function.
         largest: the largest eigenvalues; otherwise the smallest, in ascending order.
         ties, tie_tol, broadening: what the gradient of V does where eigenvalues inside the k coincide, as in `eigh`.
-        tolerance: residuals to stop at, as a share of the largest |λ| seen (forward) and of the right-hand side
-            (backward). Dense matrices of small order are decomposed as a whole and need none.
-        max_products: products with A, one vector each, before giving up.
+        tolerance: relative residual to stop at, of the largest |λ| (forward) and of the right-hand side (backward);
+            1e-11 by default, 1e-5 for ``precision=torch.float32``. Dense matrices of small order are decomposed as a
+            whole and need none.
+        max_products: limit of products with A, one vector each.
         generator: for the random vectors to start from; a fixed seed by default.
-        check: look at values (finite, symmetric, a gap behind λ_k): ``None`` on the CPU only, ``True`` always,
-            ``False`` never.
+        check: as in `eigh`.
         precision: dtype of the computation, to which floating-point parameters are cast; float64 by default.
 
     Returns:
@@ -456,7 +480,8 @@ def topk_eigh(
         ShapeError, DtypeError: an argument or a product does not fit.
         NonFiniteError, SymmetryError: values of ``a``.
         DomainError: k out of range, or a dense matrix whose largest entry is near the ends of floating point.
-        TieError: λ_k = λ_{k+1}, so that the eigenspace is not determined; and see ``ties``.
+        TieError: a gradient reaches vectors at a tie inside the k, or λ_k = λ_{k+1} (see ``ties``). The vectors are
+            then one choice of several; eigenvalues and their gradients are not affected.
         SolverError: products were not enough to converge.
 
     Gradient:
@@ -489,9 +514,11 @@ def topk_eigh(
     operator = symmetric_operator(a, k, params, n, largest, check, precision)
     like, dtype = operator.like, operator.dtype
     policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, like.new_empty(operator.order, 0), dtype)
+    tolerance = _resolution(tolerance, dtype)
     with autocast_off(like.device.type):
         pairs = find_leading(operator, k, tolerance, max_products, generator)
-        settings = _Settings(policy, tolerance, max_products)
+        following = pairs.following.reshape(1) if k < operator.order else pairs.values.new_empty(0)
+        settings = _Settings(policy, tolerance, max_products, following, pairs.scale)
         lam, v = apply(_TopK, operator.matvec, settings, pairs.values, pairs.vectors, *operator.params)
         v = largest_positive(v) if v.is_complex() else v
         return Eigenpairs((lam if largest else -lam).to(real_dtype(like.dtype)), v.to(like.dtype))
@@ -499,22 +526,14 @@ def topk_eigh(
 
 def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dtype) -> Eigenpairs:
     """All eigenpairs of dense matrices, of which k are returned."""
-    wanted, n = wants_check(policy.check, a), a.shape[-1]
-    if wanted:
-        check_finite(a, "a")
-        check_range(a, dtype, "a")
-        check_symmetric(a, "a")
     with autocast_off(a.device.type):
-        x = symmetrize(a.to(dtype))
+        ready = prepare(a, "a", policy.check, real_dtype(dtype), sizes="sums", symmetric=True)
+        x = ready.x
         values, vectors = batched_eigh(x.detach())
         if largest:
             values, vectors = values.flip(-1), vectors.flip(-1)
-        size = values.abs().amax(-1) if n else values.sum(-1)
-        if wanted and k < n and values.numel():
-            gap = (values[..., k - 1] - values[..., k]).abs()
-            refuse_tie(gap, gap <= gap_tolerance(dtype, n) * size, k)
         lam, v, *others = values[..., :k], vectors[..., :k], values[..., k:], vectors[..., k:]
-        lam, v = apply(_Leading, x, lam, v, *others, policy)
+        lam, v = (ready.marked(t) for t in apply(_Leading, x, lam, v, *others, policy))
         return Eigenpairs(lam.to(real_dtype(a.dtype)), largest_positive(v).to(a.dtype))
 
 
@@ -599,7 +618,7 @@ def topk_subspace(
     *,
     n: int | None = None,
     largest: bool = True,
-    tolerance: float = 1e-11,
+    tolerance: float | None = None,
     max_products: int = 100_000,
     generator: torch.Generator | None = None,
     check: bool | None = None,
@@ -637,7 +656,15 @@ def topk_subspace(
         As for `topk_eigh`.
     """
     operator = symmetric_operator(a, k, params, n, largest, check, precision)
+    tolerance = _resolution(tolerance, operator.dtype)
     with autocast_off(operator.like.device.type):
         pairs = find_leading(operator, k, tolerance, max_products, generator)
+        tied = pairs.values[-1] - pairs.following <= gap_tolerance(operator.dtype, operator.order) * pairs.scale
+        if operator.wanted and k < operator.order and bool(tied):
+            raise TieError(
+                f"The eigenvalues on both sides of k = {k} are equal, so the leading eigenspace is not determined. "
+                f"Choose another k."
+            )
         settings = _SubspaceSettings(tolerance, max_products, operator.wanted)
-        return apply(_Subspace, operator.matvec, settings, pairs.vectors, *operator.params).to(operator.like.dtype)
+        v = apply(_Subspace, operator.matvec, settings, pairs.vectors, *operator.params)
+        return nan_where(None if operator.wanted else tied, v).to(operator.like.dtype)

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 from torch import Tensor
 
-from matbackprop._torch import dispatch_mode_active
-from matbackprop.checks import check_floating, check_matrix, values_checkable
+from matbackprop.checks import check_floating, check_matrix
 from matbackprop.errors import ShapeError
 from matbackprop.numerics import real_dtype
 
 __all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
 
 
-def _triangle(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the upper triangle lies in a flat matrix (row-major), the factor of each entry, and the way back."""
-    rows, columns = torch.triu_indices(n, n, device=device).unbind(0)
-    scale = torch.ones_like(rows, dtype=real_dtype(dtype)).masked_fill(rows != columns, math.sqrt(2.0))
-    order = torch.arange(len(rows), device=device)
-    back = torch.zeros(n, n, dtype=torch.long, device=device)
-    back[rows, columns] = order
-    back[columns, rows] = order
-    return rows * n + columns, scale, back.flatten()
-
-
-_kept_triangle = functools.lru_cache(maxsize=16)(_triangle)
-
-
-def _triangle_for(a: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The triangle of order n for ``a``, kept between calls: making it costs more launches than using it.
-
-    Where tensors are not plain (traced, fake, captured in a CUDA graph, in inference mode) it is made anew.
-    """
-    plain = (
-        values_checkable(a)
-        and not dispatch_mode_active()
-        and not torch.is_inference_mode_enabled()
-        and not (a.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-    )
-    return (_kept_triangle if plain else _triangle)(n, a.device, a.dtype)
+def _triangle(n: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the upper triangle (row-major), and the factor of each entry."""
+    rows, columns = torch.triu_indices(n, n, device=like.device).unbind(0)
+    scale = torch.ones_like(rows, dtype=real_dtype(like.dtype)).masked_fill(rows != columns, math.sqrt(2.0))
+    return rows, columns, scale
 
 
 def vectorize_symmetric(a: Tensor) -> Tensor:
@@ -71,8 +48,8 @@ def vectorize_symmetric(a: Tensor) -> Tensor:
     """
     check_matrix(a, "a", square=True, or_complex=True)
     n = a.shape[-1]
-    upper, scale, _ = _triangle_for(a, n)
-    return a.flatten(-2).index_select(-1, upper) * scale
+    rows, columns, scale = _triangle(n, a)
+    return a.flatten(-2).index_select(-1, rows * n + columns) * scale
 
 
 def unvectorize_symmetric(v: Tensor) -> Tensor:
@@ -105,6 +82,8 @@ def unvectorize_symmetric(v: Tensor) -> Tensor:
     n = (math.isqrt(8 * length + 1) - 1) // 2
     if v.ndim == 0 or n * (n + 1) // 2 != length:
         raise ShapeError(f"v must end in a dimension of n(n+1)/2 entries (1, 3, 6, 10, …), got shape {tuple(v.shape)}.")
-    _, scale, back = _triangle_for(v, n)
-    a = (v / scale).index_select(-1, back).unflatten(-1, (n, n))
+    rows, columns, scale = _triangle(n, v)
+    back = torch.empty(n, n, dtype=torch.long, device=v.device)
+    back[rows, columns] = back[columns, rows] = torch.arange(length, device=v.device)
+    a = (v / scale).index_select(-1, back.flatten()).unflatten(-1, (n, n))
     return a.triu() + a.mH.tril(-1) if a.is_complex() else a

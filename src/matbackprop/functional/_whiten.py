@@ -12,23 +12,22 @@ from torch import Tensor
 from matbackprop.checks import (
     check_finite,
     check_floating,
-    check_large,
     check_matrix,
     check_option,
     check_weight,
     check_weight_values,
+    prepare,
     wants_check,
 )
-from matbackprop.divided_differences import named_function
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._eigh import eigh, positive_phase
 from matbackprop.functional._function import product
 from matbackprop.functional._inverse_root import check_positive, inverse_root_in
-from matbackprop.functional._matrix_function import round_to_domain
+from matbackprop.functional._matrix_function import without_rounding
 from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._second_order_pool import second_order_pool
 from matbackprop.functional._ties import Ties
-from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined
 
 __all__ = ["Method", "check_method", "covariance_of", "shares_of", "whiten"]
@@ -59,7 +58,7 @@ def covariance_of(x: Tensor, share: Tensor, mean: Tensor) -> Tensor:
 
 def _check_variances(values: Tensor, eps: float, carried: torch.dtype) -> None:
     """Raise where a given covariance has negative eigenvalues, or ε is lost in what rounding makes of zeros."""
-    check_positive(round_to_domain(values, named_function("sqrt"), carried) + eps, eps, "covariance")
+    check_positive(without_rounding(values, carried) + eps, eps, "covariance")
     if not values.numel():
         return
     least, most = values.amin(-1), values.amax(-1)
@@ -133,12 +132,12 @@ def whiten(
     if weight is not None:
         check_weight(weight, x)
     _check_statistics(x, weight, mean, covariance)
-    wanted, dtype = wants_check(check, x), compute_dtype(precision, x.dtype)
-    if wanted:
-        _check_values({"x": x, "mean": mean, "covariance": covariance}, weight)
-        check_large(x, dtype, "x")
     with autocast_off(x.device.type):
-        rows, d, inside = x.to(dtype), x.shape[-1], real_dtype(dtype)
+        others = [t for t in (weight, mean, covariance) if t is not None]
+        rows, wanted, *_ = prepare(x, "x", check, precision, sizes="large", others=others)
+        if wanted:
+            _check_values({"mean": mean, "covariance": covariance}, weight)
+        dtype, d, inside = rows.dtype, x.shape[-1], real_dtype(rows.dtype)
         if mean is None or covariance is None:
             share = shares_of(rows, weight)
             center = product(share.unsqueeze(-2).to(dtype), rows)
@@ -159,17 +158,19 @@ def whiten(
             else:
                 turn = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
         if wanted and covariance is None:
-            _check_eps(rows, eps)
+            gain = (values.clamp_min(0) + eps).rsqrt() if method == "pca" else torch.linalg.matrix_norm(turn.detach())
+            _check_eps(rows, eps, gain)
         if method == "pca":  # the largest variance first, the largest entry of each axis positive
             y = turned * (positive_phase(vectors) * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2))
             return y.flip(-1).to(x.dtype)
         return product(rows - center, turn.expand(*x.shape[:-2], d, d)).to(x.dtype)
 
 
-def _check_eps(rows: Tensor, eps: float) -> None:
-    """Raise where rounding of the samples, divided by √ε in directions without variance, would drown the result."""
+def _check_eps(rows: Tensor, eps: float, gain: Tensor) -> None:
+    """Raise if the rounding of the samples, times the largest gain 1/√(λ + ε), would spoil the result."""
     largest = float(rows.detach().abs().max()) if rows.numel() else 0.0
-    if largest * torch.finfo(rows.dtype).eps > 1e-3 * eps**0.5 or eps < 1e-90:
+    most = float(gain.detach().max()) if gain.numel() else 0.0
+    if largest * torch.finfo(rows.dtype).eps * most > 1e-3 or eps < 1e-90:
         raise DomainError(
             f"eps={eps} is lost in the rounding of samples with entries up to {largest:.3g}. Raise eps, or scale the "
             f"samples down."

@@ -49,7 +49,8 @@ class Operator(nn.Module):
         bound = self._options.bind(*given, **options)
         bound.apply_defaults()
         for check in self._checks:
-            check(**{name: bound.arguments[name] for name in inspect.signature(check).parameters})
+            names = inspect.signature(check).parameters
+            check(**{name: bound.arguments[name] for name in names if name in bound.arguments})
         compute_dtype(bound.arguments.get("precision"))
         for name, value in bound.arguments.items():
             setattr(self, name, value)

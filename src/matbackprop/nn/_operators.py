@@ -59,7 +59,9 @@ class GeneralizedEigh(Operator, of=generalized_eigh, data=["a", "b"], checks=[ch
     """
 
 
-class GeneralizedMatrixFunction(Operator, of=generalized_matrix_function, data=["a", "b"], checks=[resolve_function]):
+class GeneralizedMatrixFunction(
+    Operator, of=generalized_matrix_function, data=["a", "b", "params"], checks=[resolve_function]
+):
     """A function of a symmetric pencil; see :func:`~matbackprop.generalized_matrix_function`.
 
     Shape:
@@ -254,7 +256,7 @@ class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, che
     """
 
 
-class MatrixFunction(Operator, of=matrix_function, checks=[resolve_function]):
+class MatrixFunction(Operator, of=matrix_function, data=["a", "params"], checks=[resolve_function]):
     """A function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
 
     An exponent that learns is that of :class:`MatrixPower`.
@@ -336,7 +338,7 @@ class MatrixClamp(Operator, of=matrix_clamp, checks=[check_least]):
     """
 
 
-class MatrixPower(Operator, of=matrix_function):
+class MatrixPower(Operator, of=matrix_function, data=["a", "params"]):
     """Power of symmetric matrices whose exponent may learn; see :func:`~matbackprop.matrix_power`.
 
     Args:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from matbackprop.checks import check_option
-from matbackprop.divided_differences import resolve_function
+from matbackprop.divided_differences import FunctionLike, resolve_function
 from matbackprop.errors import ConfigurationError, DomainError, ShapeError
-from matbackprop.functional._matrix_function import FunctionLike
 from matbackprop.functional._second_order_pool import Method, second_order_pool
 from matbackprop.functional._triangle import vectorize_symmetric
 from matbackprop.nn._operator import Operator
@@ -19,7 +18,7 @@ from matbackprop.nn._operator import Operator
 __all__ = ["SecondOrderPool"]
 
 
-class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight"], checks=[resolve_function]):
+class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "params"], checks=[resolve_function]):
     """Pool a feature map into a function of its second moments; see :func:`~matbackprop.second_order_pool`.
 
     Args:

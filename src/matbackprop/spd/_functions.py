@@ -14,7 +14,7 @@ from matbackprop.checks import (
     check_floating,
     check_matrix,
     check_result,
-    check_scale,
+    check_size,
     check_symmetric,
     wants_check,
 )
@@ -85,7 +85,7 @@ def prepare(
     for name, a in matrices.items():
         if check_values:
             check_finite(a, name)
-            check_scale(a, compute, name)
+            check_size(a, compute, name, "products")
             check_symmetric(a, name)
         x = symmetrize(a.to(compute))
         good = x.detach().isfinite().all(-1).all(-1)
