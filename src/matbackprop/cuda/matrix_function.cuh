@@ -22,9 +22,15 @@ __device__ __forceinline__ REAL difference(REAL x, REAL y) {
 #endif
 }
 
-// Eigenvalue x, zero where it is negative by rounding alone: by no more than `share` of the largest size of an eigenvalue, which
-// is that of the first or the last. With a share of 0 it stays.
+// Eigenvalue x after rounding errors of the largest eigenvalue, which is the first or the last, within `share` of it: for SQRT a
+// negative one is zero, for EXP there are none, for functions without a value at zero they are NaN.
 __device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL share) {
     const REAL size = fabs(first) > fabs(last) ? fabs(first) : fabs(last);
+#if FUNCTION == SQRT
     return x < 0 && x >= -share * size ? (REAL)0 : x;
+#elif FUNCTION == EXP
+    return x;
+#else
+    return fabs(x) <= share * size ? (REAL)NAN : x;
+#endif
 }

@@ -164,7 +164,8 @@ def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Te
         """The same in torch operations; half precision arrives as float32."""
         return from_one_decomposition(x.to(a.dtype), [(function, ())], False, None)[0].to(x.dtype)
 
-    share = rounding_of_zero(a.dtype, torch.float64, a.shape[-1]) if function.domain == "nonnegative" else 0.0
+    rounding = rounding_of_zero if function.domain == "nonnegative" else zero_tolerance
+    share = rounding(a.dtype, torch.float64, a.shape[-1])
     out = kernels.matrix_function(a, function.name, share, general, batched_eigh)
     if ready.check_values and not bool(torch.isfinite(out).all()):
         lam = without_rounding(batched_eigh(ready.x)[0], a.dtype, function.domain)
