@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from matbackprop.vision.signals import RunInterrupted
 from matbackprop.vision.training.config import EngineConfig
-from matbackprop.vision.training.engine import Data, RunInterrupted, System, fit
+from matbackprop.vision.training.engine import fit
 from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
+from matbackprop.vision.training.system import Data, System
 
 
 @dataclass

@@ -38,8 +38,8 @@ from matbackprop.vision.configuration import (
 from matbackprop.vision.models.config import ADDED, ContourModelConfig, NCutsModelConfig, RegionModelConfig
 
 if TYPE_CHECKING:
-    from matbackprop.vision.training.engine import Data, System
     from matbackprop.vision.training.run_folder import RunFolder
+    from matbackprop.vision.training.system import Data, System
 
 T = TypeVar("T")
 

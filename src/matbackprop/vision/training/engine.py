@@ -1,8 +1,8 @@
 """The training loop of all recipes.
 
-A recipe provides a :class:`System`, which is trained, and its :class:`Data`. :func:`fit` opens the run
-folder and calls ``_Training.run``, the loop. Lightning Fabric chooses devices, starts processes and
-averages gradients.
+:func:`fit` opens the run folder and calls ``_Training.run``, the loop, with a
+:class:`~matbackprop.vision.training.system.System` and its :class:`~matbackprop.vision.training.system.Data`. Lightning
+Fabric chooses devices, starts processes and averages gradients.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import random
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, NumericalError, SolverError
 from matbackprop.vision.devices import choose_device
@@ -33,9 +32,10 @@ from matbackprop.vision.signals import RunInterrupted, stop_on_signal
 from matbackprop.vision.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 from matbackprop.vision.training.config import EngineConfig, Recipe
 from matbackprop.vision.training.guard import Guard
-from matbackprop.vision.training.loading import EpochLoader, generator_for, map_tensors
+from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.profile import StepProfile
 from matbackprop.vision.training.run_folder import RunFolder
+from matbackprop.vision.training.system import Data, System
 
 log = logging.getLogger("matbackprop")
 _file_log = logging.getLogger("matbackprop.vision.training.file")
@@ -45,141 +45,11 @@ _file_log.addHandler(logging.NullHandler())
 T = TypeVar("T")
 
 
-# --------------------------------------------------------------------------------- systems and data
-
-
-class Means:
-    """Weighted means of named numbers. Sums stay on their device until they are read.
-
-    Example:
-        >>> means = Means()
-        >>> means.add("loss", torch.tensor(1.0), weight=1)
-        >>> means.add("loss", torch.tensor(4.0), weight=2)
-        >>> means.flush()
-        {'loss': 3.0}
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[Tensor, float]] = {}
-
-    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Add a scalar with a weight, usually the number of items that it is the mean of."""
-        value = torch.as_tensor(value).detach().double() * weight
-        if name in self._sums:
-            total, weights = self._sums[name]
-            value, weight = value + total.to(value.device), weight + weights
-        self._sums[name] = value, weight
-
-    def state_dict(self) -> dict[str, tuple[Tensor, float]]:
-        """Return the sums."""
-        return dict(self._sums)
-
-    def load_state_dict(self, state: Mapping[str, tuple[Tensor, float]]) -> None:
-        """Restore the result of :meth:`state_dict`."""
-        self._sums = {name: (total, float(weight)) for name, (total, weight) in state.items()}
-
-    def flush(self, reduce_on: torch.device | None = None) -> dict[str, float]:
-        """Return the means and reset them.
-
-        Args:
-            reduce_on: device for the sum over all processes, which must have added the same names.
-        """
-        sums, self._sums = self._sums, {}
-        if not sums:
-            return {}
-        names = sorted(sums)
-        device = reduce_on or sums[names[0]][0].device
-        totals = torch.stack([sums[n][0].to(device).reshape(()) for n in names])
-        table = torch.stack([totals, totals.new_tensor([sums[n][1] for n in names])])
-        if reduce_on is not None:
-            torch.distributed.all_reduce(table)
-        return {n: t / w if w else float("nan") for n, t, w in zip(names, *table.tolist(), strict=True)}
-
-
-class System(nn.Module, ABC):
-    """A network with its loss, metrics and optimizer.
-
-    Attributes:
-        step: number of completed optimizer steps, set by the engine.
-        processes: number of processes that train together.
-        means: means of the recorded numbers since the last line of metrics.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = 0
-        self.processes = 1
-        self.means = Means()
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return next(self.parameters()).device
-
-    def record(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Average ``value`` into the next line of metrics, over steps and processes, without synchronizing.
-
-        Args:
-            name: such as ``"train/accuracy"`` or ``"val/loss"``.
-            value: a scalar.
-            weight: usually the number of items that it is the mean of.
-        """
-        self.means.add(name, value, weight)
-
-    def start(self, data: Any) -> None:
-        """Prepare for training, after parameters are on their device and a checkpoint is loaded."""
-
-    @abstractmethod
-    def optimizers(self, steps: int) -> tuple[Optimizer, LRScheduler | None]:
-        """Return the optimizer and an optional schedule, which is advanced after every step."""
-
-    @abstractmethod
-    def training_step(self, batch: Any) -> Tensor:
-        """Return the loss of a batch."""
-
-    def forward(self, batch: Any) -> Tensor:
-        """Call :meth:`training_step`, for the gradient averaging of DDP."""
-        return self.training_step(batch)
-
-    def validation_step(self, batch: Any) -> None:
-        """Record metrics named ``val/…`` of a batch."""
-
-    def validation_end(self, data: Any) -> Mapping[str, float]:
-        """Return metrics of the whole validation, the same in every process."""
-        return {}
-
-    def diagnose(self, batch: Any) -> Any:
-        """Return a JSON-compatible report on a batch whose loss or gradient is not finite."""
-        return None
-
-
-class Data(ABC):
-    """Training and validation batches."""
-
-    may_choose = True
-    """Whether the validation selects the best checkpoint. If not, the last weights are the result."""
-
-    @abstractmethod
-    def train_loader(self) -> EpochLoader:
-        """Return the training batches."""
-
-    def validation_loader(self) -> EpochLoader | None:
-        """Return the validation batches, or None."""
-        return None
-
-    def on_device(self, batch: Any, training: bool) -> Any:
-        """Return the system's input for a batch that is on the device."""
-        return batch
-
-
 def seed_all(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
-
-
-# --------------------------------------------------------------------------------------- entry points
 
 
 def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFolder:
@@ -189,9 +59,9 @@ def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFo
     """
     engine: EngineConfig = config.engine  # type: ignore[attr-defined]
     name = f"{recipe.name}-{preset}"
-    choose_device(engine.accelerator)
+    run = _run_folder(engine, name)
     if is_first_process():
-        _run_folder(engine, name).check(config, resume=engine.resume, overwrite=engine.overwrite)
+        run.check(config, resume=engine.resume, overwrite=engine.overwrite)
     seed_all(engine.seed)
     with log_on_screen():
         system, data = recipe.build(config)
@@ -239,7 +109,7 @@ def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
     loader = data.validation_loader()
     with _torch_settings(engine, device):
         seed_all(engine.seed)
-        return {} if loader is None else _validate(system, data, loader, engine) or {}
+        return {} if loader is None else _validate(system, data, loader, engine)
 
 
 def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
@@ -324,14 +194,17 @@ class _Training:
             torch.manual_seed(generator_for(torch.initial_seed(), fabric.global_rank).initial_seed())
         if state is not None:
             self._restore(state)
-        self._saved_step = self.step if state is not None else -1
-        self._saved_epoch, self._saved_time = self.epoch, time.monotonic()
+        self._saved_step, self._saved_epoch, self._saved_time = self.step, self.epoch, time.monotonic()
 
         self.guard = Guard(run, engine, system, self.optimizer, fabric.global_rank, self.scaler.is_enabled())
         self.tensorboard: Any = None
         if self.first:
-            run.keep_metrics_until(self.step, validated=self.batch == 0)
-            self.tensorboard = _tensorboard(run, self.step) if engine.tensorboard else None
+            run.keep_metrics_until(self.step)
+            if engine.tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                purge = self.step + 1 if self.step else None
+                self.tensorboard = SummaryWriter(str(run.tensorboard), purge_step=purge)
         measured = engine.profile_steps if engine.profile and self.first else 0
         self.profile = StepProfile(system, run.profile_path, self.steps, measured)
         self.progress = Progress("Training", self.steps, self.step, quiet=not (self.first and engine.progress))
@@ -407,23 +280,18 @@ class _Training:
             if whole:
                 self.progress.advance(note=f"epoch {self.epoch + 1} of {engine.max_epochs}{self._note}")
                 self.profile.end()
-                self._stop_if_asked()
-                every = engine.checkpoint_every_steps
-                due = every and self.step % every == 0 and self.step != self._saved_step
-                if due and not last and self._may_save():
-                    self._save()
+                if not last:
+                    self._stop_if_asked()
+                    every = engine.checkpoint_every_steps
+                    if every and self.step % every == 0 and self.step != self._saved_step and self._may_save():
+                        self._save()
                 self.profile.begin()
 
     def _validate_epoch(self) -> None:
         """Validate if due, and keep the weights in memory if they are the best."""
         if self.validation_loader is None or (self.epoch + 1) % self.engine.validate_every:
             return
-        alone = self.fabric.world_size == 1
-        stop = (lambda: self.signals.signum is not None) if alone else None
-        numbers = _validate(self.system, self.data, self.validation_loader, self.engine, stop)
-        if numbers is None:  # a resumed run starts with this validation
-            self._stop_if_asked()
-            return
+        numbers = _validate(self.system, self.data, self.validation_loader, self.engine)
         self._write_line(numbers)
         if self.data.may_choose:
             self._keep_if_best(numbers)
@@ -567,10 +435,8 @@ class _Training:
         self.scaler.load_state_dict(state["scaler"])
 
 
-def _validate(
-    system: System, data: Data, loader: EpochLoader, engine: EngineConfig, stop: Callable[[], bool] | None = None
-) -> dict[str, float] | None:
-    """Return the metrics of a validation, or None if ``stop`` ended it. Random states are restored."""
+def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineConfig) -> dict[str, float]:
+    """Return the metrics of a validation. Random states are restored."""
     before, device, training = random_state(), system.device, system.training
     system.eval()
     batches = loader.read(0)
@@ -580,23 +446,11 @@ def _validate(
                 batch = _on_device(batch, data, engine, device, training=False)
                 with _autocast(engine, device):
                     system.validation_step(batch)
-                if stop is not None and stop():
-                    system.means.flush()
-                    return None
             numbers = system.means.flush(device if system.processes > 1 else None)
             return numbers | {name: float(value) for name, value in system.validation_end(data).items()}
     finally:
         system.train(training)
         set_random_state(before)
-
-
-def _tensorboard(run: RunFolder, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        log.warning("TensorBoard is not installed: curves are in metrics.jsonl only (pip install tensorboard).")
-        return None
-    return SummaryWriter(str(run.tensorboard), purge_step=step + 1 if step else None)
 
 
 # ------------------------------------------------------------------------------ devices and precision
@@ -618,9 +472,10 @@ def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextMana
 
 
 def _on_device(batch: Any, data: Data, engine: EngineConfig, device: torch.device, training: bool) -> Any:
-    batch = data.on_device(map_tensors(batch, lambda t: t.to(device, non_blocking=True)), training)
+    batch = apply_to_collection(batch, Tensor, lambda t: t.to(device, non_blocking=True))
+    batch = data.on_device(batch, training)
     if engine.precision == "64":
-        batch = map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
+        batch = apply_to_collection(batch, Tensor, lambda t: t.double() if t.is_floating_point() else t)
     return batch
 
 
@@ -646,6 +501,7 @@ def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None
 
 
 def _run_folder(engine: EngineConfig, name: str) -> RunFolder:
+    choose_device(engine.accelerator)  # raises before there is a folder
     return RunFolder(engine.run or Path("runs") / f"{name}-seed{engine.seed}")
 
 
@@ -653,7 +509,6 @@ def _run_folder(engine: EngineConfig, name: str) -> RunFolder:
 def _open_run(config: Any, name: str) -> Iterator[RunFolder]:
     """Create and lock the run folder, and write the log to it."""
     engine: EngineConfig = getattr(config, "engine", config)
-    choose_device(engine.accelerator)  # raises before there is a folder
     run = _run_folder(engine, name)
     with warnings.catch_warnings():
         for message in (".*isinstance\\(treespec, LeafSpec\\).*", ".*srun.*", ".*Grad strides do not match.*"):

@@ -23,7 +23,7 @@ from matbackprop.vision.training.config import EngineConfig
 from matbackprop.vision.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from matbackprop.vision.training.engine import System
+    from matbackprop.vision.training.system import System
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
-"""Batches in a seeded order that can be read from any batch on, by any number of processes.
+"""Batches in a seeded order.
 
-The order of an epoch and the augmentation of an item depend on (seed, epoch, index) only, never on the number of
-workers, on processes, or on what was drawn before. That makes resumed and distributed runs repeat a single one.
+The order of an epoch and the augmentation of an item depend on (seed, epoch, index) only, so resumed and distributed
+runs see the same batches as a single one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from matbackprop.errors import ConfigurationError, DataError
@@ -21,19 +22,19 @@ _AHEAD = 2  # batches that each thread reads ahead
 
 
 class BatchSource(Protocol):
-    """What an :class:`EpochLoader` reads from."""
+    """Source of an :class:`EpochLoader`."""
 
     def __len__(self) -> int:
         """Return the number of items."""
         ...
 
     def fetch(self, indices: Tensor, epoch: int) -> Any:
-        """Return the batch of the items ``indices`` (int64, shape (n,)) as they look in ``epoch``."""
+        """Return the batch of the items ``indices`` (int64, shape (n,)) in ``epoch``."""
         ...
 
 
 def generator_for(*keys: int) -> torch.Generator:
-    """Return a generator whose numbers depend on all ``keys`` and on nothing else.
+    """Return a generator seeded by ``keys``.
 
     Use it for augmentation: ``generator_for(seed, epoch, index)``.
 
@@ -63,39 +64,21 @@ class ItemSource:
         return torch.utils.data.default_collate([self.item(int(i), epoch) for i in indices])
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to all tensors in nested dicts, lists, tuples and named tuples.
-
-    Example:
-        >>> map_tensors({"x": [torch.ones(1), "text"]}, torch.neg)
-        {'x': [tensor([-1.]), 'text']}
-    """
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(item, function) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [map_tensors(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
 class EpochLoader:
     """Batches of any epoch, in an order that depends on the seed and the epoch alone.
 
-    With W processes a step's batch has W·batch_size items: process r takes the r-th part of it, so that two processes
-    see together what one with the doubled batch sees. In training (``shuffle``) the last items are left out where they
-    do not fill a batch on every process, and items too few for one batch are repeated to fill it. In evaluation all
-    items are spread over the processes, and none is seen twice.
+    With W processes, process r takes the r-th part of W·batch_size items, so two processes see what one with the
+    doubled batch sees. In training (``shuffle``) an incomplete last batch is dropped, and too few items for one batch
+    are repeated. In evaluation every item is seen once.
 
     Args:
-        source: where batches come from.
+        source: source of the batches.
         batch_size: items per process and batch.
-        seed: decides the order.
+        seed: seed of the order.
         shuffle: a new order every epoch; otherwise 0, 1, 2, …
-        weights: draw items with replacement in proportion to these instead of taking each once.
-        threads: threads that read ahead, which suits memory-mapped arrays; 0 reads in the calling thread.
-        pin_memory: copy batches to page-locked memory, from where a GPU takes them faster.
+        weights: sample items with replacement in proportion to these, instead of taking each once.
+        threads: threads that read ahead; 0 reads in the calling thread.
+        pin_memory: copy batches to page-locked memory.
 
     Example:
         >>> source = ItemSource(4, lambda index, epoch: torch.tensor(index))
@@ -129,7 +112,7 @@ class EpochLoader:
     # ---------------------------------------------------------------------------------------------------------- order
 
     def share(self, rank: int, world: int) -> EpochLoader:
-        """Take the ``rank``-th of ``world`` parts of every batch (the engine calls it); return the loader itself."""
+        """Take the ``rank``-th of ``world`` parts of every batch; return the loader."""
         if not self.shuffle and len(self.source) < world:
             raise DataError(f"{len(self.source)} items cannot be shared by {world} processes; use fewer processes.")
         self.rank, self.world = rank, world
@@ -139,7 +122,7 @@ class EpochLoader:
         return len(self.batches(0))
 
     def order(self, epoch: int) -> Tensor:
-        """Return the indices of an epoch in their order, int64 (n,), before they are shared."""
+        """Return the indices of an epoch in order, int64 (n,), of all processes."""
         n = len(self.source)
         generator = generator_for(self.seed, epoch, 0x0EDE)
         if self.weights is not None:
@@ -156,7 +139,7 @@ class EpochLoader:
         elif self.shuffle:
             order = order.repeat(-(-size // len(order)))[:size]
         elif self.world > 1:
-            # Every process gets the same number of batches, some of them smaller, and no item twice.
+            # The same number of batches for every process, and no item twice.
             mine = order[self.rank :: self.world]
             return list(mine.tensor_split(min(whole + 1, len(mine))))
         return [part[self.rank * self.batch_size :][: self.batch_size] for part in order.split(size)]
@@ -173,10 +156,9 @@ class EpochLoader:
 
     def _fetch(self, indices: Tensor, epoch: int) -> Any:
         batch = self.source.fetch(indices, epoch)
-        return map_tensors(batch, Tensor.pin_memory) if self.pin_memory else batch
+        return apply_to_collection(batch, Tensor, Tensor.pin_memory) if self.pin_memory else batch
 
     def _read_in_threads(self, batches: list[Tensor], epoch: int) -> Iterator[Any]:
-        """Read ahead in threads; batches come out in order."""
         pool = ThreadPoolExecutor(self.threads)
         waiting: deque[Future[Any]] = deque()
         try:

@@ -38,9 +38,10 @@ from matbackprop.vision.distributed import gather
 from matbackprop.vision.models.backbones.base import load_backbone_weights
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.vision.training.config import O2PConfig, RegionDataConfig
-from matbackprop.vision.training.engine import Data, System, evaluate
+from matbackprop.vision.training.engine import evaluate
 from matbackprop.vision.training.loading import EpochLoader
 from matbackprop.vision.training.run_folder import RunFolder
+from matbackprop.vision.training.system import Data, System
 
 LARGE = 400
 """Regions of at least this many pixels are also scored separately."""

@@ -222,14 +222,9 @@ class RunFolder:
         with self.metrics_path.open("a") as file:
             file.write(json.dumps(plain_numbers(line)) + "\n")
 
-    def keep_metrics_until(self, step: int, validated: bool = True) -> None:
-        """Drop the lines after ``step``, and a validation at ``step`` itself unless ``validated``."""
-
-        def kept(line: Mapping[str, Any]) -> bool:
-            again = not validated and any(name.startswith("val/") for name in line)
-            return line["step"] < step or (line["step"] == step and not again)
-
-        lines = [json.dumps(line) + "\n" for line in self.read_metrics() if kept(line)]
+    def keep_metrics_until(self, step: int) -> None:
+        """Drop the lines after ``step``."""
+        lines = [json.dumps(line) + "\n" for line in self.read_metrics() if line["step"] <= step]
         atomic_write(self.metrics_path, "".join(lines))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

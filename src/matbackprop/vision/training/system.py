@@ -1,0 +1,138 @@
+"""Base classes of a recipe: the system to train and its data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from matbackprop.vision.training.loading import EpochLoader
+
+
+class Means:
+    """Weighted means of named numbers. Sums stay on their device until they are read.
+
+    Example:
+        >>> means = Means()
+        >>> means.add("loss", torch.tensor(1.0), weight=1)
+        >>> means.add("loss", torch.tensor(4.0), weight=2)
+        >>> means.flush()
+        {'loss': 3.0}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Tensor, float]] = {}
+
+    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
+        """Add a scalar with a weight, usually the number of items that it is the mean of."""
+        value = torch.as_tensor(value).detach().double() * weight
+        if name in self._sums:
+            total, weights = self._sums[name]
+            value, weight = value + total.to(value.device), weight + weights
+        self._sums[name] = value, weight
+
+    def state_dict(self) -> dict[str, tuple[Tensor, float]]:
+        """Return the sums."""
+        return dict(self._sums)
+
+    def load_state_dict(self, state: Mapping[str, tuple[Tensor, float]]) -> None:
+        """Restore the result of :meth:`state_dict`."""
+        self._sums = {name: (total, float(weight)) for name, (total, weight) in state.items()}
+
+    def flush(self, reduce_on: torch.device | None = None) -> dict[str, float]:
+        """Return the means and reset them.
+
+        Args:
+            reduce_on: device for the sum over all processes, which must have added the same names.
+        """
+        sums, self._sums = self._sums, {}
+        if not sums:
+            return {}
+        names = sorted(sums)
+        device = reduce_on or sums[names[0]][0].device
+        totals = torch.stack([sums[n][0].to(device).reshape(()) for n in names])
+        table = torch.stack([totals, totals.new_tensor([sums[n][1] for n in names])])
+        if reduce_on is not None:
+            torch.distributed.all_reduce(table)
+        return {n: t / w if w else float("nan") for n, t, w in zip(names, *table.tolist(), strict=True)}
+
+
+class System(nn.Module, ABC):
+    """A network with its loss, metrics and optimizer.
+
+    Attributes:
+        step: number of completed optimizer steps, set by the engine.
+        processes: number of processes that train together.
+        means: means of the recorded numbers since the last line of metrics.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+        self.processes = 1
+        self.means = Means()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    def record(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
+        """Average ``value`` into the next line of metrics, over steps and processes, without synchronizing.
+
+        Args:
+            name: such as ``"train/accuracy"`` or ``"val/loss"``.
+            value: a scalar.
+            weight: usually the number of items that it is the mean of.
+        """
+        self.means.add(name, value, weight)
+
+    def start(self, data: Any) -> None:
+        """Prepare for training, after parameters are on their device and a checkpoint is loaded."""
+
+    @abstractmethod
+    def optimizers(self, steps: int) -> tuple[Optimizer, LRScheduler | None]:
+        """Return the optimizer and an optional schedule, which is advanced after every step."""
+
+    @abstractmethod
+    def training_step(self, batch: Any) -> Tensor:
+        """Return the loss of a batch."""
+
+    def forward(self, batch: Any) -> Tensor:
+        """Call :meth:`training_step`, for the gradient averaging of DDP."""
+        return self.training_step(batch)
+
+    def validation_step(self, batch: Any) -> None:
+        """Record metrics named ``val/…`` of a batch."""
+
+    def validation_end(self, data: Any) -> Mapping[str, float]:
+        """Return metrics of the whole validation, the same in every process."""
+        return {}
+
+    def diagnose(self, batch: Any) -> Any:
+        """Return a JSON-compatible report on a batch whose loss or gradient is not finite."""
+        return None
+
+
+class Data(ABC):
+    """Training and validation batches."""
+
+    may_choose = True
+    """Whether the validation selects the best checkpoint. If not, the last weights are the result."""
+
+    @abstractmethod
+    def train_loader(self) -> EpochLoader:
+        """Return the training batches."""
+
+    def validation_loader(self) -> EpochLoader | None:
+        """Return the validation batches, or None."""
+        return None
+
+    def on_device(self, batch: Any, training: bool) -> Any:
+        """Return the system's input for a batch that is on the device."""
+        return batch
