@@ -10,6 +10,7 @@ from PIL import Image
 
 from matbackprop.cli.segment import Config, main
 from matbackprop.errors import ConfigurationError, DataError, MissingExtraError, WeightsError
+from matbackprop.vision.data.label_files import read_label_maps
 from matbackprop.vision.data.pictures import read_frames
 from matbackprop.vision.inference import load_classifier, load_segmenter, segment, segment_frames
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
@@ -26,11 +27,12 @@ def picture(tmp_path):
 
 def test_without_a_model(picture, tmp_path, capsys):
     assert main(Config((picture,), out=tmp_path / "out", ks=(2, 4), model="none"))["exit_code"] == 0
-    assert "photo.png: 2 regions shown" in capsys.readouterr().out
+    assert "photo.png: 2 regions" in capsys.readouterr().out
     labels = np.asarray(Image.open(tmp_path / "out" / "photo.png"))
     assert labels.dtype in (np.uint16, np.int32)  # as Pillow says it, before and since version 11
     assert (labels[:, :33] == 0).all() and (labels[:, 37:] == 1).all()
     levels = np.load(tmp_path / "out" / "photo.npz")
+    assert len(list(read_label_maps(tmp_path / "out" / "photo-ucm2.mat", thresholds=9))) == 9
     assert levels["labels"].shape == (2, 50, 70) and levels["ks"].tolist() == [2, 4]
     np.testing.assert_array_equal(levels["labels"][0], labels)
     overlay = np.asarray(Image.open(tmp_path / "out" / "photo-overlay.png"))
@@ -41,11 +43,10 @@ def test_without_a_model(picture, tmp_path, capsys):
     assert len(np.unique(colours.reshape(-1, 3), axis=0)) == 2 and colours.max() > 100
 
 
-@pytest.mark.parametrize("method", ["merge", "cluster"])
-def test_with_a_saved_model(picture, tmp_path, method):
+def test_with_a_saved_model(picture, tmp_path):
     torch.manual_seed(0)
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
-    config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"), method=method)
+    config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"))
     document = main(config)
     assert document["exit_code"] == 0
     assert document["network"] and [e["labels"].rsplit("/")[-1] for e in document["images"]] == [
@@ -62,14 +63,15 @@ def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
     (folder / "bad.png").write_text("no picture")
     (folder / "notes.txt").write_text("no picture either")
     missing = tmp_path / "missing.jpg"
-    assert main(Config((folder, missing), out=tmp_path / "out"))["exit_code"] == 1
+    assert main(Config((folder, missing), out=tmp_path / "out", model="none"))["exit_code"] == 1
     captured = capsys.readouterr()
-    assert "good.png: 2 regions shown" in captured.out
+    assert "good.png: 2 regions" in captured.out
     assert "bad.png is not a picture" in captured.err and "missing.jpg does not exist" in captured.err
     assert "2 of 3 pictures skipped" in captured.err and "notes.txt" not in captured.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "good-colours.png",
         "good-overlay.png",
+        "good-ucm2.mat",
         "good.npz",
         "good.png",
     ]
@@ -77,7 +79,7 @@ def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
 
 def test_no_readable_picture_at_all_ends_with_2_and_writes_nothing(tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
-    document = main(Config((tmp_path / "*.png",), out=tmp_path / "out"))
+    document = main(Config((tmp_path / "*.png",), out=tmp_path / "out", model="none"))
     assert document["exit_code"] == 2
     assert document["images"] == [] and "bad.png" in document["skipped"][0]["image"]
     assert not (tmp_path / "out").exists()
@@ -88,7 +90,7 @@ def test_what_cannot_begin_is_refused_before_anything_is_said(picture, tmp_path,
         main(Config(()))
     with pytest.raises(DataError, match="nothing matches"):
         main(Config((tmp_path / "*.gif",)))
-    with pytest.raises(ConfigurationError, match="--k 0"):
+    with pytest.raises(ConfigurationError, match="--k is 0"):
         main(Config((picture,), out=tmp_path / "out", k=0))
     with pytest.raises(WeightsError):
         load_segmenter(str(tmp_path / "nothing"))
@@ -99,18 +101,49 @@ def test_any_number_of_regions_can_be_shown(tmp_path, capsys):
     path = tmp_path / "noise.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)
     for k in (1, 12):
-        assert main(Config((path,), out=tmp_path / "out", k=k))["exit_code"] == 0
+        config = Config((path,), out=tmp_path / "out", k=k, model="none", overwrite=True)
+        assert main(config)["exit_code"] == 0
         assert np.asarray(Image.open(tmp_path / "out" / "noise.png")).max() == k - 1
     said = capsys.readouterr().out
-    assert "1 region shown" in said and "12 regions shown" in said
+    assert "noise.png: 1 region," in said and "noise.png: 12 regions," in said
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
-    config = Config((path,), out=tmp_path / "out", k=5, method="cluster", model=str(tmp_path / "model"), ks=(2, 4))
+    config = Config((path,), out=tmp_path / "out", k=5, model=str(tmp_path / "model"), ks=(2, 4), overwrite=True)
     assert main(config)["exit_code"] == 0
     assert np.load(tmp_path / "out" / "noise.npz")["ks"].tolist() == [2, 4, 5]
 
 
+def test_results_that_exist_are_kept_unless_overwritten(picture, tmp_path, capsys):
+    config = Config((picture,), out=tmp_path / "out", model="none", format=("npz",))
+    assert len(main(config)["images"]) == 1
+    (tmp_path / "out" / "photo.npz").write_bytes(b"mine")
+    document = main(config)
+    assert document["images"] == [] and document["kept"] == [picture.as_posix()] and document["exit_code"] == 0
+    assert (tmp_path / "out" / "photo.npz").read_bytes() == b"mine"
+    assert "--overwrite" in capsys.readouterr().err
+    config.overwrite = True
+    assert len(main(config)["images"]) == 1 and np.load(tmp_path / "out" / "photo.npz")["labels"].size
+
+
+def test_a_threshold_decides_what_is_shown(tmp_path):
+    path = tmp_path / "noise.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)
+    shown = []
+    for threshold in (0.0, 0.5, 1.0):
+        config = Config((path,), out=tmp_path / "out", model="none", threshold=threshold, overwrite=True)
+        shown.append(main(config)["images"][0]["shown"])
+    assert shown[0] > shown[1] > shown[2] == 1
+    with pytest.raises(ConfigurationError, match="--threshold"):
+        main(Config((path,), threshold=0.5, k=3))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_an_error_without_a_network_too(picture, tmp_path):
+    with pytest.raises(ConfigurationError, match="CUDA is not available"):
+        main(Config((picture,), out=tmp_path / "out", model="none", device="cuda"))
+
+
 def test_several_pictures_end_with_a_line_about_all_of_them(picture, tmp_path):
-    document = main(Config((picture, picture), out=tmp_path / "out"))
+    document = main(Config((picture, picture), out=tmp_path / "out", model="none"))
     assert document["summary"] == f"2 pictures segmented → {tmp_path / 'out'}"
 
 
@@ -127,17 +160,17 @@ def test_sixteen_bits_are_rescaled_and_that_is_said(tmp_path, capsys):
 
 
 def test_other_formats(picture, tmp_path, capsys):
-    assert main(Config((picture,), out=tmp_path / "out", format=("coco", "svg"), k=3))["exit_code"] == 0
+    assert main(Config((picture,), out=tmp_path / "out", format=("coco", "svg"), k=2, model="none"))["exit_code"] == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["photo-coco.json", "photo.svg"]
     assert "→ " in capsys.readouterr().out
     coco = json.loads((tmp_path / "out" / "photo-coco.json").read_text())
-    assert len(coco["annotations"]) == 3 and coco["images"][0]["file_name"] == "photo.png"
+    assert len(coco["annotations"]) == 2 and coco["images"][0]["file_name"] == "photo.png"
 
 
 def test_what_is_written_can_be_scored(picture, tmp_path, capsys):
     from matbackprop.cli import evaluate
 
-    assert main(Config((picture,), out=tmp_path / "out", format=("npz",), ks=(2, 3)))["exit_code"] == 0
+    assert main(Config((picture,), out=tmp_path / "out", format=("npz",), ks=(2, 3), model="none"))["exit_code"] == 0
     (tmp_path / "truth").mkdir()
     np.save(tmp_path / "truth" / "photo.npy", np.repeat([np.arange(70) >= 35], 50, 0).astype(np.int64))
     capsys.readouterr()
@@ -187,8 +220,8 @@ def test_the_command_writes_files_for_each_frame(tmp_path):
     names = {p.name for p in (tmp_path / "out").glob("*.npz")}
     assert names == {"film-00000.npz", "film-00003.npz", "film-2-00000.npz", "film-2-00003.npz"}
     with np.load(tmp_path / "out" / "film-00003.npz") as file:
-        assert (file["labels"][0, 0] == 0).sum() == pytest.approx(35, abs=2)  # superpixels are a little rounded
-        assert len(file["merges"]) == file["superpixels"].max()  # the whole tree
+        assert (file["labels"][0, 0] == 0).sum() == pytest.approx(35, abs=2)
+        assert len(file["merges"]) == file["regions"].max()  # the whole tree
 
 
 def test_frames_before_the_end_of_a_torn_file_are_kept_and_the_rest_is_named(tmp_path, capsys):

@@ -361,14 +361,14 @@ def one_process_of_two_killed(folder, draw):
 def damaged_cache(folder, draw):
     """A file of the prepared images is cut short, missing or unreadable: they are prepared again."""
     data = BSDS(write_shapes_bsds(folder / "bsds", train=2, val=1, size=(32, 40)), "train")
-    first = [image.image.copy() for image in prepare_images(data, folder / "cache", superpixels=8)]
+    first = [image.image.copy() for image in prepare_images(data, folder / "cache")]
     (cache,) = (folder / "cache").iterdir()
     path = cache / draw.choice(["image.npy", "labels.npy", "meta.json"])
     if draw.random() < 0.3:
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
-    again = [image.image for image in prepare_images(data, folder / "cache", superpixels=8)]
+    again = [image.image for image in prepare_images(data, folder / "cache")]
     assert all((one == two).all() for one, two in zip(first, again, strict=True))
 
 
@@ -385,13 +385,13 @@ def worker_killed(folder, draw):
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        prepare_images(data, folder / "cache", superpixels=4, workers=2)
+        prepare_images(data, folder / "cache", workers=2)
         raise AssertionError("nobody noticed")
     except WorkerError as error:
         assert "SIGKILL" in str(error)
     finally:
         thread.join()
-    assert len(prepare_images(data, folder / "cache", superpixels=4)) == 60
+    assert len(prepare_images(data, folder / "cache")) == 60
 
 
 FAULTS = {

@@ -85,7 +85,11 @@ COMMANDS: dict[str, Command] = {
         extra="metrics",
     ),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
-    "segment": Command("matbackprop.cli.segment", "Segment photographs."),
+    "segment": Command(
+        "matbackprop.cli.segment",
+        "Segment photographs.",
+        stopped="stopped. The results so far are kept; rerun the command for the rest.",
+    ),
     "classify": Command("matbackprop.cli.classify", "Name the objects in regions of images."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),

@@ -17,7 +17,7 @@ class Config:
     model: Annotated[str, tyro.conf.Positional]
     (
         "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or what comes with the "
-        "package: box and box/accurate for the segmenters, box/classifier for the classifier."
+        "package: box for the segmenter, box/classifier for the classifier."
     )
     out: Path = Path("network.onnx")
     """The file to write."""

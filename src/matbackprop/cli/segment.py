@@ -1,4 +1,4 @@
-"""``matbackprop segment PICTURE…``: segment photographs with the network that comes with the package, or another."""
+"""``matbackprop segment PICTURE…``: segment photographs with the network in the package, or another."""
 
 from __future__ import annotations
 
@@ -17,124 +17,163 @@ from matbackprop.vision.progress import track
 if TYPE_CHECKING:
     from matbackprop.vision.inference import Segments
 
+_LAST_FILES = {"png": "-overlay.png", "npz": ".npz", "coco": "-coco.json", "svg": ".svg", "labelme": ".json",
+               "ucm2": "-ucm2.mat"}  # fmt: skip
+"""The last file that each format writes for a picture."""
+
 
 @dataclass
 class Config:
-    """Segment photographs: label maps, pictures with the borders drawn in, and exports for other programs.
+    """Segment photographs: label maps, contour maps, pictures with the borders drawn in, and exports.
 
-    A picture that cannot be read is named and skipped; the exit code is then 1, and 2 where no picture could be read.
+    Pictures whose results exist are skipped, so that an interrupted command can be run again. A picture that cannot be
+    read is named and skipped; the exit code is then 1, and 2 if no picture could be read.
     """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
     (
         "Pictures, folders of pictures, or patterns such as 'holiday/*.jpg'. Pictures of more than 8 bits are "
-        "rescaled by their own range."
+        "rescaled by their range."
     )
     out: Path = Path("segments")
     """Folder for the results."""
+    overwrite: bool = False
+    """Replace results that exist; otherwise they are kept."""
     model: str = "box"
     (
-        "box: the small network that comes with the package. box/accurate: the larger one, better and slower. none: "
-        "merge superpixels by colour and contrast alone. Or the folder of a trained model, a run folder of "
-        "'matbackprop train ncuts', or owner/name on the Hugging Face hub."
+        "box: the contour network in the package. none: the gradient of the image instead of a network. Or the folder "
+        "of a trained model, a run folder of 'matbackprop train contours' or 'train ncuts', or owner/name on the "
+        "Hugging Face hub."
     )
-    ks: tuple[int, ...] | None = None
+    threshold: float | None = None
     (
-        "Numbers of regions (merge) or of clusters (cluster) in the npz file; by default the eight that were best "
-        "on BSDS300's training images with the method."
+        "Contour strength, 0 to 1, below which regions are merged in the PNG files; by default the one that was best "
+        "on training images."
     )
-    method: Literal["merge", "cluster"] = "merge"
-    """merge: a nested hierarchy. cluster: K-means in the spectral space, then connected components, as in the paper."""
     k: int | None = None
+    """Number of regions in the PNG files instead of a threshold."""
+    ks: tuple[int, ...] | None = None
+    """Numbers of regions (of clusters with 'train ncuts') in the npz file; by default eight."""
+    format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz", "ucm2")
     (
-        "Number of regions (merge) or of clusters (cluster) that the PNG files show; by default about as many "
-        "regions as people would draw."
-    )
-    format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz")
-    (
-        "What to write. png: label map, colours, borders. npz: all levels and the tree of merges. coco: JSON with "
-        "exact masks. svg: one path per region. labelme: polygons. ucm2: the hierarchy as a contour map for the "
-        "Berkeley benchmark's tools."
+        "Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy "
+        "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks. svg: one path "
+        "per region. labelme: polygons."
     )
     frames: int | None = None
     (
         "Segment the frames of GIFs, animated WebP and PNG files, TIFFs of several pages and videos one by one: 1 "
         "for all, 2 for each second one, and so on. Otherwise the first frame alone."
     )
-    side: int = 480
-    """Larger photographs are segmented at this length of their longer side."""
+    side: int = 512
+    """Larger photographs are segmented at this length of their longer side; their borders are then refined."""
     seed: int = 0
-    """Seed of K-means."""
+    """Seed of K-means with a model of 'train ncuts'."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Segment, write and print."""
-    from matbackprop.vision.inference import load_segmenter, segment_frames, segment_photograph
-    from matbackprop.vision.models.deep_ncuts import default_ks
+@dataclass(frozen=True)
+class _Save:
+    """Writes the results of a picture and returns its entry in the document."""
 
-    paths = find_pictures(config.images)
-    ks = default_ks(config.method) if config.ks is None else config.ks
-    if config.k is not None and config.k < 1:
-        raise ConfigurationError(f"--k {config.k}: a number of regions is at least 1.")
-    if config.k is not None and config.method == "cluster":
-        ks = tuple(sorted({*ks, config.k}))
-    model = None if config.model == "none" else load_segmenter(config.model, config.device)
-    entries, skipped = [], []
-    options: dict[str, Any] = {"method": config.method, "side": config.side, "seed": config.seed}
+    out: Path
+    k: int | None
+    threshold: float | None
+    formats: tuple[Any, ...]
 
-    def results() -> Iterator[tuple[Path, str, Segments]]:
-        for path, stem in track(zip(paths, _stems(paths), strict=True), "Segmenting pictures", len(paths)):
-            try:
-                if config.frames is None:
-                    yield path, stem, segment_photograph(path, model, ks, **options)
-                    continue
-                for one in segment_frames(path, model, ks, every=config.frames, **options):
-                    yield path, stem + Path(one.name).stem.removeprefix(path.stem), one
-            except DataError as error:
-                skipped.append({"image": path.as_posix(), "reason": str(error)})
-                print(f"matbackprop: skipped: {error}", file=sys.stderr)
-
-    for path, stem, result in results():
-        files = result.save(config.out, config.k, formats=config.format, stem=stem)
-        count = result.count(config.k)
-        entry: dict[str, Any] = {
-            "image": path.as_posix(),
-            "suggested": result.k,
-            "confidence": result.confidence,
-            "shown": count,
+    def __call__(self, result: Segments, stem: str) -> dict[str, Any]:
+        if self.threshold is not None:
+            result = result.at(self.threshold)
+        files = result.save(self.out, self.k, formats=self.formats, stem=stem)
+        return {
+            "shown": result.count(self.k),
+            "threshold": None if self.k or result.hierarchy is None else result.threshold,
             "regions": [result.count(k) for k in result.ks],
             "note": result.note,
             "seconds": round(result.seconds, 3),
             **{name: file.as_posix() for name, file in files.items()},
         }
-        entries.append(entry)
-        shown = files.get("overlay", next(iter(files.values())))
-        print(f"{path}: {_summary(result, count, config.k)} → {shown}")
+
+    def exists(self, stem: str) -> bool:
+        return all((self.out / f"{stem}{_LAST_FILES[name]}").exists() for name in self.formats)
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Segment, write and print."""
+    from matbackprop.vision.inference import choose_device, load_segmenter
+    from matbackprop.vision.inference.segmenting import check_options
+    from matbackprop.vision.models.deep_ncuts import DeepNCuts
+
+    paths = find_pictures(config.images)
+    if config.k is not None and config.k < 1:
+        raise ConfigurationError(f"--k is {config.k}; it must be at least 1.")
+    if config.threshold is not None and (config.k is not None or not 0 <= config.threshold <= 1):
+        raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
+    device = choose_device(config.device)
+    model = None if config.model == "none" else load_segmenter(config.model, device.type)
+    ks, formats = check_options(model, config.ks, config.side), config.format
+    if isinstance(model, DeepNCuts):
+        formats = tuple(name for name in formats if name != "ucm2")  # clusters are not nested
+        ks = ks if config.k is None else tuple(sorted({*ks, config.k}))
+    save = _Save(config.out, config.k, config.threshold, formats)
+
+    jobs = list(zip(paths, _stems(paths), strict=True))
+    kept = [] if config.overwrite or config.frames else [path for path, stem in jobs if save.exists(stem)]
+    left = [job for job in jobs if job[0] not in set(kept)]
+    entries: list[dict[str, Any]] = []
+    skipped = []
+    if config.frames is not None or isinstance(model, DeepNCuts):
+        results = _one_by_one(left, model, ks, save, config)
+    else:
+        from matbackprop.vision.inference.image_sets import segment_files
+
+        results = segment_files(left, model, save, ks=ks, side=config.side)
+    for path, entry in track(results, "Segmenting pictures", len(left)):
+        if isinstance(entry, DataError):
+            skipped.append({"image": path.as_posix(), "reason": str(entry)})
+            print(f"matbackprop: skipped: {entry}", file=sys.stderr)
+            continue
+        entries.append({"image": path.as_posix(), **entry})
+        words = [
+            f"{entry['shown']} region{'' if entry['shown'] == 1 else 's'}",
+            entry["note"],
+            f"{entry['seconds']:.2f} s",
+        ]
+        file = entry.get("overlay", list(entry.values())[-1])
+        print(f"{path}: {', '.join(word for word in words if word)} → {file}")
+    if kept:
+        print(f"matbackprop: kept the results of {len(kept)} pictures. Replace them with --overwrite.", file=sys.stderr)
     if skipped:
         print(f"matbackprop: {len(skipped)} of {len(paths)} pictures skipped.", file=sys.stderr)
+    order = {path.as_posix(): number for number, path in enumerate(paths)}
     kind = "picture" if config.frames is None else "frame"
     return {
         "summary": f"{len(entries)} {kind}{'' if len(entries) == 1 else 's'} segmented → {config.out}",
-        "exit_code": 0 if not skipped else 1 if entries else 2,
+        "exit_code": 0 if not skipped else 1 if entries or kept else 2,
         "network": model is not None,
-        "method": config.method,
         "ks": ks,
-        "images": entries,
+        "images": sorted(entries, key=lambda entry: order[entry["image"]]),
+        "kept": [path.as_posix() for path in kept],
         "skipped": skipped,
     }
 
 
-def _summary(result: Segments, count: int, k: int | None) -> str:
-    words = [f"{count} region{'' if count == 1 else 's'} shown"]
-    if k is not None:
-        words.append(f"{result.k} suggested")
-    elif result.k == 1:
-        words.append("nothing in it differs")
-    if result.confidence is not None:
-        words.append(f"confidence {result.confidence:.2f}")
-    return ", ".join([*words, *([result.note] if result.note else []), f"{result.seconds:.2f} s"])
+def _one_by_one(
+    jobs: Iterable[tuple[Path, str]], model: Any, ks: tuple[int, ...], save: _Save, config: Config
+) -> Iterator[tuple[Path, dict[str, Any] | DataError]]:
+    from matbackprop.vision.inference import segment_frames, segment_photograph
+
+    options: dict[str, Any] = {"side": config.side, "seed": config.seed}
+    for path, stem in jobs:
+        try:
+            if config.frames is None:
+                yield path, save(segment_photograph(path, model, ks, **options), stem)
+                continue
+            for one in segment_frames(path, model, ks, every=config.frames, **options):
+                yield path, save(one, stem + Path(one.name).stem.removeprefix(path.stem))
+        except DataError as error:
+            yield path, error
 
 
 def _stems(paths: Iterable[Path]) -> list[str]:

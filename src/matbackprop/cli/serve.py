@@ -22,8 +22,8 @@ class Config:
 
     model: str = "box"
     (
-        "Segmenter. box: the small network in the package. box/accurate: a larger one, better and slower. none: "
-        "colors alone. Or the folder of a trained model, a run folder, or owner/name on the Hugging Face hub."
+        "Segmenter. box: the contour network in the package. none: the gradient of the photograph. Or the folder of a "
+        "trained model, a run folder, or owner/name on the Hugging Face hub."
     )
     classifier: str = "box"
     (

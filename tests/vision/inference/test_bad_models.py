@@ -96,7 +96,7 @@ def test_one_line_says_what_is_wrong_and_nothing_is_left(case, folder, tmp_path,
 
 @pytest.mark.parametrize(
     ("name", "field", "value"),
-    [("segmenter", "superpixels", 0), ("segmenter", "superpixels", 10**9), ("segmenter", "dropout", 2.0),
+    [("segmenter", "channels", 0), ("segmenter", "hidden", 10**9), ("segmenter", "dropout", 2.0),
      ("classifier", "margin", -1.0), ("classifier", "margin", 1e300), ("classifier", "side", 0),
      ("classifier", "vector_dropout", -0.5)],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from matbackprop.vision.inference.segmenting import split_region, unite_region
 @pytest.fixture(scope="module")
 def tree():
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    return segment(noise).hierarchy
+    return segment(noise, None).hierarchy
 
 
 def same_partition(one, other):

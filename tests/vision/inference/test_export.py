@@ -114,14 +114,14 @@ def test_every_format_is_written_and_the_tree_gives_the_levels_again(result, tmp
     assert ends == {".png", "-colours.png", "-overlay.png", ".npz", "-coco.json", ".json", ".svg", "-ucm2.mat"}
     saved = np.load(paths["levels"])
     tree = type(result.hierarchy)(len(saved["merges"]) + 1, saved["merges"], saved["heights"])
-    small = tree.levels([6])[0][saved["superpixels"]]
+    small = tree.levels([6])[0][saved["regions"]]
     np.testing.assert_array_equal(small, result.small_labels(6))
     maps = read_label_maps(paths["levels"])  # as the evaluator reads it
     assert len(maps) == len(result.ks) and maps[0].shape == (60, 90)
     contours = read_label_maps(paths["ucm2"], thresholds=9)  # the last has two regions
     assert len(contours) == 9 and len(np.unique(contours[-1])) == 2
     assert len(np.unique(contours[-1] + 2 * result.small_labels(2))) == 2
-    with pytest.raises(ConfigurationError, match="needs a hierarchy"):
+    with pytest.raises(ConfigurationError, match="no contour map"):
         dataclasses.replace(result, hierarchy=None).save(tmp_path, formats=("ucm2",))
     with pytest.raises(ConfigurationError, match="unknown format gif; choose from png"):
         result.save(tmp_path, formats=("gif",))

@@ -1,89 +1,98 @@
-"""Segmenting sets of images: the same maps as image by image, in any process, and without waiting."""
+"""Segmenting sets of images and files: the same maps as image by image, in any process."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from skimage.segmentation import slic
+from PIL import Image
 
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import DataError
 from matbackprop.vision.data.bsds import BSDSSample, collect, prepare_image
-from matbackprop.vision.inference import image_sets
-from matbackprop.vision.inference.image_sets import segment_images
+from matbackprop.vision.inference.image_sets import segment_files, segment_images
+from matbackprop.vision.inference.segmenting import segment_photograph
+from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
-from matbackprop.vision.workers import Workers
-
-KS = (2, 5, 9)
 
 
-def sample(name, h, w, seed):
+def picture(h, w, seed):
     tiles = torch.rand(1, 3, 6, 8, generator=torch.Generator().manual_seed(seed))
     image = torch.nn.functional.interpolate(tiles, size=(h, w), mode="bicubic").clamp(0, 1)[0]
-    return BSDSSample(name, (image * 255).byte(), [])
+    return (image * 255).byte()
 
 
-@pytest.fixture(scope="module")
-def images():
+def test_batches_of_clusterings_are_those_of_single_images():
     sizes = [(48, 64), (64, 48), (48, 64), (48, 64), (64, 48)]
-    return collect([prepare_image(sample(f"i{n}", h, w, n), 40) for n, (h, w) in enumerate(sizes)])
-
-
-@pytest.fixture(scope="module")
-def model():
+    samples = [BSDSSample(f"i{n}", picture(h, w, n), []) for n, (h, w) in enumerate(sizes)]
+    images = collect([prepare_image(one) for one in samples])
     torch.manual_seed(0)
-    taps = ("relu2_2", "relu3_3")
-    return DeepNCuts(variant="hypercolumns", taps=taps, hidden=8, channels=4, superpixels=40).eval()
-
-
-@pytest.mark.parametrize("prepared", [True, False])
-def test_batches_give_the_maps_of_single_images(model, images, prepared):
-    labels = segment_images(model, images, method="merge", ks=KS, batch_size=2, prepared=prepared).labels
+    model = DeepNCuts.variant("alexnet-relu5", hidden=8)
+    labels = segment_images(model, images, ks=(2, 5), batch_size=2).labels
     assert set(labels) == set(images.ids)
     for one in images:
-        expected = model.merge(torch.from_numpy(one.image), KS).labels
-        assert labels[one.id].dtype == np.int32 and labels[one.id].shape == (3, *one.superpixels.shape)
-        assert [m.max() + 1 for m in labels[one.id]] == list(KS)
-        assert np.array_equal(labels[one.id], expected)
+        expected = model.cluster(torch.from_numpy(one.image)[None], (2, 5)).labels[0]
+        assert labels[one.id].dtype == np.int32 and np.array_equal(labels[one.id], expected)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def keep(segments, stem):
+    """What a test keeps of a result; a function of a module, so that processes can call it."""
+    return stem, segments.name, segments.network, segments.labels(3), segments.hierarchy.heights
+
+
+@pytest.fixture
+def files(tmp_path):
+    jobs = []
+    for n, (h, w) in enumerate([(48, 64), (64, 48), (48, 64), (200, 300), (48, 64), (64, 48), (48, 64), (48, 64)]):
+        path = tmp_path / f"{n}.png"
+        Image.fromarray(picture(h, w, n).permute(1, 2, 0).numpy()).save(path)
+        jobs.append((path, f"stem{n}"))
+    (tmp_path / "bad.png").write_text("no picture")
+    jobs.insert(3, (tmp_path / "bad.png", "bad"))
+    return jobs
+
+
+def contour_network():
+    torch.manual_seed(0)
+    return ContourNet(backbone="alexnet", taps=("relu1", "relu5"), zoom=1.0, width=12, stem=6).eval()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("model", [None, contour_network()], ids=["none", "contours"])
+def test_files_are_segmented_as_one_by_one_and_bad_ones_are_reported(files, model, batch_size):
+    results = dict(segment_files(files, model, keep, side=100, workers=0, batch_size=batch_size))
+    assert len(results) == 9
+    for path, stem in files:
+        if stem == "bad":
+            assert isinstance(results[path], DataError)
+            continue
+        expected = segment_photograph(path, model, side=100)
+        actual = results[path]
+        assert actual[:3] == (stem, path.name, model is not None)
+        np.testing.assert_allclose(actual[4], expected.hierarchy.heights, atol=1e-5)
+        assert (actual[3] == expected.labels(3)).mean() > 0.95  # batches may round differently
 
 
 @pytest.mark.slow
-def test_processes_give_the_maps_of_one_process(model, images):
-    here = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
-    with Workers(2) as workers:
-        there = segment_images(model, images, method="merge", ks=KS, batch_size=2, workers=workers).labels
-    assert list(here) == list(there)
-    assert all(np.array_equal(here[name], there[name]) for name in here)
+def test_processes_give_the_results_of_one_process(files):
+    here = dict(segment_files(files, None, keep, side=100, workers=0))
+    there = dict(segment_files(files, None, keep, side=100, workers=2))
+    for path, stem in files:
+        if stem != "bad":
+            assert np.array_equal(here[path][3], there[path][3])
 
 
-def test_superpixels_assigned_on_a_device_give_the_same_maps(model, images, monkeypatch):
-    def assign(batch, count):
-        options = {"n_segments": count, "compactness": 8.0, "sigma": 0.7, "start_label": 0, "channel_axis": -1}
-        actual = [slic(one.movedim(0, -1).numpy(), enforce_connectivity=False, **options) for one in batch]
-        return torch.from_numpy(np.stack(actual))
+def test_few_pictures_are_in_memory_and_closing_early_keeps_what_was_done(files):
+    started = []
 
-    expected = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
-    monkeypatch.setattr(image_sets, "works_on", lambda batch, count: True)
-    monkeypatch.setattr(image_sets, "assign_superpixels", assign)
-    monkeypatch.setattr(image_sets, "slic_superpixels", None)  # not from the beginning
-    actual = segment_images(model, images, method="merge", ks=KS, batch_size=2).labels
-    assert list(actual) == list(expected)
-    assert all(np.array_equal(actual[name], expected[name]) for name in actual)
+    def count(segments, stem):
+        started.append(stem)
+        return stem
 
-
-def test_nothing_waits_for_more_than_it_needs(model, images, monkeypatch):
-    events = []
-
-    class Recorded(Workers):
-        def submit(self, function, *arguments):
-            events.append(function.__name__)
-            return super().submit(function, *arguments)
-
-    points = DeepNCuts.region_points
-    monkeypatch.setattr(DeepNCuts, "region_points", lambda *a: (events.append("network"), points(*a))[1])
-    segment_images(model, images, method="merge", ks=KS, batch_size=2, workers=Recorded())
-    per_batch = [2, 1, 2]
-    assert events == ["_superpixels"] * 5 + [e for n in per_batch for e in ["network"] + ["_levels"] * n]
-
-
-def test_an_unknown_method_is_refused(model, images):
-    with pytest.raises(ConfigurationError, match="cluster or merge"):
-        segment_images(model, images, method="split")
+    results = segment_files(files * 4, None, count, side=100)
+    first = next(results)
+    results.close()
+    assert first[1] == started[0] and len(started) <= 3
+    assert isinstance(first[0], Path)

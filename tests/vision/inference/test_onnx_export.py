@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,9 +10,9 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.nn import SecondOrderPool
 from matbackprop.vision.inference import load_model, onnx_export
 from matbackprop.vision.inference.onnx_export import _ProductPool, export_onnx
+from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.models.deep_o2p import RegionClassifier
-from matbackprop.vision.segmentation import segment_features
 
 
 def run(path, **inputs):
@@ -63,22 +62,21 @@ def test_a_classifier_gives_the_same_scores_in_onnxruntime(arguments, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_segmenter_gives_features_that_are_clustered_alike(tmp_path):
+@pytest.mark.parametrize("kind", ["contours", "features"])
+def test_a_segmenter_gives_the_same_contours_or_features(tmp_path, kind):
     pytest.importorskip("onnxscript")
     torch.manual_seed(0)
-    model = DeepNCuts(
-        variant="hypercolumns", backbone="alexnet", taps=("relu1", "relu3"), stride=8, hidden=16, channels=8
-    ).eval()
+    if kind == "contours":
+        model = ContourNet(backbone="alexnet", taps=("relu1", "relu5"), width=12, stem=6).eval()
+    else:
+        model = DeepNCuts.variant("alexnet-relu5", hidden=16, channels=8).eval()
     image = torch.rand(3, 3, 64, 96)  # any number of images
     path = export_onnx(model, tmp_path / "deep" / "segmenter.onnx", size=(64, 96))
-    (features, hidden), notes = run(path, image=image)
+    (actual,), notes = run(path, image=image)
     with torch.no_grad():
-        expected = model(image)
-    torch.testing.assert_close(features, expected.features, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(hidden, expected.hidden, rtol=1e-4, atol=1e-4)
-    labels = [segment_features(f, [3], size=(64, 96)).labels for f in (features, expected.features)]
-    assert np.mean(np.asarray(labels[0]) == np.asarray(labels[1])) > 0.99
-    assert json.loads(notes["class"]) == "DeepNCuts"
+        expected = model.contours(image) if kind == "contours" else model(image)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert json.loads(notes["class"]) == type(model).__name__
 
 
 def test_the_command_writes_a_file_of_either_kind(tmp_path, capsys):

@@ -79,12 +79,12 @@ def test_both_systems_take_a_class_of_ones_own():
     torch.manual_seed(0)
     image = torch.rand(1, 3, 64, 96)
     segmenter = DeepNCuts(backbone=NAME, taps=("tiles",), hidden=8, channels=5)
-    assert segmenter(image).features.shape == (1, 8, 12, 5)
+    assert segmenter(image).shape == (1, 8, 12, 5)
     classifier = RegionClassifier(4, head="o2p", backbone=NAME, taps=("tiles", "block"), canvas=64)
     classifier(torch.rand(2, 3, 64, 64)).sum().backward()
     for model in (segmenter, classifier):
         model.zero_grad()
-    segmenter(image).features.sum().backward()
+    segmenter(image).sum().backward()
     assert [n for n, p in segmenter.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
@@ -164,7 +164,7 @@ def test_hugging_faces_backbones(tmp_path, kind, tap, place):
     actual = backbone(torch.randn(1, 3, 90, 130), [tap])[tap]
     assert actual.shape[1] == place[0] and actual.shape[-1] in (130 // place[1], -(-130 // place[1]))
     segmenter = DeepNCuts(backbone=f"hf:{tmp_path}", taps=(tap,), hidden=8, channels=5)
-    segmenter(torch.rand(1, 3, 90, 130)).features.sum().backward()
+    segmenter(torch.rand(1, 3, 90, 130)).sum().backward()
     assert [n for n, p in segmenter.named_parameters() if p.requires_grad and p.grad is None] == []
 
 

@@ -44,7 +44,7 @@ def test_saved_and_loaded_networks_agree(tmp_path):
 
 
 def test_wrong_input():
-    with pytest.raises(ShapeError, match="at least 16"):
-        ContourNet(SMALL)(torch.rand(1, 3, 8, 40))
+    with pytest.raises(ShapeError, match="at least one pixel"):
+        ContourNet(SMALL)(torch.rand(1, 3, 0, 40))
     with pytest.raises(ConfigurationError, match="taps is empty"):
         ContourNet(SMALL, taps=())

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
-from matbackprop.vision.inference.segmenting import merge_by_colour
-from matbackprop.vision.segmentation import connected_components, segment, slic_superpixels
+from matbackprop.vision.inference.segmenting import gradient_contours
+from matbackprop.vision.segmentation import connected_components, segment, watershed_regions
 
 
 def flood(labels, connectivity):
@@ -69,14 +69,14 @@ def test_bad_input():
     assert connected_components(torch.zeros(0, 3, 3, dtype=torch.long)).shape == (0, 3, 3)
 
 
-def test_without_scikit_image_torch_does_it_and_superpixels_say_what_to_install(monkeypatch):
+def test_without_scikit_image_torch_does_it_and_the_watershed_says_what_to_install(monkeypatch):
     maps = torch.randint(0, 3, (2, 9, 11), generator=torch.Generator().manual_seed(0))
     expected = connected_components(maps)
-    for name in ("skimage", "skimage.color", "skimage.segmentation"):
+    for name in ("skimage", "skimage.color", "skimage.morphology", "skimage.segmentation"):
         monkeypatch.setitem(sys.modules, name, None)
     assert torch.equal(connected_components(maps), expected)
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
-        slic_superpixels(image, 20)
+        watershed_regions(np.zeros((64, 64)))
     with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
-        merge_by_colour(image, superpixels=np.zeros((64, 64), np.int32))
+        gradient_contours(image)

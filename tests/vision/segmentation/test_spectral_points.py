@@ -5,7 +5,7 @@ import torch
 
 from matbackprop import normalized_cut_soft
 from matbackprop.errors import ConfigurationError, DomainError, ShapeError, SymmetryError
-from matbackprop.vision.segmentation import choose_k, ncut_embedding, soft_embedding
+from matbackprop.vision.segmentation import ncut_embedding, soft_embedding
 
 
 def features(m=40, d=6, seed=0, batch=()):
@@ -110,18 +110,3 @@ def test_soft_refuses_what_has_no_meaning():
         soft_embedding(features(), ridge=0.0)
     with pytest.raises(ShapeError, match="weights"):
         soft_embedding(features(), weights=torch.ones(3))
-
-
-def test_k_by_the_largest_gap():
-    actual = choose_k(torch.tensor([[1.0, 0.9, 0.3, 0.2], [1.0, 0.99, 0.97, 0.5]]))
-    assert actual.k.tolist() == [2, 3]
-    torch.testing.assert_close(actual.confidence, torch.tensor([1 - 0.1 / 0.6, 1 - 0.02 / 0.47]))
-    assert choose_k(torch.tensor([1.0, 0.2, 0.1]), low=1).k == 1
-
-
-def test_k_without_a_gap():
-    assert choose_k(torch.tensor([1.0])).k == 1
-    flat = choose_k(torch.ones(5))
-    assert flat.confidence == 0 and flat.k == 2
-    with pytest.raises(ConfigurationError):
-        choose_k(torch.ones(5), low=4, high=3)

@@ -6,16 +6,11 @@ from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
 from matbackprop.vision.segmentation import (
-    KMeansRounding,
     NCutSpace,
-    PivotedQRRounding,
     SoftSpace,
-    YuShiRounding,
     segment_features,
 )
-from matbackprop.vision.segmentation.clustering import center_scores
-
-ROUNDINGS = [KMeansRounding(), YuShiRounding(), PivotedQRRounding()]
+from matbackprop.vision.segmentation.clustering import center_scores, cluster_scores
 
 
 def quadrants(h=8, w=12, d=5, noise=0.05, seed=0):
@@ -27,21 +22,13 @@ def quadrants(h=8, w=12, d=5, noise=0.05, seed=0):
 
 
 @pytest.mark.parametrize("space", [NCutSpace(), SoftSpace()], ids=["ncut", "soft"])
-@pytest.mark.parametrize(
-    "rounding", [KMeansRounding(), YuShiRounding(), PivotedQRRounding()], ids=["kmeans", "yu-shi", "qr"]
-)
-def test_quadrants_are_found(space, rounding):
+def test_quadrants_are_found(space):
     f, labels = quadrants()
-    actual = segment_features(f, [2, 4], size=(40, 60), space=space, rounding=rounding)
+    actual = segment_features(f, [2, 4], size=(40, 60), space=space)
     assert actual.labels.shape == (2, 40, 60)
     big = labels.repeat_interleave(5, 0).repeat_interleave(5, 1)
     agree = torch.stack([actual.labels[1].flatten(), big.flatten()]).unique(dim=1, return_counts=True)[1]
     assert agree.sort(descending=True).values[:4].sum() > 0.9 * big.numel()
-
-
-def test_automatic_k():
-    choice = segment_features(quadrants()[0], [6]).choice
-    assert choice.k == 4 and choice.confidence > 0.5
 
 
 def test_upsampled_scores_are_scores_of_upsampled_points():
@@ -65,13 +52,9 @@ def test_split_separates_what_does_not_touch():
 
 def test_same_seed_same_maps_and_batches_do_not_mix():
     f = torch.rand(2, 6, 7, 5, generator=torch.Generator().manual_seed(2))
-    both = segment_features(f, [2, 3, 5], size=(20, 21), rounding=KMeansRounding(seed=3))
-    assert torch.equal(
-        both.labels, segment_features(f, [2, 3, 5], size=(20, 21), rounding=KMeansRounding(seed=3)).labels
-    )
-    assert torch.equal(
-        both.labels[1], segment_features(f[1], [2, 3, 5], size=(20, 21), rounding=KMeansRounding(seed=3)).labels
-    )
+    both = segment_features(f, [2, 3, 5], size=(20, 21), seed=3)
+    assert torch.equal(both.labels, segment_features(f, [2, 3, 5], size=(20, 21), seed=3).labels)
+    assert torch.equal(both.labels[1], segment_features(f[1], [2, 3, 5], size=(20, 21), seed=3).labels)
 
 
 def test_flat_features_with_their_grid():
@@ -85,20 +68,14 @@ def test_half_precision_features_are_accepted():
 
 
 @pytest.mark.parametrize("space", [NCutSpace(), SoftSpace()], ids=["ncut", "soft"])
-@pytest.mark.parametrize(
-    "rounding", [KMeansRounding(), YuShiRounding(), PivotedQRRounding()], ids=["kmeans", "yu-shi", "qr"]
-)
-def test_all_zero_features_are_one_region(space, rounding):
-    actual = segment_features(torch.zeros(3, 4, 5), [2, 6], size=(9, 8), space=space, rounding=rounding)
+def test_all_zero_features_are_one_region(space):
+    actual = segment_features(torch.zeros(3, 4, 5), [2, 6], size=(9, 8), space=space)
     assert (actual.labels == 0).all()
 
 
 @pytest.mark.parametrize("space", [NCutSpace(), SoftSpace()], ids=["ncut", "soft"])
-@pytest.mark.parametrize(
-    "rounding", [KMeansRounding(), YuShiRounding(), PivotedQRRounding()], ids=["kmeans", "yu-shi", "qr"]
-)
-def test_more_segments_than_channels(space, rounding):
-    actual = segment_features(quadrants(d=5)[0][..., :4], [4, 30], space=space, rounding=rounding, split=False)
+def test_more_segments_than_channels(space):
+    actual = segment_features(quadrants(d=5)[0][..., :4], [4, 30], space=space, split=False)
     assert actual.labels[1].max() < 30
 
 
@@ -119,8 +96,6 @@ def test_bad_input_is_named():
         segment_features(torch.full((2, 2, 2), torch.nan), [2])
     with pytest.raises(ConfigurationError, match="space"):
         segment_features(torch.rand(3, 3, 3), [2], space="soft")
-    with pytest.raises(ConfigurationError, match="rounding"):
-        segment_features(torch.rand(3, 3, 3), [2], rounding="kmeans")
 
 
 def test_nan_is_refused_without_advice_that_cannot_be_followed():
@@ -147,6 +122,6 @@ def test_an_offset_of_the_features_does_not_blur_the_scores():
     """Scores are rounded to single precision before they are upsampled; around 1e4 that would be too coarse."""
     f, labels = quadrants(noise=0.0)
     points = f.flatten(0, 1).double() * 1e-2 + 1e4
-    (scores,) = KMeansRounding().scores(points, points, torch.ones(96), [4], False)
+    (scores,) = cluster_scores(points, points, torch.ones(96), [4], leading=False)
     actual = scores.float().argmax(-1)
     assert torch.stack([actual, labels.flatten()]).unique(dim=1).shape[1] == 4

@@ -146,7 +146,7 @@ def test_graphs_of_steps_change_no_number(tmp_path, preset, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # rounding is all that may differ
     actual = []
     for graphs in (True, False):
-        changes = {"data.made": 8, "data.cache": str(tmp_path / "cache"), "data.superpixels": 60}
+        changes = {"data.made": 8, "data.cache": str(tmp_path / "cache")}
         changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
         changes |= {"engine.run": str(tmp_path / f"run-{graphs}"), "engine.max_epochs": 3, "engine.accelerator": "gpu"}
         changes |= {"engine.log_every": 3, "engine.report": False, "train.graphs": graphs}

@@ -5,6 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from matbackprop.vision.configuration import merge
+from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import run_recipe
 
@@ -30,7 +32,7 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("recipe", "preset"), [
-    ("o2p", "resnet50"), ("o2p", "dinov2"), ("ncuts", "hypercolumns-resnet50"), ("ncuts", "hypercolumns-dinov2"),
+    ("o2p", "resnet50"), ("o2p", "dinov2"), ("contours", "resnet50"), ("contours", "dinov2"),
 ])  # fmt: skip
 def test_a_preset_on_a_network_of_the_hub_trains_from_its_published_weights(hub, recipe, preset):
     changes = {"engine.run": str(hub / "run"), "engine.max_epochs": 1, "engine.accelerator": "cpu", "data.made": 8,
@@ -38,6 +40,8 @@ def test_a_preset_on_a_network_of_the_hub_trains_from_its_published_weights(hub,
                "engine.progress": False, "engine.validate_every": 1}  # fmt: skip
     if recipe == "o2p":
         changes |= {"data.side": 56, "data.canvas": 70, "data.batch_size": 4, "model.reduce": 8, "data.threads": 0}
+    else:
+        changes |= {"data.crop": 64, "data.batch_size": 4}
     config = merge(RECIPES[recipe].preset(preset), changes)
     assert config.model.weights == "imagenet" and config.model.backbone.removeprefix("hf:") in SMALL
     run = run_recipe(RECIPES[recipe], config, preset=preset)
@@ -45,9 +49,7 @@ def test_a_preset_on_a_network_of_the_hub_trains_from_its_published_weights(hub,
     losses = [line["train/loss"] for line in run.read_metrics() if "train/loss" in line]
     assert losses and all(0 < loss < 100 for loss in losses)
     published = load_file(config.model.backbone.removeprefix("hf:") + "/model.safetensors")
-    kind = {"o2p": "matbackprop.vision.models.deep_o2p", "ncuts": "matbackprop.vision.models.deep_ncuts"}[recipe]
-    name = {"o2p": "RegionClassifier", "ncuts": "DeepNCuts"}[recipe]
-    model = getattr(__import__(kind, fromlist=[name]), name).from_pretrained(run.path / "model")
+    model = (RegionClassifier if recipe == "o2p" else ContourNet).from_pretrained(run.path / "model")
     learned = model.backbone.network.state_dict()
     moved = [(learned[key] - value).abs().max() for key, value in published.items() if key in learned
              and value.is_floating_point() and value.ndim > 1]  # fmt: skip

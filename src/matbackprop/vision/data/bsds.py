@@ -21,7 +21,6 @@ from matbackprop.vision.data.label_files import index_label_files, read_label_ma
 from matbackprop.vision.data.pictures import find_pictures, read_picture
 from matbackprop.vision.metrics.regions import compact_labels
 from matbackprop.vision.progress import track
-from matbackprop.vision.segmentation.superpixels import region_graph, slic_superpixels
 from matbackprop.vision.workers import parallel_map
 
 # BSDS300's parts by name, where only BSDS500's folders are there.
@@ -297,53 +296,26 @@ STRIDES = (8, 16)
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """One image as training and testing need it.
+    """One image as training and testing on grids need it.
 
     Attributes:
         id: its name.
         image: (3, h, w) uint8.
-        superpixels: (h, w) int16, numbered from 0.
-        labels: (a, S) int16, for each annotator the region that holds most of each superpixel.
-        areas: (S,) int32 pixels of the superpixels.
-        edges: (E, 2) int16 pairs i < j of superpixels that touch.
-        grids: stride → (a, round(h/stride), round(w/stride)) int16, the region that holds most of each cell.
+        grids: stride → (a, round(h/stride), round(w/stride)) int16, the region that covers most of each cell, for
+            each annotator.
     """
 
     id: str
     image: NDArray[np.uint8]
-    superpixels: NDArray[np.int16]
-    labels: NDArray[np.int16]
-    areas: NDArray[np.int32]
-    edges: NDArray[np.int16]
     grids: dict[int, NDArray[np.int16]]
 
 
-def majority_labels(superpixels: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int16]:
-    """For each superpixel the label that most of its pixels carry.
-
-    Example:
-        >>> majority_labels(np.array([[0, 0, 0, 1]]), np.array([[5, 5, 2, 2]])).tolist()
-        [5, 2]
-    """
-    count, high = int(superpixels.max()) + 1, int(labels.max()) + 1
-    codes = superpixels.ravel().astype(np.int64) * high + labels.ravel()
-    return np.bincount(codes, minlength=count * high).reshape(count, high).argmax(1).astype(np.int16)
-
-
-def in_16_bits(superpixels: NDArray[Any]) -> NDArray[np.int16]:
-    """Superpixels as int16; raises ConfigurationError where there are too many of them."""
-    if superpixels.max() > np.iinfo(np.int16).max:
-        raise ConfigurationError(f"{superpixels.max() + 1} superpixels are more than 32768; ask for fewer.")
-    return superpixels.astype(np.int16)
-
-
-def prepare_image(sample: Any, superpixels: int = 600) -> PreparedImage:
-    """Compute superpixels and labels of one sample.
+def prepare_image(sample: Any) -> PreparedImage:
+    """Bring the human maps of one sample to the grids.
 
     Args:
         sample: with ``id``, ``image`` (3, h, w) uint8 and ``segmentations``, a list of (h, w) integer maps; the list is
             empty for an image without ground truth.
-        superpixels: about how many.
 
     Raises:
         ShapeError: a label map has another size than the image.
@@ -357,21 +329,16 @@ def prepare_image(sample: Any, superpixels: int = 600) -> PreparedImage:
                 f"image {sample.id!r} has {size[0]}×{size[1]} pixels, but its label map {number + 1} has shape "
                 f"{one.shape}; check that both belong together."
             )
-    regions = in_16_bits(slic_superpixels(image.transpose(1, 2, 0), superpixels))
-    graph = region_graph(regions)
-    labels = np.empty((len(maps), len(graph.areas)), np.int16)
     grids = {stride: np.empty((len(maps), *_grid(*size, stride)), np.int16) for stride in STRIDES}
     for a, one in enumerate(maps):
-        labels[a] = majority_labels(regions, one)
         for cells in grids.values():
             cells[a] = labels_to_grid(torch.as_tensor(one.astype(np.int64)), cells.shape[1:])
-    areas, edges = graph.areas.astype(np.int32), graph.edges.astype(np.int16)
-    return PreparedImage(sample.id, image, regions, labels, areas, edges, grids)
+    return PreparedImage(sample.id, image, grids)
 
 
-def _prepare(task: tuple[BSDS, int, int]) -> PreparedImage:
-    data, index, superpixels = task
-    return prepare_image(data[index], superpixels)
+def _prepare(task: tuple[BSDS, int]) -> PreparedImage:
+    data, index = task
+    return prepare_image(data[index])
 
 
 def _grid(height: int, width: int, stride: int) -> tuple[int, int]:
@@ -379,19 +346,18 @@ def _grid(height: int, width: int, stride: int) -> tuple[int, int]:
 
 
 def _shapes(row: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of an image's arrays, by the names that the cache gives them, from its row of the table."""
-    size, count, annotators = (row["height"], row["width"]), row["superpixels"], row["annotators"]
-    shapes = {"image": (3, *size), "superpixels": size, "labels": (annotators, count), "areas": (count,)}
-    grids = {f"grid{stride}": (annotators, *_grid(*size, stride)) for stride in STRIDES}
-    return {**shapes, "edges": (row["edges"], 2), **grids}
+    """The shapes of an image's arrays, by their names in the cache, from its row of the table."""
+    size = (row["height"], row["width"])
+    grids = {f"grid{stride}": (row["annotators"], *_grid(*size, stride)) for stride in STRIDES}
+    return {"image": (3, *size), **grids}
 
 
 class PreparedImages(Sequence[PreparedImage]):
     """A sequence of :class:`PreparedImage` over memory-mapped arrays.
 
     Args:
-        arrays: flat arrays ``image``, ``superpixels``, ``labels``, ``areas``, ``edges`` and ``grid<stride>``.
-        table: for each image its id, height, width, numbers of superpixels, annotators and edges.
+        arrays: flat arrays ``image`` and ``grid<stride>``.
+        table: for each image its id, height, width and number of annotators.
         starts: for each image where its part of each array begins; None where the images follow each other.
     """
 
@@ -430,10 +396,10 @@ class PreparedImages(Sequence[PreparedImage]):
         return self.table[index]["height"], self.table[index]["width"]
 
 
-def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers: int = 0) -> PreparedImages:
+def prepare_images(data: BSDS, folder: Path, *, workers: int = 0) -> PreparedImages:
     """Prepare a data set once, in ``workers`` processes, and open its cache.
 
-    Its files, with sizes and times, and the number of superpixels key the cache.
+    Its files, with sizes and times, key the cache.
     """
     if len(data) == 0:
         raise DataError("the data set holds no image; check the folder and the split.")
@@ -441,9 +407,8 @@ def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers:
         (str(file), file.stat().st_size, file.stat().st_mtime_ns) for name in data.ids for file in data.files(name)
     ]
     key = cache_key(
-        {"kind": "segmentation", "version": 3, "ids": list(data.ids), "files": files, "superpixels": superpixels,
-         "strides": list(STRIDES)}
-    )  # fmt: skip
+        {"kind": "segmentation", "version": 4, "ids": list(data.ids), "files": files, "strides": list(STRIDES)}
+    )
     path = Path(folder) / f"segmentation-{key}"
     try:
         cache = open_cache(path)
@@ -451,7 +416,7 @@ def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers:
         if path.exists():
             log.warning("%s It is rebuilt now.", error)
             remove_cache(path)
-        tasks = [(data, i, superpixels) for i in range(len(data))]
+        tasks = [(data, i) for i in range(len(data))]
         # One by one, so that progress is seen, and a signal waits for no more than one image per process.
         prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)
         images = list(track(prepared, "Preparing images", len(tasks)))
@@ -462,13 +427,11 @@ def prepare_images(data: BSDS, folder: Path, *, superpixels: int = 600, workers:
 
 def _row(one: PreparedImage) -> dict[str, Any]:
     _, height, width = one.image.shape
-    numbers = {"superpixels": len(one.areas), "annotators": len(one.labels), "edges": len(one.edges)}
-    return {"id": one.id, "height": height, "width": width, **numbers}
+    return {"id": one.id, "height": height, "width": width, "annotators": len(one.grids[STRIDES[0]])}
 
 
 def _flatten(images: Sequence[PreparedImage]) -> dict[str, NDArray[Any]]:
-    arrays = {name: np.concatenate([getattr(i, name).ravel() for i in images])
-              for name in ("image", "superpixels", "labels", "areas", "edges")}  # fmt: skip
+    arrays = {"image": np.concatenate([i.image.ravel() for i in images])}
     for stride in STRIDES:
         arrays[f"grid{stride}"] = np.concatenate([i.grids[stride].ravel() for i in images])
     return arrays

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.errors import LabelError, ShapeError
-from matbackprop.vision.segmentation.superpixels import region_means
+from matbackprop.vision.segmentation.regions import region_means
 
 YELLOW = (255, 235, 51)
 WHITE = (255, 255, 255)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.files import atomic_file, atomic_write
-from matbackprop.vision.segmentation import contour_map, region_means
+from matbackprop.vision.segmentation import region_means
 
 if TYPE_CHECKING:
     from matbackprop.vision.inference.segmenting import Segments
@@ -77,10 +77,8 @@ def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]
 
 
 def _polygons(result: Segments, k: int | None) -> list[list[NDArray[np.float64]]]:
-    """The outlines in the photograph's own pixels."""
-    small = result.small_labels(k)
-    scale = np.array(result.size[::-1]) / np.array(small.shape[::-1])
-    return [[loop * scale for loop in loops] for loops in outlines(small)]
+    """The outlines in pixels of the photograph."""
+    return [[loop.astype(np.float64) for loop in loops] for loops in outlines(result.labels(k))]
 
 
 def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
@@ -217,17 +215,15 @@ def _save_contours(path: BinaryIO, result: Segments) -> None:
     """The hierarchy as a contour map, at the size that was segmented, in a file that the Berkeley benchmark reads."""
     from scipy.io import savemat
 
-    if result.hierarchy is None or result.superpixels is None:
-        raise ConfigurationError("a contour map needs a hierarchy; segment by merging, or leave the format ucm2 out.")
-    savemat(path, {"ucm2": contour_map(result.superpixels, result.hierarchy)}, do_compression=True)
+    savemat(path, {"ucm2": result.ucm().astype(np.float32)}, do_compression=True)
 
 
 def _save_levels(path: BinaryIO, result: Segments) -> None:
     """What ``np.savez_compressed(path, labels=…, ks=…, …)`` writes, one level at a time to save memory."""
     arrays = {"ks": np.asarray(result.ks)}
-    if result.hierarchy is not None and result.superpixels is not None:
+    if result.hierarchy is not None and result.regions is not None:
         tree = result.hierarchy
-        arrays |= {"superpixels": result.superpixels, "merges": tree.merges, "heights": tree.heights}
+        arrays |= {"regions": result.regions, "merges": tree.merges, "heights": tree.heights}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         with archive.open("labels.npy", "w", force_zip64=True) as file:
             head = {"descr": "<u2", "fortran_order": False, "shape": (len(result.ks), *result.size)}

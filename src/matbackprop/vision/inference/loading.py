@@ -1,64 +1,68 @@
-"""Trained models by name: the one that comes with the package, a folder of ``save_pretrained``, a run folder, or a
-repository of the Hugging Face hub."""
+"""Trained models by name: those in the package, a folder of ``save_pretrained``, a run folder, or a repository of the
+Hugging Face hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
+
+import torch
 
 from matbackprop.errors import WeightsError
 from matbackprop.vision.configuration import suggest
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import shorten
+from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.models.weights import CONFIG, fetch_pretrained, pretrained_config
 
-M = TypeVar("M", DeepNCuts, RegionClassifier)
+Segmenter = ContourNet | DeepNCuts
+"""Networks that segment photographs."""
 
 BOX = "box"
-"""Name of the small segmenter and of the classifier that come with the package."""
-_IN_THE_PACKAGE = (BOX, f"{BOX}/accurate", f"{BOX}/classifier")
-"""Folders beside this file, each with its card, ``README.md``."""
+"""Name of the segmenter and of the classifier in the package."""
+_IN_THE_PACKAGE = (BOX, f"{BOX}/classifier")
+"""Folders next to this file, each with its card, ``README.md``."""
 
 
-def load_segmenter(source: str | Path = BOX, device: str = "auto") -> DeepNCuts:
+def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
     """Load a trained segmenter.
 
     Args:
-        source: ``"box"`` for the small one that comes with the package, ``"box/accurate"`` for the larger one, which
-            is better and slower; a folder of ``save_pretrained``, a run folder of ``matbackprop train ncuts``, or
-            ``"owner/name"``.
+        source: ``"box"`` for the contour network in the package; a folder of ``save_pretrained``, a run folder of
+            ``matbackprop train contours`` or ``train ncuts``, or ``"owner/name"``.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
-    model = _load(source, DeepNCuts, "segment photographs", "ncuts").to(choose_device(device))
-    return model.to(memory_format=model.backbone.memory_format)  # type: ignore[call-overload]
+    model = _load(source, (ContourNet, DeepNCuts), "segment photographs", "contours").to(choose_device(device))
+    layout = torch.channels_last if isinstance(model, ContourNet) else model.backbone.memory_format
+    return model.to(memory_format=layout)  # type: ignore[call-overload]
 
 
 def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionClassifier:
     """Load a trained classifier of regions.
 
     Args:
-        source: ``"box"`` for the one that comes with the package, which knows COCO's 80 classes, a folder of
-            ``save_pretrained``, a run folder of ``matbackprop train o2p``, or ``"owner/name"``.
+        source: ``"box"`` for the one in the package, which has COCO's 80 classes, a folder of ``save_pretrained``, a
+            run folder of ``matbackprop train o2p``, or ``"owner/name"``.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
         WeightsError: there is no model, or one of another kind.
     """
     source = f"{BOX}/classifier" if source == BOX else source
-    return _load(source, RegionClassifier, "classify regions", "o2p").to(choose_device(device))
+    return _load(source, (RegionClassifier,), "classify regions", "o2p").to(choose_device(device))
 
 
-def load_model(source: str | Path) -> DeepNCuts | RegionClassifier:
-    """Load a trained model of either kind, on the CPU.
+def load_model(source: str | Path) -> Segmenter | RegionClassifier:
+    """Load a trained model of any kind, on the CPU.
 
     Args:
-        source: as in :func:`load_segmenter` and :func:`load_classifier`; of those that come with the package ``"box"``
-            and ``"box/accurate"`` are segmenters, ``"box/classifier"`` is the classifier.
+        source: as in :func:`load_segmenter` and :func:`load_classifier`; in the package ``"box"`` is the segmenter and
+            ``"box/classifier"`` the classifier.
 
     Raises:
         WeightsError: there is no model.
@@ -74,18 +78,19 @@ def _folder(source: str | Path) -> Path:
     if (folder / "model" / CONFIG).is_file():  # a run folder
         return folder / "model"
     if (folder / "checkpoints").is_dir():
-        raise WeightsError(f"the run {folder} has written no model yet; let it finish, or resume it with --resume.")
+        raise WeightsError(f"the run {folder} has written no model yet. Let it finish, or rerun with --resume.")
     if not folder.is_dir() and (str(source).startswith(f"{BOX}/") or "/" not in str(source)):
         raise WeightsError(f"There is no model {str(source)!r}. {suggest(str(source), _IN_THE_PACKAGE, 'Models')}")
     return folder if folder.is_dir() else fetch_pretrained(source)
 
 
-def _load(source: str | Path, kind: type[M], purpose: str, recipe: str) -> M:
+def _load(source: str | Path, kinds: tuple[type, ...], purpose: str, recipe: str) -> Any:
     folder = _folder(source)
     name = pretrained_config(folder).get("class")
-    if name != kind.__name__:
+    kind = next((kind for kind in kinds if kind.__name__ == name), None)
+    if kind is None:
         raise WeightsError(
-            f"{folder} holds a {shorten(str(name))} by its {CONFIG}, which does not {purpose}; train one with "
+            f"{folder} holds a {shorten(str(name))} by its {CONFIG}, which does not {purpose}. Train one with "
             f"'matbackprop train {recipe}'."
         )
-    return kind.from_pretrained(folder)
+    return kind.from_pretrained(folder)  # type: ignore[attr-defined]

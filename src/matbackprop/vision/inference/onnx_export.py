@@ -2,10 +2,11 @@
 
 ONNX has no eigendecomposition. A classifier's file is complete all the same: the matrix functions of its second-order
 layers are computed by products of matrices in double precision (Newton-Schulz square roots, and a series for the
-logarithm of the last of eight), which is exact to rounding while ε is at least 1e-10 of the pooled matrix. A
-segmenter's file ends with the features F and the map that they are linear in; superpixels, spectral coordinates and
-merging stay in Python (:meth:`matbackprop.vision.models.deep_ncuts.DeepNCuts.merge`,
-:func:`matbackprop.vision.segmentation.segment_features`).
+logarithm of the last of eight), which is exact to rounding while ε is at least 1e-10 of the pooled matrix. The file
+of a contour network ends with the contours; watershed and merging stay in Python
+(:func:`matbackprop.vision.segmentation.watershed_regions`, :func:`~matbackprop.vision.segmentation.merge_contours`).
+The file of a DeepNCuts model ends with the features F, which
+:func:`matbackprop.vision.segmentation.segment_features` clusters.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from matbackprop.functional import vectorize_symmetric
 from matbackprop.nn import SecondOrderPool
 from matbackprop.vision.data.pictures import MAX_PIXELS
 from matbackprop.vision.files import atomic_write
+from matbackprop.vision.inference.loading import Segmenter
 from matbackprop.vision.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
-from matbackprop.vision.models.deep_ncuts import DeepNCuts
+from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 
 _ROOTS = (40, 26, 18, 14, 12, 10, 9, 9)
@@ -35,13 +37,13 @@ _TERMS = 20
 
 
 def export_onnx(
-    model: DeepNCuts | RegionClassifier, path: str | Path, *, size: tuple[int, int] = (321, 481), opset: int = 18
+    model: Segmenter | RegionClassifier, path: str | Path, *, size: tuple[int, int] = (321, 481), opset: int = 18
 ) -> Path:
     """Write a trained network as an ONNX file.
 
     Args:
-        model: a segmenter: ``image`` (b, 3, h, w), RGB in [0, 1] → ``features`` (b, h', w', d) and, with the head of
-            hypercolumns, ``hidden`` (b, c, h', w'). Or a classifier: ``image`` (b, 3, canvas, canvas), normalised and
+        model: a segmenter: ``image`` (b, 3, h, w), RGB in [0, 1] → ``contours`` (b, h, w), or of DeepNCuts
+            ``features`` (b, h', w', d). Or a classifier: ``image`` (b, 3, canvas, canvas), normalised and
             zero outside of the region's box, and ``mask`` (b, canvas, canvas), the share of each pixel inside the
             region → ``scores`` (b, classes) before the softmax.
         path: the file, ending in ``.onnx``.
@@ -74,9 +76,9 @@ def export_onnx(
             inputs.append("mask")
             example.append(torch.ones(2, model.canvas, model.canvas))
     else:
-        network, inputs, outputs = _Segmenter(model), ["image"], ["features"]
+        contours = isinstance(model, ContourNet)
+        network, inputs, outputs = _Segmenter(model), ["image"], ["contours" if contours else "features"]
         example = [torch.zeros(2, 3, *size)]
-        outputs += ["hidden"] if model(example[0][:1, :, :8, :8]).hidden is not None else []
     batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own, about itself
@@ -99,15 +101,14 @@ def export_onnx(
 
 
 class _Segmenter(nn.Module):
-    """A segmenter's network with plain tensors as its outputs."""
+    """A segmenter whose only output is its contours or features."""
 
-    def __init__(self, model: DeepNCuts) -> None:
+    def __init__(self, model: Segmenter) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).float().cpu().eval()
 
-    def forward(self, image: Tensor) -> Any:
-        output = self.model(image)
-        return output.features if output.hidden is None else (output.features, output.hidden)
+    def forward(self, image: Tensor) -> Tensor:
+        return self.model.contours(image) if isinstance(self.model, ContourNet) else self.model(image)
 
 
 class _Classifier(nn.Module):

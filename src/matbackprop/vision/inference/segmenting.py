@@ -1,4 +1,4 @@
-"""Segmenting photographs of any size and kind, with a trained network or without any."""
+"""Segmenting photographs of any size and kind: contours, watershed, hierarchy."""
 
 from __future__ import annotations
 
@@ -6,65 +6,72 @@ import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.checks import check_ks
 from matbackprop.errors import ConfigurationError, ShapeError, needs
 from matbackprop.vision.data.pictures import Picture, find_pictures, picture_of, read_frames, read_picture
+from matbackprop.vision.devices import choose_device
 from matbackprop.vision.inference import export
 from matbackprop.vision.inference.drawing import draw_boundaries, paint_labels
-from matbackprop.vision.inference.loading import BOX, load_segmenter
-from matbackprop.vision.models.deep_ncuts import DeepNCuts, Merging, default_ks, merge_superpixels
+from matbackprop.vision.inference.loading import BOX, Segmenter, load_segmenter
+from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.segmentation import (
-    MERGE_KS,
+    CLUSTER_KS,
+    LEVELS,
     Hierarchy,
-    MergeCost,
-    border_mean,
-    region_graph,
-    region_means,
-    slic_superpixels,
+    contour_map,
+    merge_contours,
+    refine_labels,
+    watershed_regions,
 )
 
+WORKING_SIDE = 512
+"""Longer side in pixels at which larger photographs are segmented."""
+GRADIENT_WIDTH = 2.0
+"""Standard deviation in pixels of the Gaussian derivatives that replace a network."""
+GRADIENT_SCALE = 8.0
+"""Color gradient, in Lab units per pixel, that has the contour strength 1 − 1/e."""
+GRADIENT_THRESHOLD = 0.4
+"""Default height without a network."""
 _MAX_CLUSTERS = 1000  # of K-means, which compares every pixel with every cluster
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segments:
-    """The segmentations of one photograph, kept small: label maps are made when they are asked for.
+    """The segmentations of one photograph. Label maps are computed on demand.
 
     Attributes:
         pixels: (h, w, 3) the photograph, RGB bytes.
-        ks: numbers of regions, or of clusters, of the segmentations that :meth:`levels` gives.
-        k: about how many regions people would draw in the photograph; 1 where there is nothing to see.
-        confidence: how often people's number is within a factor of two of such a k; see
-            :class:`~matbackprop.vision.inference.segmenting.Number`.
-        method: ``"merge"`` or ``"cluster"``.
-        network: whether a network was used, or colour and contrast alone.
+        ks: numbers of regions, or of clusters, of the segmentations in exports.
+        network: whether a network computed the contours or features.
         seconds: wall time.
-        superpixels: (h', w') the small regions that merging starts from, at the size that was segmented; None after
-            clustering.
-        hierarchy: the tree of merges over the superpixels; None after clustering.
-        clusterings: number of clusters → (h', w') label map; None after merging.
+        threshold: contour strength at which the hierarchy is cut unless a number of regions is given.
+        contours: (h', w') contour strength in [0, 1], at the size that was segmented; None after clustering.
+        regions: (h', w') the regions of the watershed, the leaves of the hierarchy; None after clustering.
+        hierarchy: the tree of merges over the regions; None after clustering.
+        clusterings: number of clusters → (h', w') label map; None for a hierarchy.
         name: file name of the photograph.
-        note: what was done to its values, such as rescaling 16 bits; empty for nothing.
-        names: names of the regions of a segmentation of your own, which exports carry; empty for none.
+        note: how its values were converted, such as rescaling 16 bits; empty for no conversion.
+        names: names of the regions of a user-defined segmentation, which exports carry; empty for none.
     """
 
     pixels: NDArray[np.uint8]
     ks: tuple[int, ...]
-    k: int
-    confidence: float | None
-    method: str
     network: bool
     seconds: float
-    superpixels: NDArray[np.int32] | None = None
+    threshold: float = 0.5
+    contours: NDArray[np.float32] | None = None
+    regions: NDArray[np.int32] | None = None
     hierarchy: Hierarchy | None = None
     clusterings: Mapping[int, NDArray[np.int32]] | None = None
     name: str = "picture.png"
@@ -73,67 +80,90 @@ class Segments:
 
     def __repr__(self) -> str:
         height, width = self.size
-        regions = "1 region" if self.k == 1 else f"{self.k} regions"
-        return f"Segments({self.name!r}, {width}×{height} pixels, {regions} by {self.method})"
+        count = self.count()
+        return f"Segments({self.name!r}, {width}×{height} pixels, {count} region{'' if count == 1 else 's'})"
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the photograph."""
         return self.pixels.shape[0], self.pixels.shape[1]
 
+    @property
+    def k(self) -> int:
+        """The number of regions at the threshold, or the middle one of the numbers of clusters."""
+        if self.hierarchy is not None:
+            return self.hierarchy.regions_at(self.threshold)
+        return self.ks[len(self.ks) // 2]
+
+    def at(self, height: float) -> Segments:
+        """The same segmentations with another threshold in [0, 1]."""
+        if not 0 <= height <= 1:
+            raise ConfigurationError(f"the threshold is {height}; it must be from 0 to 1.")
+        return replace(self, threshold=height)
+
     def labels(self, k: int | None = None) -> NDArray[np.int32]:
-        """A label map (h, w), numbered from 0.
+        """A label map (h, w), numbered from 0, with borders at the resolution of the photograph.
 
         Args:
-            k: after merging, any number of regions (no more than there are superpixels). After clustering, one of
-                ``ks``. None for the suggested number: after clustering, the map whose number of regions is nearest.
+            k: any number of regions of the hierarchy, at most that of its leaves; after clustering, one of ``ks``.
+                None for the default, :attr:`k`.
 
         Raises:
-            ConfigurationError: k is not positive, or no number of clusters that was asked for.
+            ConfigurationError: k is not positive, or a number of clusters that was not computed.
         """
-        small = self.small_labels(k)
-        height, width = self.size
-        if small.shape == (height, width):
-            return small
-        # The cell under the middle of each pixel.
-        rows = ((np.arange(height) + 0.5) * small.shape[0] / height).astype(np.int64)
-        columns = ((np.arange(width) + 0.5) * small.shape[1] / width).astype(np.int64)
-        return small[rows][:, columns]
+        if self.hierarchy is not None:
+            return self.hierarchy.levels([self.k if k is None else k])[0][self._fine]
+        return refine_labels(self.small_labels(k), self.pixels)
 
     def small_labels(self, k: int | None = None) -> NDArray[np.int32]:
         """The label map at the size (h', w') that was segmented."""
-        if self.hierarchy is not None and self.superpixels is not None:
-            return self.hierarchy.levels([self.k if k is None else k])[0].astype(np.int32)[self.superpixels]
+        k = self.k if k is None else k
+        if self.hierarchy is not None and self.regions is not None:
+            return self.hierarchy.levels([k])[0][self.regions]
         assert self.clusterings is not None
-        if k is None:
-            return min(self.clusterings.values(), key=lambda m: abs(np.log((m.max() + 1) / self.k)))
         if k not in self.clusterings:
-            raise ConfigurationError(f"{k} clusters were not asked for; there are {', '.join(map(str, self.ks))}.")
+            raise ConfigurationError(f"{k} clusters were not computed. Choose one of {', '.join(map(str, self.ks))}.")
         return self.clusterings[k]
 
+    @cached_property
+    def _fine(self) -> NDArray[np.int32]:
+        """The leaves of the hierarchy at the resolution of the photograph."""
+        assert self.regions is not None
+        return refine_labels(self.regions, self.pixels, self.contours)
+
+    def ucm(self) -> NDArray[np.float64]:
+        """The ultrametric contour map (2h' + 1, 2w' + 1); see :func:`~matbackprop.vision.segmentation.contour_map`.
+
+        Raises:
+            ConfigurationError: after clustering there is no hierarchy.
+        """
+        if self.hierarchy is None or self.regions is None:
+            raise ConfigurationError("clusters have no contour map. Segment with a contour network instead.")
+        return contour_map(self.regions, self.hierarchy)
+
     def with_regions(self, small: NDArray[np.int32], names: Sequence[str] = ()) -> Segments:
-        """The same photograph with one segmentation of your own, (h', w') numbered from 0, and names of its regions.
+        """The same photograph with a user-defined segmentation (h', w'), numbered from 0, and names of its regions.
 
         A region without a name has the name ``""``.
         """
         k = int(small.max()) + 1
         if names and len(names) != k:
-            raise ShapeError(f"{len(names)} names were given for {k} regions; give one per region, or none.")
-        only = {k: small}
-        return replace(
-            self, ks=(k,), k=k, confidence=None, superpixels=None, hierarchy=None, clusterings=only, names=tuple(names)
-        )
+            raise ShapeError(f"{len(names)} names were given for {k} regions. Give one per region, or none.")
+        none: dict[str, Any] = {"contours": None, "regions": None, "hierarchy": None}
+        return replace(self, ks=(k,), clusterings={k: small}, names=tuple(names), **none)
 
     def count(self, k: int | None = None) -> int:
         """The number of regions of :meth:`labels`."""
+        if self.hierarchy is not None:
+            return min(self.k if k is None else k, self.hierarchy.count)
         return int(self.small_labels(k).max()) + 1
 
     def outlined(self, k: int | None = None) -> NDArray[np.uint8]:
-        """The photograph with the borders of the regions, wide enough to be seen when it fills a screen."""
+        """The photograph with the borders of the regions, wide enough to be visible when it fills a screen."""
         return draw_boundaries(self.pixels, self.labels(k), width=max(1, round(max(self.size) / 600)))
 
     def painted(self, k: int | None = None) -> NDArray[np.uint8]:
-        """Every region in a hue of its own."""
+        """Every region in a different hue."""
         return paint_labels(self.labels(k))
 
     def show(self, k: int | None = None) -> None:
@@ -161,11 +191,11 @@ class Segments:
         return export.to_coco(self, k)
 
     def to_labelme(self, k: int | None = None) -> dict[str, Any]:
-        """The regions as LabelMe's polygons, large ones first, because LabelMe knows no holes."""
+        """The regions as LabelMe's polygons, large ones first, because LabelMe has no holes."""
         return export.to_labelme(self, k)
 
     def to_svg(self, k: int | None = None) -> str:
-        """The regions as one SVG path each, in their mean colours."""
+        """The regions as one SVG path each, in their mean colors."""
         return export.to_svg(self, k)
 
     def save(
@@ -179,12 +209,12 @@ class Segments:
         """Write the segmentations.
 
         Args:
-            folder: made if need be.
-            k: number of regions in all files but the npz one; None for the suggested number.
-            formats: ``"png"`` (label map of 16 bits, ``-colours``, and borders as ``-overlay``), ``"npz"`` (``labels``
-                of all ``ks`` and, after merging, the tree: ``superpixels``, ``merges``, ``heights``), ``"coco"``,
-                ``"labelme"``, ``"svg"``, and ``"ucm2"`` (after merging: the hierarchy as an ultrametric contour map, at
-                the size that was segmented, in a .mat file that the Berkeley benchmark's tools read).
+            folder: created if it does not exist.
+            k: number of regions in all files but npz and ucm2; None for the default, :attr:`k`.
+            formats: ``"png"`` (label map, ``-colours``, and borders as ``-overlay``), ``"npz"`` (``labels`` of all
+                ``ks`` and the tree: ``regions``, ``merges``, ``heights``), ``"coco"``, ``"labelme"``, ``"svg"``, and
+                ``"ucm2"`` (the hierarchy as an ultrametric contour map, at the size that was segmented, in a .mat
+                file that the Berkeley benchmark's tools read).
             stem: beginning of the names; None for that of the photograph.
 
         Returns:
@@ -195,26 +225,27 @@ class Segments:
 
 def segment(
     x: Any,
-    model: DeepNCuts | str | Path | None = BOX,
+    model: Segmenter | str | Path | None = BOX,
     ks: Sequence[int] | None = None,
     *,
-    method: str = "merge",
-    side: int = 480,
+    side: int = WORKING_SIDE,
     seed: int = 0,
     device: str = "auto",
 ) -> Any:
     """Segment one picture or many.
 
+    A contour network gives a hierarchy of regions, cut at one contour strength for all photographs; a network that was
+    trained with normalized cuts (``matbackprop train ncuts``) gives clusterings, as in the paper.
+
     Args:
         x: a file, a Pillow image, an array or tensor of one picture, (h, w), (h, w, 3) or (3, h, w), bytes or numbers
             in [0, 1]; or a folder, a pattern such as ``"holiday/*.jpg"``, or a list of any of these.
-        model: a trained network, or where to load one from (see :func:`load_segmenter`), by default the one that comes
-            with the package; None merges superpixels by colour and contrast, without a network.
-        ks: numbers of regions (``"merge"``) or of clusters (``"cluster"``); None for the eight of the method's default.
-        method: ``"merge"`` for a nested hierarchy, ``"cluster"`` for K-means and connected components.
-        side: larger pictures are segmented at this length of their longer side; borders are then as fine as that.
+        model: a trained network, or where to load one from (see :func:`load_segmenter`), by default the one in the
+            package; None takes the gradient of the image for its contours.
+        ks: numbers of regions (or of clusters) in exports; None for eight.
+        side: larger pictures are segmented at this length of their longer side, and their borders refined.
         seed: of K-means.
-        device: where a model that is loaded computes: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns:
         :class:`Segments`; a list of them for a folder, a pattern or a list.
@@ -222,18 +253,19 @@ def segment(
     Raises:
         DataError: a file cannot be read.
         ShapeError: an array is not a picture.
-        ConfigurationError: clustering without a network, or an unknown method.
+        ConfigurationError: the device is not available, or a number is out of range.
 
     Example:
         >>> picture = np.zeros((40, 60, 3), np.uint8)
         >>> picture[:, 30:] = 200
         >>> result = segment(picture, model=None)
-        >>> result.k, result.labels(2)[0, [0, 29, 30, 59]].tolist()
+        >>> result.k, result.labels(2)[0, [0, 25, 35, 59]].tolist()
         (2, [0, 0, 1, 1])
     """
+    where = choose_device(device)
     if isinstance(model, (str, Path)):
-        model = load_segmenter(model, device)
-    options: dict[str, Any] = {"method": method, "side": side, "seed": seed}
+        model = load_segmenter(model, str(where))
+    options: dict[str, Any] = {"side": side, "seed": seed}
     if isinstance(x, (str, Path)):
         paths = find_pictures([x])
         if paths != [Path(x)]:
@@ -245,7 +277,7 @@ def segment(
 
 def segment_frames(
     path: str | Path,
-    model: DeepNCuts | str | Path | None = BOX,
+    model: Segmenter | str | Path | None = BOX,
     ks: Sequence[int] | None = None,
     *,
     every: int = 1,
@@ -254,7 +286,7 @@ def segment_frames(
 ) -> Iterator[Segments]:
     """Segment the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video, one by one.
 
-    Frames know nothing of each other: a region has another number in the next one.
+    Frames are independent: a region has another number in the next frame.
 
     Args:
         path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
@@ -262,13 +294,13 @@ def segment_frames(
         ks: likewise.
         every: 1 for all frames, 2 for each second one, and so on.
         device: where a model that is loaded computes.
-        options: ``method``, ``side`` and ``seed``, as in :func:`segment`.
+        options: ``side`` and ``seed``, as in :func:`segment`.
 
     Yields:
         :class:`Segments`, named after the file and the number of the frame, from 0.
 
     Raises:
-        DataError: the file cannot be read, or is cut short, after the frames before that.
+        DataError: the file cannot be read, or is truncated, after the frames before that.
     """
     if isinstance(model, (str, Path)):
         model = load_segmenter(model, device)
@@ -279,43 +311,67 @@ def segment_frames(
 
 def segment_photograph(
     x: Any,
-    model: DeepNCuts | None = None,
+    model: Segmenter | None = None,
     ks: Sequence[int] | None = None,
     *,
-    method: str = "merge",
-    side: int = 480,
+    side: int = WORKING_SIDE,
     seed: int = 0,
 ) -> Segments:
     """Segment one picture: :func:`segment` without lists and folders, with a model that is loaded."""
     started = time.perf_counter()
-    if method not in ("merge", "cluster"):
-        raise ConfigurationError(f"unknown method {method!r}; choose merge or cluster.")
-    if method == "cluster" and model is None:
-        raise ConfigurationError("clustering needs the features of a network; give a model, or choose merge.")
-    if side < 2:
-        raise ConfigurationError(f"side must be at least 2 pixels, got {side}.")
-    ks = tuple(default_ks(method) if ks is None else check_ks(ks))
-    if method == "cluster" and max(ks) > _MAX_CLUSTERS:
-        raise ConfigurationError(f"at most {_MAX_CLUSTERS} clusters can be made, got {max(ks)}; choose merge for more.")
+    ks = check_options(model, ks, side)
     picture, name = read_input(x)
-    small = _shrink(torch.from_numpy(np.ascontiguousarray(picture.pixels.transpose(2, 0, 1))), side)
-    merging = merge_by_colour(small.permute(1, 2, 0).numpy(), ks)
-    k, confidence = suggest_number(merging.hierarchy)
-    clusterings = None
-    if model is not None:
-        on_device = small.to(next(model.parameters()).device)
-        if method == "cluster":
-            maps = model.cluster(on_device.unsqueeze(0), ks, seed=seed).labels[0].to(torch.int32).cpu().numpy()
-            clusterings = dict(zip(ks, maps, strict=True))
-        else:
-            same = merging.superpixels if model.superpixels == SUPERPIXELS else None
-            merging = model.merge(on_device, ks, superpixels=same)
-    parts: dict[str, Any] = {"superpixels": merging.superpixels, "hierarchy": merging.hierarchy}
-    if clusterings is not None:
-        parts = {"clusterings": clusterings}
+    small = shrink(picture.pixels, side)
+    if isinstance(model, DeepNCuts):
+        device = next(model.parameters()).device
+        maps = model.cluster(small.to(device).unsqueeze(0), ks, seed=seed).labels[0].to(torch.int32).cpu().numpy()
+        parts: dict[str, Any] = {"clusterings": dict(zip(ks, maps, strict=True))}
+    else:
+        contours = None if model is None else network_contours(model, small.unsqueeze(0))[0]
+        parts = divide(small, contours, threshold_of(model))
     seconds = time.perf_counter() - started
-    segments = Segments(picture.pixels, ks, k, confidence, method, model is not None, seconds, **parts)
-    return replace(segments, name=name, note=picture.note)
+    return Segments(picture.pixels, ks, model is not None, seconds, name=name, note=picture.note, **parts)
+
+
+def check_options(model: Segmenter | None, ks: Sequence[int] | None, side: int) -> tuple[int, ...]:
+    """Check the options of :func:`segment` and return the numbers of regions."""
+    if side < 2:
+        raise ConfigurationError(f"side is {side}; it must be at least 2 pixels.")
+    clusters = isinstance(model, DeepNCuts)
+    numbers = tuple((CLUSTER_KS if clusters else LEVELS) if ks is None else check_ks(ks))
+    if clusters and max(numbers) > _MAX_CLUSTERS:
+        raise ConfigurationError(f"{max(numbers)} clusters are too many. Ask for at most {_MAX_CLUSTERS}.")
+    return numbers
+
+
+def threshold_of(model: ContourNet | None) -> float:
+    """The default threshold of a contour network, or of image gradients."""
+    return GRADIENT_THRESHOLD if model is None else model.config.threshold
+
+
+@torch.no_grad()
+def network_contours(model: ContourNet, images: Tensor) -> NDArray[np.float32]:
+    """Contours (b, h, w) of images (b, 3, h, w) of bytes."""
+    return model.contours(images.to(next(model.parameters()).device).float() / 255).cpu().numpy()
+
+
+def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Contours (h, w) of an image (h, w, 3) without a network: 1 − exp(−g/s) of the gradient g of its Lab colors."""
+    with needs("segmentation needs scikit-image", "'matbackprop[train]'"):
+        from scipy.ndimage import gaussian_filter
+        from skimage.color import rgb2lab
+    lab = rgb2lab(image).astype(np.float32)
+    slopes = [gaussian_filter(lab[..., c], GRADIENT_WIDTH, order=order) for c in range(3) for order in ((0, 1), (1, 0))]
+    return 1 - np.exp(-np.sqrt(np.sum(np.square(slopes), 0)) / GRADIENT_SCALE)
+
+
+def divide(small: Tensor, contours: NDArray[np.float32] | None, threshold: float) -> dict[str, Any]:
+    """The fields of :class:`Segments` that follow from contours, or from the gradients of ``small`` (3, h, w)."""
+    if contours is None:
+        contours = gradient_contours(small.permute(1, 2, 0).numpy())
+    regions = watershed_regions(contours)
+    tree = merge_contours(regions, contours)
+    return {"contours": contours, "regions": regions, "hierarchy": tree, "threshold": threshold}
 
 
 def read_input(x: Any) -> tuple[Picture, str]:
@@ -360,8 +416,9 @@ def read_input(x: Any) -> tuple[Picture, str]:
     return picture_of(Image.fromarray(np.ascontiguousarray(squeezed))), "picture.png"
 
 
-def _shrink(image: Tensor, side: int) -> Tensor:
-    """Bring the longer side of (3, h, w) bytes down to ``side``; smaller images stay as they are."""
+def shrink(pixels: NDArray[np.uint8], side: int) -> Tensor:
+    """Bytes (3, h, w) of a picture (h, w, 3) whose longer side is at most ``side``."""
+    image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     height, width = image.shape[-2:]
     if max(height, width) <= side:
         return image
@@ -370,101 +427,13 @@ def _shrink(image: Tensor, side: int) -> Tensor:
     return nnf.interpolate(image.unsqueeze(0), size=size, mode="bilinear", antialias=True)[0]
 
 
-COST = MergeCost(region=1.0, boundary=2.0, area=0.8, contact=0.5)
-"""Exponents of the price. They, the weight and the width were best of a few on the training images of BSDS300."""
-SUPERPIXELS = 600
-"""About how many superpixels merging starts from."""
-TEXTURE = 2.0
-"""Weight of the deviations of colours in a region against their means."""
-WIDTH = 3.0
-"""Standard deviation, in pixels, of the Gaussian whose derivatives measure contrast."""
-
-
-def merge_by_colour(
-    image: NDArray[np.uint8], ks: Sequence[int] = MERGE_KS, *, superpixels: ArrayLike | int = SUPERPIXELS
-) -> Merging:
-    """Segment an image (h, w, 3) by uniting neighbouring superpixels that look alike.
-
-    Two regions are compared by the means and deviations of their Lab colours, by the contrast along their border, which
-    is the length of the colour's gradient, by their size, and by how much of their outline they share.
-
-    Args:
-        image: RGB bytes.
-        ks: numbers of regions of the levels.
-        superpixels: (h, w) map numbered from 0, or about how many of SLIC's to start from.
-
-    Example:
-        >>> picture = np.zeros((40, 60, 3), np.uint8)
-        >>> picture[:, 30:] = 200
-        >>> merge_by_colour(picture, [2]).labels[0, 0, [0, 29, 30, 59]].tolist()
-        [0, 0, 1, 1]
-    """
-    with needs("merging by colour needs scikit-image", "'matbackprop[train]'"):
-        from scipy.ndimage import gaussian_filter
-        from skimage.color import rgb2lab
-    regions = slic_superpixels(image, superpixels) if isinstance(superpixels, int) else np.asarray(superpixels)
-    lab = rgb2lab(image)
-    means = region_means(regions, lab)
-    deviations = np.sqrt(np.maximum(region_means(regions, lab**2) - means**2, 0))
-    slopes = [gaussian_filter(lab[..., c], WIDTH, order=order) for c in range(3) for order in ((0, 1), (1, 0))]
-    contrast = border_mean(regions, region_graph(regions), np.sqrt(np.sum(np.square(slopes), 0)))
-    return merge_superpixels(regions, np.concatenate([means, TEXTURE * deviations], 1), contrast, ks, cost=COST)
-
-
-STRONG = 10.0
-"""Price of merging by colour above which two regions are different things. Chosen, with :data:`SPREAD`, on the 200
-training images of BSDS500."""
-SPREAD = 4.5
-"""k = SPREAD·√n for n strongly different regions: within a factor of two of the median of people's numbers on 82.5 % of
-the training images and 79 % of the 100 validation images, on which two versions of the rule were tried; always 16
-regions: 76 % and 75 %."""
-VISIBLE = 0.5
-FAINT = 0.006
-"""Prices below VISIBLE, or below this share of the dearest one, part nothing that anybody sees: at the suggested number
-every training image is above both."""
-FEW = 4
-"""The smallest number suggested on the training images."""
-CONFIDENCE = ((15, 0.87), (np.inf, 0.77))
-"""Largest k → share of the training images (108 and 92 of them) on which k is within a factor of two."""
-
-
-class Number(NamedTuple):
-    """A number of regions.
-
-    Attributes:
-        k: about how many regions people would draw; 1 where there is nothing to see.
-        confidence: how often the median of people's numbers was within a factor of two of such a k on the training
-            images of BSDS500; None where none of them was like this picture: almost nothing in it differs.
-    """
-
-    k: int
-    confidence: float | None
-
-
-def suggest_number(hierarchy: Hierarchy) -> Number:
-    """Suggest a number of regions from the prices of merging by colour (:func:`merge_by_colour`).
-
-    Example:
-        >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.0, 150.0]))
-        >>> suggest_number(tree)  # two regions differ, the third not at all
-        Number(k=2, confidence=None)
-    """
-    heights = hierarchy.heights[np.isfinite(hierarchy.heights)]
-    faint = max(VISIBLE, FAINT * heights.max(initial=0.0))
-    different, visible = (int((heights > price).sum()) + 1 for price in (STRONG, faint))
-    k = min(round(SPREAD * different**0.5), visible)
-    if k < FEW:
-        return Number(k, None)
-    return Number(k, next(share for largest, share in CONFIDENCE if k <= largest))
-
-
 def split_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int) -> NDArray[np.int32]:
     """Divide a region into the two parts that were merged last.
 
     Args:
-        hierarchy: the tree over S superpixels.
-        labels: (S,) the region of each superpixel.
-        region: which one to divide; a single superpixel stays as it is.
+        hierarchy: the tree over S leaves.
+        labels: (S,) the region of each leaf.
+        region: which one to divide; a single leaf stays as it is.
 
     Returns:
         New labels (S,), numbered from 0.
@@ -487,8 +456,8 @@ def unite_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int)
     """Unite a region with what the tree merges it with first.
 
     Args:
-        hierarchy: the tree over S superpixels.
-        labels: (S,) the region of each superpixel.
+        hierarchy: the tree over S leaves.
+        labels: (S,) the region of each leaf.
         region: which one to unite; the last region of all stays as it is.
 
     Returns:

@@ -19,7 +19,7 @@ Support = Literal["all", "mask", "mask+all"]
 Standardize = Literal["none", "scalar", "entry"]
 Affinity = Literal["identity", "lambda"]
 Space = Literal["ncut", "soft"]
-Variant = Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5", "hypercolumns"]
+Variant = Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5"]
 Factor = Annotated[float, Field(ge=0, le=1e30)]
 Zoom = Annotated[float, Field(ge=1, le=4)]
 
@@ -117,7 +117,7 @@ class NCutsModelConfig:
     """The network (matbackprop.vision.models.deep_ncuts.DeepNCuts)."""
 
     variant: Variant = "vgg16-relu5"
-    """Which feature maps feed which head; the fields that are not set follow from it."""
+    """Backbone, feature map and sizes; the fields that are not set follow from it."""
     weights: str = "imagenet"
     """Starting weights of the backbone: imagenet, none, or a safetensors file."""
     backbone: str | None = field(default=None, metadata=ADDED)
@@ -126,20 +126,13 @@ class NCutsModelConfig:
         "module:Class. Default: the variant's."
     )
     taps: tuple[str, ...] = field(default=(), metadata=ADDED)
-    """Feature maps of the head. Default: the variant's; of another backbone the last."""
-    head: Literal["paper", "hypercolumn", "none"] | None = field(default=None, metadata=ADDED)
-    (
-        "paper: Conv-ReLU, dropout, Conv-ReLU on one map. hypercolumn: several maps, colour and position. none: "
-        "the map itself. By default the variant's."
-    )
+    """The feature map that feeds the head. Default: the variant's; of another backbone the last."""
+    head: Literal["paper", "none"] = field(default="paper", metadata=ADDED)
+    """paper: Conv-ReLU, dropout, Conv-ReLU. none: the map itself."""
     hidden: Width | None = None
-    """Filters of the hidden layer; by default the variant's (256 for AlexNet and hypercolumns, 1024 for VGG-16)."""
-    channels: Width | None = None
-    """Output channels d, which bound the rank of W; by default the variant's (20, or 32 for hypercolumns)."""
-    stride: Width | None = field(default=None, metadata=ADDED)
-    """Of the hypercolumns' grid; by default the variant's, then the finest map's."""
-    boundary: bool | None = field(default=None, metadata=ADDED)
-    """Also learn how likely humans separate two neighbouring superpixels, for merging; by default the variant's."""
+    """Filters of the hidden layer. Default: the variant's (256 for AlexNet, 1024 for VGG-16)."""
+    channels: Width = 20
+    """Output channels d, which bound the rank of W."""
     zoom: Zoom = field(default=1.0, metadata=ADDED)
     """The backbone sees the image enlarged by this factor, 1 to 4."""
     kernel: Width = 3
@@ -152,20 +145,10 @@ class NCutsModelConfig:
     """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
     ridge: Positive = 0.3
     """λ of the soft objective and of its space."""
-    cost: Annotated[tuple[float, ...], Field(min_length=3, max_length=4)] = (0.8, 0.4, 0.27, 0.1)
-    """Exponents of spectral distance, boundary, area and colour in the price of merging two regions."""
-    merge_ridge: Positive = 1.0
-    """λ of the space in which merging compares regions."""
 
     def __post_init__(self) -> None:
-        full = self.resolved()
-        more = len(full["taps"]) > 1 or full["boundary"] or full["stride"]
-        if full["head"] != "hypercolumn" and more:
-            raise ConfigurationError(
-                f"head {full['head']!r} takes exactly one feature map, no stride and no boundary channel; got "
-                f"taps={list(full['taps'])}, stride={full['stride']}, boundary={full['boundary']}. "
-                "Choose head='hypercolumn' for more."
-            )
+        if len(self.taps) > 1:
+            raise ConfigurationError(f"model.taps is {list(self.taps)}. Name exactly one feature map.")
 
     def resolved(self) -> dict[str, Any]:
         """Return all fields, with the variant's values for those that are not set.
@@ -176,7 +159,7 @@ class NCutsModelConfig:
         if self.backbone not in (None, variant["backbone"]):
             variant["taps"] = ()
         own = {name: value for name, value in vars(self).items() if value is not None and value != ()}
-        return {"stride": None, "boundary": False, **variant, **own}
+        return {**variant, **own}
 
 
 @configuration
@@ -195,6 +178,8 @@ class ContourModelConfig:
     """Channels of the fused maps."""
     stem: Width = 24
     """Channels of the stem at full resolution."""
+    threshold: Fraction = 0.85
+    """Contour strength at which ``segment`` cuts the hierarchy by default."""
 
     def __post_init__(self) -> None:
         if not self.taps:
@@ -202,17 +187,8 @@ class ContourModelConfig:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "alexnet-relu5": {"backbone": "alexnet", "taps": ("relu5",), "head": "paper", "hidden": 256, "channels": 20},
-    "vgg16-relu4": {"backbone": "vgg16", "taps": ("relu4_1",), "head": "paper", "hidden": 1024, "channels": 20},
-    "vgg16-relu5": {"backbone": "vgg16", "taps": ("relu5_3",), "head": "paper", "hidden": 1024, "channels": 20},
-    "hypercolumns": {
-        "backbone": "vgg16",
-        "taps": ("relu2_2", "relu3_3", "relu4_3", "relu5_3"),
-        "head": "hypercolumn",
-        "hidden": 256,
-        "channels": 32,
-        "stride": 4,
-        "boundary": True,
-    },
+    "alexnet-relu5": {"backbone": "alexnet", "taps": ("relu5",), "hidden": 256},
+    "vgg16-relu4": {"backbone": "vgg16", "taps": ("relu4_1",), "hidden": 1024},
+    "vgg16-relu5": {"backbone": "vgg16", "taps": ("relu5_3",), "hidden": 1024},
 }
-"""The models of the paper's second table and the extended one, as fields of :class:`NCutsModelConfig`."""
+"""The models of the paper's second table, as fields of :class:`NCutsModelConfig`."""

@@ -7,6 +7,7 @@ Every level also predicts the contours by itself, so that training reaches it di
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,7 @@ from matbackprop.vision.models.weights import PretrainedMixin
 
 __all__ = ["ContourNet"]
 
-SIDE = 16
-"""Shortest side in pixels of an image that the network accepts; shorter ones are padded by the caller."""
+_LEAST = 16  # pixels on a side of an image; smaller ones are padded
 
 
 class _Grid(NamedTuple):
@@ -45,7 +45,7 @@ def _resample(x: Tensor, source: _Grid, target: _Grid, size: tuple[int, int]) ->
         lines.append(place * (2 / (source.stride * max(cells - 1, 1))) - 1)
     rows, columns = torch.meshgrid(*lines, indexing="ij")
     grid = torch.stack([columns, rows], -1).to(x.dtype)
-    grid = grid.expand(len(x), *grid.shape)
+    grid = grid.expand(x.shape[0], *grid.shape)
     return nnf.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=True)
 
 
@@ -76,6 +76,7 @@ class ContourNet(PretrainedMixin, nn.Module):
         places = [self.backbone.info(tap) for tap in config.taps]
         # From pixels of the enlarged image to those of the image.
         self.grids = [_Grid(place.stride / config.zoom, (place.offset + 0.5) / config.zoom - 0.5) for place in places]
+        self.least = max(_LEAST, *(math.ceil(place.reach / config.zoom) for place in places))
         width = config.width
         self.lateral = nn.ModuleList(nn.Conv2d(place.channels, width, 1) for place in places)
         self.smooth = nn.ModuleList(_convolution(width, width) for _ in places)
@@ -89,18 +90,21 @@ class ContourNet(PretrainedMixin, nn.Module):
         """Compute the logits of the contours.
 
         Args:
-            image: RGB (b, 3, h, w), float in [0, 1], at least 16 pixels on a side.
+            image: RGB (b, 3, h, w), float in [0, 1], of any size.
 
         Returns:
             Logits (b, h, w): those of the network first, then those of its levels, from coarse to fine.
         """
-        if image.ndim != 4 or image.shape[1] != 3 or min(image.shape[-2:]) < SIDE:
-            raise ShapeError(f"image is {tuple(image.shape)}; expected (b, 3, h, w) with sides of at least {SIDE}.")
-        h, w = int(image.shape[-2]), int(image.shape[-1])
+        if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
+            raise ShapeError(f"images must be (b, 3, h, w) with at least one pixel, got {tuple(image.shape)}.")
+        height, width = int(image.shape[-2]), int(image.shape[-1])
+        if min(height, width) < self.least:
+            pad = (0, max(0, self.least - width), 0, max(0, self.least - height))
+            return [one[:, :height, :width] for one in self(nnf.pad(image, pad, mode="replicate"))]
         image = normalize(image)
         enlarged = image
         if self.config.zoom != 1:
-            size = (round(h * self.config.zoom), round(w * self.config.zoom))
+            size = (round(height * self.config.zoom), round(width * self.config.zoom))
             enlarged = nnf.interpolate(image, size=size, mode="bicubic", align_corners=False)
         maps = self.backbone(enlarged, self.config.taps)
 
@@ -111,10 +115,10 @@ class ContourNet(PretrainedMixin, nn.Module):
             if x is not None:
                 lateral = lateral + _resample(x, coarse, grid, lateral.shape[-2:])
             x, coarse = self.smooth[level](lateral), grid
-            levels.append(_resample(self.side[level](x), grid, _PIXELS, (h, w)).squeeze(1))
+            levels.append(_resample(self.side[level](x), grid, _PIXELS, (height, width)).squeeze(1))
         assert x is not None
         detail = self.stem(image)
-        fused = self.fuse(torch.cat([_resample(x, coarse, _PIXELS, (h, w)).to(detail.dtype), detail], 1))
+        fused = self.fuse(torch.cat([_resample(x, coarse, _PIXELS, (height, width)).to(detail.dtype), detail], 1))
         return [fused.squeeze(1), *levels]
 
     def contours(self, image: Tensor) -> Tensor:

@@ -279,7 +279,7 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
 def model_card(config: dict[str, Any]) -> str:
     """The card (README.md) of a saved model: how to use it, and what ``config.json`` says about it."""
     notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
-    kind, use = config["class"], "segment" if config["class"] == "DeepNCuts" else "classify"
+    kind, use = config["class"], "classify" if config["class"] == "RegionClassifier" else "segment"
     lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
     lines += [f"license: {config['license']}"] if "license" in config else []
     lines += ["---", "", f"# {kind}", "", "Use this folder, or its name on the hub, with matbackprop:", ""]

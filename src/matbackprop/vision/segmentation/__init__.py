@@ -1,46 +1,28 @@
-"""Features → spectral embedding → clusterings for every K → label maps; and merging of regions into a hierarchy."""
+"""Contours → watershed → nested segmentations; and features → spectral embedding → clusterings for every K."""
 
-from matbackprop.vision.segmentation.clustering import (
-    KMeans,
-    KMeansRounding,
-    PivotedQRRounding,
-    YuShiRounding,
-    pivoted_qr_rotation,
-    weighted_kmeans,
-    yu_shi_rotation,
-)
+from matbackprop.vision.segmentation.clustering import KMeans, weighted_kmeans
 from matbackprop.vision.segmentation.hierarchy import (
-    MERGE_KS,
+    LEVELS,
     Hierarchy,
-    MergeCost,
     contour_map,
-    merge_regions,
-    number_strengths,
+    merge_contours,
+    watershed_regions,
 )
+from matbackprop.vision.segmentation.refine import refine_labels
+from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph, region_means
 from matbackprop.vision.segmentation.segment import (
     CLUSTER_KS,
     Embedding,
-    KChoice,
     NCutSpace,
     Segmentation,
     SoftSpace,
-    choose_k,
     connected_components,
     ncut_embedding,
     segment_features,
     soft_embedding,
 )
-from matbackprop.vision.segmentation.superpixels import (
-    RegionGraph,
-    border_mean,
-    region_graph,
-    region_means,
-    rgb_to_lab,
-    slic_superpixels,
-)
 
-__all__ = ["CLUSTER_KS", "MERGE_KS", "Embedding", "Hierarchy", "KChoice", "KMeans", "KMeansRounding", "MergeCost",
-           "NCutSpace", "PivotedQRRounding", "RegionGraph", "Segmentation", "SoftSpace", "YuShiRounding",
-           "border_mean", "choose_k", "connected_components", "contour_map", "merge_regions", "ncut_embedding",
-           "number_strengths", "pivoted_qr_rotation", "region_graph", "region_means", "rgb_to_lab", "segment_features",
-           "slic_superpixels", "soft_embedding", "weighted_kmeans", "yu_shi_rotation"]  # fmt: skip
+__all__ = ["CLUSTER_KS", "LEVELS", "Embedding", "Hierarchy", "KMeans", "NCutSpace", "RegionGraph", "Segmentation",
+           "SoftSpace", "border_strengths", "connected_components", "contour_map", "merge_contours", "ncut_embedding",
+           "refine_labels", "region_graph", "region_means", "segment_features", "soft_embedding", "watershed_regions",
+           "weighted_kmeans"]  # fmt: skip

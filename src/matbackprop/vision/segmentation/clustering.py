@@ -1,11 +1,10 @@
-"""From coordinates to clusters: weighted K-means for all K, restarts and images at once; Yu–Shi; pivoted QR."""
+"""From coordinates to clusters: weighted K-means for all K, restarts and images at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ class KMeans(NamedTuple):
 
     Attributes:
         labels: (*b, n, m) cluster of each point, below K; some clusters may be empty.
-        centers: (*b, n, max K, e); only the first K rows count, and only the leading coordinates where asked for.
+        centers: (*b, n, max K, e); only the first K rows count, and with ``leading`` only the first K coordinates.
         distortion: (*b, n) weighted sum of squared distances Σ wᵢ‖xᵢ − c‖².
     """
 
@@ -32,7 +31,7 @@ class KMeans(NamedTuple):
 
 
 def center_scores(points: Tensor, centers: Tensor) -> Tensor:
-    """Scores x·c − ½‖c‖² (*b, m, n·K), largest for the nearest centre, affine in x.
+    """Scores x·c − ½‖c‖² (*b, m, n·K), largest for the nearest center, affine in x.
 
     Because they are affine, bilinear upsampling of scores equals scoring upsampled points.
     """
@@ -64,7 +63,7 @@ def _seed_centers(x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, size: int, 
 def _cluster(
     x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, bias: Tensor, uniforms: Tensor, *, iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Seed and iterate every run: labels (B, m, R), centres (B, R, size, e) and scores of the labels (B, m, R)."""
+    """Seed and iterate every run: labels (B, m, R), centers (B, R, size, e) and scores of the labels (B, m, R)."""
     b, m, e = x.shape
     runs, size = bias.shape[-2:]
     centers = _seed_centers(x, w, norms, dims, size, uniforms)
@@ -98,7 +97,7 @@ def weighted_kmeans(
 ) -> KMeans:
     """Cluster weighted points into K clusters for every K in ``ks``, keeping the best of several seeded restarts.
 
-    Minimises Σᵢ wᵢ‖xᵢ − c(i)‖². With ``leading`` the K-th clustering sees only the first K coordinates; on a
+    Minimizes Σᵢ wᵢ‖xᵢ − c(i)‖². With ``leading`` the K-th clustering sees only the first K coordinates; on a
     normalized-cut embedding of orthonormal U its distortion is then ½‖UUᵀ − D^½E(EᵀDE)⁻¹EᵀD^½‖², Bach and Jordan's
     measure. All images, all K and all restarts run in the same few launches; sums are matrix products, so the result is
     deterministic for a seed, and an image's clustering does not depend on the others in its batch.
@@ -109,7 +108,7 @@ def weighted_kmeans(
         ks: n numbers of clusters. More clusters than distinct points leave clusters empty.
         leading: use the first K coordinates for K clusters.
         restarts: K-means++ seedings for each K.
-        iterations: at most so many Lloyd steps.
+        iterations: largest number of Lloyd steps.
         seed: of the seedings.
 
     Returns:
@@ -176,157 +175,22 @@ def weighted_kmeans(
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ rotations
-
-
-def _check(vectors: Tensor) -> None:
-    check_matrix(vectors, "vectors")
-    if vectors.shape[-1] < 1 or vectors.shape[-2] < 1:
-        raise ShapeError(f"vectors must be (*b, m, k) with m, k ≥ 1, got {tuple(vectors.shape)}.")
-
-
-def _polar(a: Tensor) -> Tensor:
-    """The orthogonal polar factor of square matrices (*b, k, k)."""
-    u, _, vh = torch.linalg.svd(a)
-    return u @ vh
-
-
-def leading_pivots(vectors: Tensor) -> Tensor:
-    """The first k pivots (*b, k) of QR with column pivoting on Vᵀ, by Gram–Schmidt over rows; V is (*b, m, k)."""
-    _check(vectors)
-    rest = vectors.clone()
-    pivots = []
-    for _ in range(vectors.shape[-1]):
-        norms = (rest * rest).sum(-1)
-        pivot = norms.argmax(-1, keepdim=True)
-        pivots.append(pivot)
-        row = rest.gather(-2, pivot.unsqueeze(-1).expand(*pivot.shape, rest.shape[-1]))
-        length = (row * row).sum(-1, keepdim=True).sqrt()
-        direction = torch.where(length > 0, row / torch.where(length > 0, length, 1), torch.zeros_like(row))
-        rest = rest - (rest @ direction.mT) @ direction
-    return torch.cat(pivots, -1)
-
-
-def pivoted_qr_rotation(vectors: Tensor) -> Tensor:
-    """The rotation R (*b, k, k) whose axes are aligned with clusters: labels are argmax of V R.
+def cluster_scores(
+    points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], *, leading: bool, seed: int = 0
+) -> list[Tensor]:
+    """Scores (*b, m, K) of clusters for each K, affine in the points; the largest names a point's cluster.
 
     Args:
-        vectors: the top eigenvectors (*b, m, k).
-
-    Example:
-        >>> v = torch.eye(3).repeat_interleave(2, 0) @ torch.linalg.qr(torch.arange(9.0).view(3, 3).cos())[0]
-        >>> labels = (v @ pivoted_qr_rotation(v)).argmax(-1)
-        >>> bool((labels[::2] == labels[1::2]).all()), len(labels.unique())
-        (True, 3)
-
-    References:
-        A. Damle, V. Minden, L. Ying, Simple, direct and efficient multi-way spectral clustering, 2019.
+        points: (*b, m, e) to score.
+        sample: (*b, n, e) points of the same space to find the clusters on.
+        weights: (*b, n) of the sample.
+        ks: numbers of clusters.
+        leading: whether K clusters use the first K coordinates alone.
+        seed: of K-means.
     """
-    pivots = leading_pivots(vectors)
-    rows = vectors.gather(-2, pivots.unsqueeze(-1).expand(*pivots.shape, vectors.shape[-1]))
-    return _polar(rows.mT)
-
-
-def yu_shi_rotation(vectors: Tensor, *, iterations: int = 20) -> Tensor:
-    """The rotation R (*b, k, k) that brings the row-normalised eigenvectors nearest to an indicator matrix.
-
-    Alternates E = one-hot argmax(XR) and R = polar(XᵀE), from the pivoted-QR rotation on.
-
-    Args:
-        vectors: coordinates (*b, m, k), for example :func:`ncut_embedding`'s points; rows are normalised here.
-        iterations: number of alternations.
-
-    References:
-        S. Yu, J. Shi, Multiclass spectral clustering, ICCV 2003.
-    """
-    _check(vectors)
-    lengths = vectors.norm(dim=-1, keepdim=True)
-    x = vectors / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-    rotation = pivoted_qr_rotation(x)
-    for _ in range(iterations):
-        labels = (x @ rotation).argmax(-1)
-        indicator = torch.zeros_like(x).scatter_(-1, labels.unsqueeze(-1), 1.0)
-        rotation = _polar(x.mT @ indicator)
-    return rotation
-
-
-@runtime_checkable
-class Rounding(Protocol):
-    """Turns coordinates into scores of clusters, the largest of which names a point's cluster."""
-
-    @property
-    def cells(self) -> int:
-        """About how many points the clusters are found on."""
-        ...
-
-    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
-        """Scores (*b, m, K) for each K, affine in the points.
-
-        Args:
-            points: (*b, m, e) to score.
-            sample: (*b, n, e) points of the same space that the clusters are found on.
-            weights: (*b, n) of the sample.
-            ks: numbers of clusters.
-            leading: whether K clusters see the first K coordinates alone.
-        """
-
-
-@dataclass(frozen=True)
-class KMeansRounding:
-    """Weighted K-means (Bach and Jordan); the same seed gives the same clusters.
-
-    Attributes:
-        restarts: seedings for each K.
-        iterations: Lloyd steps.
-        seed: of the seedings.
-        cells: about how many points the clusters are found on.
-    """
-
-    restarts: int = 4
-    iterations: int = 30
-    seed: int = 0
-    cells: int = 2400
-
-    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
-        """See :class:`Rounding`."""
-        clusters = weighted_kmeans(
-            sample, weights, ks, leading=leading, restarts=self.restarts, iterations=self.iterations, seed=self.seed
-        )
-        # Around the mean point, which changes no comparison: scores may be rounded to single precision later.
-        points = points.double()
-        mean = points.mean(-2, keepdim=True)
-        centers = clusters.centers.double() - mean.unsqueeze(-3)
-        return [center_scores(points - mean, centers[..., i : i + 1, :k, :]) for i, k in enumerate(ks)]
-
-
-@dataclass(frozen=True)
-class YuShiRounding:
-    """Discretisation of the row-normalised leading coordinates (Yu and Shi).
-
-    Attributes:
-        iterations: alternations.
-        cells: about how many points the rotation is found on.
-    """
-
-    iterations: int = 30
-    cells: int = 2400
-
-    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
-        """See :class:`Rounding`; K clusters always see the first K coordinates."""
-        return [points[..., :k] @ yu_shi_rotation(sample[..., :k], iterations=self.iterations) for k in ks]
-
-
-@dataclass(frozen=True)
-class PivotedQRRounding:
-    """The rotation that QR with column pivoting finds (Damle, Minden and Ying).
-
-    Attributes:
-        cells: about how many points the rotation is found on.
-    """
-
-    cells: int = 2400
-
-    def scores(self, points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], leading: bool) -> list[Tensor]:
-        """See :class:`Rounding`; K clusters always see the first K coordinates."""
-        vectors = sample * weights.sqrt().unsqueeze(-1)  # the orthonormal eigenvectors themselves
-        return [points[..., :k] @ pivoted_qr_rotation(vectors[..., :k]) for k in ks]
+    clusters = weighted_kmeans(sample, weights, ks, leading=leading, seed=seed)
+    # Around the mean point, which changes no comparison: scores may be rounded to single precision later.
+    points = points.double()
+    mean = points.mean(-2, keepdim=True)
+    centers = clusters.centers.double() - mean.unsqueeze(-3)
+    return [center_scores(points - mean, centers[..., i : i + 1, :k, :]) for i, k in enumerate(ks)]

@@ -1,4 +1,4 @@
-"""Merging regions into a nested hierarchy by spectral distance, boundary and size."""
+"""From contours to nested segmentations: watershed, merging by contour strength, levels, ultrametric contour map."""
 
 from __future__ import annotations
 
@@ -10,27 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.checks import check_ks
-from matbackprop.errors import ShapeError
-from matbackprop.vision.segmentation.superpixels import RegionGraph, region_graph
+from matbackprop.errors import ShapeError, needs
+from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
-MERGE_KS = (2, 3, 4, 6, 8, 11, 16, 25)
-"""Numbers of regions of the eight levels that are read off a hierarchy; chosen on training images of BSDS300."""
-
-
-@dataclass(frozen=True)
-class MergeCost:
-    """Exponents of the price d^region · s^boundary · (ab/(a+b))^area · c^colour · t^−contact of uniting two regions.
-
-    d is the distance of their means in the spectral space, s the mean boundary strength between them, a and b are their
-    shares of the image, c, where colours are given, is the distance of their mean colours, √(‖ΔLab‖² + 2.5), and t
-    is .05 more than the share of the shorter outline (without what lies at the edge of the image) that both have.
-    """
-
-    region: float = 0.8
-    boundary: float = 0.4
-    area: float = 0.27
-    colour: float = 0.0
-    contact: float = 0.0
+SMOOTHING = 0.8
+"""Standard deviation in pixels of the Gaussian applied to contours before the watershed."""
+STEPS = 128
+"""Contour strengths that the minima of the watershed distinguish; fewer give fewer regions."""
+LEVELS = (2, 3, 4, 6, 8, 11, 16, 25)
+"""Numbers of regions of eight levels of a hierarchy; chosen on training images of BSDS300."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +28,24 @@ class Hierarchy:
     Attributes:
         count: S.
         merges: (S − 1, 2) representatives (original regions) of the two sides, in the order of merging.
-        heights: (S − 1,) non-decreasing price of each merge: the ultrametric distance of the two sides.
+        heights: (S − 1,) non-decreasing height of each merge: the ultrametric distance of the two sides.
     """
 
     count: int
     merges: NDArray[np.int64]
     heights: NDArray[np.float64]
 
-    def levels(self, ks: Sequence[int]) -> NDArray[np.int64]:
-        """Labels (n, S) of the original regions for each number of segments in ``ks``; at most S segments exist.
+    def regions_at(self, height: float) -> int:
+        """Number of regions left when all merges up to ``height`` are done.
+
+        Example:
+            >>> Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7])).regions_at(0.5)
+            2
+        """
+        return self.count - int(np.searchsorted(self.heights, height, side="right"))
+
+    def levels(self, ks: Sequence[int]) -> NDArray[np.int32]:
+        """Labels (n, S) of the original regions for each number of segments in ``ks``, at most S.
 
         Example:
             >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
@@ -56,7 +53,7 @@ class Hierarchy:
             [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
         """
         steps = [max(self.count - k, 0) for k in check_ks(ks)]
-        out = np.empty((len(steps), self.count), dtype=np.int64)
+        out = np.empty((len(steps), self.count), dtype=np.int32)
         parent = np.arange(self.count)
         done = 0
         for index in np.argsort(steps, kind="stable"):
@@ -70,253 +67,139 @@ class Hierarchy:
         return out
 
 
-def merge_regions(
-    features: ArrayLike,
-    graph: RegionGraph,
-    boundary: ArrayLike | None = None,
-    *,
-    colours: ArrayLike | None = None,
-    cost: MergeCost | None = None,
-) -> Hierarchy:
-    """Greedily unite the cheapest pair of neighbouring regions until one is left.
-
-    The price is that of :class:`MergeCost`. A union has the area-weighted means of features and colours and the
-    length-weighted mean of the boundaries towards each neighbour. Prices are made monotone, so that the levels are
-    nested and the heights an ultrametric.
+def watershed_regions(contours: ArrayLike) -> NDArray[np.int32]:
+    """Divide an image along its contours: one region for each basin of the contour strength.
 
     Args:
-        features: (S, e) one row per region, for example means of :func:`soft_embedding`'s points.
-        graph: neighbours, areas and border lengths, from :func:`region_graph`.
-        boundary: (E,) strengths in [0, 1] of the edges; None for ones.
-        colours: (S, 3) mean Lab colours; None leaves the factor of colour out.
-        cost: exponents.
+        contours: (h, w) strengths in [0, 1].
 
     Returns:
-        :class:`Hierarchy`. Ties are broken by the smaller numbers of the regions.
+        (h, w), numbered from 0 without gaps.
 
     Raises:
-        ShapeError: rows do not fit the graph.
+        ShapeError: ``contours`` is not a non-empty map, or holds values outside [0, 1].
 
     Example:
-        >>> from matbackprop.vision.segmentation import region_graph
-        >>> graph = region_graph([[0, 0, 1, 1, 2, 2]])
-        >>> merge_regions([[0.0], [0.1], [1.0]], graph).levels([2]).tolist()
-        [[0, 0, 1]]
+        >>> contours = np.zeros((9, 12))
+        >>> contours[:, 6] = 1
+        >>> watershed_regions(contours)[0, [0, 4, 8, 11]].tolist()
+        [0, 0, 1, 1]
     """
-    merger = _Merger(*_checked(features, graph, boundary, colours), MergeCost() if cost is None else cost, graph)
-    merges, heights, height = [], [], 0.0
-    while (cheapest := merger.cheapest()) is not None:
-        price, i, j = cheapest
-        height = max(height, price)
-        merges.append((i, j))
-        heights.append(height)
-        merger.unite(i, j)
-    gone = {j for _, j in merges}
-    survivors = [i for i in range(len(graph.areas)) if i not in gone]
-    for other in survivors[1:]:  # parts that do not touch are united last, at an infinite price
-        merges.append((survivors[0], other))
-        heights.append(np.inf)
-    ordered = np.array(merges, dtype=np.int64).reshape(-1, 2)
-    return Hierarchy(len(graph.areas), ordered, np.array(heights, dtype=np.float64))
+    array = _check_contours(contours)
+    with needs("segmentation needs scikit-image", "'matbackprop[train]'"):
+        from scipy.ndimage import gaussian_filter, label
+        from skimage.morphology import local_minima
+        from skimage.segmentation import watershed
+    smooth = gaussian_filter(array, SMOOTHING)
+    seeds, count = label(local_minima(np.round(smooth * STEPS), allow_borders=True))
+    if count < 2:
+        return np.zeros(array.shape, np.int32)
+    return watershed(smooth, seeds).astype(np.int32) - 1
 
 
-def _checked(
-    features: ArrayLike, graph: RegionGraph, boundary: ArrayLike | None, colours: ArrayLike | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None]:
-    """Features, boundary strengths and colours as arrays that fit the graph."""
-    x, count, edges = np.array(features, dtype=np.float64), len(graph.areas), len(graph.edges)
-    if x.ndim != 2 or len(x) != count:
-        raise ShapeError(f"features must be ({count}, e) for a graph of {count} regions, got {x.shape}.")
-    lab = None if colours is None else np.asarray(colours, dtype=np.float64)
-    if lab is not None and lab.shape != (count, 3):
-        raise ShapeError(f"colours must be ({count}, 3), one Lab colour per region, got {lab.shape}.")
-    strength = np.ones(edges) if boundary is None else np.asarray(boundary, dtype=np.float64)
-    if strength.shape != (edges,):
-        raise ShapeError(f"boundary must be ({edges},), one number per edge, got {strength.shape}.")
-    return x, strength, lab
+def merge_contours(regions: ArrayLike, contours: ArrayLike) -> Hierarchy:
+    """Merge neighboring regions, the pair with the weakest border first, until one is left.
 
-
-_Border = tuple[float, float, float]
-"""What two neighbours share: the price of uniting them, the length of their border, and length · boundary."""
-
-
-class _Merger:
-    """Regions on their way to one: means, areas, outlines, neighbours, and a heap of prices.
-
-    A region has few neighbours, for which plain numbers are faster than arrays of them; only features stay arrays. The
-    heap may hold less than the price of a pair, never more: the rest is made up for when the pair comes to the top.
-    """
-
-    def __init__(
-        self,
-        x: NDArray[np.float64],
-        strength: NDArray[np.float64],
-        colours: NDArray[np.float64] | None,
-        cost: MergeCost,
-        graph: RegionGraph,
-    ) -> None:
-        self.cost, self.size = cost, x.shape[1]
-        self.x = x if colours is None else np.concatenate([x, colours], 1)
-        self.rows = list(self.x)  # views: a new mean in one of them is in x
-        self.area: list[float] = (graph.areas / graph.areas.sum()).tolist()
-        ends = graph.edges.T.ravel()
-        self.outline: list[float] = np.bincount(ends, np.tile(graph.lengths, 2), len(self.area)).tolist()
-        self.neighbours: list[dict[int, _Border]] = [{} for _ in self.area]
-        self.heap: list[tuple[float, int, int]] = []
-        distances = self.distances(self.x[graph.edges[:, 0]] - self.x[graph.edges[:, 1]])
-        totals = (graph.lengths * strength).tolist()
-        for (i, j), *border in zip(graph.edges.tolist(), distances, graph.lengths.tolist(), totals, strict=True):
-            self.heap.append((self.set_price(i, j, *border), i, j))
-        heapq.heapify(self.heap)
-
-    def distances(self, difference: NDArray[np.float64]) -> list[float]:
-        """d^region · c^colour of rows of differences."""
-        squares = np.einsum("ij,ij->i", difference[:, : self.size], difference[:, : self.size])
-        powers = np.maximum(squares, 1e-18) ** (0.5 * self.cost.region)
-        if difference.shape[1] > self.size and self.cost.colour:
-            tints = difference[:, self.size :]
-            powers *= (np.einsum("ij,ij->i", tints, tints) + _INVISIBLE) ** (0.5 * self.cost.colour)
-        return powers.tolist()
-
-    def set_price(self, i: int, j: int, distance: float, length: float, total: float) -> float:
-        """Price a pair of neighbours from their distance and what they share."""
-        a, b = self.area[i], self.area[j]
-        price = distance * max(total / length, 1e-9) ** self.cost.boundary * (a * b / (a + b)) ** self.cost.area
-        if self.cost.contact:
-            share = length / min(self.outline[i], self.outline[j])
-            price *= (share + _NO_CONTACT) ** -self.cost.contact
-        self.neighbours[i][j] = self.neighbours[j][i] = (price, length, total)
-        return price
-
-    def cheapest(self) -> tuple[float, int, int] | None:
-        """Take the cheapest pair out of the heap; None when no regions touch any more."""
-        while self.heap:
-            before, i, j = self.heap[0]
-            border = self.neighbours[i].get(j)
-            now = -np.inf if border is None else border[0]
-            if now > before:  # it has become dearer since
-                heapq.heapreplace(self.heap, (now, i, j))
-                continue
-            heapq.heappop(self.heap)
-            if now == before:  # otherwise it is gone, or has become cheaper and stands elsewhere in the heap
-                return now, i, j
-        return None
-
-    def unite(self, i: int, j: int) -> None:
-        """Let region i take in its neighbour j."""
-        self._join_borders(i, j)
-        if self.neighbours[i]:
-            self._join_means(i, j)
-            self._price_again(i)
-
-    def _join_borders(self, i: int, j: int) -> None:
-        mine, theirs = self.neighbours[i], self.neighbours[j]
-        self.outline[i] += self.outline[j] - 2 * mine[j][1]
-        self.neighbours[j] = {}
-        del mine[j], theirs[i]
-        for k, (_, length, total) in theirs.items():
-            old = mine.get(k, _NO_BORDER)
-            mine[k] = (old[0], old[1] + length, old[2] + total)
-            del self.neighbours[k][j]
-
-    def _join_means(self, i: int, j: int) -> None:
-        mean, area = self.rows[i], self.area[i] + self.area[j]
-        mean *= self.area[i]
-        mean += self.area[j] * self.rows[j]
-        mean /= area
-        self.area[i] = area
-
-    def _price_again(self, i: int) -> None:
-        """Price all neighbours of a region anew, and put into the heap what has become cheaper."""
-        mine = self.neighbours[i]
-        difference = self.x.take(list(mine), 0)
-        difference -= self.rows[i]
-        for (k, (before, length, total)), distance in zip(list(mine.items()), self.distances(difference), strict=True):
-            price = self.set_price(i, k, distance, length, total)
-            if price < before:
-                heapq.heappush(self.heap, (price, i, k) if i < k else (price, k, i))
-
-
-_NO_BORDER = (np.inf, 0.0, 0.0)
-_INVISIBLE = 2.5  # ‖ΔLab‖² that hardly anybody sees
-_NO_CONTACT = 0.05  # share of an outline that counts like none
-
-
-FINEST = 1000
-"""Number of regions whose contours have strength 0."""
-
-
-def number_strengths(count: int) -> NDArray[np.float64]:
-    """Strengths of merges by the number of regions alone, the same for every image.
-
-    Cut at a threshold t, a map with these strengths has about 1000^(1−t) regions: 2 at .9, 31 at .5, 500 at .1.
+    The strength of a border is the mean contour strength along it. Heights are made non-decreasing, so that levels are
+    nested.
 
     Args:
-        count: number S of regions to begin with.
+        regions: (h, w) partition, numbered from 0 without gaps.
+        contours: (h, w) strengths in [0, 1].
 
     Returns:
-        (S − 1,) one strength in [0, 1) per merge: 1 − log(k − ½)/log 1000 where it leaves k − 1 regions of k.
+        :class:`Hierarchy`. Ties are broken by the numbers of the regions.
 
     Example:
-        >>> number_strengths(3).round(3).tolist()
-        [0.867, 0.941]
+        >>> contours = np.array([[0.0, 0.2, 0.0, 0.9, 0.0]])
+        >>> tree = merge_contours([[0, 0, 1, 1, 2]], contours)
+        >>> tree.heights.tolist(), tree.levels([2]).tolist()
+        ([0.2, 0.9], [[0, 0, 1]])
     """
-    before = np.arange(count, 1, -1)
-    return np.clip(1 - np.log(before - 0.5) / np.log(FINEST), 0, 1)
+    graph = region_graph(regions)
+    strengths = border_strengths(regions, graph, _check_contours(contours))
+    return merge_graph(graph, strengths)
 
 
-def contour_map(regions: ArrayLike, hierarchy: Hierarchy, strengths: ArrayLike | None = None) -> NDArray[np.float64]:
-    """Draw every contour with the strength at which the two regions at its sides become one.
+def merge_graph(graph: RegionGraph, strengths: NDArray[np.float64]) -> Hierarchy:
+    """Merge the regions of a graph by the strengths (E,) of its borders; see :func:`merge_contours`."""
+    count = len(graph.areas)
+    neighbors: list[dict[int, tuple[float, int]]] = [{} for _ in range(count)]  # sum of strengths, length
+    heap = []
+    lengths = graph.lengths.tolist()
+    for (i, j), mean, length in zip(graph.edges.tolist(), strengths.tolist(), lengths, strict=True):
+        neighbors[i][j] = neighbors[j][i] = (mean * length, length)
+        heap.append((mean, i, j, length))
+    heapq.heapify(heap)
+    alive = [True] * count
+    merges: list[tuple[int, int]] = []
+    heights: list[float] = []
+    height = 0.0
+    while heap:
+        mean, i, j, length = heapq.heappop(heap)
+        if not (alive[i] and alive[j]) or neighbors[i][j][1] != length:
+            continue  # one of them is gone, or their border has grown since
+        height = max(height, mean)
+        merges.append((i, j))
+        heights.append(height)
+        alive[j] = False
+        del neighbors[i][j]
+        mine = neighbors[i]
+        for k, (total, size) in neighbors[j].items():
+            if k == i:
+                continue
+            del neighbors[k][j]
+            before = mine.get(k, (0.0, 0))
+            total, size = total + before[0], size + before[1]
+            mine[k] = neighbors[k][i] = (total, size)
+            heapq.heappush(heap, (total / size, *((i, k) if i < k else (k, i)), size))
+        neighbors[j] = {}
+    return Hierarchy(count, np.array(merges, np.int64).reshape(-1, 2), np.array(heights))
 
-    The map is of twice the size (``ucm2``): pixel (i, j) lies at (2i + 1, 2j + 1), the contour between two neighbouring
-    pixels between them, and a corner has the strength of the strongest contour that meets there. Joining pixels over
-    contours not above a threshold gives a level of the hierarchy.
+
+def contour_map(regions: ArrayLike, hierarchy: Hierarchy) -> NDArray[np.float64]:
+    """Draw every border with the height at which the two regions at its sides merge: an ultrametric contour map.
+
+    The map has twice the size (``ucm2``): pixel (i, j) is at (2i + 1, 2j + 1), the border between two neighboring
+    pixels is between them, and a corner has the strength of the strongest border that ends there. Joining pixels over
+    borders not above a threshold gives the level of the hierarchy at that height.
 
     Args:
         regions: (h, w) the map of the hierarchy's regions, numbered from 0.
         hierarchy: the merges.
-        strengths: (S − 1,) non-decreasing strength of each merge, in [0, 1] for the benchmark's thresholds; None for
-            :func:`number_strengths`.
 
     Returns:
         (2h + 1, 2w + 1).
 
     Raises:
-        ShapeError: regions or strengths do not fit the hierarchy, or the strengths decrease.
+        ShapeError: the regions do not fit the hierarchy.
 
     Example:
         >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
-        >>> contour_map([[0, 1, 2]], tree, tree.heights)[1].tolist()
+        >>> contour_map([[0, 1, 2]], tree)[1].tolist()
         [0.0, 0.0, 0.1, 0.0, 0.7, 0.0, 0.0]
 
     Reference: Arbelaez, Maire, Fowlkes, Malik, "Contour detection and hierarchical image segmentation", PAMI 2011, 4.2.
     """
     r = np.asarray(regions)
     graph = region_graph(r)
-    s = number_strengths(hierarchy.count) if strengths is None else np.asarray(strengths, dtype=np.float64)
-    if len(graph.areas) != hierarchy.count or s.shape != (hierarchy.count - 1,):
-        raise ShapeError(
-            f"the map has {len(graph.areas)} regions and there are {s.shape} strengths; a hierarchy over "
-            f"{hierarchy.count} regions needs as many, and one strength per merge."
-        )
-    if (np.diff(s) < 0).any():
-        raise ShapeError("strengths decrease from one merge to the next; a contour map needs the levels nested.")
+    if len(graph.areas) != hierarchy.count:
+        raise ShapeError(f"the map has {len(graph.areas)} regions, but the hierarchy {hierarchy.count}.")
     horizontal, vertical = r[:, :-1] != r[:, 1:], r[:-1] != r[1:]
-    values = s[_joined_at(hierarchy, graph.edges)][graph.pairs]  # along each piece of border between two pixels
     out = np.zeros((2 * r.shape[0] + 1, 2 * r.shape[1] + 1))
-    out[1::2, 2:-1:2][horizontal] = values[: horizontal.sum()]
-    out[2:-1:2, 1::2][vertical] = values[horizontal.sum() :]
+    if hierarchy.count > 1:
+        values = hierarchy.heights[_joined_at(hierarchy, graph.edges)][graph.pairs]
+        out[1::2, 2:-1:2][horizontal] = values[: horizontal.sum()]
+        out[2:-1:2, 1::2][vertical] = values[horizontal.sum() :]
     around = np.pad(out, 1)
-    corners = [around[1 + dy : -1 + dy or None, 1 + dx : -1 + dx or None][::2, ::2] for dy, dx in _NEIGHBOURS]
+    sides = ((-1, 0), (1, 0), (0, -1), (0, 1))
+    corners = [around[1 + dy : -1 + dy or None, 1 + dx : -1 + dx or None][::2, ::2] for dy, dx in sides]
     out[::2, ::2] = np.max(corners, 0)
     return out
 
 
-_NEIGHBOURS = ((-1, 0), (1, 0), (0, -1), (0, 1))
-
-
 def _joined_at(hierarchy: Hierarchy, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which merge makes the two regions of each edge one."""
+    """Which merge joins the two regions of each edge."""
     out = np.zeros(len(edges), dtype=np.int64)
     waiting = np.arange(len(edges))
     label = np.arange(hierarchy.count)
@@ -326,3 +209,12 @@ def _joined_at(hierarchy: Hierarchy, edges: NDArray[np.int64]) -> NDArray[np.int
         out[waiting[met]] = number
         waiting = waiting[~met]
     return out
+
+
+def _check_contours(contours: ArrayLike) -> NDArray[np.float32]:
+    array = np.asarray(contours, dtype=np.float32)
+    if array.ndim != 2 or array.size == 0:
+        raise ShapeError(f"contours must be a non-empty map (h, w), got {array.shape}.")
+    if not (array.min() >= 0 and array.max() <= 1):  # also if NaN
+        raise ShapeError("contours must be in [0, 1]. Divide them by their largest possible value.")
+    return array

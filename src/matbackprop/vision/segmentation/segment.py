@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.checks import check_floating, check_ks, check_matrix, check_weight, check_weight_values, wants_check
-from matbackprop.cuda.compiler import Source
-from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError
 from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._matrix_function import matrix_sqrt
 from matbackprop.functional._spectral_embedding import spectral_embedding
 from matbackprop.numerics import autocast_off, symmetrize
 from matbackprop.solvers import batched_eigh
-from matbackprop.vision.segmentation.clustering import KMeansRounding, Rounding
+from matbackprop.vision.segmentation.clustering import cluster_scores
 
 
 class Embedding(NamedTuple):
@@ -156,53 +154,10 @@ class SoftSpace:
         return soft_embedding(f, ridge=self.ridge)
 
 
-class KChoice(NamedTuple):
-    """A number of segments and how much the spectrum supports it.
-
-    Attributes:
-        k: (*b,) integers, the number of segments.
-        confidence: (*b,) in [0, 1]: 1 − (second largest gap)/(largest gap).
-    """
-
-    k: Tensor
-    confidence: Tensor
-
-
-def choose_k(eigenvalues: Tensor, *, low: int = 2, high: int | None = None) -> KChoice:
-    """Choose K by the largest eigengap λ_K − λ_(K+1), low ≤ K ≤ high.
-
-    Args:
-        eigenvalues: (*b, e) descending, of :class:`Embedding`.
-        low: the smallest K to consider.
-        high: the largest; None for e − 1.
-
-    Returns:
-        :class:`KChoice`. A spectrum too short for a gap gives K = min(low, e) with confidence 0.
-
-    Example:
-        >>> choose_k(torch.tensor([1.0, 0.98, 0.95, 0.2, 0.1]))
-        KChoice(k=tensor(3), confidence=tensor(0.8667))
-    """
-    e = eigenvalues.shape[-1]
-    top = e - 1 if high is None else min(high, e - 1)
-    if low < 1 or (high is not None and high < low):
-        raise ConfigurationError(f"need 1 ≤ low ≤ high, got low={low}, high={high}.")
-    if top < low:
-        k = torch.full(eigenvalues.shape[:-1], min(low, e), dtype=torch.long, device=eigenvalues.device)
-        return KChoice(k, torch.zeros_like(k, dtype=eigenvalues.dtype))
-    gaps = (eigenvalues[..., :-1] - eigenvalues[..., 1:])[..., low - 1 : top].clamp(min=0)
-    best = gaps.argmax(-1)
-    largest = gaps.amax(-1)
-    if gaps.shape[-1] > 1:
-        second = gaps.topk(2, dim=-1).values[..., 1]
-    else:
-        second = torch.zeros_like(largest)
-    confidence = torch.where(largest > 0, 1 - second / torch.where(largest > 0, largest, 1), torch.zeros_like(largest))
-    return KChoice(best + low, confidence)
-
-
 CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)
 """Numbers of clusters of the eight segmentations; chosen on training images of BSDS300."""
+CELLS = 2400
+"""About how many points clusters are found on."""
 
 
 class Segmentation(NamedTuple):
@@ -211,12 +166,10 @@ class Segmentation(NamedTuple):
     Attributes:
         labels: (*b, n, H, W) int64 maps, one for each K, numbered from 0.
         embedding: the points (*b, h·w, e), weights and eigenvalues on the features' own grid.
-        choice: K by the largest eigengap and its confidence.
     """
 
     labels: Tensor
     embedding: Embedding
-    choice: KChoice
 
 
 def _as_grid(f: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, tuple[int, int]]:
@@ -267,7 +220,7 @@ def segment_features(
     size: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,
     space: NCutSpace | SoftSpace | None = None,
-    rounding: Rounding | None = None,
+    seed: int = 0,
     split: bool = True,
 ) -> Segmentation:
     """Segment images by clustering their features: every K from one small eigenproblem.
@@ -282,8 +235,7 @@ def segment_features(
         size: (H, W) of the label maps; None for the features' grid.
         grid: (h, w) when the features come flattened.
         space: :class:`NCutSpace` by default, or :class:`SoftSpace`, with their own arguments.
-        rounding: :class:`KMeansRounding` by default, :class:`YuShiRounding` or :class:`PivotedQRRounding`, with their
-            own arguments.
+        seed: of K-means.
         split: split every segment into its connected components.
 
     Returns:
@@ -292,7 +244,7 @@ def segment_features(
     Raises:
         ShapeError: the features do not fit the grid, or a dimension is empty.
         NonFiniteError: the features hold NaN or Inf.
-        ConfigurationError: what is given as space or rounding is none.
+        ConfigurationError: ``space`` is not one of the two.
 
     Example:
         >>> f = torch.zeros(6, 8, 2)
@@ -303,13 +255,8 @@ def segment_features(
     """
     sizes = check_ks(ks)
     space = NCutSpace() if space is None else space
-    rounding = KMeansRounding() if rounding is None else rounding
     if not isinstance(space, NCutSpace | SoftSpace):
         raise ConfigurationError(f"space must be NCutSpace() or SoftSpace(), got {space!r}.")
-    if not isinstance(rounding, Rounding):
-        raise ConfigurationError(
-            f"rounding must be KMeansRounding(), YuShiRounding() or PivotedQRRounding(), got {rounding!r}."
-        )
     rows, cells = _as_grid(f.detach(), grid)
     if 0 in rows.shape[-2:]:
         raise ShapeError(f"features {tuple(f.shape)} have no cell or no channel.")
@@ -323,15 +270,14 @@ def segment_features(
     with torch.no_grad(), autocast_off(f.device.type):
         most = max(sizes)
         embedding = space.embed(rows, most)
-        choice = choose_k(embedding.eigenvalues, low=min(2, most), high=most)
-        work = working_grid(full, rounding.cells)
+        work = working_grid(full, CELLS)
         sample = _resize(embedding.points, cells, work)
         weights = _resize(embedding.weights.unsqueeze(-1), cells, work).squeeze(-1)
-        scores = rounding.scores(embedding.points, sample, weights, sizes, space.leading)
+        scores = cluster_scores(embedding.points, sample, weights, sizes, leading=space.leading, seed=seed)
         labels = torch.stack([_labels_at(score, cells, full) for score in scores], 1)
         if split:
             labels = connected_components(labels)
-        return Segmentation(labels.view(*rows.shape[:-2], len(sizes), *full), embedding, choice)
+        return Segmentation(labels.view(*rows.shape[:-2], len(sizes), *full), embedding)
 
 
 def _labels_at(scores: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -343,9 +289,6 @@ def _labels_at(scores: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> 
 
 
 # ----------------------------------------------------------------------------------------------------------- components
-
-_COMPONENTS = Source("components.cu")
-_THREADS = 256
 
 
 def _components_torch(labels: Tensor, connectivity: int) -> Tensor:
@@ -374,29 +317,8 @@ def _components_torch(labels: Tensor, connectivity: int) -> Tensor:
         if torch.equal(hooked, parent):
             break
         parent = hooked
-    return _number(parent, index.reshape(-1), labels.shape)
-
-
-def _number(root: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
-    """Number the components of each map from 0, by their first pixels; ``root`` names the first pixel of each pixel."""
-    rank = (root == index).view(shape[0], -1).cumsum(-1) - 1
-    return rank.reshape(-1)[root].view(shape)
-
-
-def _components_cuda(labels: Tensor, connectivity: int) -> Tensor:
-    """Union-find on (n, h, w) in three kernels, without waiting for the device."""
-    h, w = labels.shape[1:]
-    count = labels.numel()
-    flat = labels.to(torch.int64).contiguous()
-    parent = torch.empty(count, dtype=torch.int32, device=labels.device)
-    root = torch.empty(count, dtype=torch.int64, device=labels.device)
-    kernels = _COMPONENTS.on(labels.get_device())
-    grid, p = (-(-count // _THREADS),), parent.data_ptr()
-    kernels.launch("components_start", grid, _THREADS, 0, (p, count))
-    arguments = (flat.data_ptr(), p, count, h, w, int(connectivity == 8))
-    kernels.launch("components_unite", grid, _THREADS, 0, arguments)
-    kernels.launch("components_finish", grid, _THREADS, 0, (p, root.data_ptr(), count))
-    return _number(root, torch.arange(count, device=labels.device), labels.shape)
+    rank = (parent == index.reshape(-1)).view(n, -1).cumsum(-1) - 1  # from 0 in each map, by first pixels
+    return rank.reshape(-1)[parent].view(labels.shape)
 
 
 def _components_skimage(labels: Tensor, connectivity: int) -> Tensor:
@@ -413,7 +335,7 @@ def _components_skimage(labels: Tensor, connectivity: int) -> Tensor:
 def connected_components(labels: Tensor, *, connectivity: int = 4) -> Tensor:
     """Split every segment of a label map into its connected components.
 
-    Kernels of the package find them on CUDA, scikit-image on the CPU where it is installed, torch elsewhere.
+    scikit-image finds them on the CPU if it is installed, torch elsewhere.
 
     Args:
         labels: integer maps (*b, h, w); any integer is a label.
@@ -434,10 +356,5 @@ def connected_components(labels: Tensor, *, connectivity: int = 4) -> Tensor:
     if labels.numel() == 0:
         return labels.long()
     flat = labels.reshape(-1, *labels.shape[-2:])
-    if labels.is_cpu and find_spec("skimage") is not None:
-        find = _components_skimage
-    elif labels.numel() < 2**31 and kernels_may_take(flat):
-        find = _components_cuda
-    else:
-        find = _components_torch
+    find = _components_skimage if labels.is_cpu and find_spec("skimage") is not None else _components_torch
     return find(flat, connectivity).view(labels.shape)

@@ -28,11 +28,7 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
         >>> analyze(picture).count
         2
     """
-    segments: Any = replace(segment_photograph(photograph, model), name=name)
+    segments = replace(segment_photograph(photograph, model), name=name)
     if segments.hierarchy is None:
         raise ConfigurationError("This model has no hierarchy of regions. Choose a contour network.")
-    tree = segments.hierarchy
-    if hasattr(segments, "threshold"):
-        return Analysis(segments, segments.regions, tree, segments.threshold)
-    tree = replace(tree, heights=np.arange(1, tree.count) / tree.count)
-    return Analysis(segments, segments.superpixels, tree, 1 - (segments.k + 0.5) / tree.count)
+    return Analysis(segments, segments.regions, segments.hierarchy, segments.threshold)

@@ -321,14 +321,10 @@ class ImageDataConfig(DatasetConfig):
     """Which fifth of the training images is held out, 0 to 4."""
     limit: Count | None = None
     """Use at most this many images of each part."""
-    superpixels: Count = 600
-    """Approximate number of superpixels of an image."""
     batch_size: Count = 1
     """Images in a training batch, on each device."""
     flip: bool = True
     """Mirror half the images in training."""
-    scale: tuple[Scale, Scale] = (1.0, 1.0)
-    """Range of the random size of a training batch."""
     jitter: Fraction = 0.0
     """Maximum relative change of brightness, contrast and saturation in training."""
     workers: Threads = 0
@@ -343,10 +339,6 @@ class ObjectiveConfig:
 
     objective: Literal["j1", "j2", "soft"] = "j2"
     """The paper's J1 or J2, or the soft projector."""
-    rows: Literal["grid", "superpixels"] = "grid"
-    """Rows of F: the cells of the feature map, or its means on superpixels, weighted by area."""
-    boundary_weight: NonNegative = 1.0
-    """Weight of the cross-entropy of edges, if the model predicts edges."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum .9, or AdamW."""
     rate: PositiveRate = 1e-3
@@ -359,7 +351,7 @@ class ObjectiveConfig:
     """Schedule of the learning rate."""
     graphs: bool = True
     (
-        "Replay steps as CUDA graphs, if one GPU takes one image per step in full precision, rows are grid and "
+        "Replay steps as CUDA graphs, if one GPU takes one image per step in full precision and "
         "the objective is j2 or soft."
     )
     score_images: Natural = 0
@@ -395,21 +387,17 @@ def paper_config(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsCo
     )
 
 
-def soft_config(
-    variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5, boundary_weight: float = 1.0
-) -> NCutsConfig:
-    """The extended recipe: the soft objective on superpixels, AdamW, one cycle, batches of eight, augmentation."""
+def soft_config(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCutsConfig:
+    """The extended recipe: the soft objective, AdamW, one cycle, batches of eight, augmentation."""
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
-        data=ImageDataConfig(batch_size=8, scale=(0.7, 1.2), jitter=0.2),
+        data=ImageDataConfig(batch_size=8, jitter=0.2),
         model=NCutsModelConfig(variant=variant, space="soft"),  # type: ignore[arg-type]
         train=ObjectiveConfig(
             objective="soft",
-            rows="superpixels",
             optimizer="adamw",
             rate=1e-3,
             backbone_rate=backbone_rate,
-            boundary_weight=boundary_weight,
             decay=1e-2,
             schedule="one-cycle",
         ),
@@ -419,14 +407,8 @@ def soft_config(
 def _ncuts_smoke() -> NCutsConfig:
     config = soft_config("alexnet-relu5", epochs=6)
     config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
-    config.data = dataclasses.replace(config.data, made=24, batch_size=4, superpixels=80)
+    config.data = dataclasses.replace(config.data, made=24, batch_size=4)
     config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
-    return config
-
-
-def _hypercolumns_on(backbone: str, *taps: str, zoom: float = 1.0, **changes: float) -> NCutsConfig:
-    config = soft_config("hypercolumns", epochs=15, **changes)  # type: ignore[arg-type]
-    config.model = dataclasses.replace(config.model, backbone=backbone, taps=taps, zoom=zoom)
     return config
 
 
@@ -436,24 +418,10 @@ NCUTS_PRESETS = {
     "paper": paper_config("vgg16-relu5"),
     **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
     **{f"paper-{name}-x2": paper_config(name, zoom=2.0) for name in ("alexnet-relu5", "vgg16-relu5")},
-    # Rates and weights that differ from the others' were better on the tuning images.
+    # Rates that differ from the others' were better on the tuning images.
     "soft-alexnet-relu5": soft_config("alexnet-relu5"),
     "soft-vgg16-relu4": soft_config("vgg16-relu4"),
     "soft-vgg16-relu5": soft_config("vgg16-relu5", backbone_rate=5e-5),
-    "hypercolumns": soft_config("hypercolumns", epochs=15, backbone_rate=0.0),
-    "hypercolumns-tuned": soft_config("hypercolumns", epochs=15, boundary_weight=4.0),
-    # The segmenter that comes with the package, on the first five of EfficientNet-Lite2's seven stages. In
-    # cross-validation rates of 2e-4, 5e-4 and 1e-3 were alike, and so were all stages.
-    "hypercolumns-lite2": _hypercolumns_on(
-        "efficientnet-lite2", *(f"stage{i}" for i in range(1, 6)), backbone_rate=5e-4, boundary_weight=4.0
-    ),
-    # MobileSAM's encoder, made for larger images. In cross-validation 1.5 was better than 1, and 2 no better than 1.5.
-    "hypercolumns-tiny-vit": _hypercolumns_on(
-        "tiny-vit", "layer0", "layer1", "layer2", "layer3", "neck", backbone_rate=1e-4, boundary_weight=4.0, zoom=1.5
-    ),
-    # From the hub.
-    "hypercolumns-resnet50": _hypercolumns_on("hf:microsoft/resnet-50", "stage1", "stage2", "stage3", "stage4"),
-    "hypercolumns-dinov2": _hypercolumns_on("hf:facebook/dinov2-small", "stage3", "stage6", "stage9", "stage12"),
 }
 
 
@@ -514,6 +482,11 @@ class ContoursConfig:
 
 _CONTOURS_ENGINE = EngineConfig(max_epochs=40, precision="bf16-mixed", log_every=5, gradient_clip=5.0)
 
+
+def _contours_on(backbone: str, *taps: str, **model: float) -> ContoursConfig:
+    return ContoursConfig(engine=_CONTOURS_ENGINE, model=ContourModelConfig(backbone, taps, **model))  # type: ignore[arg-type]
+
+
 CONTOURS_PRESETS = {
     "smoke": ContoursConfig(
         engine=dataclasses.replace(
@@ -523,12 +496,12 @@ CONTOURS_PRESETS = {
         model=ContourModelConfig("alexnet", ("relu1", "relu2", "relu5"), "none", zoom=1.0, width=12, stem=6),
     ),
     "tiny-vit": ContoursConfig(engine=_CONTOURS_ENGINE),
-    "efficientnet-lite2": ContoursConfig(
-        engine=_CONTOURS_ENGINE,
-        model=ContourModelConfig(
-            "efficientnet-lite2", ("stage1", "stage2", "stage3", "stage5", "stage7"), zoom=1.0, width=32, stem=16
-        ),
+    "efficientnet-lite2": _contours_on(
+        "efficientnet-lite2", "stage1", "stage2", "stage3", "stage5", "stage7", zoom=1.0, width=32, stem=16
     ),
+    # From the hub.
+    "resnet50": _contours_on("hf:microsoft/resnet-50", "stage1", "stage2", "stage3", "stage4", zoom=1.0),
+    "dinov2": _contours_on("hf:facebook/dinov2-small", "stage3", "stage6", "stage9", "stage12"),
 }
 
 

@@ -43,8 +43,6 @@ from matbackprop.vision.training.graphs import GraphedLoss
 from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 
-SCALES = 6
-"""Number of sizes that random scaling chooses from."""
 MAX_GRAPHS = 4
 """Most sizes of images that steps are captured for."""
 
@@ -60,7 +58,7 @@ def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> Prep
     """All images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), prepared on first use."""
     workers = config.workers or min(16, processors())
     folder = config.cache or default_cache_folder()
-    return prepare_images(BSDS(data_folder(config), split), folder, superpixels=config.superpixels, workers=workers)
+    return prepare_images(BSDS(data_folder(config), split), folder, workers=workers)
 
 
 def split_images(images: PreparedImages, config: ImageDataConfig) -> tuple[PreparedImages, PreparedImages]:
@@ -81,49 +79,37 @@ class ImageSource:
         images: where from.
         config: what to vary; None for evaluation.
         seed: of the augmentation.
-        stride: of the grid whose labels are wanted, or None for none.
+        stride: of the grid of labels.
     """
 
-    def __init__(
-        self, images: PreparedImages, config: ImageDataConfig | None, seed: int = 0, stride: int | None = None
-    ) -> None:
+    def __init__(self, images: PreparedImages, config: ImageDataConfig | None, seed: int, stride: int) -> None:
         self.images, self.config, self.seed, self.stride = images, config, seed, stride
         self.num_labels, self.annotators = 1, 1
         for image in images:
-            if len(image.labels) == 0:
+            grid = image.grids[stride]
+            if len(grid) == 0:
                 raise DataError(
-                    f"image {image.id!r} has no ground truth; leave it out of training and validation (segmenting "
+                    f"image {image.id!r} has no ground truth. Remove it from training and validation (segmenting "
                     "needs none)."
                 )
-            self.annotators = max(self.annotators, len(image.labels))
-            self.num_labels = max(self.num_labels, int(image.labels.max()) + 1)
-            for grid in image.grids.values():
-                self.num_labels = max(self.num_labels, int(grid.max()) + 1)
+            self.annotators = max(self.annotators, len(grid))
+            self.num_labels = max(self.num_labels, int(grid.max()) + 1)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def fetch(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        """Padded arrays of the images ``indices``: labels −1 where there is none; of the grid, or of superpixels."""
+        """Padded arrays of the images ``indices``; labels are −1 outside of an image."""
         items: list[PreparedImage] = [self.images[int(i)] for i in indices]
         multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
         batch: dict[str, Any] = {
             "index": indices,
             "image": pad_stack([i.image for i in items], 0, multiple),
+            "grid": pad_stack([i.grids[self.stride] for i in items], -1).long(),
             "num_labels": self.num_labels,
         }
-        if self.stride is not None:
-            batch["grid"] = pad_stack([i.grids[self.stride] for i in items], -1).long()
-        else:
-            batch["superpixels"] = pad_stack([i.superpixels for i in items], -1, multiple)
-            batch["labels"] = pad_stack([i.labels for i in items], -1).long()
-            batch["edges"] = pad_stack([i.edges for i in items], -1).long()
         if self.config is not None:
             draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
-            low, high = self.config.scale
-            # Few sizes, so that a GPU's convolutions meet each of them often.
-            step = int(torch.randint(SCALES, (1,), generator=generator_for(self.seed, epoch, int(indices[0]), 1)))
-            batch["scale"] = low + (high - low) * step / (SCALES - 1)
             batch["flip"] = draws[:, 0] < (0.5 if self.config.flip else 0.0)
             if self.config.jitter:
                 batch["factors"] = 1 + self.config.jitter * (2 * draws[:, 1:] - 1)
@@ -148,34 +134,18 @@ class ShapeLoader(EpochLoader):
 
 
 def augment(batch: dict[str, Any]) -> dict[str, Any]:
-    """Turn a batch of bytes into network input on its device: flip, size and colour; labels move along.
-
-    Superpixels come out at half the resolution of the image; their labels and those of a flipped grid follow.
-    """
-    image = batch["image"].float() / 255
-    out = {name: batch[name].long() if name == "superpixels" else batch[name] for name in batch}
+    """Turn a batch of bytes into network input on its device: flip and change colors; labels are flipped too."""
+    image, out = batch["image"].float() / 255, dict(batch)
     if "flip" in batch:
-        flip = batch["flip"].view(-1, 1, 1)
-        for name in {"superpixels", "grid"} & batch.keys():
-            mirrored = flip.unsqueeze(1) if name == "grid" else flip
-            out[name] = torch.where(mirrored, out[name].flip(-1), out[name])
-        image = torch.where(flip.unsqueeze(1), image.flip(-1), image)
+        flip = batch["flip"].view(-1, 1, 1, 1)
+        out["grid"] = torch.where(flip, batch["grid"].flip(-1), batch["grid"])
+        image = torch.where(flip, image.flip(-1), image)
     if "factors" in batch:
         brightness, contrast, saturation = (f.view(-1, 1, 1, 1).to(image) for f in batch["factors"].unbind(-1))
         mean = image.mean((1, 2, 3), keepdim=True)
         image = ((image - mean) * contrast + mean) * brightness
-        grey = image.mean(1, keepdim=True)
-        image = ((image - grey) * saturation + grey).clamp(0, 1)
-    scale = batch.get("scale", 1.0)
-    height, width = image.shape[-2:]
-    if scale != 1.0:
-        size = max(1, round(height * scale)), max(1, round(width * scale))
-        image = nnf.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=scale < 1)
-        height, width = size
-    if "superpixels" in batch:
-        half = max(1, height // 2), max(1, width // 2)
-        regions = out["superpixels"].unsqueeze(1).float()
-        out["superpixels"] = nnf.interpolate(regions, size=half, mode="nearest-exact").squeeze(1).long()
+        gray = image.mean(1, keepdim=True)
+        image = ((image - gray) * saturation + gray).clamp(0, 1)
     return out | {"image": image}
 
 
@@ -184,27 +154,17 @@ class NCutsData(Data):
 
     def __init__(self, config: NCutsConfig) -> None:
         self.config, self.seed = config.data, config.engine.seed
-        if config.train.rows == "grid":
-            if config.data.scale != (1.0, 1.0):
-                raise ConfigurationError(
-                    "rows='grid' has labels for images of their own size only; set --data.scale 1 1, or train on "
-                    "--train.rows superpixels."
-                )
-            network = config.model.resolved()
-            if network["head"] == "hypercolumn":
-                raise ConfigurationError("hypercolumns are trained on superpixels; set --train.rows superpixels.")
-            with torch.device("meta"):
-                backbone = build_backbone(network["backbone"])
-            tap = (network["taps"] or backbone.taps[-1:])[0]
-            stride = backbone.info(tap).stride / config.model.zoom
-            self.stride: int | None = int(stride)
-            if stride not in STRIDES:
-                raise ConfigurationError(
-                    f"Labels are prepared for grids of stride {' and '.join(map(str, STRIDES))}, and the map {tap} has "
-                    f"{stride:g}. Set --train.rows superpixels."
-                )
-        else:
-            self.stride = None
+        network = config.model.resolved()
+        with torch.device("meta"):
+            backbone = build_backbone(network["backbone"])
+        tap = (network["taps"] or backbone.taps[-1:])[0]
+        stride = backbone.info(tap).stride / config.model.zoom
+        if stride not in STRIDES:
+            raise ConfigurationError(
+                f"the map {tap} has stride {stride:g}, but labels are prepared for grids of stride "
+                f"{' and '.join(map(str, STRIDES))}. Choose another map, or another --model.zoom."
+            )
+        self.stride = int(stride)
         self.training, self.validation = split_images(open_images(self.config, "train"), self.config)
 
     def train_loader(self) -> EpochLoader:
@@ -233,9 +193,9 @@ class NCutsData(Data):
 # ------------------------------------------------------------------------------------------------- network, objective
 
 
-def build_model(config: NCutsModelConfig, *, superpixels: int = 600) -> DeepNCuts:
+def build_model(config: NCutsModelConfig) -> DeepNCuts:
     """Build the network of a configuration, with its starting weights."""
-    model = DeepNCuts(config, superpixels=superpixels)
+    model = DeepNCuts(config)
     load_backbone_weights(model.backbone, config.resolved()["backbone"], config.weights)
     return model
 
@@ -245,34 +205,13 @@ def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.
     return build_model(NCutsModelConfig(variant, weights, head="none", zoom=zoom))  # type: ignore[arg-type]
 
 
-def boundary_loss(logits: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of edge logits with the share of annotators that separate the two superpixels of an edge.
-
-    Args:
-        logits: (b, E).
-        edges: (b, E, 2), negative for padding.
-        labels: (b, a, S), −1 for no label.
-
-    Returns:
-        The mean over the edges that somebody labelled; 0 where there are none.
-    """
-    a, number = labels.shape[1], edges.shape[1]
-    sides = [labels.gather(2, edges[:, None, :, k].clamp(min=0).expand(-1, a, number)) for k in (0, 1)]
-    known = (sides[0] >= 0) & (sides[1] >= 0) & (edges[:, None, :, 0] >= 0)
-    votes = known.sum(1)
-    share = ((sides[0] != sides[1]) & known).sum(1) / votes.clamp(min=1)
-    entropy = nnf.binary_cross_entropy_with_logits(logits.float(), share.float(), reduction="none")
-    counted = votes > 0
-    return (entropy * counted).sum() / counted.sum().clamp(min=1)
-
-
 class _GridObjective(nn.Module):
     """The objective of a batch as a function of its tensors alone."""
 
     def __init__(self, module: NCutsModule, num_labels: int) -> None:
         super().__init__()
         self.model = module.model
-        self.compute = lambda image, grid: module.losses({"image": image, "grid": grid, "num_labels": num_labels})[0]
+        self.compute = lambda image, grid: module.loss({"image": image, "grid": grid, "num_labels": num_labels})[0]
 
     def forward(self, image: Tensor, grid: Tensor) -> Tensor:
         return self.compute(image, grid)
@@ -287,14 +226,14 @@ class Objective(nn.Module):
         super().__init__()
         self.name, self.ridge = name, ridge
 
-    def forward(self, f: Tensor, labels: Tensor, weight: Tensor | None, num_labels: int, lam: Tensor | None) -> Tensor:
+    def forward(self, f: Tensor, labels: Tensor, num_labels: int, lam: Tensor | None) -> Tensor:
         """The objective of rows f (b, m, d) and labels (b, a, m)."""
         if self.name == "soft":
-            value = normalized_cut_soft(f, labels, ridge=self.ridge, weight=weight, num_labels=num_labels)
+            value = normalized_cut_soft(f, labels, ridge=self.ridge, num_labels=num_labels)
         elif self.name == "j1":
-            value = normalized_cut_j1(f, labels, lam=lam, weight=weight, num_labels=num_labels)
+            value = normalized_cut_j1(f, labels, lam=lam, num_labels=num_labels)
         else:
-            value = normalized_cut_j2(f, labels, weight=weight, num_labels=num_labels)
+            value = normalized_cut_j2(f, labels, num_labels=num_labels)
         return value.mean()
 
 
@@ -306,15 +245,14 @@ class NCutsModule(System):
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = build_model(config.model, superpixels=config.data.superpixels)
+        self.model = build_model(config.model)
         self.model.freeze_backbone(config.train.backbone_rate == 0)
         self.objective = Objective(config.train.objective, config.model.ridge)
 
     def start(self, data: NCutsData) -> None:
         """Let convolutions use the layout that tensor cores want, and search algorithms only for few sizes."""
         if self.device.type == "cuda":
-            low, high = self.config.data.scale
-            torch.backends.cudnn.benchmark = low == high and not self.config.engine.deterministic
+            torch.backends.cudnn.benchmark = not self.config.engine.deterministic
             self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
             self.graphs = self._capture(data)
 
@@ -322,7 +260,7 @@ class NCutsModule(System):
         """Steps as CUDA graphs, one for each size of image; None where they do not fit."""
         config = self.config
         alone = self.processes == 1 and config.engine.strategy == "auto" and config.engine.accumulate == 1
-        plain = config.train.rows == "grid" and config.data.batch_size == 1 and config.engine.precision == "32"
+        plain = config.data.batch_size == 1 and config.engine.precision == "32"
         kernels = config.train.objective != "j1" and cuts.takes(self.model.channels, self.device)
         if not (config.train.graphs and alone and plain and kernels) or config.engine.profile:
             return None
@@ -339,30 +277,18 @@ class NCutsModule(System):
         self.annotators = source.annotators
         return GraphedLoss(_GridObjective(self, source.num_labels), samples)
 
-    def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Rows of F (b, m, d), labels (b, a, m), weights (b, m) or None, and edge logits or None."""
-        image = batch["image"]
-        if self.config.train.rows == "superpixels":
-            labels = batch["labels"]
-            edges = batch["edges"] if self.config.train.boundary_weight else None
-            rows = self.model.on_superpixels(image, batch["superpixels"], labels.shape[-1], edges)
-            weight = rows.mass / rows.mass.sum(-1, keepdim=True).clamp(min=1)
-            return rows.features.float(), labels, weight, rows.edges
-        features = self.model(image).features.float()
+    def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Rows of F (b, m, d) and labels (b, a, m)."""
+        features = self.model(batch["image"]).float()
         height, width = features.shape[1:3]
         grid = batch["grid"][..., :height, :width]
         grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)
-        return features.flatten(1, 2), grid.flatten(-2), None, None
+        return features.flatten(1, 2), grid.flatten(-2)
 
-    def losses(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Total loss, its parts, and the rows of F."""
-        f, labels, weight, edges = self.rows(batch)
-        parts = {"objective": self.objective(f, labels, weight, batch["num_labels"], self.model.lam)}
-        total = parts["objective"]
-        if edges is not None:
-            parts["boundary"] = boundary_loss(edges, batch["edges"], batch["labels"])
-            total = total + self.config.train.boundary_weight * parts["boundary"]
-        return total, parts, f
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The objective of a batch, and the rows of F."""
+        f, labels = self.rows(batch)
+        return self.objective(f, labels, batch["num_labels"], self.model.lam), f
 
     def training_step(self, batch: dict[str, Any]) -> Tensor:
         """Mean objective of a batch; rank, spectrum and gradient are recorded every ``log_every`` steps."""
@@ -373,9 +299,8 @@ class NCutsModule(System):
             total = self.graphs(image, grid)
             self.record("train/objective", total)
             return total
-        total, parts, f = self.losses(batch)
-        for name, value in parts.items():
-            self.record(f"train/{name}", value)
+        total, f = self.loss(batch)
+        self.record("train/objective", total)
         if logged:
             for name, value in self.spectrum(f.detach()).items():
                 self.record(f"layer/{name}", value)
@@ -399,9 +324,9 @@ class NCutsModule(System):
 
     def validation_step(self, batch: dict[str, Any]) -> None:
         """Loss on an image that was held out."""
-        total, parts, _ = self.losses(batch)
-        for name, value in {"loss": total, **parts}.items():
-            self.record(f"val/{name}", value, len(batch["image"]))
+        total, _ = self.loss(batch)
+        for name in ("loss", "objective"):
+            self.record(f"val/{name}", total, len(batch["image"]))
 
     def validation_end(self, data: NCutsData) -> dict[str, float]:
         """Scores of the segmentations of some held-out images, where the configuration asks for it."""
@@ -432,7 +357,7 @@ class NCutsModule(System):
     def diagnose(self, batch: dict[str, Any]) -> dict[str, Any]:
         """What the layer saw, for the report on a batch that was not finite."""
         with torch.no_grad():
-            f, labels, _, _ = self.rows(batch)
+            f, labels = self.rows(batch)
             finite = bool(torch.isfinite(f).all())
             report: dict[str, Any] = {
                 "images": batch["index"].tolist(),
@@ -469,6 +394,6 @@ def figures(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
     for image in [images[i] for i in range(min(6, len(images)))]:
         pixels = torch.from_numpy(np.array(image.image))
         labels = module.model.cluster(pixels.unsqueeze(0).to(module.device), (4, 8, 16)).labels[0].cpu().numpy()
-        human = image.labels[0][image.superpixels]
-        rows.append([pixels.permute(1, 2, 0).numpy(), *labels, human])
+        truth = BSDS(data_folder(data.config), "train", ids=[image.id]).segmentations(image.id)[0].numpy()
+        rows.append([pixels.permute(1, 2, 0).numpy(), *labels, truth])
     segmentation_grid(["Image", "K = 4", "K = 8", "K = 16", "Human"], rows, run.figure_path("segmentations.png"))
