@@ -51,8 +51,8 @@ def walks(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     common = f"--accelerator cpu --out {folder}/results --data.cache {folder}/cache"
     table1 = f"table1 --rows o2p-s --trials 1 --scratch-epochs 1 --other-seeds 1 --data.root {folder}/coco {common}"
     table1 += " --data.side 40 --data.canvas 67 --data.batch-size 8 --data.threads 0 --override model.reduce=8"
-    table2 = f"table2 --rows soft-alexnet-relu5 --seeds 0 --weights none --epochs 1 --workers 1 {common}"
-    table2 += f" --data.root {folder}/BSDS500 --data.superpixels 40"
+    table2 = f"table2 --rows deepncuts-alexnet-relu5 --seeds 0 --weights none --epochs 1 --workers 1 {common}"
+    table2 += f" --data.root {folder}/BSDS500"
 
     def fill(table: str, *stages: str) -> None:
         for stage in stages:

@@ -3,7 +3,8 @@
 Rows: methods without training (``python -m experiments baselines``), normalized cuts on untrained feature maps, the
 same maps trained with the paper's J2, the soft objective with its clustering space, and hypercolumns. Every row with a
 network has several seeds. The test images are only scored; choices were made by cross-validation on training images
-(``--images folds``). Rows that merge superpixels keep their recorded numbers; their code is in the history.
+(``--images folds``). Rows that were trained on superpixels (soft, hypercolumns, merging) keep
+their recorded numbers; their code is in the history.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.vision.models.config import VARIANTS
-from matbackprop.vision.models.deep_ncuts import DeepNCuts, default_ks
+from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.report.figures import curves
 from matbackprop.vision.report.tables import Measured, Table
+from matbackprop.vision.segmentation import CLUSTER_KS
 from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.ncuts import build, data_folder, open_images, split_images, untrained_model
@@ -167,7 +169,7 @@ def _groups() -> Iterator[Group]:
         yield Group((deep, span), preset=f"paper-{name}")
         if zoom == 1:
             soft = Row(f"soft-{name}", "DeepNCuts, soft", network, "soft", "cluster", plain.key)
-            yield Group((soft,), preset=f"soft-{name}")
+            yield Group((soft,))
     for suffix, network in (
         ("", "VGG-16, frozen"),
         ("-tuned", "VGG-16, tuned"),
@@ -175,7 +177,7 @@ def _groups() -> Iterator[Group]:
         ("-tiny-vit", "MobileSAM's TinyViT, tuned"),
     ):
         key = f"hypercolumns{suffix}"
-        yield Group((Row(key, "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5"),), preset=key)
+        yield Group((Row(key, "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5"),))
         yield Group((Row(f"merging{suffix}", "Hypercolumns, merging", network, "soft", "merge", "lab-merging"),))
 
 
@@ -241,7 +243,7 @@ class Table2:
     def provenance(self, row: Row, group: Group, seed: int) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
         config = self.config
-        inference = {"method": row.inference, "ks": list(default_ks(row.inference)), "space": row.space}
+        inference = {"method": row.inference, "ks": list(CLUSTER_KS), "space": row.space}
         configuration: dict[str, Any] = {"images": config.images, "limit": config.data.limit, "seed": seed,
                                          "boundary": config.boundary, "inference": inference}  # fmt: skip
         if group.preset:
@@ -279,7 +281,7 @@ class Table2:
         half = torch.bfloat16 if self.config.device == "cuda" and row.objective == "soft" else torch.float32
 
         def segment(some: PreparedImages) -> Any:
-            return segment_images(model, some, method="cluster", space=row.space, seed=seed, precision=half)
+            return segment_images(model, some, space=row.space, seed=seed, precision=half)
 
         segment(images.subset(range(min(4, len(images)))))  # warm up: the next call is timed
         segmented = segment(images)
