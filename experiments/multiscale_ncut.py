@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
@@ -15,7 +16,6 @@ from scipy.signal import fftconvolve
 from torch import Tensor
 
 from matbackprop.errors import SolverError
-from matbackprop.vision.segmentation import yu_shi_rotation
 
 # The settings for images with sides of 121 to 500 pixels.
 RADII = (2, 3, 7)  # in units of the layer
@@ -267,3 +267,25 @@ def constrained_eigenvectors(
         ) from error
     order = np.argsort(-values)
     return values[order], vectors[:, order] * inverse_root[:, None]
+
+
+def yu_shi_rotation(vectors: Tensor, *, iterations: int = 20) -> Tensor:
+    """The rotation R (k, k) that brings the row-normalized eigenvectors (m, k) nearest to an indicator matrix.
+
+    Alternates E = one-hot argmax(XR) and R = polar(XᵀE), starting from QR with column pivoting (Damle et al. 2019).
+
+    Reference: S. Yu, J. Shi, Multiclass spectral clustering, ICCV 2003.
+    """
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    x = vectors / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    pivots = scipy.linalg.qr(x.mT.cpu().numpy(), mode="economic", pivoting=True)[2][: x.shape[-1]]
+    rotation = _polar(x[torch.from_numpy(pivots.astype(np.int64))].mT)
+    for _ in range(iterations):
+        labels = (x @ rotation).argmax(-1)
+        rotation = _polar(x.mT @ torch.nn.functional.one_hot(labels, x.shape[-1]).to(x))
+    return rotation
+
+
+def _polar(a: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(a)
+    return u @ vh

@@ -110,7 +110,7 @@ def test_numbers_that_no_model_has_are_refused_with_the_file_that_holds_them(nam
         load_model(tmp_path / name)
 
 
-@pytest.mark.parametrize(("name", "near"), [("acurate", "box/accurate"), ("box/clasifier", "box/classifier")])
+@pytest.mark.parametrize(("name", "near"), [("boxx", "box"), ("box/clasifier", "box/classifier")])
 def test_a_misspelled_model_is_suggested(name, near):
     from matbackprop.errors import WeightsError
     from matbackprop.vision.inference.loading import load_model

@@ -90,9 +90,9 @@ def test_both_systems_take_a_class_of_ones_own():
 
 def test_without_taps_the_last_map_of_another_backbone_is_used():
     model = DeepNCuts(backbone=NAME, hidden=8, channels=5)
-    assert model.taps == ["tiles"] == model.hparams_dict["taps"]
-    assert DeepNCuts.variant("alexnet-relu5", hidden=8).taps == ["relu5"]
-    assert DeepNCuts.variant("alexnet-relu5", hidden=8, backbone="alexnet").taps == ["relu5"]
+    assert [model.tap] == ["tiles"] == model.hparams_dict["taps"]
+    assert DeepNCuts.variant("alexnet-relu5", hidden=8).tap == "relu5"
+    assert DeepNCuts.variant("alexnet-relu5", hidden=8, backbone="alexnet").tap == "relu5"
 
 
 def test_a_saved_model_never_names_code(tmp_path):

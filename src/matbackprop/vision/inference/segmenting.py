@@ -70,7 +70,7 @@ class Segments:
     network: bool
     seconds: float
     threshold: float = 0.5
-    contours: NDArray[np.float32] | None = None
+    contours: NDArray[np.float16] | None = None
     regions: NDArray[np.int32] | None = None
     hierarchy: Hierarchy | None = None
     clusterings: Mapping[int, NDArray[np.int32]] | None = None
@@ -371,7 +371,7 @@ def divide(small: Tensor, contours: NDArray[np.float32] | None, threshold: float
         contours = gradient_contours(small.permute(1, 2, 0).numpy())
     regions = watershed_regions(contours)
     tree = merge_contours(regions, contours)
-    return {"contours": contours, "regions": regions, "hierarchy": tree, "threshold": threshold}
+    return {"contours": contours.astype(np.float16), "regions": regions, "hierarchy": tree, "threshold": threshold}
 
 
 def read_input(x: Any) -> tuple[Picture, str]:

@@ -42,7 +42,7 @@ def refine_labels(labels: ArrayLike, image: ArrayLike, contours: ArrayLike | Non
         raise ShapeError(f"labels {small.shape} must be a map no larger than the photograph {photo.shape}.")
     height, width = photo.shape[:2]
     if small.shape == (height, width):
-        return small.copy()
+        return small
     ridge = np.zeros(small.shape, np.float32) if contours is None else np.asarray(contours, dtype=np.float32)
     if ridge.shape != small.shape:
         raise ShapeError(f"contours {ridge.shape} must have the shape of the labels, {small.shape}.")
