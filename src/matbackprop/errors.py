@@ -106,7 +106,7 @@ def needs(reason: str, install: str) -> Iterator[None]:
     """Say what to install where an import inside fails.
 
     Args:
-        reason: what needs what, such as ``"superpixels need scikit-image"``.
+        reason: what needs what, such as ``"segmentation needs scikit-image"``.
         install: the words after ``pip install``.
     """
     try:

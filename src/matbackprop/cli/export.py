@@ -12,7 +12,7 @@ import tyro
 @dataclass
 class Config:
     """Write a trained network as an ONNX file. A classifier's is complete; a segmenter's ends with its features, and
-    superpixels and merging stay in Python."""
+    watershed and merging stay in Python."""
 
     model: Annotated[str, tyro.conf.Positional]
     (

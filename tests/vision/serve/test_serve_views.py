@@ -19,7 +19,7 @@ def picture():
     image = np.zeros((96, 128, 3), np.uint8)
     image[:, 64:] = (200, 40, 40)
     image[48:, 64:] = (40, 60, 220)
-    return image
+    return image + np.random.default_rng(0).integers(0, 20, image.shape, dtype=np.uint8)  # many leaves
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,8 @@ def test_regions_are_those_of_the_picture(analysis, picture):
     labels = three.partition[three.leaves]
     assert three.count == len(np.unique(labels)) == 3
     for y, x in ((10, 10), (10, 110), (80, 110)):
-        assert (labels == labels[y, x]).mean() == pytest.approx((picture == picture[y, x]).all(-1).mean(), abs=0.05)
+        alike = (abs(picture.astype(int) - picture[y, x]) < 40).all(-1)
+        assert (labels == labels[y, x]).mean() == pytest.approx(alike.mean(), abs=0.05)
 
 
 def test_the_stage_has_the_size_the_regions_and_the_names(analysis):

@@ -226,7 +226,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
     page.picture(cuts.figure_path("segmentations"), "Held-out images, clusters for three K, and what an annotator drew")
     section(
         "4 · Photographs segmented by the network in the package",
-        "The same objective, trained on people's segmentations of photographs: superpixels are merged into a hierarchy "
+        "A contour network, trained on people's segmentations of photographs: a watershed is merged into a hierarchy "
         "of regions, from which any number can be read off.",
     )
     photographs = config.run / "photographs.png"
