@@ -23,8 +23,15 @@ class _Chosen:
     config: Any
 
 
-def options(name: str, preset: str | None = None, file: Path | None = None, *, last_map: bool = False) -> type:
-    """Return a dataclass of all options of a recipe, with the values of a preset and a file as defaults.
+def options(
+    name: str,
+    preset: str | None = None,
+    file: Path | None = None,
+    *,
+    source: str | None = None,
+    last_map: bool = False,
+) -> type:
+    """Return a dataclass of all options of a recipe, with defaults from a preset, a saved model and a file.
 
     With ``last_map``, the default of ``model.taps`` is the last map of the backbone.
     """
@@ -32,7 +39,7 @@ def options(name: str, preset: str | None = None, file: Path | None = None, *, l
 
     recipe = get_recipe(name)
     preset = preset or next(iter(recipe.presets))
-    config = resolve(recipe, preset, file)
+    config = resolve(recipe, preset, file, source)
     if last_map:
         config.model.taps = ()
     presets: Any = Literal[tuple(recipe.presets)]
@@ -40,7 +47,9 @@ def options(name: str, preset: str | None = None, file: Path | None = None, *, l
     path: Any = Annotated[Path | None, tyro.conf.arg(help="TOML or JSON file of fields that override the preset.")]
     whole: Any = Annotated[recipe.config_class, tyro.conf.arg(name="")]
     default = dataclasses.field(default_factory=lambda: config)
-    fields = [("preset", chosen, preset), ("config", path, file), ("recipe", whole, default)]
+    text = "Saved model to fine-tune: box, a folder, a run folder, or owner/name on the hub."
+    saved: Any = Annotated[str | None, tyro.conf.arg(name="from", help=text)]
+    fields = [("preset", chosen, preset), ("source", saved, source), ("config", path, file), ("recipe", whole, default)]
     return dataclasses.make_dataclass(f"Train{name.title()}", fields)
 
 
@@ -52,10 +61,11 @@ def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=list(recipe.presets), default=next(iter(recipe.presets)))
     first.add_argument("--config", type=Path)
+    first.add_argument("--from", dest="source")
     chosen, _ = first.parse_known_args(list(arguments))
     given = {word.split("=")[0].replace("_", "-") for word in arguments}
     last_map = name == "o2p" and "--model.backbone" in given and "--model.taps" not in given
-    kind = options(name, chosen.preset, chosen.config, last_map=last_map)
+    kind = options(name, chosen.preset, chosen.config, source=chosen.source, last_map=last_map)
     summary = (recipe.summary or f"Train the recipe {name}").rstrip(".")
     description = (
         f"{summary[0].upper()}{summary[1:]}. Set fields here, or in a TOML or JSON file with --config. Engine options "

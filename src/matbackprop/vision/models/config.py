@@ -42,7 +42,7 @@ class RegionModelConfig:
         "torchvision:NAME, or module:Class."
     )
     weights: str = "imagenet"
-    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
     taps: tuple[str, ...] = ()
     (
         "Maps to pool, such as pool5 (6×6) or relu5 (13×13) of AlexNet; their descriptors are concatenated. Default: "
@@ -119,7 +119,7 @@ class NCutsModelConfig:
     variant: Variant = "vgg16-relu5"
     """Backbone, feature map and sizes; the fields that are not set follow from it."""
     weights: str = "imagenet"
-    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
     backbone: str | None = field(default=None, metadata=ADDED)
     (
         "Backbone: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or "
@@ -171,7 +171,7 @@ class ContourModelConfig:
     taps: tuple[str, ...] = ("layer0", "layer1", "layer2", "layer3", "neck")
     """Feature maps to fuse, from fine to coarse."""
     weights: str = "imagenet"
-    """Starting weights of the backbone: imagenet, none, or a safetensors file."""
+    """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
     zoom: Annotated[float, Field(ge=0.5, le=4)] = 1.5
     """The backbone's input is the image enlarged by this factor, 0.5 to 4."""
     width: Width = 48

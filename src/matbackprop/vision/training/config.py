@@ -145,9 +145,13 @@ class Recipe(Generic[T]):
         return from_json(self.config_class, to_json(self.presets[name]))
 
 
-def resolve(recipe: Recipe[T], preset: str, file: Path | None = None) -> T:
-    """Return a preset with the fields of a file."""
+def resolve(recipe: Recipe[T], preset: str, file: Path | None = None, source: str | None = None) -> T:
+    """Return a preset with the fields of a saved model (``source``) and of a file."""
     config = recipe.preset(preset)
+    if source is not None:
+        from matbackprop.vision.training.start import saved_fields
+
+        config = merge(config, saved_fields(recipe, source))
     if file is None:
         return config
     try:

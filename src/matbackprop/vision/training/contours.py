@@ -18,7 +18,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from matbackprop.vision.data.bsds import BSDS, tuning_split
 from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.metrics.boundaries import boundary_map
-from matbackprop.vision.models.backbones.base import load_backbone_weights
 from matbackprop.vision.models.config import ContourModelConfig
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.progress import track
@@ -26,6 +25,7 @@ from matbackprop.vision.training.config import ContourDataConfig, ContoursConfig
 from matbackprop.vision.training.engine import Data, System
 from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
+from matbackprop.vision.training.start import load_start
 
 # --------------------------------------------------------------------------------------------------------------- data
 
@@ -125,7 +125,7 @@ class ContoursData(Data):
 def build_model(config: ContourModelConfig) -> ContourNet:
     """Build the network of a configuration, with its starting weights."""
     model = ContourNet(config)
-    load_backbone_weights(model.backbone, config.backbone, config.weights)
+    load_start(model, config.backbone, config.weights)
     return model
 
 

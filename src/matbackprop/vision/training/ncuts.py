@@ -34,7 +34,6 @@ from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.metrics.evaluation import evaluate_segmentations
 from matbackprop.vision.models.backbones import build_backbone
-from matbackprop.vision.models.backbones.base import load_backbone_weights
 from matbackprop.vision.models.config import NCutsModelConfig
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import ImageDataConfig, NCutsConfig
@@ -42,6 +41,7 @@ from matbackprop.vision.training.engine import Data, System
 from matbackprop.vision.training.graphs import GraphedLoss
 from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
+from matbackprop.vision.training.start import load_start
 
 MAX_GRAPHS = 4
 """Most sizes of images that steps are captured for."""
@@ -196,7 +196,7 @@ class NCutsData(Data):
 def build_model(config: NCutsModelConfig) -> DeepNCuts:
     """Build the network of a configuration, with its starting weights."""
     model = DeepNCuts(config)
-    load_backbone_weights(model.backbone, config.resolved()["backbone"], config.weights)
+    load_start(model, config.resolved()["backbone"], config.weights)
     return model
 
 

@@ -35,12 +35,12 @@ from matbackprop.vision.data.coco_regions import (
 )
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.distributed import gather
-from matbackprop.vision.models.backbones.base import load_backbone_weights
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.vision.training.config import O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import evaluate
 from matbackprop.vision.training.loading import EpochLoader
 from matbackprop.vision.training.run_folder import RunFolder
+from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import Data, System
 
 LARGE = 400
@@ -359,7 +359,7 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
     """Build the network of a configuration, with its starting weights."""
     presented = {name: getattr(config.data, name) for name in ("canvas", "background", "side", "margin")}
     network = RegionClassifier(len(names), config.model, names=names, **presented)
-    load_backbone_weights(network.backbone, network.config.backbone, config.model.weights)
+    load_start(network, network.config.backbone, config.model.weights)
     return network
 
 

@@ -54,7 +54,7 @@ class Means:
         if not sums:
             return {}
         names = sorted(sums)
-        device = reduce_on or sums[names[0]][0].device
+        device = reduce_on or next((t.device for t, _ in sums.values() if t.is_cuda), torch.device("cpu"))
         totals = torch.stack([sums[n][0].to(device).reshape(()) for n in names])
         table = torch.stack([totals, totals.new_tensor([sums[n][1] for n in names])])
         if reduce_on is not None:
