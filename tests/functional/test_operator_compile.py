@@ -7,6 +7,7 @@ operator, which takes minutes, pass ``--compile-backend inductor``.
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from helpers.operators import TRACED, case_id
 from matbackprop import nn, second_order_pool
@@ -41,6 +42,55 @@ def test_fullgraph_equals_eager(case, compile_backend, device, dtype):
 
 
 @pytest.mark.slow
+def _direction(x):
+    return tuple((torch.linspace(-1, 1, t.numel()).reshape(t.shape).to(t) + t.cos()) for t in x)
+
+
+TRANSFORMS = {
+    "vmap": lambda loss: torch.func.vmap(loss),
+    "grad": lambda loss: torch.func.grad(lambda *x: loss(*x)),
+    "vmap(grad)": lambda loss: torch.func.vmap(torch.func.grad(loss)),
+    "jvp": lambda loss: lambda *x: torch.func.jvp(loss, x, _direction(x))[1],
+    "jvp(grad)": lambda loss: lambda *x: torch.func.jvp(torch.func.grad(loss), x, _direction(x))[1],
+    "jacfwd": lambda loss: torch.func.jacfwd(loss),
+    "jacrev(grad)": lambda loss: torch.func.jacrev(torch.func.grad(loss)),
+    "hessian": lambda loss: torch.func.hessian(loss),
+}
+TRANSFORMED = [case for case in COMPILED if not case.complex and case.orders > 1]
+QUICK = [case for case in TRANSFORMED if case.name in ("matrix_log", "eigh")]
+
+
+def _compare_transformed(case, transform, backend):
+    """torch.compile once returned zeros for tangents and second derivatives of custom Functions."""
+    inputs = case.inputs("separated")
+    expected = TRANSFORMS[transform](case.loss)(*inputs)
+    compiled = torch.compile(TRANSFORMS[transform](case.loss), backend=backend)(*inputs)
+    torch.testing.assert_close(compiled, expected)
+
+
+@pytest.mark.parametrize("transform", ["jvp", "vmap(grad)", "hessian"])
+@pytest.mark.parametrize("case", QUICK, ids=case_id)
+def test_transformations_inside_a_compiled_function(case, transform, compile_backend):
+    _compare_transformed(case, transform, compile_backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("case", TRANSFORMED, ids=case_id)
+def test_every_transformation_of_every_operator_inside_a_compiled_function(case, transform, compile_backend):
+    _compare_transformed(case, transform, compile_backend)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=case_id)
+def test_dual_numbers_keep_their_tangent_in_a_compiled_function(case, compile_backend):
+    inputs = case.inputs("separated")
+    compiled = torch.compile(lambda *x: case.loss(*x), backend=compile_backend)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, d) for x, d in zip(inputs, _direction(inputs), strict=True)]
+        one, other = (forward_ad.unpack_dual(f(*duals)).tangent for f in (compiled, case.loss))
+    torch.testing.assert_close(one, other)
+
+
 def test_inductor_keeps_the_digits_of_divided_differences():
     """At gaps from zero to large ones, for every function; vectors of 16 entries, for which it writes SIMD code."""
     functions = [resolve_function(name) for name in ("log", "sqrt", "inv_sqrt", "exp", "inverse")]
