@@ -1,4 +1,4 @@
-"""Every private interface of torch that the package leans on, one function each; seen to work in torch 2.11, 2.13."""
+"""Every private interface of torch that the package uses, one function each; tested with torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 WHOLE_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
-"""Whether torch.compile makes one graph of a network with our operations in it.
+"""Whether torch.compile traces our operations into one graph.
 
-That of torch 2.6 mistakes what a Function has saved and returns wrong gradients, without a word.
+torch 2.6 confuses the saved tensors of a Function and returns wrong gradients.
 """
 
 
 def outside_old_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which an older torch.compile leaves out of its graphs and calls as it is."""
+    """Exclude the function from the graphs of older versions of torch.compile."""
     return function if WHOLE_GRAPHS else torch.compiler.disable(function)
 
 
@@ -36,12 +36,12 @@ def transformed_in_graph() -> bool:
 
 
 def is_wrapped(a: Tensor) -> bool:
-    """Whether ``a`` stands for another tensor: inside vmap, grad or jvp, or among batched gradients."""
+    """Whether ``a`` wraps another tensor: inside vmap, grad or jvp, or in batched gradients."""
     return torch._C._functorch.maybe_get_level(a) > -1 or torch._C._functorch.is_legacy_batchedtensor(a)
 
 
 def receives_gradient(a: Tensor) -> bool:
-    """Whether ``a`` requires a gradient, or a tensor that it stands for does."""
+    """Whether ``a`` or a tensor that it wraps requires a gradient."""
     while not a.requires_grad:
         if torch._C._functorch.maybe_get_level(a) < 0:
             return False
@@ -50,7 +50,7 @@ def receives_gradient(a: Tensor) -> bool:
 
 
 def is_batched(a: Tensor) -> bool:
-    """Whether ``a`` stands for a batch inside vmap."""
+    """Whether ``a`` wraps a batch inside vmap."""
     return torch._C._functorch.is_batchedtensor(a)
 
 
@@ -65,9 +65,9 @@ def forward_mode_active() -> bool:
 
 
 def differentiated_again() -> bool:
-    """Whether what a derivative computes may be differentiated in its turn.
+    """Whether a derivative may be differentiated again.
 
-    Where it may not (an ordinary training step, a compiled graph), a formula can run bare instead of inside a Function.
+    If not (an ordinary training step, a compiled graph), a formula runs without a Function around it.
     """
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
@@ -84,7 +84,7 @@ def is_differentiated(a: Tensor) -> bool:
 
 
 def reverse_mode_only() -> bool:
-    """Whether nothing but reverse mode may follow operations: no compiler, transformation of torch.func or dual."""
+    """Whether only reverse mode is active: no compiler, transformation of torch.func or dual numbers."""
     return not (torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0)
 
 
@@ -94,7 +94,7 @@ def jvp_nesting() -> int:
 
 
 def keep_signature(function: Any) -> None:
-    """Store the signature on a Function's forward, which ``Function.apply`` would work out again at every call."""
+    """Store the signature on a Function's forward, which ``Function.apply`` inspects in every call."""
     function.__signature__ = inspect.signature(function)
 
 
@@ -103,7 +103,7 @@ def apply_directly(function: type[Function], *arguments: Any) -> Any:
 
     Inspection fills in default arguments, which no Function here has. Not for use inside a transformation.
     """
-    # What torch.func.vjp leaves behind stands for tensors of the graph outside of it; Function.apply unwraps it, too.
+    # Like Function.apply, unwrap tensors that torch.func.vjp has left behind.
     return super(Function, function).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
 
 

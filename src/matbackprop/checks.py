@@ -58,7 +58,7 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool
 
 
 def values_checkable(a: Tensor) -> bool:
-    """Whether the values of ``a`` may be looked at: not while compiling, transforming, on meta or in a fake tensor."""
+    """Whether the values of ``a`` can be read: not while compiling or transforming, on meta or in a fake tensor."""
     return not (
         torch.compiler.is_compiling()
         or a.is_meta
@@ -96,7 +96,7 @@ def check_finite(a: Tensor, name: str) -> None:
     # The sum of finite numbers is finite unless it overflows: one pass in the usual case, a count only when it is not.
     if values_checkable(a) and not cmath.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
-            f"{name} holds {bad} non-finite of {a.numel()} entries; look for an exploding activation or a division by "
+            f"{name} holds {bad} non-finite of {a.numel()} entries. Look for an exploding activation or a division by "
             f"zero upstream."
         )
 
@@ -125,27 +125,14 @@ def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
         )
 
 
-class Rescaled(NamedTuple):
-    """Matrices times powers of two.
+def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Matrices whose fourth powers in ``dtype`` leave the range, times powers of two, if values can be checked.
 
-    Attributes:
-        x: the scaled matrices.
-        factors: two powers of two per matrix ``(*batch, 1)``, whose product may be out of range; None if all are 1.
+    Also two factors per matrix ``(*batch, 1)``, whose product may be out of range itself; None if all are 1.
     """
-
-    x: Tensor
-    factors: tuple[Tensor, Tensor] | None = None
-
-    def back(self, values: Tensor) -> Tensor:
-        """Eigenvalues or singular values ``(*batch, n)`` of the original matrices."""
-        return values if self.factors is None else values / self.factors[0] / self.factors[1]
-
-
-def rescaled(a: Tensor, dtype: torch.dtype) -> Rescaled:
-    """Scale matrices whose fourth powers in ``dtype`` would leave the range, if values can be checked."""
     outside = _sizes_outside(a, *_limits(dtype, "rescale"))
     if outside is None:
-        return Rescaled(a)
+        return a, None
     largest, bad = outside
     exponent = torch.where(bad, torch.frexp(largest).exponent, 0).to(largest.dtype).unsqueeze(-1)
     half = (0.5 * exponent).trunc()
@@ -153,12 +140,12 @@ def rescaled(a: Tensor, dtype: torch.dtype) -> Rescaled:
     x = a * one.unsqueeze(-1) * other.unsqueeze(-1)
     if x.requires_grad:  # the scaled gradient may overflow although the final one does not
         x.register_hook(lambda g: check_result(g, "A gradient at matrices near the limits of the range", "Scale them."))
-    return Rescaled(x, (one, other))
+    return x, (one, other)
 
 
 def into_range(a: Tensor, dtype: torch.dtype) -> Tensor:
     """`rescaled` for operators whose result does not depend on the scale."""
-    return rescaled(a, dtype).x
+    return rescaled(a, dtype)[0]
 
 
 def _sizes_outside(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor] | None:
@@ -185,7 +172,7 @@ class Prepared(NamedTuple):
         x: in the dtype of the computation, the symmetric part if the operator takes symmetric matrices.
         check_values: whether later values (eigenvalues, weights) are checked.
         bad: matrices that must become NaN ``(*batch,)``: not symmetric, and not checked. None if there are none.
-        factors: of `Rescaled`.
+        factors: of `rescaled`.
     """
 
     x: Tensor
@@ -198,8 +185,8 @@ class Prepared(NamedTuple):
         return nan_where(self.bad, out)
 
     def back(self, values: Tensor) -> Tensor:
-        """`Rescaled.back`."""
-        return Rescaled(self.x, self.factors).back(values)
+        """Eigenvalues or singular values ``(*batch, n)`` of the matrices before rescaling."""
+        return values if self.factors is None else values / self.factors[0] / self.factors[1]
 
 
 def prepare(
@@ -332,7 +319,7 @@ def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
 
 
 def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, like: Tensor) -> Tensor | None:
-    """Make a number or a tensor one value per matrix, (*batch,), without waiting for the device."""
+    """Make a number or a tensor one value per matrix ``(*batch,)``, without synchronization."""
     if p is None:
         return None
     if not isinstance(p, Tensor):

@@ -1,7 +1,4 @@
-"""Every error and warning of the library, so that users can catch one kind without catching the others.
-
-Each message says what came, what was needed and what to try.
-"""
+"""Errors and warnings. Each message states the problem and a fix."""
 
 from __future__ import annotations
 
@@ -103,11 +100,11 @@ class MissingExtraError(ImportError):
 
 @contextmanager
 def needs(reason: str, install: str) -> Iterator[None]:
-    """Say what to install where an import inside fails.
+    """Name the package to install if an import inside fails.
 
     Args:
-        reason: what needs what, such as ``"segmentation needs scikit-image"``.
-        install: the words after ``pip install``.
+        reason: the feature and its dependency, such as ``"segmentation needs scikit-image"``.
+        install: arguments of ``pip install``.
     """
     try:
         yield

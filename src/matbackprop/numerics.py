@@ -1,4 +1,4 @@
-"""Every tolerance, the precision policy, and the small algebra that every operator shares."""
+"""Tolerances, the precision policy, and algebra that all operators use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def symmetrize(a: Tensor) -> Tensor:
-    """Return the symmetric part (A + Aᵀ)/2 of the last two dimensions, Hermitian for complex A."""
+    """The symmetric part (A + Aᵀ)/2, Hermitian for complex A."""
     total = a + a.mH
     if torch.compiler.is_compiling():  # torch 2.11 loses the gradient of what is changed in place before a Function
         return 0.5 * total
@@ -29,8 +29,8 @@ def inner(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
 
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Switch autocast off locally: a structured layer chooses its own precision."""
-    # CPU and CUDA are not asked: torch.compile cannot trace the question in releases before 2.12.
+    """Disable autocast locally: operators choose their precision."""
+    # torch.compile cannot trace this query before torch 2.12, so CPU and CUDA skip it.
     if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext()
     if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(device_type):
@@ -61,11 +61,10 @@ def is_double(dtype: torch.dtype) -> bool:
 
 
 def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
-    """Share of the largest singular value, or eigenvalue, by which rounding moves the others.
+    """Fraction of the largest singular value, or eigenvalue, by which rounding of the data moves the others.
 
-    Rounding the entries to a precision ε moves them by about ε/4 of the largest; what computed the entries (in float32,
-    or in float64 for float64 data) adds some tens of its own ε. So it belongs to the ``dtype`` that the data carry, and
-    not to the one that they are decomposed in, which is the floor.
+    Rounding the entries to a precision ε moves them by about ε/4 of the largest; computing the entries (in float32, or
+    in float64 for float64 data) adds some tens of ε. The dtype of the decomposition is the floor.
     """
     eps = torch.finfo(dtype).eps
     return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
@@ -83,8 +82,8 @@ def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | t
     Args:
         dtype: dtype of the data.
         compute: dtype of the computation, the floor of the tolerance.
-        rank_tol: None for what rounding of the data explains (`data_rounding`), a dtype to say what precision the data
-            carry (a float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
+        rank_tol: None for the rounding of the data (`data_rounding`), the dtype whose precision the data have (a
+            float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
     """
     if isinstance(rank_tol, torch.dtype):
         dtype = rank_tol
@@ -133,15 +132,15 @@ def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tie_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Share of the largest of n values within which two coincide: what the data resolve, or the decomposition."""
+    """Fraction of the largest of n values within which two coincide: the resolution of data or decomposition."""
     return max(torch.finfo(dtype).eps, n * torch.finfo(compute).eps)
 
 
 def gap_tolerance(compute: torch.dtype, n: int) -> float:
-    """Share of the largest of n eigenvalues below which a gap does not determine the spaces on its two sides."""
+    """Fraction of the largest of n eigenvalues below which a gap does not determine the spaces on its two sides."""
     return 16 * n * torch.finfo(compute).eps
 
 
 def half_of_the_digits(dtype: torch.dtype) -> float:
-    """The relative size of what is told from rounding although an unknown number of digits has cancelled."""
+    """A relative tolerance for results that have lost an unknown number of digits by cancellation."""
     return torch.finfo(dtype).eps ** 0.5

@@ -30,7 +30,7 @@ def affinity(
         f: features ``(*b, m, d)``. W is non-negative when F and Λ are, which normalised cuts need.
         lam: Λ ``(*b, d, d)`` or ``(d, d)``, the identity when absent; W is symmetric when Λ is.
         precision: dtype of the computation; float64 by default.
-        check: look for NaN and Inf: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check: as in `matrix_function`.
 
     Returns:
         W ``(*b, m, m)`` in the dtype of ``f``.
@@ -57,11 +57,11 @@ def affinity(
         check_lambda(lam, f.shape[-1])
     with autocast_off(f.device.type):
         others = () if lam is None else (lam,)
-        x, wanted, *_ = prepare(f, "f", check, precision, sizes=None, or_complex=False, others=others)
-        if wanted and lam is not None:
+        x, check_values, *_ = prepare(f, "f", check, precision, sizes=None, or_complex=False, others=others)
+        if check_values and lam is not None:
             check_finite(lam, "lam")
         out = ((x if lam is None else x @ lam.to(x.dtype)) @ x.mT).to(f.dtype)
-        if wanted:
+        if check_values:
             check_result(out, "The affinity", "Scale the features.")
         return out
 
@@ -142,9 +142,11 @@ def normalized_affinity(
     check_matrix(w, "w", square=True)
     with autocast_off(w.device.type):
         others = () if labels is None else (labels,)
-        x, wanted, *_ = prepare(w, "w", check, precision, sizes="sums", square=True, or_complex=False, others=others)
-        k = 0 if labels is None else _region_count(w, labels, num_labels, wanted)
-        degree = _degrees(x, wanted)
+        x, check_values, *_ = prepare(
+            w, "w", check, precision, sizes="sums", square=True, or_complex=False, others=others
+        )
+        k = 0 if labels is None else _region_count(w, labels, num_labels, check_values)
+        degree = _degrees(x, check_values)
         positive = ~(degree <= 0)
         root = torch.where(positive, degree, 1).sqrt()
         down = root.reciprocal() * positive

@@ -1,7 +1,7 @@
 """The EIG layer of the paper: eigenvalues and eigenvectors of symmetric matrices with both adjoints.
 
 For Hermitian matrices ᵀ is the conjugate transpose here. Their eigenvectors are free in phase too; dU has the gauge
-diag(UᵀdU) = 0, and a loss that sees the phase has no gradient.
+diag(UᵀdU) = 0, and a loss that depends on the phase has no gradient.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
 def largest_positive(v: Tensor) -> Tensor:
     """Vectors in columns, each times a sign or a phase that makes its largest entry positive.
 
-    A phase moves with the vector: losses of the result do not see which phase the solver chose.
+    A phase moves with the vector: losses of the result do not depend on the solver's phase.
     """
     return v * positive_phase(v)
 
@@ -76,7 +76,7 @@ def positive_phase(v: Tensor) -> Tensor:
 
 
 def phases(within: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """What to report of the free phases of complex vectors: where UᵀG_U, ``within``, has an imaginary diagonal."""
+    """Masks of the free phases of complex vectors: an imaginary diagonal of UᵀG_U, ``within``."""
     if not within.is_complex():
         return []
     turn = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)

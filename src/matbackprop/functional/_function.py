@@ -51,11 +51,7 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _converted(values: Sequence[Any], to: dict[torch.dtype, torch.dtype]) -> Any:
-    return _mapped(lambda v: v.to(to.get(v.dtype, v.dtype)) if isinstance(v, Tensor) else v, _as_tuple(values))
-
-
-def _as_tuple(values: Sequence[Any]) -> tuple[Any, ...]:
-    return values if isinstance(values, tuple) else tuple(values)
+    return _mapped(lambda v: v.to(to.get(v.dtype, v.dtype)) if isinstance(v, Tensor) else v, values)
 
 
 def _split(saved: Any) -> tuple[list[Tensor], Any]:
@@ -68,7 +64,7 @@ def _split(saved: Any) -> tuple[list[Tensor], Any]:
             return ...
         return value
 
-    state = _mapped(take, _as_tuple(saved))
+    state = _mapped(take, saved)
     return tensors, state
 
 

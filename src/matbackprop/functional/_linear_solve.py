@@ -96,44 +96,37 @@ def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
     return a.expand(*batch, *a.shape[-2:]), columns.expand(*batch, *columns.shape[-2:]), vector
 
 
-def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """L with B = LLᵀ; an error, or NaN if values are not checked, unless B is positive definite.
+def _usable(factor: Tensor, bad: Tensor, check_values: bool, fault: str) -> Tensor:
+    """The factor; an error, or NaN if values are not checked, for bad matrices."""
+    if not (check_values and values_checkable(bad)):
+        return torch.where(bad[..., None, None], torch.nan, factor)
+    if bool(bad.any()):
+        count = f"{int(bad.sum())} of {max(bad.numel(), 1)} matrices"
+        raise DomainError(f"{count} {fault}. Add a multiple of the identity.")
+    return factor
 
-    A squared pivot within `zero_tolerance` of its diagonal entry counts as zero. ``dtype`` is that of the data, if not
-    that of B.
+
+def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """L with B = LLᵀ, see `_usable`; a squared pivot within `zero_tolerance` of its diagonal entry counts as zero.
+
+    ``dtype`` is that of the data, if not that of B.
     """
     lower, info = torch.linalg.cholesky_ex(b)
     pivots, diagonal = (t.diagonal(dim1=-2, dim2=-1).real for t in (lower, b))
     tol = zero_tolerance(dtype or b.dtype, b.dtype, b.shape[-1])
     bad = (info != 0) | ~(pivots.square() > tol * diagonal).all(-1)
-    if not (check_values and values_checkable(b)):
-        return torch.where(bad[..., None, None], torch.nan, lower)
-    if bool(bad.any()):
-        raise DomainError(
-            f"{int(bad.sum())} of {max(bad.numel(), 1)} matrices {name} are not positive definite. Add a multiple of "
-            f"the identity."
-        )
-    return lower
+    return _usable(lower, bad, check_values, f"{name} are not positive definite")
 
 
 def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
-    """LU factors and pivots; an error, or NaN if values are not checked, for singular matrices.
-
-    A pivot within `zero_tolerance` of the largest entry of its column counts as zero.
-    """
+    """LU factors and pivots; a pivot within `zero_tolerance` of the largest entry of its column counts as zero."""
     factor, pivots, info = torch.linalg.lu_factor_ex(a)
     if a.shape[-1] == 0:
         return factor, pivots
     tol = zero_tolerance(dtype, a.dtype, a.shape[-1])
     least = factor.diagonal(dim1=-2, dim2=-1).abs()
     bad = (info != 0) | ~(least > tol * a.abs().amax(-2)).all(-1)
-    if not (check_values and values_checkable(a)):
-        return torch.where(bad[..., None, None], torch.nan, factor), pivots
-    if bool(bad.any()):
-        raise DomainError(
-            f"{int(bad.sum())} of {max(bad.numel(), 1)} matrices a are singular. Add a multiple of the identity."
-        )
-    return factor, pivots
+    return _usable(factor, bad, check_values, "a are singular"), pivots
 
 
 def linear_solve(
@@ -209,8 +202,8 @@ def _conjugate_gradients(
 ) -> Tensor:
     """Conjugate gradients for each vector of the batch by itself; a converged one stays as it is.
 
-    The stopping test reads the device once per iteration; without a tolerance nothing is read, and a vector for which A
-    or the preconditioner is not positive definite becomes NaN.
+    The stopping test synchronizes once per iteration. Without a tolerance nothing is read, and a vector becomes NaN if
+    A or the preconditioner is not positive definite.
     """
     peak = b.abs().amax(-1, keepdim=True) if b.shape[-1] else b.sum(-1, keepdim=True)
     unit = torch.where(peak == 0, 1, peak)  # so that ‖b‖² neither overflows nor underflows
@@ -360,7 +353,7 @@ def conjugate_gradient_solve(
         max_iterations: 10 n by default.
         precision: dtype of the computation, to which b, the preconditioner and floating-point parameters are cast;
             float64 by default. What ``matvec`` takes from elsewhere has to have it too.
-        check: look for NaN and Inf in ``b``: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check: whether ``b`` is checked for NaN and Inf, as in `matrix_function`.
 
     Returns:
         x ``(*b, n)``.
@@ -492,8 +485,8 @@ def gaussian_crf(
             f"mean must be (*batch, m) or (*batch, m, r) with confidence (*batch, m), got {tuple(mean.shape)} and "
             f"{tuple(confidence.shape)}."
         )
-    wanted = wants_check(check, mean)
-    if wanted:
+    check_values = wants_check(check, mean)
+    if check_values:
         check_finite(mean, "mean")
         check_finite(confidence, "confidence")
         if bool((confidence <= 0).any()):
@@ -504,13 +497,13 @@ def gaussian_crf(
         right = c * y if vector else c.unsqueeze(-1) * y
         if affinity is not None:
             check_matrix(affinity, "affinity", square=True)
-            if wanted:
+            if check_values:
                 check_finite(affinity, "affinity")
                 check_symmetric(affinity, "affinity")
             w = symmetrize(affinity.to(dtype))
             if w.shape[:-1] != c.shape:
                 raise ShapeError(f"affinity must be {(*c.shape, c.shape[-1])}, got {tuple(affinity.shape)}.")
-            if wanted:
+            if check_values:
                 _check_confidence(c, w.sum(-1))
             field = torch.diag_embed(c + w.sum(-1)) - w
             x = linear_solve(field, right, symmetric=True, precision=dtype, check=check)
@@ -520,15 +513,15 @@ def gaussian_crf(
         if features.shape[:-1] != c.shape:
             sizes = ", ".join(map(str, c.shape))
             raise ShapeError(f"features must be ({sizes}, d), got {tuple(features.shape)}.")
-        if wanted:
+        if check_values:
             check_finite(features, "features")
             check_size(features, dtype, "features", "products")
         f = features.to(dtype)
         total = f.detach().sum(-2, keepdim=True)
-        if wanted:
+        if check_values:
             _check_confidence(c, (f.detach() * total).sum(-1))
         diagonal = c.detach() + (f.detach() * (total - f.detach())).sum(-1)
-        if wanted and not bool((diagonal > 0).all()):
+        if check_values and not bool((diagonal > 0).all()):
             raise NumericalError(
                 f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are "
                 f"not positive, so the field has no mode; make the features non-negative or raise the confidence."

@@ -47,8 +47,8 @@ def matrix_clamp(
         DomainError: ``least`` is not finite, or the largest entry of ``a`` is near the ends of floating point.
 
     Gradient:
-        U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 where both eigenvalues lie above t, 0 where neither does, and (λᵢ − t)/(λᵢ − λⱼ) with
-        λᵢ above and λⱼ not. Two orders, exact at repeated eigenvalues; at λ = t, where there is a kink, that of below.
+        U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 if both eigenvalues lie above t, 0 if neither does, and (λᵢ − t)/(λᵢ − λⱼ) with
+        λᵢ above and λⱼ not. Two orders, exact at repeated eigenvalues; at the kink λ = t the derivative from below.
 
     Example:
         >>> import torch, matbackprop

@@ -88,19 +88,19 @@ def normalized_cut_j1(
             they are after a ReLU. A row of degree zero is left out.
         labels: region numbers ``(*b, m)``, −1 ignored: such a row does not exist for the objective. With
             ``(*b, a, m)``, a annotators of the same image: the result is the mean over those that labelled anything.
-        lam: Λ ``(d, d)`` or ``(*b, d, d)``; the identity when absent. It need not be symmetric and may learn.
+        lam: Λ ``(d, d)`` or ``(*b, d, d)``; the identity when absent. It need not be symmetric and may be trainable.
         weight: how often each row counts ``(*b, m)``, for example the area of a superpixel; the objective is the same
-            as with the row repeated. May learn.
+            as with the row repeated. May be trainable.
         offsets: n+1 integers, the first row of each image in a packed batch of images of different sizes; a list or a
             CPU tensor. The result is then ``(n,)``. Memory grows with n times the longest image.
         num_labels: a bound of the number of regions. Without it the largest label is read, one synchronisation on a
             GPU; needed under ``torch.compile`` and ``vmap``. Labels beyond it are ignored where values are not checked.
-        rank_tol: singular values of D^{−1/2}F below this share of the largest count as zero. By default it follows the
-            dtype of ``f``; pass a dtype to say what precision the data carry (``torch.float32`` for a float32 map that
-            was cast to float64). Products of float64 features resolve about 3e-7, of float32 ones 8e-6.
+        rank_tol: singular values of D^{−1/2}F below this fraction of the largest count as zero. By default it follows
+            the dtype of ``f``; or the dtype whose precision the data have (``torch.float32`` for a float32 map that was
+            cast to float64). Products of float64 features resolve about 3e-7, of float32 ones 8e-6.
         precision: dtype of the computation; float64 by default.
-        check: look at values (finite features, labels in range, degrees): ``None`` on the CPU only, ``True`` always,
-            ``False`` never. Without the check an image with no labelled row gives 0 and a zero gradient.
+        check: whether values are checked (finite features, labels in range, degrees), as in `matrix_function`. If not,
+            an image with a negative degree is NaN, and one with no labelled row gives 0 and a zero gradient.
 
     Returns:
         The objective of each image ``(*b,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2.
@@ -135,17 +135,17 @@ def normalized_cut_j1(
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
         images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        wanted, dtype = images.checked, compute_dtype(precision)
+        check_values, dtype = images.checked, compute_dtype(precision)
         tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
         rows = images.in_range(dtype).rows(dtype)
         plain = lam is None and images.weight is None and not images.annotators
         if plain and dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
-            bad, value = _negative_degrees(rows, None, wanted), _j1_by_kernels(images, dtype, tol)
+            bad, value = _negative_degrees(rows, None, check_values), _j1_by_kernels(images, dtype, tol)
         else:
             if lam is not None:
                 check_lambda(lam, f.shape[-1])
-                lam = _lambda_per_image(images, rows, lam, wanted)
-            bad = _negative_degrees(rows, lam, wanted)
+                lam = _lambda_per_image(images, rows, lam, check_values)
+            bad = _negative_degrees(rows, lam, check_values)
             value = _j1(rows, lam, tol, None if lam is None or _nonsingular(lam) else lam)
         return images.average(nan_where(bad, value)).to(f.dtype)
 
@@ -342,7 +342,7 @@ def normalized_cut_soft(
         check, precision: as in `matrix_function`.
 
     Returns:
-        The objective of each image ``(*b,)`` in the dtype of ``f``; it does not see the scale of the features.
+        The objective of each image ``(*b,)`` in the dtype of ``f``; it does not depend on the scale of the features.
 
     Raises:
         DomainError: a ridge that is not positive or less than rounding; the other errors are those of

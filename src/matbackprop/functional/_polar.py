@@ -1,4 +1,4 @@
-"""The polar factors of a matrix: the nearest matrix with orthonormal columns, and what is left beside it.
+"""Polar decomposition A = QP.
 
 With A = QP the variation of Q is QΩ + (I − QQᵀ) dA P⁻¹, Ω skew with PΩ + ΩP = QᵀdA − dAᵀQ. In the basis of P that is
 a division by σᵢ + σⱼ, i ≠ j: repeated singular values do no harm. What solves it, `_SkewSolve`, takes P itself as the
@@ -122,10 +122,11 @@ def _variation(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor, e: Tensor)
     return out
 
 
-def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, wanted: bool, what: str) -> Tensor:
-    """Q of A ``(*b, m, n)``, m ≥ n, a rotation if asked for; raise where it is not unique.
+def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str) -> Tensor:
+    """Q of A ``(*b, m, n)``, m ≥ n, a rotation if requested.
 
-    ``carried`` is the dtype whose digits the data carry. A reflection becomes a rotation by the sign of its last
+    If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is the
+    dtype whose precision the data have. A reflection becomes a rotation by the sign of its last
     direction: Q = W diag(1, …, ±1) Vᵀ and the last eigenvalue of P is ±σ.
     """
     w, s, vh = batched_svd(a.detach(), fine=is_double(carried))
@@ -139,19 +140,15 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, wanted: b
     least = s[..., -2:].sum(-1) if rotation else s[..., -1]  # the smallest sum that divides
     tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, s.shape[-1]))
     bad = least <= tol * s[..., 0]
-    if not wanted:
-        return nan_where(bad, out)
-    _refuse(bad, s, least, what)
-    return out
-
-
-def _refuse(bad: Tensor, s: Tensor, least: Tensor, what: str) -> None:
+    if not check_values:
+        return nan_where(bad, out) if check_values is False else out
     if bool(bad.any()):
         raise DomainError(
             f"{int(bad.sum())} of {bad.numel()} matrices have no unique {what}: their smallest singular values are "
             f"zero, or equal where one of them is reflected ({float(least.min()):.3g} beside {float(s.max()):.3g}). "
             f"Take more or other data, or add a multiple of the matrix that you expect."
         )
+    return out
 
 
 def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> PolarFactors:
@@ -172,7 +169,7 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
         NonFiniteError: ``a`` holds NaN or Inf.
-        DomainError: a matrix is not of full rank, so that Q is not unique; or derivatives are asked for and the largest
+        DomainError: a matrix is not of full rank, so that Q is not unique; or derivatives are requested and the largest
             entry of ``a`` is near the ends of floating point.
 
     Gradient:
@@ -192,13 +189,13 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     """
     check_matrix(a, "a", or_complex=True)
     with autocast_off(a.device.type):
-        unit, wanted, *_ = prepare(a, "a", check, precision, sizes="rescale")
-        if wanted and is_differentiated(a):  # P has the scale of A, and its derivatives products of it
+        unit, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale")
+        if check_values and is_differentiated(a):  # P has the scale of A, and its derivatives products of it
             check_size(a, unit.dtype, "a", "sums")
         x = a.to(unit.dtype)
         if a.shape[-2] >= a.shape[-1]:
-            q = orthogonal_factor(unit, False, a.dtype, wanted, "polar decomposition")
+            q = orthogonal_factor(unit, False, a.dtype, check_values, "polar decomposition")
         else:
-            q = orthogonal_factor(unit.mH, False, a.dtype, wanted, "polar decomposition").mH.resolve_conj()
+            q = orthogonal_factor(unit.mH, False, a.dtype, check_values, "polar decomposition").mH.resolve_conj()
         half = product(0.5 * q.mH, x)  # whose symmetric part does not leave the range where P does not
         return PolarFactors(q.to(a.dtype), (half + half.mH).to(a.dtype))

@@ -47,8 +47,8 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
     """
     check_matrix(a, "a", square=True)
     with autocast_off(a.device.type):
-        x, wanted, *_ = prepare(a, "a", check, precision, sizes="rescale", or_complex=False)
-        return orthogonal_factor(x, True, a.dtype, wanted, "nearest rotation").to(a.dtype)
+        x, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale", or_complex=False)
+        return orthogonal_factor(x, True, a.dtype, check_values, "nearest rotation").to(a.dtype)
 
 
 def procrustes(
@@ -65,7 +65,7 @@ def procrustes(
     Args:
         x: points ``(*batch, m, d)``, one per row.
         y: where they go, of the same shape.
-        weight: how much each point counts ``(*batch, m)``, boolean or floating point, ≥ 0; may learn.
+        weight: how much each point counts ``(*batch, m)``, boolean or floating point, ≥ 0; may be trainable.
         reflection: allow reflections: R is orthogonal, and need not be a rotation. Points may be complex then, and R is
             unitary.
         check, precision: as in `matrix_function`.
@@ -104,14 +104,16 @@ def procrustes(
         check_weight(weight, x)
     carried, all_given = x.dtype, [t for t in (x, y, weight) if t is not None]
     with autocast_off(x.device.type):
-        x, wanted, *_ = prepare(x, "x", check, precision, sizes="rescale", others=all_given)
+        x, check_values, *_ = prepare(x, "x", check, precision, sizes="rescale", others=all_given)
         y = prepare(y, "y", check, precision, sizes="rescale", others=all_given).x
         if weight is not None:
-            if wanted:
+            if check_values:
                 check_weight_values(weight)
             weight = weight.to(real_dtype(x.dtype))
-            weight = into_range(weight.unsqueeze(-2), x.dtype).squeeze(-2) if wanted else weight
+            weight = into_range(weight.unsqueeze(-2), x.dtype).squeeze(-2) if check_values else weight
             y = weight.unsqueeze(-1) * y
         moments = product(x.mH, y)
         what = "orthogonal matrix" if reflection else "rotation"
-        return orthogonal_factor(moments, not reflection, carried, wanted, f"{what} between the points").to(carried)
+        return orthogonal_factor(moments, not reflection, carried, check_values, f"{what} between the points").to(
+            carried
+        )

@@ -34,7 +34,7 @@ def _span_and_inverse(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, T
 
 
 class _Projector(Operation):
-    """Π = AA⁺ and A⁺; both are outputs, so that the adjoint's own derivative sees how they move."""
+    """Π = AA⁺ and A⁺; both are outputs, so that the derivative of the adjoint includes theirs."""
 
     forward_twice = "projector"
 
@@ -83,7 +83,7 @@ def projector(
     Args:
         a: matrices ``(*b, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
         symmetric: A is symmetric and stays so: use its eigendecomposition and give a symmetric gradient.
-        rank_tol: singular values below this share of the largest count as zero. By default it follows the dtype of
+        rank_tol: singular values below this fraction of the largest count as zero. By default it follows the dtype of
             ``a``; pass a dtype to say what precision the data carry (``torch.float32`` for a float32 map cast to
             float64).
         check, precision: as in `matrix_function`.

@@ -369,7 +369,7 @@ def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor |
 
 
 def _check_cancellation(spectrum: Spectrum, eps: Tensor) -> None:
-    """Raise where second derivatives have no digit left beside directions that F does not have."""
+    """Raise if second derivatives lose all digits next to directions that F does not have."""
     if spectrum.values.numel() == 0:
         return
     missing = spectrum.rest is not None or bool((spectrum.values == eps.unsqueeze(-1)).any())
@@ -475,8 +475,8 @@ def second_order_pool(
         params: parameters of a user-defined function, as in `matrix_function`.
         weight: mask or soft weights ≥ 0, boolean or floating point, used as given: ``(*batch, m)``, or ``(*batch, r,
             m)`` for r regions that share one feature map.
-        center: subtract the (weighted) mean row first, so that C is a function of the covariance; no m×m matrix is
-            made.
+        center: subtract the (weighted) mean row first, so that C is a function of the covariance; no m×m matrix
+            is formed.
         method: ``"fused"`` for the thin dual (m < d) or primal form with divided differences. ``"svd"`` and ``"eig"``
             are the paper's DeepO2P-SVD and DeepO2P-EIG, for comparison: they drop tied pairs and lose what the ties
             carry.
@@ -524,8 +524,8 @@ def second_order_pool(
         check_weight(weight, f, regions=True)
     others = [t for t in (weight, eps, *given) if isinstance(t, Tensor)]
     with autocast_off(f.device.type):
-        x, wanted, *_ = prepare(f, "f", check, precision, sizes="large", others=others)
-        if wanted:
+        x, check_values, *_ = prepare(f, "f", check, precision, sizes="large", others=others)
+        if check_values:
             _check_values(weight, eps, fn)
         exact = method == "fused" and precision in (None, torch.float64)
         if exact and _fixed(weight) and pool_kernels.applies(f, eps, fn):
@@ -534,7 +534,7 @@ def second_order_pool(
             x, w = _prepare_weight(weight, x)
             shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
             fn, p = bind_params(fn, given, x.shape[:-2], x)
-            if wanted:
+            if check_values:
                 if w is not None:
                     check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
                 if p is not None:
@@ -543,9 +543,9 @@ def second_order_pool(
                     fn = dataclasses.replace(fn, announce=True)
             x = _center(x, w) if center else x
             if method != "fused":
-                return _reference_pool(x, w, shift, p, fn, method, wanted).to(f.dtype)
+                return _reference_pool(x, w, shift, p, fn, method, check_values).to(f.dtype)
             out = _pool(x, w, shift, p, fn, is_double(f.dtype) and is_double(x.dtype)).to(f.dtype)
-        if wanted:
+        if check_values:
             check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
         return out
 
@@ -625,7 +625,7 @@ def _reference_pool(
     p: Tensor | None,
     function: SpectralFunction,
     method: Method,
-    wanted: bool,
+    check_values: bool,
 ) -> Tensor:
     """The paper's two routes, differentiated through the factors of a decomposition layer that drops tied pairs.
 
@@ -645,6 +645,6 @@ def _reference_pool(
         _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=real_dtype(f.dtype))
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mH
-    if wanted:  # a Gram matrix knows its eigenvalues to rounding of the largest, which may be more than eps
+    if check_values:  # a Gram matrix knows its eigenvalues to rounding of the largest, which may be more than eps
         check_domain(q.detach(), function, "the moments", "Raise eps, or use the fused method.")
     return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH)

@@ -188,8 +188,8 @@ class _SpanTrace(Operation):
     """tr(P S N⁻¹ Sᵀ) with P = B⁺.
 
     For variations of F that keep its rank, F P Fᵀ stays the projector on its span when P varies as −P dB P (the inverse
-    on a fixed complement of the null space), which is all that the objectives see. So the derivatives of every order
-    follow from dP = −P dB P, and no null-space term is needed.
+    on a fixed complement of the null space), and the objectives depend on nothing else. So the derivatives of every
+    order follow from dP = −P dB P, and no null-space term is needed.
     """
 
     forward_twice = "normalized_cut"

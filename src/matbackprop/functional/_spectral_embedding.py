@@ -81,19 +81,19 @@ def spectral_embedding(
         check_weight(weight, f)
     with autocast_off(f.device.type):
         others = () if weight is None else (weight,)
-        x, wanted, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=others)
+        x, check_values, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=others)
         dtype = x.dtype
-        if wanted and weight is not None:
+        if check_values and weight is not None:
             check_weight_values(weight)
         w = torch.ones_like(x[..., 0]) if weight is None else weight.to(dtype)
         degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
         negative = (degree < 0) & (w > 0)
-        if wanted and bool(negative.any()):
+        if check_values and bool(negative.any()):
             raise DomainError(
                 f"{int(negative.sum())} rows have a negative degree, so D^(−1/2) is not real. End the features with a "
                 f"ReLU."
             )
-        bad = None if wanted else negative.any(-1)
+        bad = None if check_values else negative.any(-1)
         positive = degree > 0
         scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
         tol = gram_tolerance(f.dtype, dtype, d, rank_tol)
@@ -108,7 +108,7 @@ def spectral_embedding(
         down = torch.where(kept, values, 1).rsqrt() * kept
         embedding = rows * (positive_phase(vectors) * down.unsqueeze(-2))
         degree = degree.to(f.dtype)
-        if wanted:
+        if check_values:
             check_result(degree, "a degree", "Scale the features.")
         values, embedding = nan_where(bad, values * kept), nan_where(bad, embedding)
         return values.to(f.dtype), embedding.to(f.dtype), degree

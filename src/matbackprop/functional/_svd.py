@@ -57,12 +57,12 @@ def _sums_of(s: Tensor) -> Tensor:
 
 
 def _zero_pairs(s: Tensor, policy: TiePolicy) -> Tensor:
-    """Which singular values i ≠ j are both zero, so that the vectors of either side turn by themselves."""
+    """Which singular values i ≠ j are both zero, so that left and right vectors rotate independently."""
     return tied_pairs(s, policy) & policy.tied(_sums_of(s), largest_entry(s.unsqueeze(-1)))
 
 
 def _free_phases(even: Tensor, odd: Tensor, s: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """What to report of phases: uᵢ and vᵢ turn together where they like, and against each other where σᵢ is zero."""
+    """Masks of free phases: that of uᵢ and vᵢ together, and the relative one if σᵢ is zero."""
     if not even.is_complex():
         return []
     zero = policy.tied(s, largest_entry(s.unsqueeze(-1)).squeeze(-1)).unsqueeze(-2)
@@ -160,7 +160,7 @@ class _SVD(Operation):
 
 
 class _SVDByKernel(Operation):
-    """Of float32 matrices that the kernels take: the factors rounded, and as float64 tells them for the adjoint."""
+    """For float32 matrices: factors in float32, and in float64 for the adjoint."""
 
     @staticmethod
     def forward(x: Tensor, policy: TiePolicy) -> tuple[Tensor, ...]:
@@ -227,7 +227,7 @@ def _adjoint_by_kernel(saved: Sequence[Any], gradients: tuple[Any, ...]) -> Tens
 
 
 def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:
-    """The part of a gradient that turns the first k vectors out of their span, with U₂ᵀdU₂ = 0 for the others.
+    """The part of a gradient that rotates the first k vectors out of their span, with U₂ᵀdU₂ = 0 for the others.
 
     ``within`` (k, k) is the product of the first vectors with their gradient.
     """
@@ -253,11 +253,11 @@ def svd(
 
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
-    On the CPU LAPACK decomposes float64 matrices; thin factors of narrower ones come from their Gram matrix in float64
-    and from what A itself says of its small singular values. So do all thin factors on CUDA, without waiting for the
-    device. The promise, for any spectrum, is rounding of the dtype of ``a``: in the factors, in orthogonality, and in
-    UΣVᵀ = A. With ``precision=torch.float32`` it is that of torch.linalg.svd in float32, whose small singular values
-    and their vectors carry errors of the largest one.
+    On the CPU LAPACK decomposes float64 matrices; thin factors of narrower ones come from their Gram matrix in float64,
+    and from A itself for small singular values. So do all thin factors on CUDA, without synchronization. For any
+    spectrum the factors, their orthogonality and UΣVᵀ = A are accurate to the rounding of the dtype of ``a``. With
+    ``precision=torch.float32`` they are as accurate as those of torch.linalg.svd in float32, whose small singular values
+    and vectors carry errors of the largest one.
 
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall, real or complex (ᵀ is then the conjugate transpose).
@@ -267,9 +267,9 @@ def svd(
             gradient reaches a vector or value of such a pair and any vector is used at all, else leave the pair out.
             ``"drop"``: leave them out, with a GaugeWarning where the loss depends on the choice of vectors.
             ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased. See `eigh` for why.
-        tie_tol: share of the largest σ below which a gap is zero; by default what the dtype of ``a`` resolves.
-        broadening: η as a share of the largest σ, for ``"broaden"``.
-        check: whether values are checked, as in `eigh`: None never waits for a GPU.
+        tie_tol: fraction of the largest σ below which a gap is zero; by default the resolution of the dtype of ``a``.
+        broadening: η as a fraction of the largest σ, for ``"broaden"``.
+        check: whether values are checked, as in `eigh`.
         precision: dtype to compute in, float64 (complex128) unless given; results have the dtype of ``a``.
 
     Returns:

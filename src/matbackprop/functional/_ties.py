@@ -50,7 +50,7 @@ class TiePolicy:
     phase: bool = False
 
     def tied(self, x: Tensor, scale: Tensor) -> Tensor:
-        """Where a gap x is zero as far as the precision tells; ``scale`` broadcasts against x."""
+        """Where a gap x is zero to the tolerance; ``scale`` broadcasts against x."""
         return x.abs() <= self.tolerance * scale
 
     def invert(self, x: Tensor, scale: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ from matbackprop.solvers.krylov import Leading, leading_pairs
 
 __all__ = ["topk_eigh", "topk_subspace"]
 
-_WHOLE = 512  # up to this order, or where more than an eighth is wanted, all eigenpairs of a dense matrix cost less
+_WHOLE = 512  # up to this order, or for more than an eighth of the pairs, a full decomposition is faster
 
 
 # --- the operator, known by its products ------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class SymmetricOperator(NamedTuple):
         order: n.
         like: a tensor of the device and dtype of results.
         dtype: of the computation.
-        wanted: whether values are checked.
+        check_values: whether values are checked.
     """
 
     matvec: Callable[..., Tensor]
@@ -79,7 +79,7 @@ class SymmetricOperator(NamedTuple):
     order: int
     like: Tensor
     dtype: torch.dtype
-    wanted: bool
+    check_values: bool
 
 
 class _Places(NamedTuple):
@@ -122,7 +122,7 @@ def _sparse_product(values: Tensor, x: Tensor, places: _Places) -> Tensor:
     return torch.sparse_csr_tensor(places.starts, places.columns, values, size, check_invariants=False) @ x
 
 
-def _sparse_operator(a: Tensor, wanted: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """A sparse matrix as products with its entries as the parameter."""
     check_floating(a, "a", or_complex=True)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
@@ -133,7 +133,7 @@ def _sparse_operator(a: Tensor, wanted: bool) -> tuple[Callable[..., Tensor], tu
         rows, columns = a.indices().unbind(0)
         places = _Places(a.detach().to_sparse_csr().crow_indices(), rows, columns)
     values = a.values()
-    if wanted:
+    if check_values:
         check_finite(values, "a")
         turned = torch.sparse_coo_tensor(a.indices().flip(0), values.detach().conj(), a.shape, check_invariants=False)
         skew = (a.detach() - turned).coalesce().values().abs()
@@ -163,25 +163,25 @@ def symmetric_operator(
         if not callable(a):
             raise DtypeError(f"a must be a torch.Tensor, got {type(a).__name__}; or a function of columns.")
         if n is None:
-            raise ShapeError("a function does not tell its order; pass n.")
+            raise ShapeError("The order of a function is unknown. Pass n.")
         if any(not isinstance(p, Tensor) for p in params):
             raise DtypeError("params must be tensors; bind other arguments into the function.")
         matvec, leaves = a, tuple(params)
         numbers = [p for p in params if p.dtype.is_floating_point or p.is_complex()]
         numbers.sort(key=lambda p: not p.is_complex())
         like = numbers[0] if numbers else torch.empty(0, dtype=compute_dtype(precision))
-        wanted = wants_check(check, like)
+        check_values = wants_check(check, like)
     else:
-        wanted = wants_check(check, a)
+        check_values = wants_check(check, a)
         if a.layout != torch.strided:
-            matvec, leaves = _sparse_operator(a, wanted)
+            matvec, leaves = _sparse_operator(a, check_values)
         else:
             check_matrix(a, "a", square=True, or_complex=True)
             if a.ndim > 2:
                 raise ShapeError(
                     f"a must be one matrix (n, n), got shape {tuple(a.shape)}; call it for each of a batch."
                 )
-            if wanted:
+            if check_values:
                 check_finite(a, "a")
                 check_symmetric(a, "a")
             matvec, leaves = _dense_product, (symmetrize(a.to(compute_dtype(precision, a.dtype))),)
@@ -194,7 +194,9 @@ def symmetric_operator(
         )
     dtype = compute_dtype(precision, like.dtype)
     cast = tuple(in_precision(p, dtype) for p in leaves)
-    return SymmetricOperator(matvec if largest else lambda x, *more: -matvec(x, *more), cast, n, like, dtype, wanted)
+    return SymmetricOperator(
+        matvec if largest else lambda x, *more: -matvec(x, *more), cast, n, like, dtype, check_values
+    )
 
 
 def find_leading(
@@ -209,17 +211,19 @@ def find_leading(
     like = torch.empty(operator.order, dtype=operator.dtype, device=operator.like.device)
     with torch.no_grad():
         frozen = tuple(p.detach() for p in operator.params)
-        _check_products(operator.matvec, like, frozen, operator.wanted)
+        _check_products(operator.matvec, like, frozen, operator.check_values)
         return leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
 
 
 def check_count(k: int, n: int) -> None:
-    """Raise unless k pairs of an operator of order n can be asked for."""
+    """Raise unless an operator of order n has k pairs."""
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
         raise DomainError(f"k must be a whole number in 1 … {n} for an operator of order {n}, got {k!r}.")
 
 
-def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: tuple[Tensor, ...], wanted: bool) -> None:
+def _check_products(
+    matvec: Callable[..., Tensor], like: Tensor, params: tuple[Tensor, ...], check_values: bool
+) -> None:
     """Raise unless a product has the shape and dtype of what it is of, and is symmetric as far as two vectors tell."""
     ramp = torch.linspace(-1, 1, len(like), dtype=torch.float64, device=like.device)
     ramp = torch.complex(ramp, 0.3 * ramp.square()) if like.is_complex() else ramp
@@ -231,7 +235,7 @@ def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: tuple[T
             f"the function must map columns {tuple(probe.shape)} of {probe.dtype} to as many of the same dtype, got "
             f"{kind}; cast what it holds to {probe.dtype}, or pass it through params."
         )
-    if wanted and out.numel():
+    if check_values and out.numel():
         check_finite(out, "the product of a")
         inner = probe.mH @ out
         skew = float((inner - inner.mH).abs().max())
@@ -348,8 +352,8 @@ def _scale(lam: Tensor, others: Tensor) -> Tensor:
 class _Resolve(Operation):
     """Z outside of the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ, by the other eigenpairs, which are constants.
 
-    Its derivatives are those of the equation in A, λ, V and B, so that they do not see how close the other eigenvalues
-    are to each other.
+    Its derivatives are those of the equation in A, λ, V and B, so that ties among the other eigenvalues do
+    not matter.
     """
 
     @staticmethod
@@ -458,7 +462,7 @@ def topk_eigh(
     Args:
         a: symmetric matrices ``(*batch, n, n)``, one sparse matrix ``(n, n)`` (COO or CSR), or a function that maps
             columns ``(n, r)`` and the parameters to A(θ) times the columns. The function must be linear in the columns,
-            symmetric, and made of differentiable torch operations; its columns are complex where a parameter is.
+            symmetric, and made of differentiable torch operations; its columns are complex if a parameter is.
         k: how many pairs.
         params: the tensors θ that a function takes, which receive gradients.
         n: the order, for a function.
@@ -489,8 +493,8 @@ def topk_eigh(
         small dense matrices from the other eigenpairs, whose own gaps do not matter), the gradient of A is
         (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrised: a product for each parameter, never an n×n matrix unless
         A is one. All orders and forward mode; of a sparse matrix the first order, which is all that torch's
-        constructors of COO carry (none for CSR): for more give a function of its entries. Losses of VVᵀ do not see ties
-        inside the k: use `topk_subspace`.
+        constructors of COO carry (none for CSR): for more give a function of its entries. For losses of VVᵀ,
+        which do not depend on ties inside the k, use `topk_subspace`.
 
     Example:
         >>> import torch, matbackprop
@@ -543,7 +547,7 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
 class _SubspaceSettings(NamedTuple):
     tolerance: float
     max_products: int
-    wanted: bool
+    check_values: bool
 
 
 def _outside_subspace(matvec: Any, x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
@@ -573,7 +577,7 @@ class _Subspace(Operation):
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         (matvec, settings, v, *params), (g,) = saved, gradients
-        if settings.wanted and values_checkable(g):
+        if settings.check_values and values_checkable(g):
             _warn_of_gauge(v, g)
         weights = _solve_subspace(matvec, settings, v, params, g)
         return None, None, None, *pull_back(matvec, v, params, needed[3:], weights)
@@ -644,7 +648,7 @@ def topk_subspace(
 
     Gradient:
         ZVᵀ, symmetrised, with Z outside of the span of V and ZH − AZ = (I − VVᵀ)G, by conjugate gradients. All orders
-        and forward mode, exact at ties inside the k. A loss that sees the basis gets a GaugeWarning.
+        and forward mode, exact at ties inside the k. A loss that depends on the basis gets a GaugeWarning.
 
     Example:
         >>> import torch, matbackprop
@@ -660,11 +664,11 @@ def topk_subspace(
     with autocast_off(operator.like.device.type):
         pairs = find_leading(operator, k, tolerance, max_products, generator)
         tied = pairs.values[-1] - pairs.following <= gap_tolerance(operator.dtype, operator.order) * pairs.scale
-        if operator.wanted and k < operator.order and bool(tied):
+        if operator.check_values and k < operator.order and bool(tied):
             raise TieError(
                 f"The eigenvalues on both sides of k = {k} are equal, so the leading eigenspace is not determined. "
                 f"Choose another k."
             )
-        settings = _SubspaceSettings(tolerance, max_products, operator.wanted)
+        settings = _SubspaceSettings(tolerance, max_products, operator.check_values)
         v = apply(_Subspace, operator.matvec, settings, pairs.vectors, *operator.params)
-        return nan_where(None if operator.wanted else tied, v).to(operator.like.dtype)
+        return nan_where(None if operator.check_values else tied, v).to(operator.like.dtype)

@@ -1,4 +1,4 @@
-"""Samples made uncorrelated and of unit variance."""
+"""Whitening of samples."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def whiten(
         method: ``"zca"`` or ``"pca"``. Components of the latter are sorted by variance, the largest first; the largest
             entry of each axis is positive, of complex ones too.
         eps: ε > 0, added to the variances; with m ≤ d or constant channels some are zero.
-        weight: mask or soft weights ≥ 0 ``(*batch, m)`` that tell how much each sample counts in μ and Σ.
+        weight: mask or soft weights ≥ 0 ``(*batch, m)`` of the samples in μ and Σ.
         mean: μ ``(*batch, d)``, or any shape that broadcasts to it, to use instead of that of the samples.
         covariance: Σ ``(*batch, d, d)``, likewise; give both or neither.
         ties: what the gradient of ``"pca"`` does where variances coincide, as in `eigh`.
@@ -134,8 +134,8 @@ def whiten(
     _check_statistics(x, weight, mean, covariance)
     with autocast_off(x.device.type):
         others = [t for t in (weight, mean, covariance) if t is not None]
-        rows, wanted, *_ = prepare(x, "x", check, precision, sizes="large", others=others)
-        if wanted:
+        rows, check_values, *_ = prepare(x, "x", check, precision, sizes="large", others=others)
+        if check_values:
             _check_values({"mean": mean, "covariance": covariance}, weight)
         dtype, d, inside = rows.dtype, x.shape[-1], real_dtype(rows.dtype)
         if mean is None or covariance is None:
@@ -157,7 +157,7 @@ def whiten(
                 turned = product(rows - center, vectors.expand(*x.shape[:-2], d, d))
             else:
                 turn = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
-        if wanted and covariance is None:
+        if check_values and covariance is None:
             gain = (values.clamp_min(0) + eps).rsqrt() if method == "pca" else torch.linalg.matrix_norm(turn.detach())
             _check_eps(rows, eps, gain)
         if method == "pca":  # the largest variance first, the largest entry of each axis positive
@@ -183,17 +183,17 @@ def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, cov
     if mean is None or covariance is None:
         return
     if weight is not None:
-        raise ShapeError("weight tells how samples count in their statistics; leave it out where those are given.")
+        raise ShapeError("weight belongs to the statistics of the samples. Omit it if mean and covariance are given.")
     check_floating(mean, "mean", or_complex=x.is_complex())
     check_matrix(covariance, "covariance", square=True, or_complex=x.is_complex())
-    wanted = (*x.shape[:-2], x.shape[-1]), (*x.shape[:-2], x.shape[-1], x.shape[-1])
+    shapes = (*x.shape[:-2], x.shape[-1]), (*x.shape[:-2], x.shape[-1], x.shape[-1])
     try:
-        fits = all(torch.broadcast_shapes(t.shape, w) == w for t, w in zip((mean, covariance), wanted, strict=True))
+        fits = all(torch.broadcast_shapes(t.shape, w) == w for t, w in zip((mean, covariance), shapes, strict=True))
     except RuntimeError:
         fits = False
     if not fits:
         raise ShapeError(
-            f"mean and covariance must broadcast to {wanted[0]} and {wanted[1]} for samples of shape {tuple(x.shape)}, "
+            f"mean and covariance must broadcast to {shapes[0]} and {shapes[1]} for samples of shape {tuple(x.shape)}, "
             f"got {tuple(mean.shape)} and {tuple(covariance.shape)}."
         )
 

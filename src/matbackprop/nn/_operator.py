@@ -1,4 +1,4 @@
-"""The base of the modules: a function with the options it is called with."""
+"""Base class of the modules: a function with its options."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Operator"]
 
 
 class Operator(nn.Module):
-    """A function of the package and its options, under the names and with the defaults that the function has for them.
+    """A function of the package with options of the same names and defaults.
 
-    ``class EIG(Operator, of=eigh, checks=[check_ties])`` is all that a module needs: its constructor takes the options
-    of `eigh`, and calling it calls `eigh`. Every option is an attribute, a parameter if it learns. A wrong one is found
-    when the module is built.
+    ``class EIG(Operator, of=eigh, checks=[check_ties])`` defines a module: its constructor takes the options of `eigh`,
+    and calling it calls `eigh`. Options are attributes, trainable ones parameters. Options are checked by the
+    constructor.
 
     Args of the class statement:
         of: the function.
-        data: its arguments that are no options: they are given in every call.
-        checks: functions of options, which they name as the function does; each raises where one does not fit.
+        data: arguments that are given in every call.
+        checks: functions of options by name; each raises an error for a wrong one.
     """
 
     _function: ClassVar[Callable[..., Any]]
@@ -56,11 +56,11 @@ class Operator(nn.Module):
             setattr(self, name, value)
 
     def call(self, *data: Any, **more: Any) -> Any:
-        """The function of the data with these options, or others in their place."""
+        """Call the function with these options; ``more`` replaces some."""
         return self._function(*data, **{name: getattr(self, name) for name in self._options.parameters} | more)
 
     def forward(self, *data: Any, **more: Any) -> Any:
-        """Return what the function returns for the data."""
+        """Return the result of the function."""
         return self.call(*data, **more)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""The functions of matrices as modules that store their options; see each function for what the options are."""
+"""Matrix functions as modules that store their options, which are documented with each function."""
 
 from __future__ import annotations
 
@@ -259,7 +259,8 @@ class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, che
 class MatrixFunction(Operator, of=matrix_function, data=["a", "params"], checks=[resolve_function]):
     """A function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
 
-    An exponent that learns is that of :class:`MatrixPower`.
+    For a trainable exponent use :class:`MatrixPower`. Parameters of a user-defined function are given in the call,
+    ``params=``.
 
     Shape:
         ``(*b, n, n)`` to ``(*b, n, n)``.
@@ -339,12 +340,11 @@ class MatrixClamp(Operator, of=matrix_clamp, checks=[check_least]):
 
 
 class MatrixPower(Operator, of=matrix_function, data=["a", "params"]):
-    """Power of symmetric matrices whose exponent may learn; see :func:`~matbackprop.matrix_power`.
+    """Power of symmetric matrices with a fixed or trainable exponent; see :func:`~matbackprop.matrix_power`.
 
     Args:
-        exponent: its value, at the start where it learns.
-        learn: whether it is a parameter; otherwise it is a number, and matrices may be what
-            :func:`~matbackprop.matrix_power` takes for it: any for a whole exponent, singular ones for ½.
+        exponent: the exponent, or its initial value.
+        learn: whether it is a parameter. A fixed number accepts more matrices, see :func:`~matbackprop.matrix_power`.
         check, precision: as in the function.
 
     Example:

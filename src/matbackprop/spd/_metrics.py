@@ -170,7 +170,7 @@ class _BuresWasserstein:
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U: the traces of the usual formula cancel for close matrices.
         one, other = definite_factor(a, False, "a"), definite_factor(b, False, "b")
-        return _squared(one - other @ orthogonal_factor(other.mH @ one, False, a.dtype, False, "polar factor"))
+        return _squared(one - other @ orthogonal_factor(other.mH @ one, False, a.dtype, None, "polar factor"))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         # ((1 − t)I + tT)A((1 − t)I + tT) without the product TAT, which is B
