@@ -125,8 +125,8 @@ def _variation(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor, e: Tensor)
 def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str) -> Tensor:
     """Q of A ``(*b, m, n)``, m ≥ n, a rotation if requested.
 
-    If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is the
-    dtype whose precision the data have. A reflection becomes a rotation by the sign of its last
+    If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is
+    the dtype whose precision the data have. A reflection becomes a rotation by the sign of its last
     direction: Q = W diag(1, …, ±1) Vᵀ and the last eigenvalue of P is ±σ.
     """
     w, s, vh = batched_svd(a.detach(), fine=is_double(carried))

@@ -256,8 +256,8 @@ def svd(
     On the CPU LAPACK decomposes float64 matrices; thin factors of narrower ones come from their Gram matrix in float64,
     and from A itself for small singular values. So do all thin factors on CUDA, without synchronization. For any
     spectrum the factors, their orthogonality and UΣVᵀ = A are accurate to the rounding of the dtype of ``a``. With
-    ``precision=torch.float32`` they are as accurate as those of torch.linalg.svd in float32, whose small singular values
-    and vectors carry errors of the largest one.
+    ``precision=torch.float32`` they are as accurate as those of torch.linalg.svd in float32, whose small singular
+    values and vectors carry errors of the largest one.
 
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall, real or complex (ᵀ is then the conjugate transpose).
