@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import (
+    asymmetric,
     check_finite,
     check_floating,
     check_matrix,
     check_result,
     check_size,
     check_symmetric,
+    nan_where,
     wants_check,
 )
 from matbackprop.errors import DomainError, ShapeError
@@ -414,10 +416,12 @@ def log_eig(
     if not vectorize:
         return matrix_log(x, check=check, precision=precision)
     check_matrix(x, "x", square=True, or_complex=True)
-    if wants_check(check, x):
+    checked = wants_check(check, x)
+    if checked:
         check_symmetric(x, "x")
     inside = symmetrize(x.to(compute_dtype(precision, x.dtype)))  # rounded once, after √2
-    return vectorize_symmetric(matrix_log(inside, check=check, precision=precision)).to(x.dtype)
+    out = vectorize_symmetric(matrix_log(inside, check=check, precision=precision)).to(x.dtype)
+    return out if checked else nan_where(asymmetric(x), out)
 
 
 def batch_norm(

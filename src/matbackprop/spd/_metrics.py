@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import check_option
-from matbackprop.divided_differences import named_function
+from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
-from matbackprop.functional._matrix_function import matrix_function
+from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._polar import orthogonal_factor
 from matbackprop.functional._spectrum import Spectrum, derivative, spectral
 from matbackprop.numerics import inner, real_dtype, symmetrize
@@ -52,8 +52,9 @@ def geometry(metric: Metric) -> Geometry:
 
 
 def of_matrix(a: Tensor, function: str) -> Tensor:
-    """A named function of matrices in their own precision."""
-    return matrix_function(a, function, check=False, precision=real_dtype(a.dtype))
+    """A named function of matrices, definite whatever their units, in their own precision."""
+    known = batched_eigh(a.detach())
+    return from_one_decomposition(a, [resolve_function(function)], False, real_dtype(a.dtype), known)[0]
 
 
 def descending(a: Tensor) -> Tensor:
