@@ -221,3 +221,19 @@ def test_batched_gradients_of_the_layer_by_kernels(layer):
     rows = torch.autograd.grad(layer(x).S, x, directions, is_grads_batched=True)[0]
     u, _, vh = matbackprop.svd(x.detach())
     torch.testing.assert_close(rows, torch.einsum("ik,kj->kij", u, vh))
+
+
+def test_rotations_that_do_not_converge_are_marked(tmp_path):
+    """With one sweep, a matrix whose rows need rotations becomes NaN; one with orthogonal rows does not."""
+    choices = {"K": 3, "L": 3, "IN": "double", "SWEEPS": 1}
+    hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, kernel.TINY, TINY_LAUNCHER, shared=True, **choices))
+    x = torch.stack([matrices(3, 3)[0], torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))])
+    for factor in kernel.factor(x, 1e-14, hurried)[0]:
+        assert factor[0].isnan().all() and factor[1].isfinite().all()
+
+
+def test_rows_below_the_rounding_of_others_are_not_a_failure(tmp_path):
+    x = torch.tensor([[[1.0, 1.0], [1e-200, 1e-200]]], dtype=torch.float64)
+    u, s, vh = kernel.factor(x, 1e-14, of_one_thread(tmp_path, 2, 2))[0]
+    torch.testing.assert_close(s, torch.tensor([[2**0.5, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close((u * s.unsqueeze(-2)) @ vh, x)

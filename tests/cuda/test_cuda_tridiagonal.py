@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers import cuda_on_cpu
-from helpers.spectra import defects, hard_spectra
+from helpers.spectra import defects, hard_spectra, lapack_ratios
 from matbackprop.cuda import tridiagonal
 
 THREADS = 96  # of a block, which must not be fewer than the rows
@@ -59,7 +59,10 @@ def check(a, values, vectors):
 @pytest.mark.parametrize("name", hard_spectra(3))
 def test_any_spectrum(kernels, name):
     a = hard_spectra(37)[name]
-    check(a, *solve(kernels, a))
+    values, vectors = solve(kernels, a)
+    check(a, values, vectors)
+    residual, defect, moved = lapack_ratios(a, values, vectors)
+    assert (residual <= 3).all() and (defect <= 3).all() and (moved <= 1).all()
 
 
 @pytest.mark.quick(2)
@@ -159,3 +162,13 @@ def test_a_block_has_room():
     for n, limit in ((512, 163 * 1024), (1024, 227 * 1024)):  # an A100's and an H200's
         plan = tridiagonal.Plan(n)
         assert plan.shared_bytes(plan.threads, 1) <= limit
+
+
+def test_a_secular_equation_that_does_not_converge_is_marked(tmp_path):
+    """With one step for each root, matrices that need a merge become NaN as a whole; the diagonal one needs none."""
+    choices = {"CLUSTER": 1, "REDUCE_THREADS": THREADS, "MAX_STEPS": 1}
+    hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, tridiagonal.SOURCE, LAUNCHERS, shared=True, **choices))
+    x = torch.randn(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values, vectors = solve(hurried, torch.stack([x + x.mT, torch.diag(torch.arange(1.0, 41).double())]))
+    assert values[0].isnan().all() and vectors[0].isnan().all()
+    torch.testing.assert_close(values[1], torch.arange(1.0, 41).double())

@@ -1,4 +1,4 @@
-"""Symmetric matrices whose spectra are hard for an eigensolver that starts in single precision."""
+"""Symmetric matrices whose spectra are hard for an eigensolver, and measures of its error."""
 
 import torch
 from torch import Tensor
@@ -45,7 +45,14 @@ def hard_spectra(n: int, batch: int = 2, seed: int = 0) -> dict[str, Tensor]:
         "zero": torch.zeros(batch, n, n, dtype=torch.float64),
         "one": torch.ones(batch, n, n, dtype=torch.float64),
         "diagonal": torch.diag_embed(uniform),
+        "Wilkinson": _tridiagonal((torch.arange(n, dtype=torch.float64) - (n - 1) / 2).abs(), 1.0, batch),
+        "Laplacian": _tridiagonal(torch.full((n,), 2.0, dtype=torch.float64), -1.0, batch),
     }
+
+
+def _tridiagonal(diagonal: Tensor, beside: float, batch: int) -> Tensor:
+    off = torch.full((len(diagonal) - 1,), beside, dtype=torch.float64)
+    return (diagonal.diag() + off.diag(1) + off.diag(-1)).repeat(batch, 1, 1)
 
 
 def defects(a: Tensor, values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,3 +61,17 @@ def defects(a: Tensor, values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]
     largest = values.abs().amax(-1).clamp_min(torch.finfo(a.dtype).tiny)
     residual = (a @ vectors - vectors * values.unsqueeze(-2)).abs().amax((-2, -1)) / largest
     return residual, (vectors.mT @ vectors - eye).abs().amax((-2, -1))
+
+
+def lapack_ratios(a: Tensor, values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """‖A − UΛUᵀ‖/(n·eps·‖A‖), ‖I − UUᵀ‖/(n·eps) and max|λ − λ_LAPACK|/(n·eps·‖A‖), in the 1-norm.
+
+    The first two are the ratios that LAPACK's own suite tests (xSYT21), with a threshold of 50.
+    """
+    n = a.shape[-1]
+    ulp = n * torch.finfo(a.dtype).eps
+    size = torch.linalg.matrix_norm(a, 1).clamp_min(torch.finfo(a.dtype).tiny)
+    residual = torch.linalg.matrix_norm(a - (vectors * values.unsqueeze(-2)) @ vectors.mT, 1)
+    defect = torch.linalg.matrix_norm(torch.eye(n, dtype=a.dtype) - vectors @ vectors.mT, 1)
+    moved = (values - torch.linalg.eigvalsh(a)).abs().amax(-1)
+    return residual / (ulp * size), defect / ulp, moved / (ulp * size)

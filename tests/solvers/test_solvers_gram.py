@@ -99,3 +99,15 @@ def test_the_kernel_leaves_ordinary_rows_alone(kernels, limit):
     y = q.mT @ x
     new_q, new_y = separate.separate_by_kernel(q.clone(), y.clone(), EPS[:1], limit, kernels, 64)
     assert torch.equal(new_q, q) and torch.equal(new_y, y)
+
+
+def test_rows_that_do_not_separate_are_marked(tmp_path):
+    """With one sweep, mixed rows become NaN, and orthogonal ones stay."""
+    choices = {"REAL_IS_DOUBLE": 1, "SEPARATION_SWEEPS": 1}
+    hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, separate.SOURCE, LAUNCHER, shared=True, **choices))
+    x = with_outliers(7, 50)
+    x[1] = torch.eye(7, 50)
+    _, q = torch.linalg.eigh(x @ x.mT)
+    new_q, new_y = separate.separate_by_kernel(q.clone(), q.mT @ x, EPS, 1e-13, hurried, 64)
+    assert new_q[0].isnan().all() and new_y[0].isnan().all()
+    assert torch.equal(new_q[1], q[1]) and new_y[1].isfinite().all()

@@ -9,7 +9,9 @@
 #include "reduce.cuh"
 
 #define EPS 2.220446049250313e-16
+#ifndef MAX_STEPS
 #define MAX_STEPS 80
+#endif
 
 // What the block holds, arrays of n = 2 * half.
 struct Node {
@@ -125,8 +127,8 @@ __device__ __forceinline__ double small_root(double a, double b, double c) {
 }
 
 // Root i of the secular equation, by LANES threads; those of a warp go through this together. Rational interpolation with
-// the poles on both sides (Li's middle way), inside of a bracket.
-__device__ void find_root(Node& node, int count, int i, double rho, double total, bool valid) {
+// the poles on both sides (Li's middle way), inside of a bracket. Returns whether it converged.
+__device__ bool find_root(Node& node, int count, int i, double rho, double total, bool valid) {
     const double constant = 1 / rho;
     const bool last = i == count - 1;
     int origin = i;
@@ -185,6 +187,13 @@ __device__ void find_root(Node& node, int count, int i, double rho, double total
         node.origin[i] = origin;
         node.shift[i] = mu;
     }
+    return done;
+}
+
+// Mark a merge that failed; the merges above it pass the mark on.
+__device__ void mark_failure(double* merged, double* mixing, int n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) merged[i] = nan("");
+    for (long long e = threadIdx.x; e < (long long)n * n; e += blockDim.x) mixing[e] = nan("");
 }
 
 // values (nodes, 2, half) ascending, vectors (nodes, 2, half, half) in columns: the halves; couplings (matrices, parts *
@@ -212,11 +221,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
         node.norm[i] = (upper || coupling > 0 ? 0.7071067811865476 : -0.7071067811865476) * z;
         if (!(fabs(values[i]) <= 1e300 && fabs(z) <= 2)) bad = 1;
     }
-    if (__syncthreads_or(bad)) {
-        for (int i = threadIdx.x; i < n; i += blockDim.x) merged[i] = nan("");
-        for (long long e = threadIdx.x; e < (long long)n * n; e += blockDim.x) mixing[e] = nan("");
-        return;
-    }
+    if (__syncthreads_or(bad)) return mark_failure(merged, mixing, n);
     double largest = 0, heaviest = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const double d = node.result[i], z = node.norm[i];
@@ -275,9 +280,9 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     const int at_once = blockDim.x / LANES, own = threadIdx.x / LANES, sub = threadIdx.x % LANES;
     for (int first = 0; first < count; first += at_once) {
         const int i = first + own;
-        find_root(node, count, i < count ? i : count - 1, rho, total, i < count);
+        if (!find_root(node, count, i < count ? i : count - 1, rho, total, i < count)) bad = 1;
     }
-    __syncthreads();
+    if (__syncthreads_or(bad)) return mark_failure(merged, mixing, n);
     for (int first = 0; first < count; first += at_once) {
         const int j = first + own < count ? first + own : count - 1;
         double product = 1;

@@ -4,7 +4,10 @@
 
 #include "jacobi.cuh"
 
+#ifndef SEPARATION_SWEEPS
 #define SEPARATION_SWEEPS 30
+#endif
+#define STRICT_SEPARATION 20  // sweeps after which the rounding of an inner product is left
 #define CLEARINGS 3  // of a new row of the others: two leave rounding
 
 // Vectors of some length: entry j of vector i is x[i * next + j * step].
@@ -23,7 +26,7 @@ __device__ __forceinline__ void rotate_vectors(const Vectors& v, int a, int b, R
 }
 
 // The n rows of y and the eigenvectors q. Only pairs above `limit` are turned, and after them those that they moved;
-// overlap is Y Y^T, or null where it is not known. scratch: 3 blockDim.x numbers of shared memory and room for 2 n int;
+// overlap is Y Y^T, or null if it is not known. Rows and eigenvectors that do not converge become NaN. scratch: 3 blockDim.x numbers of shared memory and room for 2 n int;
 // blockDim.x is a multiple of 32.
 __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap, REAL eps, REAL limit, int n,
                          REAL* scratch) {
@@ -36,7 +39,11 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
     REAL rest = limit / 10 > (REAL)SEPARATED ? limit / 10 : (REAL)SEPARATED;
     rest = rest < limit ? rest : limit;
     for (int sweep = 0; sweep < SEPARATION_SWEEPS; ++sweep) {
-        const REAL tolerance = sweep ? rest : limit;
+        REAL tolerance = sweep ? rest : limit;
+        if (sweep >= STRICT_SEPARATION) {
+            const REAL rounding = (REAL)REAL_EPS * sqrt((REAL)y.length);
+            tolerance = 8 * (rest > rounding ? rest : rounding);
+        }
         int turned = 0;
         for (int i = threadIdx.x; i < n; i += blockDim.x) moved[i] = 0;
         __syncthreads();
@@ -75,9 +82,10 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
                 }
                 __syncwarp();
                 if (!(fabs(ab) > tolerance * sqrt(aa + eps) * sqrt(bb + eps))) continue;
-                turned = 1;
                 const REAL zeta = (bb - aa) / (2 * ab);
                 const REAL t = (zeta < 0 ? (REAL)-1 : (REAL)1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
+                if (t == 0) continue;  // one row is below the rounding of the other
+                turned = 1;
                 const REAL c = 1 / sqrt(1 + t * t), s = c * t;
                 rotate_vectors(y, a, b, c, s, lane);
                 rotate_vectors(q, a, b, c, s, lane);
@@ -90,6 +98,11 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
         before = moved;
         moved = last;
     }
+    for (int i = warp; i < n; i += warps) {
+        for (int j = lane; j < y.length; j += 32) y(i, j) = (REAL)nan("");
+        for (int j = lane; j < q.length; j += 32) q(i, j) = (REAL)nan("");
+    }
+    __syncthreads();
 }
 
 // Sum over the block; scratch: blockDim.x numbers of shared memory.

@@ -2,7 +2,10 @@
 // registers. K is the short side and L the long side; of a tall matrix all is transposed, and IN is the type of X and of the
 // results that a user sees, as in svd.cu.
 
+#ifndef SWEEPS
 #define SWEEPS 30
+#endif
+#define STRICT_SWEEPS 12  // after them, the rounding of an inner product is left
 
 struct Row {
     double x[L], q[K];  // of Y = Q^T X, and the vector that made it
@@ -26,7 +29,8 @@ __device__ __forceinline__ void rotate_pair(double (&a)[N], double (&b)[N], doub
     }
 }
 
-// x (count, K, L) -> q (count, K, K), sigma (count, K) descending, v (count, K, L); NaN where an entry is not finite. q_out,
+// x (count, K, L) -> q (count, K, K), sigma (count, K) descending, v (count, K, L); NaN if an entry is not finite, or
+// rotations do not converge. q_out,
 // sigma_out and v_out, if given, receive the same rounded to IN.
 extern "C" __global__ void __launch_bounds__(128)
     svd_tiny(const IN* __restrict__ x, double* __restrict__ q, double* __restrict__ sigma, double* __restrict__ v,
@@ -68,15 +72,17 @@ extern "C" __global__ void __launch_bounds__(128)
     bool turned = !bad;
     for (int sweep = 0; sweep < SWEEPS && turned; ++sweep) {
         turned = false;
+        const double tolerance = sweep < STRICT_SWEEPS ? ORTHOGONAL : 8 * ORTHOGONAL;
 #pragma unroll
         for (int a = 0; a < K; ++a) {
 #pragma unroll
             for (int b = a + 1; b < K; ++b) {
                 const double aa = dot(rows[a].x, rows[a].x), bb = dot(rows[b].x, rows[b].x), ab = dot(rows[a].x, rows[b].x);
-                if (!(fabs(ab) > ORTHOGONAL * sqrt(aa) * sqrt(bb))) continue;
-                turned = true;
+                if (!(fabs(ab) > tolerance * sqrt(aa) * sqrt(bb))) continue;
                 const double zeta = (bb - aa) / (2 * ab);
                 const double t = (zeta < 0 ? -1.0 : 1.0) / (fabs(zeta) + sqrt(1 + zeta * zeta));
+                if (t == 0) continue;  // one row is below the rounding of the other
+                turned = true;
                 const double c = 1 / sqrt(1 + t * t), s = c * t;
                 rotate_pair(rows[a].x, rows[b].x, c, s);
                 rotate_pair(rows[a].q, rows[b].q, c, s);
@@ -135,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(128)
                 for (int j = 0; j < L; ++j) rows[i].x[j] /= size;
             }
         }
-        const double missing = bad ? nan("") : 0;
+        const double missing = bad || turned ? nan("") : 0;
         sigma[i] = norm * unit + missing;
         if (q_out != nullptr) sigma_out[i] = (IN)sigma[i];
 #pragma unroll
