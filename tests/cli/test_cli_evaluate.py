@@ -17,15 +17,15 @@ def stripes(count, shape=SHAPE):
     return np.broadcast_to(np.arange(shape[1]) * count // shape[1], shape).astype(np.uint8)
 
 
-def run(capsys, *words):
+def run(capsys, *words, command="segmentations"):
     with pytest.raises(SystemExit) as stop:
-        main(["evaluate", "segmentations", *map(str, words)])
+        main(["evaluate", command, *map(str, words)])
     captured = capsys.readouterr()
     return stop.value.code, captured.out, captured.err
 
 
-def as_json(capsys, *words):
-    code, out, err = run(capsys, *words, "--json")
+def as_json(capsys, *words, **command):
+    code, out, err = run(capsys, *words, "--json", **command)
     assert code == 0, err
     return json.loads(out)
 
@@ -167,3 +167,65 @@ def test_the_same_numbered_names_on_both_sides(capsys, tmp_path):
 def test_wrong_options(capsys, folders):
     code, _, err = run(capsys, folders[0], "--ground-truth", folders[1], "--tolerance", "3")
     assert code == 2 and "tolerance" in err
+
+
+@pytest.fixture
+def contours(tmp_path):
+    """Soft vertical contours of two strengths as PNG, NPY and MAT, and what people drew."""
+    shape = (60, 90)
+    truth, maps = tmp_path / "human", tmp_path / "contours"
+    truth.mkdir()
+    maps.mkdir()
+    soft = np.zeros(shape, np.float32)
+    for column, strength in ((29, 0.9), (75, 0.4)):
+        away = np.abs(np.arange(shape[1]) - column)
+        soft = np.maximum(soft, np.clip(strength - 0.2 * away, 0, 1))
+    for name in ("a", "b", "c", "d"):
+        Image.fromarray(stripes(3, shape)).save(truth / f"{name}.png")
+    Image.fromarray(np.round(255 * soft).astype(np.uint8)).save(maps / "a.png")
+    Image.fromarray(np.round(65535 * soft).astype(np.uint16)).save(maps / "b.png")
+    np.save(maps / "c.npy", soft)
+    savemat(maps / "d.mat", {"strength": soft})
+    return maps, truth
+
+
+def test_soft_contours_of_all_kinds_have_one_score(capsys, contours):
+    document = as_json(capsys, contours[0], "--ground-truth", contours[1], "--thresholds", 19, command="contours")
+    values = [row["boundary_f"] for row in document["per_image"]]
+    assert [row["id"] for row in document["per_image"]] == ["a", "b", "c", "d"]
+    assert values == pytest.approx([values[0]] * 4, abs=1e-3)
+    ods, curve = document["ods"], document["curve"]
+    # At high thresholds only the true contour at column 29 is left, one of the two that people drew; its ends fade.
+    assert ods["threshold"] >= 0.35 and ods["precision"] == pytest.approx(1)
+    assert 0.4 < ods["recall"] <= 0.5
+    assert ods["f"] == document["scores"]["boundary_ods"] == pytest.approx(max(curve["f"]))
+    assert curve["threshold"] == [i / 20 for i in range(1, 20)] and len(curve["precision"]) == 19
+    code, out, _ = run(capsys, contours[0], "--ground-truth", contours[1], "--thresholds", 4, command="contours")
+    assert code == 0 and "Boundary F-measure: 4 images, 4 thresholds" in out and "precision" in out
+
+
+def test_bad_contour_maps_are_named(capsys, contours):
+    for name, content, expected in (
+        ("c.npy", np.full((60, 90), 7.5), r"c.npy has strengths outside [0, 1]"),
+        ("c.npy", np.zeros((60, 90, 3)), "(60, 90, 3)"),
+        ("c.npy", np.zeros((90, 60)), "c: the boundary map has size 90×60"),
+    ):
+        np.save(contours[0] / name, content)
+        code, _, err = run(capsys, contours[0], "--ground-truth", contours[1], command="contours")
+        assert code == 2 and expected in err, err
+    (contours[1] / "c.png").unlink()
+    code, _, err = run(capsys, contours[0], "--ground-truth", contours[1], command="contours")
+    assert code == 2 and "1 of 4 images have no human map: c" in err
+
+
+def test_contours_among_segmentations_name_the_other_command(capsys, contours):
+    code, _, err = run(capsys, contours[0], "--ground-truth", contours[1])
+    assert code == 2 and "matbackprop evaluate contours" in err
+
+
+def test_the_boundary_curve_is_in_the_document(capsys, folders):
+    document = as_json(capsys, folders[0], "--ground-truth", folders[1])
+    curve = document["boundary_curve"]
+    assert len(curve["precision"]) == len(curve["recall"]) == 3
+    assert curve["ods"]["f"] == document["scores"]["boundary_ods"] and 1 <= curve["ods"]["level"] <= 3
+    assert "boundary_curve" not in as_json(capsys, folders[0], "--ground-truth", folders[1], "--no-boundary")

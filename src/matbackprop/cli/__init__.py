@@ -84,6 +84,13 @@ COMMANDS: dict[str, Command] = {
         "Score segmentations against human ones: covering, PRI, VI, boundaries.",
         extra="metrics",
     ),
+    "evaluate contours": Command(
+        "matbackprop.cli.evaluate",
+        "Score soft contour maps against human maps: boundary precision and recall.",
+        "ContoursConfig",
+        "contours",
+        extra="metrics",
+    ),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
     "segment": Command(
         "matbackprop.cli.segment",

@@ -1,4 +1,4 @@
-"""``matbackprop evaluate segmentations DIR --ground-truth DIR``: the Berkeley benchmark's measures without MATLAB."""
+"""``matbackprop evaluate segmentations`` and ``evaluate contours``: the Berkeley benchmark's measures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_label_maps
+from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_contour_map, read_label_maps
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write
-from matbackprop.vision.metrics import ImageScores, score_images, summarize
+from matbackprop.vision.metrics import (
+    ImageScores,
+    boundary_curve,
+    contour_counts,
+    f_measure,
+    score_images,
+    summarize,
+)
+from matbackprop.vision.metrics.evaluation import boundary_average_precision, boundary_over_scales
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Cell, Table
+from matbackprop.vision.workers import parallel_map
 
 
 @dataclass
@@ -41,7 +50,7 @@ class Config:
     objects: bool = True
     """Match objects and parts too."""
     tolerance: float = 0.0075
-    """Largest distance of matched boundary pixels, as a share of the image diagonal."""
+    """Largest distance of matched boundary pixels, as a fraction of the image diagonal."""
     thresholds: int = 99
     """Number of levels at which contour maps (ucm2) are cut."""
     numbered: Literal["auto", "yes", "no"] = "auto"
@@ -52,11 +61,7 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Evaluate and print the table; the document has all digits, and one entry per image."""
-    if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 0.1:
-        raise ConfigurationError(
-            f"thresholds {config.thresholds}, workers {config.workers}, tolerance {config.tolerance}: "
-            "at least one threshold, no negative number of workers and a tolerance from 0 to 0.1 are needed"
-        )
+    _check(config)
     segmentations, truth = _index(config)
     if len(truth) > len(segmentations):
         print(f"note: {len(truth) - len(segmentations)} images with human maps have no segmentation", file=sys.stderr)
@@ -73,10 +78,93 @@ def main(config: Config) -> dict[str, Any]:
     results = list(track(scores, "Scoring images", len(segmentations)))
     summary = summarize(results)
     if config.csv is not None:
-        _write_csv(config.csv, results)
+        _write_csv(config.csv, [result.row() for result in results])
     _print_table(results, summary)
     where = "" if config.csv is None else f" → {config.csv}"
     return {"summary": f"{len(results)} images scored{where}", **_document(results, summary)}
+
+
+@dataclass
+class ContoursConfig:
+    """Score soft contour maps against human maps: boundary precision, recall and F-measure.
+
+    Each contour map is a gray PNG (8 or 16 bits), or one array of strengths in [0, 1] in a .npy or .mat file, named
+    after the image. It is thinned by non-maximum suppression, cut at evenly spaced thresholds, and matched.
+    """
+
+    contours: Annotated[Path, tyro.conf.Positional]
+    """Folder of contour maps, one for each image."""
+    ground_truth: Path
+    """Folder of human maps, one or several for each image."""
+    csv: Path | None = None
+    """Also write one line per image to this file."""
+    tolerance: float = 0.0075
+    """Largest distance of matched boundary pixels, as a fraction of the image diagonal."""
+    thresholds: int = 99
+    """Number of thresholds."""
+    workers: int = 0
+    """Number of processes; 0 takes one for each processor where there is enough to do."""
+
+
+def contours(config: ContoursConfig) -> dict[str, Any]:
+    """Evaluate soft contour maps and print the table; the document has all digits and the curve."""
+    _check(config)
+    files = index_label_files(config.contours, numbered="no")
+    truth = index_label_files(config.ground_truth, names=files)
+    if not files:
+        raise DataError(f"{config.contours} holds no contour map. Supported: .png, .npy, .mat.")
+    if without := [name for name in files if name not in truth]:
+        raise DataError(f"{len(without)} of {len(files)} images have no human map: {', '.join(without[:5])}.")
+    jobs = [(name, paths, truth[name]) for name, paths in files.items()]
+    score = partial(_score_contours, thresholds=config.thresholds, tolerance=config.tolerance)
+    workers = config.workers or min(processors(), len(jobs) // 8)
+    counts = list(track(parallel_map(score, jobs, workers), "Scoring images", len(jobs)))
+    curve = boundary_curve(counts)
+    ods = curve.pop("ods")
+    ods["threshold"] = ods.pop("level") / (config.thresholds + 1)
+    ois, ap = boundary_over_scales(counts)[1], boundary_average_precision(counts)
+    rows = [
+        {"id": name, "threshold": (int(f.argmax()) + 1) / (config.thresholds + 1), "boundary_f": float(f.max())}
+        for name, f in ((job[0], f_measure(count)[2]) for job, count in zip(jobs, counts, strict=True))
+    ]
+    if config.csv is not None:
+        _write_csv(config.csv, rows)
+    Table(
+        ["ODS", "OIS", "AP", "threshold", "precision", "recall"],
+        [[ods["f"], ois, ap, ods["threshold"], ods["precision"], ods["recall"]]],
+        title=f"Boundary F-measure: {len(jobs)} images, {config.thresholds} thresholds",
+        note="Threshold, precision and recall at ODS.",
+        formats=dict.fromkeys(("ODS", "OIS", "AP", "precision", "recall"), ".6f") | {"threshold": ".4f"},
+    ).show()
+    levels = [(i + 1) / (config.thresholds + 1) for i in range(config.thresholds)]
+    return {
+        "summary": f"{len(jobs)} images scored" + ("" if config.csv is None else f" → {config.csv}"),
+        "images": len(jobs),
+        "thresholds": config.thresholds,
+        "scores": {"boundary_ods": ods["f"], "boundary_ois": ois, "boundary_ap": ap},
+        "ods": ods,
+        "curve": {"threshold": levels, **curve},
+        "per_image": rows,
+    }
+
+
+def _score_contours(job: tuple[str, list[Path], list[Path]], thresholds: int, tolerance: float) -> Any:
+    name, paths, truth = job
+    if len(paths) > 1:
+        raise DataError(f"{name} has {len(paths)} contour maps. Keep one.")
+    try:
+        human = _read(truth, thresholds)
+        return contour_counts(read_contour_map(paths[0]), human, thresholds=thresholds, tolerance=tolerance)
+    except ShapeError as error:
+        raise DataError(f"{name}: {error}") from error
+
+
+def _check(config: Config | ContoursConfig) -> None:
+    if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 0.1:
+        raise ConfigurationError(
+            f"thresholds {config.thresholds}, workers {config.workers}, tolerance {config.tolerance}: "
+            "at least one threshold, no negative number of workers and a tolerance from 0 to 0.1 are needed"
+        )
 
 
 def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
@@ -104,17 +192,19 @@ def _read(paths: list[Path], thresholds: int) -> list[Any]:
 
 def _document(results: list[ImageScores], summary: dict[str, float]) -> dict[str, Any]:
     numbers = {len(result.covering) for result in results}
+    counts = [result.boundary for result in results if result.boundary is not None]
+    curve = {"boundary_curve": boundary_curve(counts)} if counts and len(numbers) == 1 else {}
     return {
         "images": len(results),
         "annotators": sum(len(result.best_covering) for result in results),
         "segmentations": numbers.pop() if len(numbers) == 1 else None,
         "scores": {name: None if math.isnan(value) else value for name, value in summary.items()},
+        **curve,
         "per_image": [result.row() for result in results],
     }
 
 
-def _write_csv(path: Path, results: list[ImageScores]) -> None:
-    rows = [result.row() for result in results]
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))

@@ -8,12 +8,16 @@ from scipy.optimize import linear_sum_assignment
 from skimage.morphology import thin
 
 from matbackprop.errors import DomainError, ShapeError
+from matbackprop.vision.metrics import boundaries as boundaries_module
 from matbackprop.vision.metrics import (
     boundary_counts,
     boundary_f_measure,
     boundary_map,
+    contour_counts,
+    f_measure,
     match_boundaries,
     thin_boundaries,
+    thin_contours,
 )
 
 
@@ -125,3 +129,53 @@ def test_wrong_input():
         match_boundaries(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
     with pytest.raises(DomainError, match="tolerance"):
         match_boundaries(np.ones((2, 3), bool), np.ones((2, 3), bool), -1)
+
+
+def ramp(shape=(60, 80), column=40):
+    """A soft vertical contour around a column."""
+    return np.broadcast_to(0.9 * np.exp(-(((np.arange(shape[1]) - column) / 2) ** 2)), shape)
+
+
+def test_contours_are_thinned_to_their_ridge():
+    ridge = thin_contours(ramp())
+    inside = ridge[6:-6]  # the outermost pixels fade
+    assert (inside.argmax(1) == 40).all() and (inside > 0.05).sum() == len(inside)
+    assert inside.max() == pytest.approx(0.45 * (1 + np.exp(-0.25)), abs=1e-6)  # smoothed by 1 2 1 across
+    np.testing.assert_allclose(thin_contours(ramp().T), ridge.T, atol=1e-6)
+    assert not thin_contours(np.zeros((9, 7))).any()
+
+
+def test_diagonal_contours_are_thinned():
+    y, x = np.mgrid[:60, :60]
+    ridge = thin_contours(0.9 * np.exp(-(((x - y) / 3) ** 2))) > 0.05
+    assert (np.abs(x - y)[ridge] <= 1).all() and ridge[8:-8, 8:-8].any(1).all()
+
+
+def test_counts_of_soft_contours():
+    half = np.broadcast_to(np.arange(80) > 40, (60, 80)).astype(int)
+    counts = contour_counts(ramp(), [half, half], thresholds=9)
+    recall, precision, f = f_measure(counts)
+    assert counts.shape == (9, 4) and f[0] > 0.95 and (precision[:8] == 1).all()
+    assert recall[-1] == 0 and (np.diff(recall) <= 0).all()
+    with pytest.raises(ShapeError, match="60×80"):
+        contour_counts(ramp(), [half.T])
+
+
+@pytest.mark.parametrize("bad", [np.full((4, 5), 1.5), np.full((4, 5), np.nan), np.full((4, 5), -0.1)])
+def test_strengths_outside_the_unit_interval_are_refused(bad):
+    with pytest.raises(DomainError, match=r"outside \[0, 1\]"):
+        thin_contours(bad)
+
+
+def test_pairs_matched_together_equal_pairs_matched_alone():
+    rng = np.random.default_rng(3)
+    shape, tolerance = (40, 50), 0.04
+    boundaries, truths = rng.random((4, *shape)) < 0.1, [rng.random(shape) < p for p in (0.02, 0.1, 0.3)]
+    offsets, margin = boundaries_module._offsets(tolerance, *shape)
+    for mask in boundaries:
+        pixels = [boundaries_module._Pixels.of(one, margin) for one in (mask, *truths)]
+        together = boundaries_module._match([(pixels[0], truth) for truth in pixels[1:]], offsets)
+        for truth, (first, second) in zip(truths, together, strict=True):
+            alone = match_boundaries(mask, truth, tolerance)
+            np.testing.assert_array_equal(alone[0][mask], first)
+            np.testing.assert_array_equal(alone[1][truth], second)

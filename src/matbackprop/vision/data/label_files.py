@@ -185,7 +185,7 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bo
         doubled: pixels are at odd positions, contours between them.
 
     Returns:
-        ``thresholds`` label maps ``(h, w)``, from fine to coarse.
+        ``thresholds`` label maps ``(h, w)``, from fine to coarse; equal neighbors are one object.
     """
     from scipy.ndimage import label
 
@@ -197,9 +197,15 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bo
     if ucm.size == 0:
         raise DataError(f"The contour map is empty: shape {ucm.shape}.")
     levels = np.arange(1, thresholds + 1) / (thresholds + 1)
-    if doubled:
-        return [label(ucm <= level)[0][1::2, 1::2] for level in levels]
-    return [_fill_contours(label(ucm <= level)[0]) for level in levels]
+    maps: list[NDArray[np.integer]] = []
+    below = np.searchsorted(np.unique(ucm), levels, side="right")  # strengths that vanish at each level
+    for i, level in enumerate(levels):
+        if i and below[i] == below[i - 1]:
+            maps.append(maps[-1])  # the same object, so that it is scored once
+        else:
+            labels = label(ucm <= level)[0]
+            maps.append(labels[1::2, 1::2] if doubled else _fill_contours(labels))
+    return maps
 
 
 def _fill_contours(labels: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -225,9 +231,56 @@ def _read_png(path: Path) -> list[NDArray[np.integer]]:
     if not palette and _is_drawn(labels):
         raise DataError(
             f"{path} holds contours or a photograph, not labels: few pixels outside its largest region are in a 2×2 "
-            "block of one value. Save contours as ucm2 in a .mat file; save such labels as .npy."
+            "block of one value. Score contours with `matbackprop evaluate contours`; save such labels as .npy."
         )
     return [labels]
+
+
+def read_contour_map(path: str | Path) -> NDArray[np.float32]:
+    """Read a soft contour map: a gray PNG of 8 or 16 bits, or one two-dimensional array in a .npy or .mat file.
+
+    Integers are divided by the largest value of their type; floating-point strengths are in [0, 1].
+
+    Returns:
+        Strengths in [0, 1], ``(h, w)``.
+
+    Raises:
+        DataError: the file is missing, damaged, too large, or holds something else.
+    """
+    from scipy.io import loadmat
+
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".png":
+            with open_picture(path) as picture:
+                array = np.asarray(picture)
+            array = array.astype(np.uint16) if array.dtype.kind == "i" else array  # 16 bits in old versions of Pillow
+        elif path.suffix.lower() == ".npy":
+            array = np.load(io.BytesIO(read_bytes(path, MAX_BYTES)), allow_pickle=False)
+        elif path.suffix.lower() == ".mat":
+            data = read_bytes(path, MAX_BYTES)
+            _check_mat(data, "<" if data[126:128] == b"IM" else ">")
+            arrays = [value for name, value in loadmat(io.BytesIO(data)).items() if not name.startswith("__")]
+            arrays = [value for value in arrays if isinstance(value, np.ndarray) and value.size > 1]
+            if len(arrays) != 1:
+                raise DataError(f"{path} holds {len(arrays)} arrays. Save the contour map alone.")
+            array = arrays[0]
+        else:
+            raise DataError(f"{path} is not a contour map. Supported: .png, .npy, .mat.")
+    except DataError:
+        raise
+    except Exception as error:  # damaged files make the readers fail in a dozen ways
+        reason = f"{type(error).__name__}: {shorten(str(error), 200)}"
+        raise DataError(f"{path} cannot be read. It is probably damaged ({reason}).") from error
+    if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "bufi":
+        raise DataError(f"{path} holds {array.dtype} {array.shape}. A contour map is (height, width) of numbers.")
+    _check_pixels(path, *array.shape)
+    if array.dtype.kind in "iu":
+        return (array / np.iinfo(array.dtype).max).astype(np.float32)
+    strengths = array.astype(np.float32)
+    if not ((strengths >= 0) & (strengths <= 1)).all():
+        raise DataError(f"{path} has strengths outside [0, 1]. Divide them by their largest possible value.")
+    return strengths
 
 
 def _is_drawn(labels: NDArray[np.integer]) -> bool:

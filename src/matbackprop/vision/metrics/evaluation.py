@@ -80,7 +80,7 @@ def score_image(
         ground_truth: human label maps ``(h, w)``, or a function that reads them.
         boundary: match boundaries too, which takes most of the time.
         objects: also match objects and parts.
-        tolerance: of the boundary match, as a share of the image diagonal.
+        tolerance: of the boundary match, as a fraction of the image diagonal.
 
     Returns:
         The scores of every segmentation against every human map.
@@ -93,13 +93,18 @@ def score_image(
         1.0
     """
     maps, truths = (source() if callable(source) else source for source in (segmentations, ground_truth))
+    # Neighboring levels of a hierarchy are often one object: each is scored once.
+    new = [t == 0 or maps[t] is not maps[t - 1] for t in range(len(maps))]
+    level, maps = np.cumsum(new) - 1, [labels for labels, first in zip(maps, new, strict=True) if first]
     try:
-        regions = region_scores(maps, truths)
+        regions = vars(region_scores(maps, truths))
     except ValueError as error:
         raise DataError(f"{id}: {error}") from error
-    counts = boundary_counts(maps, truths, tolerance) if boundary else None
-    pairs = objects_and_parts(maps, truths) if objects else None
-    return ImageScores(**vars(regions), id=id, boundary=counts, objects=pairs)
+    for name in ("covering", "rand_index", "variation_of_information"):
+        regions[name] = regions[name][level]
+    counts = boundary_counts(maps, truths, tolerance)[level] if boundary else None
+    pairs = objects_and_parts(maps, truths)[level] if objects else None
+    return ImageScores(**regions, id=id, boundary=counts, objects=pairs)
 
 
 def score_images(
@@ -161,7 +166,7 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     ODS fixes the number of the segmentation for all images, OIS takes the best one for each image. Covering pools all
     human maps (an image with more annotators weighs more); PRI, VI and the paper's measures are plain means over
     images, as are precision and recall of objects and parts; boundary precision and recall come from pooled counts, and
-    ODS between two neighbouring segmentations is interpolated, as in the benchmark.
+    ODS between two neighboring segmentations is interpolated, as in the benchmark.
 
     Args:
         scores: of at least one image.
@@ -240,7 +245,7 @@ def boundary_over_scales(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]
     """
     common = len({len(count) for count in counts}) == 1
     best = [count[f_measure(count)[2].argmax()] for count in counts]
-    ods = _best_interpolated_f(np.sum(counts, 0)) if common else float("nan")
+    ods = float(boundary_curve(counts)["ods"]["f"]) if common else float("nan")
     return ods, float(f_measure(np.sum(best, 0))[2])
 
 
@@ -266,14 +271,29 @@ def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.
     return 0.01 * float(np.interp(grid, recalls, precision[first], left=0, right=0).sum())
 
 
-def _best_interpolated_f(counts: NDArray[np.int64]) -> float:
-    """The largest F over the segmentations and over straight lines between neighbours in recall and precision."""
-    recall, precision, f = f_measure(counts)
-    share = np.linspace(0, 1, 100)[:, None]
-    between_recall = recall[:-1] * (1 - share) + recall[1:] * share
-    between_precision = precision[:-1] * (1 - share) + precision[1:] * share
-    total = np.maximum(between_recall + between_precision, np.finfo(np.float64).tiny)
-    return float(np.append(2 * between_recall * between_precision / total, f).max())
+def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> dict[str, Any]:
+    """Boundary precision and recall over levels, from pooled counts, and the best point between neighboring levels.
+
+    Args:
+        counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them, the same t for all images.
+
+    Returns:
+        ``recall``, ``precision`` and ``f``, lists of t numbers, and ``ods``: ``level`` (from 1; a fraction lies between
+        two levels), ``recall``, ``precision`` and ``f`` of the largest F.
+
+    Example:
+        >>> boundary_curve([np.array([[8, 10, 8, 20], [4, 10, 4, 5]])])["ods"]["f"]
+        0.6341463414634146
+    """
+    recall, precision, f = f_measure(np.sum(counts, 0))
+    step = np.linspace(0, 1, 100)[:, None]
+    points = np.stack([np.arange(1.0, len(f) + 1), recall, precision])
+    between = (points[:, None, :-1] * (1 - step) + points[:, None, 1:] * step).reshape(3, -1)
+    level, r, p = np.concatenate([between, points], axis=1)
+    best_f = 2 * r * p / np.maximum(r + p, np.finfo(np.float64).tiny)
+    i = int(best_f.argmax())
+    ods = {"level": float(level[i]), "recall": float(r[i]), "precision": float(p[i]), "f": float(best_f[i])}
+    return {"recall": recall.tolist(), "precision": precision.tolist(), "f": f.tolist(), "ods": ods}
 
 
 def evaluate_segmentations(
