@@ -419,3 +419,17 @@ def test_gradients_of_svd_match_the_cpu():
         loss = (s**3).sum() + ((u * s.unsqueeze(-2)) @ vh).cos().sum() + (u[..., :2] @ u[..., :2].mT).square().sum()
         grads.append(torch.autograd.grad(loss, y)[0].cpu())
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("symmetric_matrices", [True, False])
+@pytest.mark.parametrize(("batch", "n"), [(1, 40), (3, 100), (50, 20), (20, 600)])
+def test_linear_systems_in_a_graph(batch, n, symmetric_matrices):
+    """MAGMA would end the process here."""
+    a = symmetric(batch, n) + 4 * n * torch.eye(n, device="cuda", dtype=torch.float64)
+    b = torch.ones(batch, n, device="cuda", dtype=torch.float64)
+    mb.linear_solve(a, b, symmetric=symmetric_matrices)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x = mb.linear_solve(a, b, symmetric=symmetric_matrices)
+    graph.replay()
+    torch.testing.assert_close((a @ x.unsqueeze(-1)).squeeze(-1), b)

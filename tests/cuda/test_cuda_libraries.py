@@ -1,6 +1,7 @@
 """Finding CUDA libraries, and clean answers where there are none."""
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,3 +58,20 @@ def test_every_order_fits_into_a_block(n):
     assert sizes.threads % 32 == 0 and sizes.threads <= 768
     assert sizes.threads >= n and sizes.threads > 32 + 32 * (-(-half * (half - 1) // 2 // 32)) - 1
     assert sizes.shared_bytes(8) <= 160 * 1024  # what a block of an A100 may have
+
+
+def test_magma_is_not_chosen_for_matrices_on_cuda(monkeypatch):
+    chosen = []
+
+    def preferred(backend=None):
+        if backend is not None:
+            chosen.append(backend)
+        return "default"
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_linalg_library", preferred)
+    with libraries.without_magma(torch.ones(1)):
+        assert chosen == []
+    with pytest.raises(ValueError, match="inside"), libraries.without_magma(SimpleNamespace(is_cuda=True)):
+        assert chosen == ["cusolver"]
+        raise ValueError("inside")
+    assert chosen == ["cusolver", "default"]

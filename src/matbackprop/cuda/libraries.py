@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 # Newest first: CUDA 13 and CUDA 12 name their libraries differently.
 _SONAMES = {
@@ -51,3 +53,21 @@ def load_library(name: str) -> ctypes.CDLL | None:
                 except OSError:
                     continue
     return None
+
+
+@contextlib.contextmanager
+def without_magma(a: Tensor) -> Iterator[None]:
+    """Let torch.linalg factor and solve matrices on CUDA by cuSOLVER and cuBLAS.
+
+    MAGMA, which torch prefers for some batches, aborts the process during CUDA graph capture. The routine is the same
+    with and without capture, so that a first call prepares the handles. Compiled code keeps torch's choice.
+    """
+    if torch.compiler.is_compiling() or not a.is_cuda:
+        yield
+        return
+    before = torch.backends.cuda.preferred_linalg_library()
+    torch.backends.cuda.preferred_linalg_library("cusolver")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_linalg_library(before)

@@ -26,6 +26,7 @@ from matbackprop.checks import (
     values_checkable,
     wants_check,
 )
+from matbackprop.cuda.libraries import without_magma
 from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import (
@@ -48,9 +49,10 @@ class _Solve(Operation):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, factor: Tensor, pivots: Tensor | None, transposed: bool) -> Tensor:
-        if pivots is None:
-            return torch.cholesky_solve(b, factor)
-        return torch.linalg.lu_solve(factor, pivots, b, adjoint=transposed)
+        with without_magma(factor):
+            if pivots is None:
+                return torch.cholesky_solve(b, factor)
+            return torch.linalg.lu_solve(factor, pivots, b, adjoint=transposed)
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
@@ -111,7 +113,8 @@ def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype
 
     ``dtype`` is that of the data, if not that of B.
     """
-    lower, info = torch.linalg.cholesky_ex(b)
+    with without_magma(b):
+        lower, info = torch.linalg.cholesky_ex(b)
     pivots, diagonal = (t.diagonal(dim1=-2, dim2=-1).real for t in (lower, b))
     tol = zero_tolerance(dtype or b.dtype, b.dtype, b.shape[-1])
     bad = (info != 0) | ~(pivots.square() > tol * diagonal).all(-1)
@@ -120,7 +123,8 @@ def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype
 
 def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
     """LU factors and pivots; a pivot within `zero_tolerance` of the largest entry of its column counts as zero."""
-    factor, pivots, info = torch.linalg.lu_factor_ex(a)
+    with without_magma(a):
+        factor, pivots, info = torch.linalg.lu_factor_ex(a)
     if a.shape[-1] == 0:
         return factor, pivots
     tol = zero_tolerance(dtype, a.dtype, a.shape[-1])
