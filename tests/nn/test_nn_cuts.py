@@ -191,9 +191,9 @@ def test_the_gradient_of_balanced_and_weighted_losses(objective):
 
 
 def test_weights_that_make_no_sense_are_refused():
-    with pytest.raises(ConfigurationError, match="one number per class"):
+    with pytest.raises(ConfigurationError, match="one nonnegative number per class"):
         NormalizedCutLoss(class_weight=torch.ones(2, 2))
-    with pytest.raises(ConfigurationError, match="none below zero"):
+    with pytest.raises(ConfigurationError, match="one nonnegative number per class"):
         NormalizedCutLoss(class_weight=torch.tensor([1.0, -1.0]))
     with pytest.raises(LabelError, match="class_weight has 2 classes, and a label is 3"):
         NormalizedCutLoss(class_weight=torch.ones(2))(features(1, 4, 2), torch.tensor([[0, 0, 1, 3]]))

@@ -104,7 +104,7 @@ def test_what_is_a_parameter():
 def test_contradictions():
     with pytest.raises(ConfigurationError, match="learn_exponent"):
         nn.SecondOrderPool(learn_exponent=True)
-    with pytest.raises(DomainError, match="start above zero"):
+    with pytest.raises(DomainError, match="must be positive"):
         nn.SecondOrderPool(eps=0.0, learn_eps=True)
 
 

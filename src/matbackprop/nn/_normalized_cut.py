@@ -36,24 +36,23 @@ class NormalizedCutLoss(Operator):
         objective: ``"j1"`` (:func:`~matbackprop.normalized_cut_j1`), ``"j2"`` (:func:`~matbackprop.normalized_cut_j2`)
             or ``"soft"`` (:func:`~matbackprop.normalized_cut_soft`).
         ridge: λ of the soft objective.
-        lambda_features: learn Λ ``(d, d)`` of W = FΛFᵀ for d features, from the identity; with ``"j1"`` only, since the
-            other two do not depend on it.
+        lambda_features: train Λ ``(d, d)`` of W = FΛFᵀ for d features, starting at the identity; only with ``"j1"``,
+            because the other objectives do not depend on it.
         maps: features are maps ``(b, c, h, w)`` and labels ``(b, H, W)`` of any size, as for other segmentation losses.
-        ignore_index: label of elements to leave out, such as 255 in many data sets; −1 is always left out.
-        class_weight: how often an element of each class counts ``(classes,)``, where labels are classes: as with its
-            row repeated so often, and as the ``weight`` of cross-entropy.
-        balanced: let all regions of an image count alike, whatever their size: an element counts 1 / (elements of its
-            region).
-        num_labels: a bound of the number of regions of an image; spares one device synchronisation.
+        ignore_index: label of ignored elements, such as 255 in many data sets; −1 is always ignored.
+        class_weight: weights ``(classes,)`` of the elements of each class if labels are classes, as the ``weight`` of
+            cross-entropy. A weight of 2 counts as a repeated row.
+        balanced: weight all regions of an image equally: an element has the weight 1 / (elements of its region).
+        num_labels: upper bound of the number of regions of an image; avoids one device synchronization.
         rank_tol: relative rank tolerance, or the dtype whose precision the features carry; not for ``"soft"``.
         reduction: ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
         precision: dtype of the computation; float64 by default.
-        check: look at values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check: check values: ``None`` on the CPU only, ``True`` always, ``False`` never.
 
     Shape:
         f ``(*b, m, d)`` and labels ``(*b, m)`` or ``(*b, a, m)`` to a scalar, or ``(*b,)`` without reduction. With
         ``maps``, f ``(b, c, h, w)`` and labels ``(b, H, W)`` or, of several annotators, ``(b, a, H, W)``: the label of
-        a cell is the one under its middle. A weight is ``(b, h, w)`` then.
+        a cell is that of its center pixel. A weight is then ``(b, h, w)``.
 
     Example:
         >>> import torch
@@ -90,15 +89,15 @@ class NormalizedCutLoss(Operator):
                 f"lambda_features needs objective='j1', got {objective!r}: the other objectives do not depend on Λ."
             )
         if rank_tol is not None and objective == "soft":
-            raise ConfigurationError("rank_tol does nothing with objective='soft', which has no rank; leave it out.")
+            raise ConfigurationError("rank_tol has no effect with objective='soft'. Remove it.")
         if class_weight is not None and (class_weight.ndim != 1 or not bool((class_weight >= 0).all())):
             raise ConfigurationError(
-                f"class_weight must be one number per class, none below zero, got {tuple(class_weight.shape)}."
+                f"class_weight must hold one nonnegative number per class, got {tuple(class_weight.shape)}."
             )
         check_ridge(ridge)
         check_rank_tolerance(rank_tol)
         compute_dtype(precision)
-        nn.Module.__init__(self)  # its function is chosen by an option
+        nn.Module.__init__(self)  # the function depends on an option
         self.ridge, self.rank_tol, self.num_labels = ridge, rank_tol, num_labels
         self.precision, self.check = precision, check
         self.objective, self.reduction, self.maps, self.ignore_index = objective, reduction, maps, ignore_index
@@ -127,13 +126,13 @@ class NormalizedCutLoss(Operator):
             labels = labels.masked_fill(labels == self.ignore_index, -1)
         if self.maps:
             if offsets is not None:
-                raise ConfigurationError("offsets belong to packed rows and not to maps; leave one of them out.")
+                raise ConfigurationError("offsets are for packed rows, not for maps. Remove one of them.")
             f, labels = _rows(f, labels)
             weight = None if weight is None else weight.flatten(-2)
         more = {"lam": self.lam} if self.objective == "j1" else {}
         if self.balanced or self.class_weight is not None:
             if offsets is not None:
-                raise ConfigurationError("class_weight and balanced do not go with packed rows; leave offsets out.")
+                raise ConfigurationError("class_weight and balanced do not support packed rows. Remove offsets.")
             value = self._weighted(f, labels, weight, more)
         else:
             value = self.call(f, labels, weight=weight, offsets=offsets, **more)
@@ -142,11 +141,11 @@ class NormalizedCutLoss(Operator):
         return value.mean() if self.reduction == "mean" else value.sum()
 
     def _weighted(self, f: Tensor, labels: Tensor, weight: Tensor | None, more: dict[str, Any]) -> Tensor:
-        """The objective with weights that follow from the labels, of each annotator its own."""
+        """The objective with weights computed from the labels of each annotator."""
         several = labels.ndim == f.ndim
         labels = labels.long()
         named = torch.ones_like(labels[..., :1], dtype=torch.bool)
-        if several:  # one who labelled nothing does as another did, and is left out of the mean
+        if several:  # annotators without labels get those of another, and do not count in the mean
             named = (labels >= 0).any(-1, keepdim=True)
             first = named.long().argmax(-2, keepdim=True)
             labels = torch.where(
@@ -163,7 +162,7 @@ class NormalizedCutLoss(Operator):
         if self.class_weight is not None:
             if wants_check(self.check, f) and place.numel() and int(place.max()) >= len(self.class_weight):
                 raise LabelError(
-                    f"class_weight has {len(self.class_weight)} classes, and a label is {int(place.max())}."
+                    f"class_weight has {len(self.class_weight)} classes, but a label is {int(place.max())}."
                 )
             own = own * self.class_weight.to(own.dtype)[place]
         value = self.call(f, labels, weight=own if weight is None else own * weight, **more)

@@ -1,8 +1,11 @@
-"""Second-order pooling for networks as they are: of maps and tokens, as a head, and beside a model's own average."""
+"""Second-order pooling of maps and tokens: as a layer, as a head, and added to a pretrained model."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections import Counter
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +16,19 @@ from matbackprop.nn._second_order_pool import SecondOrderPool
 
 __all__ = ["SecondOrderHead", "SecondOrderPool2d", "replace_pool"]
 
+_CANDIDATES = 6  # layers that replace_pool tries, from the last
+
 
 class SecondOrderPool2d(SecondOrderPool):
-    """:class:`SecondOrderPool` of the map of a convolution.
+    """:class:`SecondOrderPool` of a feature map.
 
     Args:
-        average: divide by the number of locations (or by the sum of the mask), so that the size of an image does not
-            matter.
+        average: divide by the number of locations (or by the sum of the mask), so that the result does not depend on
+            the size of the image.
         **options: those of :class:`SecondOrderPool`.
 
     Shape:
-        ``(b, c, height, width)``, and a mask ``(b, height, width)`` if need be, to ``(b, c, c)``, or ``(b, c(c+1)/2)``
+        ``(b, c, height, width)``, optionally with a mask ``(b, height, width)``, to ``(b, c, c)``, or ``(b, c(c+1)/2)``
         with ``vectorize=True``.
 
     Example:
@@ -42,7 +47,7 @@ class SecondOrderPool2d(SecondOrderPool):
         if x.ndim != 4 or (mask is not None and mask.shape != (x.shape[0], *x.shape[2:])):
             raise ShapeError(
                 f"SecondOrderPool2d takes (b, c, height, width) and a mask (b, height, width), got {tuple(x.shape)}"
-                f"{'' if mask is None else f' and {tuple(mask.shape)}'}; rows (b, m, d) are for SecondOrderPool."
+                f"{'' if mask is None else f' and {tuple(mask.shape)}'}. For rows (b, m, d) use SecondOrderPool."
             )
         rows, weight = x.flatten(2).mT, None
         if mask is not None:
@@ -55,17 +60,25 @@ class SecondOrderPool2d(SecondOrderPool):
         return super().forward(rows, weight)
 
 
+SecondOrderPool2d.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("average", inspect.Parameter.KEYWORD_ONLY, default=True),
+        *inspect.signature(SecondOrderPool).parameters.values(),
+    ]
+)
+
+
 class SecondOrderHead(nn.Module):
-    """Reduction, covariance, matrix function, triangle, normalisation and a linear layer: a classifier by second order.
+    """Second-order classifier: projection, covariance, matrix function, triangle, normalization and a linear layer.
 
     Args:
         channels: c of the maps or tokens.
-        outputs: numbers to give, such as classes.
-        reduce: channels d that c is projected to first; the descriptor has d(d + 1)/2 numbers.
+        outputs: number of outputs, such as classes.
+        reduce: channels d after the projection; None for no projection. The descriptor has d(d + 1)/2 numbers.
         function: g of the covariance, as in :func:`~matbackprop.matrix_function`; the square root by default.
         exponent: of ``"power"``.
         eps: ε of the covariance.
-        channel_dropout: share of the d channels that is dropped before pooling in training, as in DropCov.
+        channel_dropout: fraction of the d channels dropped before pooling in training, as in DropCov.
 
     Shape:
         Maps ``(b, c, height, width)`` or tokens ``(b, n, c)`` to ``(b, outputs)``.
@@ -88,69 +101,80 @@ class SecondOrderHead(nn.Module):
         channels: int,
         outputs: int,
         *,
-        reduce: int = 64,
+        reduce: int | None = 64,
         function: FunctionLike = "sqrt",
         exponent: float | None = None,
         eps: float = 1e-3,
         channel_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if min(channels, outputs, reduce) < 1:
-            raise ConfigurationError(f"channels, outputs and reduce are positive, got {channels}, {outputs}, {reduce}.")
-        self.reduction = nn.Linear(channels, reduce, bias=False)
+        d = channels if reduce is None else reduce
+        if min(channels, outputs, d) < 1:
+            raise ConfigurationError(f"channels, outputs and reduce must be positive, got {channels}, {outputs}, {d}.")
+        self.channels = channels
+        self.reduction = nn.Identity() if reduce is None else nn.Linear(channels, d, bias=False)
         self.dropout = nn.Dropout1d(channel_dropout)
         self.pool = SecondOrderPool(eps=eps, function=function, exponent=exponent, center=True, vectorize=True)
-        self.normalize = nn.LayerNorm(reduce * (reduce + 1) // 2)
-        self.classifier = nn.Linear(reduce * (reduce + 1) // 2, outputs)
+        self.normalize = nn.LayerNorm(d * (d + 1) // 2)
+        self.classifier = nn.Linear(d * (d + 1) // 2, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs ``(b, outputs)``."""
-        if x.ndim not in (3, 4):
-            raise ShapeError(f"SecondOrderHead takes maps (b, c, h, w) or tokens (b, n, c), got {tuple(x.shape)}.")
+        if x.ndim not in (3, 4) or x.shape[1 if x.ndim == 4 else 2] != self.channels:
+            c = self.channels
+            raise ShapeError(f"SecondOrderHead takes maps (b, {c}, h, w) or tokens (b, n, {c}), got {tuple(x.shape)}.")
         rows = self.reduction(x.flatten(2).mT if x.ndim == 4 else x)
         rows = self.dropout(rows.mT).mT * max(rows.shape[1], 1) ** -0.5
         return self.classifier(self.normalize(self.pool(rows)))
 
 
-class _Beside(nn.Module):
-    """A model's own layer, with what second order says of its input added to its output, or put in its place."""
+class _Branch(NamedTuple):
+    """A forward hook that adds the second order of a layer's output to each of its locations."""
 
-    def __init__(self, own: nn.Module, head: SecondOrderHead, first_order: bool, prefix: int) -> None:
-        super().__init__()
-        self.own, self.head, self.first_order, self.prefix = own, head, first_order, prefix
+    channels: int
+    prefix: int
+    first_order: bool
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.own(x)
-        if y.ndim == 3:  # tokens: added to each, it is added to the class token and to their mean alike
-            second = self.head(y[:, self.prefix :]).unsqueeze(1)
-        else:
-            second = self.head(x).view(y.shape)
-        return y + second if self.first_order else second.expand_as(y)
+    def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        y = output.movedim(self.channels, -1)
+        rows = y.flatten(1, -2)[:, self.prefix :]
+        second = cast(nn.Module, layer.second_order)(rows).view(len(y), *(1,) * (y.ndim - 2), -1)
+        return (y + second if self.first_order else second.expand_as(y)).movedim(-1, self.channels)
 
 
 def replace_pool(
-    model: nn.Module, example: Tensor, *, first_order: bool = True, prefix: int | None = None, **options: Any
+    model: nn.Module,
+    example: Tensor,
+    *,
+    at: str | None = None,
+    first_order: bool = True,
+    prefix: int | None = None,
+    **options: Any,
 ) -> nn.Module:
-    """Put second-order pooling where a classifier averages its last map or reads its tokens.
+    """Add second-order pooling to the pooling in front of a classifier.
 
-    The average of a convolutional network (the last ``AdaptiveAvgPool2d``, or a layer of timm's or one's own that
-    brings a map to one cell), or the last tokens of a transformer, keep their place; beside them stands a
-    :class:`SecondOrderHead` with as many outputs as there are channels, whose result is added. Its last layer starts at
-    zero, so that the model is at first what it was. The classifier behind it stays.
+    A forward hook on the layer that computes the pooled features adds a :class:`SecondOrderHead` of its output, with as
+    many outputs as channels, to each location. The pooling, an average or the choice of a class token, passes it on to
+    the classifier. The last linear layer of the head starts at zero, so that the model does not change at first.
+    Layers and weights keep their names. The new parameters are ``second_order`` of that layer.
+
+    The layer is the last whose output has locations, a map ``(b, c, h, w)`` or ``(b, h, w, c)`` or tokens, if a vector
+    added to all of them is added to the pooled vector. This is verified by running the model.
 
     Args:
-        model: from torchvision, timm, transformers, or your own; it is changed in place.
-        example: an input, to see in what order its layers are called.
-        first_order: keep the average (or tokens) beside the second order; otherwise put second order in its place.
-        prefix: tokens at the front, such as the class token, that are not pooled; None for one where the model has a
-            parameter ``cls_token`` and none elsewhere.
+        model: from torchvision, timm, transformers or any other source; changed in place.
+        example: an input of the model whose last map has more than one location.
+        at: name of the layer, if it is not found or another is to be used.
+        first_order: keep the pooled features and add second order; otherwise second order replaces them.
+        prefix: number of tokens at the front that are not pooled, such as class, distillation and register tokens. By
+            default the tokens in excess of the cells of the map that they were made from.
         **options: of :class:`SecondOrderHead`: ``reduce``, ``function``, ``exponent``, ``eps``, ``channel_dropout``.
 
     Returns:
-        The model. ``[p for n, p in model.named_parameters() if ".head." in n]`` are the new parameters.
+        The model. Its new parameters are ``[p for n, p in model.named_parameters() if ".second_order." in n]``.
 
     Raises:
-        ConfigurationError: the model neither averages a map nor has tokens.
+        ConfigurationError: no layer was found, ``at`` does not fit, or the number of prefix tokens is unknown.
 
     Example:
         >>> import torch
@@ -163,49 +187,137 @@ def replace_pool(
         >>> torch.equal(replace_pool(model, x, reduce=8)(x), before)
         True
     """
-    place, channels = _find_place(model, example)
-    head = SecondOrderHead(channels, channels, **options).to(example.device)
+    if used := [name for name, m in model.named_modules() if name.endswith(".second_order")]:
+        raise ConfigurationError(f"The model already has second-order pooling: {used[0]}. Start from a fresh model.")
+    trace = _Trace.of(model, example)
+    name, channels = _find_layer(model, example, trace) if at is None else _named_layer(model, example, trace, at)
+    features = trace.outputs[name]
+    if prefix is None:
+        prefix = _prefix_tokens(model, trace, features) if features.ndim == 3 and channels == -1 else 0
+    width = features.shape[channels]
+    head = SecondOrderHead(width, width, **options).to(features)
     if first_order:
         nn.init.zeros_(head.classifier.weight)
         nn.init.zeros_(head.classifier.bias)
-    if prefix is None:
-        prefix = int(any("cls_token" in name for name, _ in model.named_parameters()))
-    parent, _, name = place.rpartition(".")
-    setattr(model.get_submodule(parent), name, _Beside(model.get_submodule(place), head, first_order, prefix))
+    layer = model.get_submodule(name)
+    layer.add_module("second_order", head)
+    hook: Any = _Branch(channels, prefix, first_order)
+    layer.register_forward_hook(hook)
     return model
 
 
-def _find_place(model: nn.Module, example: Tensor) -> tuple[str, int]:
-    """Name and channels of the last layer that brings a map to one cell, or else of the last that gives tokens."""
-    maps: list[tuple[str, int]] = []
-    tokens: list[tuple[str, int]] = []
+class _Trace(NamedTuple):
+    """One run of a model.
 
-    def watch(name: str) -> Any:
-        def look(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            x = inputs[0] if inputs else None
-            if not (isinstance(x, Tensor) and isinstance(output, Tensor)):
-                return
-            one_cell = output.shape[:2] == x.shape[:2] and output.numel() == output.shape[0] * output.shape[1]
-            if x.ndim == 4 and x.numel() > output.numel() and one_cell:
-                maps.append((name, x.shape[1]))
-            if output.ndim == 3 and not any(True for _ in module.children()):
-                tokens.append((name, output.shape[-1]))
+    Args:
+        outputs: by layer, in the order of calls, outputs with locations of layers that are called once.
+        pooled: inputs of layers, by name of the layer and position, that have no locations after the last output that
+            has.
+        cells: numbers of cells of all maps ``(b, c, h, w)``.
+    """
 
-        return look
+    outputs: dict[str, Tensor]
+    pooled: dict[tuple[str, int], Tensor]
+    cells: list[int]
 
-    hooks = [m.register_forward_hook(watch(name)) for name, m in model.named_modules() if name]
-    training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(example)
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-    for places in (maps, tokens):
-        if places:
-            return places[-1]
+    @classmethod
+    def of(cls, model: nn.Module, example: Tensor, shift: tuple[str, Tensor] | None = None) -> _Trace:
+        """Run the model in evaluation mode, with a tensor added to the output of one layer if given."""
+        outputs: dict[str, Tensor] = {}
+        pooled: dict[tuple[str, int], Tensor] = {}
+        cells: list[int] = []
+        calls: Counter[str] = Counter()
+
+        def before(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+            for position, x in enumerate(inputs):
+                if isinstance(x, Tensor) and x.ndim >= 2 and x.numel() == len(x) * max(x.shape[1:]):
+                    pooled[name, position] = x.detach().flatten(1)
+
+        def after(name: str, layer: nn.Module, inputs: tuple[Any, ...], y: Any) -> Any:
+            calls[name] += 1
+            if not isinstance(y, Tensor) or not y.is_floating_point() or y.ndim not in (3, 4):
+                return None
+            if y.ndim == 4:
+                cells.append(y.shape[2:].numel())
+            if min(y.shape[1:-1].numel(), y.shape[2:].numel()) > 1:
+                outputs.pop(name, None)
+                outputs[name] = y.detach()
+                pooled.clear()
+            return y + shift[1] if shift is not None and shift[0] == name else None
+
+        hooks = []
+        for name, layer in model.named_modules():
+            if name:
+                hooks.append(layer.register_forward_pre_hook(functools.partial(before, name)))
+                hooks.append(layer.register_forward_hook(functools.partial(after, name)))
+        training = model.training
+        try:
+            with torch.no_grad():
+                model.eval()(example)
+        finally:
+            model.train(training)
+            for hook in hooks:
+                hook.remove()
+        containers = {n for n, m in model.named_modules() if isinstance(m, nn.Sequential | nn.ModuleList)}
+        once = {name: y for name, y in outputs.items() if calls[name] == 1 and name not in containers}
+        return cls(once, pooled, cells)
+
+
+def _channels_of(model: nn.Module, example: Tensor, trace: _Trace, name: str) -> int | None:
+    """The dimension of a layer's output along which an added vector is added to the pooled features, if any."""
+    y = trace.outputs[name]
+    for channels in (1, -1) if y.ndim == 4 else (-1, 1):
+        generator = torch.Generator().manual_seed(0)
+        vector = torch.randn(y.shape[channels], generator=generator).to(y) * y.abs().mean().clamp_min(1e-3)
+        shape = [1] * y.ndim
+        shape[channels] = -1
+        moved = _Trace.of(model, example, (name, vector.view(shape)))
+        for key, z in trace.pooled.items():
+            if key in moved.pooled and z.shape[1] % len(vector) == 0:
+                change = moved.pooled[key] - z - vector.repeat(z.shape[1] // len(vector))
+                if bool(change.abs().max() < 1e-2 * vector.abs().max()):
+                    return channels
+    return None
+
+
+def _find_layer(model: nn.Module, example: Tensor, trace: _Trace) -> tuple[str, int]:
+    for name in list(trace.outputs)[: -_CANDIDATES - 1 : -1]:
+        if (channels := _channels_of(model, example, trace, name)) is not None:
+            return name, channels
+    last = ", ".join(list(trace.outputs)[-3:]) or "none"
     raise ConfigurationError(
-        "the model has no layer that averages a map to one cell, nor one that gives tokens (b, n, c); end it with "
-        "matbackprop.nn.SecondOrderHead instead."
+        "No layer was found whose output is pooled for the classifier. Name one with at= (the last layers with maps or "
+        f"tokens: {last}), pass a larger example if the last map has one location, or end the model with "
+        f"matbackprop.nn.SecondOrderHead."
     )
+
+
+def _named_layer(model: nn.Module, example: Tensor, trace: _Trace, at: str) -> tuple[str, int]:
+    try:
+        layer = model.get_submodule(at)
+    except AttributeError as error:
+        raise ConfigurationError(f"The model has no layer {at!r}. Choose one of model.named_modules().") from error
+    while isinstance(layer, nn.Sequential) and len(layer):  # a child of it would be called in the sequence
+        last, layer = list(layer.named_children())[-1]
+        at = f"{at}.{last}"
+    if at not in trace.outputs:
+        raise ConfigurationError(
+            f"Layer {at!r} must be called once and return a map (b, c, h, w) or tokens (b, n, c) with more than one "
+            f"location. Layers that do: {', '.join(list(trace.outputs)[-5:])}."
+        )
+    channels = _channels_of(model, example, trace, at)
+    if channels is None:
+        channels = 1 if trace.outputs[at].ndim == 4 else -1
+    return at, channels
+
+
+def _prefix_tokens(model: nn.Module, trace: _Trace, tokens: Tensor) -> int:
+    """Tokens in excess of the cells of a map."""
+    n = tokens.shape[1]
+    if fits := [c for c in trace.cells if n / 2 < c <= n]:
+        return n - max(fits)
+    if any("cls_token" in name or "class_token" in name for name, _ in model.named_parameters()):
+        raise ConfigurationError(
+            f"The number of class and register tokens among {n} is unknown. Pass prefix=, such as prefix=1."
+        )
+    return 0

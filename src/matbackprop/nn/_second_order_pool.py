@@ -22,9 +22,9 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
     """Pool a feature map into a function of its second moments; see :func:`~matbackprop.second_order_pool`.
 
     Args:
-        eps: ε > 0; where it learns, its value at the start. What is stored is log ε, so that ε stays positive.
+        eps: ε > 0, or its initial value if trained. The parameter is log ε, so that ε stays positive.
         function: g; ``"power"`` needs ``exponent``.
-        exponent: the exponent of ``"power"``; where it learns, its value at the start.
+        exponent: the exponent of ``"power"``, or its initial value if trained.
         learn_eps: make ε a parameter.
         learn_exponent: make the exponent a parameter.
         center: subtract the mean row first.
@@ -33,11 +33,11 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
         check, precision: as in the function.
 
     Shape:
-        ``(m, d)`` or ``(b, m, d)`` to ``(d, d)`` or ``(b, d, d)``; with a weight ``(b, r, m)`` to ``(b, r, d, d)``. A
-        feature map ``(b, d, height, width)`` of a convolution is refused: pass ``f.flatten(2).mT``.
+        ``(m, d)`` or ``(b, m, d)`` to ``(d, d)`` or ``(b, d, d)``; with a weight ``(b, r, m)`` to ``(b, r, d, d)``. For
+        a feature map ``(b, d, height, width)`` pass ``f.flatten(2).mT``, or use ``SecondOrderPool2d``.
 
     Raises:
-        ShapeError: more than one batch dimension, and what :func:`~matbackprop.second_order_pool` raises.
+        ShapeError: more than one batch dimension. Other errors are those of :func:`~matbackprop.second_order_pool`.
 
     Example:
         >>> import torch
@@ -69,11 +69,9 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
     ) -> None:
         check_option(method, get_args(Method), "method")
         if learn_exponent and (function != "power" or exponent is None):
-            raise ConfigurationError(
-                'learn_exponent=True needs function="power" and exponent=, the value to start from.'
-            )
+            raise ConfigurationError('learn_exponent=True needs function="power" and an initial exponent=.')
         if learn_eps and not eps > 0:
-            raise DomainError(f"an eps that learns must start above zero, got {eps}.")
+            raise DomainError(f"The initial value of a trained eps must be positive, got {eps}.")
         super().__init__(
             eps=eps,
             function=function,
@@ -88,7 +86,7 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
 
     def forward(self, f: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return C, or its upper triangle."""
-        if f.ndim > 3:  # a map straight from a convolution would have its image rows pooled
+        if f.ndim > 3:  # of a feature map, image rows would be pooled
             raise ShapeError(
                 f"SecondOrderPool takes rows (m, d) or (b, m, d), one per location, got shape {tuple(f.shape)}. For a "
                 f"feature map (b, channels, height, width) pass f.flatten(2).mT; for more batch dimensions call "

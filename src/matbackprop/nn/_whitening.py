@@ -1,4 +1,4 @@
-"""Whitening with running statistics: batch normalisation that also decorrelates channels."""
+"""Whitening with running statistics: batch normalization that also decorrelates channels."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["Whitening"]
 
 
 class Whitening(nn.Module):
-    """Decorrelated batch normalisation; see :func:`~matbackprop.whiten`.
+    """Decorrelated batch normalization; see :func:`~matbackprop.whiten`.
 
-    It takes the place of ``torch.nn.BatchNorm1d`` … ``BatchNorm3d``: what those do for each channel by itself it does
-    for groups of channels together. While training it uses the statistics of the batch, whose gradients are exact, and
-    keeps running ones: the mean, and the covariance over m − 1. In evaluation it uses the running ones.
+    A replacement of ``torch.nn.BatchNorm1d`` … ``BatchNorm3d`` that normalizes groups of channels jointly. In training
+    mode it uses the statistics of the batch, differentiates through them, and updates running statistics: the mean, and
+    the covariance over m − 1. In evaluation mode it uses the running statistics.
 
     Args:
         num_features: channels C.
-        groups: channels are whitened in this many groups of C/groups neighbours; C of them are batch normalisation.
-        method: ``"zca"``, which keeps channels as near as possible to what they were, or ``"pca"``.
+        groups: number of groups of C/groups consecutive channels that are whitened jointly; C is batch normalization.
+        method: ``"zca"``, which changes the channels least, or ``"pca"``.
         eps: added to the variances.
-        momentum: share of the newest batch in the running statistics; None for the mean over all batches.
-        affine: learn a factor and an offset per channel.
-        track_running_stats: keep running statistics; without them those of the batch are used in evaluation too.
-        ties: what the gradient of ``"pca"`` does where variances coincide, as in :func:`~matbackprop.eigh`.
+        momentum: fraction of the newest batch in the running statistics; None for the mean over all batches.
+        affine: train a factor and an offset per channel.
+        track_running_stats: keep running statistics; otherwise those of the batch are used in evaluation mode too.
+        ties: gradient of ``"pca"`` at equal variances, as in :func:`~matbackprop.eigh`.
         check, precision: as in the function.
         dtype: of the parameters and statistics; a complex one for complex input.
 
@@ -70,7 +70,7 @@ class Whitening(nn.Module):
         if num_features < 1 or groups < 1 or num_features % groups:
             raise ConfigurationError(f"groups must divide the {num_features} channels into equal parts, got {groups}.")
         if momentum is not None and not 0 <= momentum <= 1:
-            raise ConfigurationError(f"momentum must lie in [0, 1] or be None, got {momentum}.")
+            raise ConfigurationError(f"momentum must be in [0, 1] or be None, got {momentum}.")
         self.num_features, self.groups, self.method, self.eps = num_features, groups, method, eps
         self.momentum, self.affine, self.track_running_stats = momentum, affine, track_running_stats
         self.ties, self.check, self.precision = ties, check, precision
@@ -89,8 +89,8 @@ class Whitening(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0) if kept else None)
 
     @torch.no_grad()
-    def _keep(self, rows: Tensor) -> None:
-        """Move the running statistics towards those of rows ``(groups, m, C/groups)``."""
+    def _update(self, rows: Tensor) -> None:
+        """Update the running statistics by those of rows ``(groups, m, C/groups)``."""
         assert self.running_mean is not None and self.running_covariance is not None
         assert self.num_batches_tracked is not None
         m = rows.shape[-2]
@@ -98,17 +98,17 @@ class Whitening(nn.Module):
         mean = x.mean(-2)
         covariance = covariance_of(x, shares_of(x, None), mean) * (m / (m - 1))
         self.num_batches_tracked += 1
-        share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(torch.float64)
+        fraction = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(torch.float64)
         for running, new in ((self.running_mean, mean), (self.running_covariance, covariance)):
-            running += share * (new.to(running.dtype) - running)
+            running += fraction * (new.to(running.dtype) - running)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whitened channels."""
         check_floating(x, "x", or_complex=True)
         if x.is_complex() != self.complex:
             raise DtypeError(
-                f"x is {x.dtype}, and the layer was built for {'complex' if self.complex else 'real'} input; pass "
-                f"dtype={'torch.complex64' if x.is_complex() else 'torch.float32'} when building it."
+                f"x is {x.dtype}, but the layer is for {'complex' if self.complex else 'real'} input. Construct with "
+                f"dtype={'torch.complex64' if x.is_complex() else 'torch.float32'}."
             )
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ShapeError(f"x must be (N, {self.num_features}, *), got shape {tuple(x.shape)}.")
@@ -117,8 +117,8 @@ class Whitening(nn.Module):
         batch = self.training or not self.track_running_stats
         if batch and rows.shape[-2] < 2:
             raise ShapeError(
-                f"the statistics of a batch need more than one value per channel, got shape {tuple(x.shape)}; take a "
-                f"larger batch, or call eval() to use the running ones."
+                f"Batch statistics need more than one value per channel, got shape {tuple(x.shape)}. Use a larger "
+                f"batch, or call eval() to use running statistics."
             )
         y = whiten(
             rows,
@@ -131,7 +131,7 @@ class Whitening(nn.Module):
             precision=self.precision,
         )
         if self.training and self.track_running_stats:
-            self._keep(rows)
+            self._update(rows)
         y = y.movedim(0, 1).reshape(channels.shape)
         if self.weight is not None and self.bias is not None:
             y = y * self.weight.to(y.dtype) + self.bias.to(y.dtype)
