@@ -18,8 +18,6 @@ from matbackprop.divided_differences import named_function
 from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
 from matbackprop.numerics import gram_tolerance
 from matbackprop.solvers.eigh import batched_eigh
-from matbackprop.vision.segmentation import segment
-from matbackprop.vision.segmentation.segment import _number, connected_components
 
 JACOBI = """
 int main(int, char** argv) {
@@ -120,21 +118,6 @@ int main(int, char** argv) {
     });
     write(value);
     write(out);
-}
-"""
-
-
-COMPONENTS = """
-int main(int, char** argv) {
-    const int n = atoi(argv[1]), h = atoi(argv[2]), w = atoi(argv[3]), diagonal = atoi(argv[4]), count = n * h * w;
-    auto labels = read<long long>(count);
-    std::vector<int> parent(count);
-    std::vector<long long> root(count);
-    const Index grid{(count + 63) / 64, 1, 1};
-    launch(grid, 64, 0, [&] { components_start(parent.data(), count); });
-    launch(grid, 64, 0, [&] { components_unite(labels.data(), parent.data(), count, h, w, diagonal); });
-    launch(grid, 64, 0, [&] { components_finish(parent.data(), root.data(), count); });
-    write(root);
 }
 """
 
@@ -563,18 +546,6 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
         (exact,) = torch.autograd.grad(expected.sum(), x)
         torch.testing.assert_close(value[:, a].double(), expected.detach(), rtol=1e-6, atol=1e-6)
         assert (gradient[:, a] - exact).norm() < 1e-6 * exact.norm()
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("connectivity", [4, 8])
-def test_component_kernels_find_the_first_pixels(connectivity, tmp_path):
-    program = cuda_on_cpu.build(tmp_path, segment._COMPONENTS, COMPONENTS)
-    shape = (2, 9, 13)
-    labels = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(0))
-    out = cuda_on_cpu.run(program, (*shape, int(connectivity == 8)), labels.numpy(), dtype=np.int64)
-    root = torch.from_numpy(out.copy())
-    actual = _number(root, torch.arange(labels.numel()), labels.shape)
-    assert torch.equal(actual, connected_components(labels, connectivity=connectivity))
 
 
 def test_j1_is_j2_of_features_over_degrees_with_degrees_as_weights(monkeypatch):
