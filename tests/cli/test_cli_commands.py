@@ -49,16 +49,16 @@ def test_overview_lists_everything(capsys):
 def test_every_command_has_its_parts():
     for name, command in COMMANDS.items():
         module = importlib.import_module(command.module)
-        assert callable(command.function()), name
+        assert callable(getattr(module, command.main)), name
         assert hasattr(module, command.parse or command.config), name
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["trian"], "did you mean 'train'?"),
-        (["train", "o2q"], "did you mean 'train o2p'?"),
-        (["zzz"], "the commands are demo"),
+        (["trian"], "Did you mean 'train'?"),
+        (["train", "o2q"], "Did you mean 'train o2p'?"),
+        (["zzz"], "Commands: demo"),
     ],
 )
 def test_unknown_commands(words, hint, capsys):
@@ -103,7 +103,7 @@ def _failing(error):
 def test_what_else_can_end_a_command(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name="gradio.themes")))
     assert call("serve") == 2
-    assert "needs gradio, which is not installed: pip install 'matbackprop[serve]'" in capsys.readouterr().err
+    assert "gradio is not installed. Install it with: pip install 'matbackprop[serve]'" in capsys.readouterr().err
     monkeypatch.setattr(cli, "run", _failing(KeyboardInterrupt()))
     assert call("serve") == 130
     monkeypatch.setattr(cli, "run", _failing(ZeroDivisionError("a bug of ours")))
@@ -116,7 +116,7 @@ def test_what_else_can_end_a_command(monkeypatch, capsys):
     assert "SIGTERM at step 7" in capsys.readouterr().err
 
 
-EVERY_EXTRA = [module for modules in cli.EXTRAS.values() for module in modules]
+EVERY_EXTRA = [module for modules in doctor.EXTRAS.values() for module in modules]
 
 
 def without(modules, *words):
@@ -156,20 +156,27 @@ def test_a_missing_dependency_is_answered_with_the_one_extra_that_is_enough(word
     monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name=module)))
     assert call(*words) == 2
     assert capsys.readouterr().err.endswith(
-        f"needs {module}, which is not installed: pip install 'matbackprop[{extra}]'\n"
+        f"{module} is not installed. Install it with: pip install 'matbackprop[{extra}]'\n"
     )
 
 
-def test_the_hint_of_the_library_is_that_of_the_command(monkeypatch, capsys):
-    def run(*_, **__):
-        try:
-            raise ModuleNotFoundError("x", name="kornia")
-        except ImportError:
-            raise MissingExtraError("dense SIFT needs kornia") from None
-
-    monkeypatch.setattr(cli, "run", run)
+def test_the_library_names_the_extra_of_an_option(monkeypatch, capsys):
+    error = MissingExtraError("dense SIFT needs kornia: pip install 'matbackprop[sift]'.")
+    monkeypatch.setattr(cli, "run", _failing(error))
     assert call("train", "o2p") == 2
-    assert capsys.readouterr().err.endswith("pip install 'matbackprop[sift]'\n")
+    assert capsys.readouterr().err == f"matbackprop: error: {error}\n"
+
+
+def test_control_characters_of_names_are_escaped(tmp_path, capsys):
+    assert call("data", "check", str(tmp_path / "a\x1b[31mb")) == 2
+    assert "a\\x1b[31mb is not a folder" in capsys.readouterr().err
+
+
+def test_help_ends_in_a_narrow_terminal():
+    environment = os.environ | {"COLUMNS": "5"}
+    command = [sys.executable, "-m", "matbackprop", "segment", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0 and "usage" in done.stdout
 
 
 @pytest.fixture
@@ -385,7 +392,7 @@ def test_a_folder_that_cannot_be_made_is_one_message(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert call("train", "o2p", "--run", str(tmp_path / "file" / "run")) == 2
     said = capsys.readouterr().err
-    assert said.startswith("matbackprop: error: ") and str(tmp_path / "file") in said and "name another" in said
+    assert said.startswith("matbackprop: error: ") and str(tmp_path / "file") in said and "Check the path" in said
 
 
 def test_other_errors_of_the_system_are_not_hidden(monkeypatch):

@@ -164,7 +164,7 @@ def picture_bomb(client: Client, draw: random.Random) -> str | None:
     """Upload a picture that unfolds to gigabytes: it is not unfolded."""
     _, answer = client.upload(BOMB, "bomb.png")
     _, said = client.drop(json.loads(answer)[0])
-    return None if b"million pixels" in said or _waits(said) else f"{said[-300:]!r}"
+    return None if b"million are decoded" in said or _waits(said) else f"{said[-300:]!r}"
 
 
 def huge_upload(client: Client, draw: random.Random) -> str | None:

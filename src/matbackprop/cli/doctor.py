@@ -12,11 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matbackprop.cli import EXTRAS
 from matbackprop.vision.versions import package_versions
 
 SOLVES = ((100, 36), (100, 169), (100, 256), (1, 20))
 """Batch and order of the eigenproblems whose route is shown: pool5, ReLU-5, all channels, one image's cuts."""
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
+    "train": (
+        "filelock",
+        "pydantic",
+        "lightning_fabric",
+        "safetensors",
+        "skimage",
+        "tensorboard",
+        "matplotlib",
+        "pycocotools",
+        "pooch",
+        "tqdm",
+    ),
+    "sift": ("kornia",),
+    "serve": ("gradio", "uvicorn", "mpmath"),
+    "onnx": ("onnx", "onnxscript"),
+    "video": ("av",),
+    "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
+}
+"""Extra → its modules."""
 
 TOLERANCE = 1e-6
 

@@ -27,7 +27,7 @@ class Config:
 def main(config: Config) -> dict[str, Any]:
     """Write the reports, and print where they are and a table where there are several runs."""
     if not config.runs:
-        raise DataError("no run folder was given; name at least one, such as runs/ncuts-smoke-seed0.")
+        raise DataError("No run folder was given. Name at least one, such as runs/ncuts-smoke-seed0.")
     folders = [RunFolder(path) for path in config.runs]
     reports = [write_report(folder) for folder in folders]
     table = comparison(folders, config.metrics) if len(folders) > 1 else None
@@ -55,6 +55,6 @@ def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table
     for folder, known in zip(folders, numbers, strict=True):
         for name in names:
             if name not in known:
-                raise DataError(f"{folder.path} has no number {name!r}; it has {', '.join(known) or 'none yet'}.")
+                raise DataError(f"{folder.path} has no number {name!r}. It has: {', '.join(known) or 'none yet'}.")
     rows = [[folder.path.name, *(known[n] for n in names)] for folder, known in zip(folders, numbers, strict=True)]
     return Table(["run", *names], rows)

@@ -107,6 +107,16 @@ def show(value: Any, length: int = 60) -> str:
     return shorten(text, length)
 
 
+def printable(text: str) -> str:
+    """Escape control characters other than line breaks, which names of files may contain.
+
+    Example:
+        >>> printable("a\\x1b[31m.png")
+        'a\\\\x1b[31m.png'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def shorten(text: str, length: int = 60) -> str:
     """Return the beginning of a text."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

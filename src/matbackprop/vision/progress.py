@@ -86,7 +86,9 @@ class Progress:
         if Progress._display is None:
             columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             note, console = TextColumn("{task.fields[note]}"), Console(file=sys.stderr, highlight=False)
-            Progress._display = Display(*columns, note, console=console, transient=True)
+            # Results stay on standard output if it is a file; on a terminal they appear above the bar.
+            redirect = sys.stdout.isatty()
+            Progress._display = Display(*columns, note, console=console, transient=True, redirect_stdout=redirect)
             Progress._display.start()
         return Progress._display.add_task(self.what, total=self.total, completed=self.done, note="")
 

@@ -53,7 +53,7 @@ CASES = {
         ["segment", "TMP/photo.png", "--model", "owner/name", "--out", "OUT/s"],
         "it cannot be fetched from the Hugging Face hub",
     ),
-    "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is not a picture that can be read"),
+    "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is not a picture"),
 }
 
 

@@ -141,3 +141,15 @@ def test_show_draws_both_pictures(result, monkeypatch):
     result.show(3)
     assert len(plt.gcf().axes) == 2 and "3 regions" in plt.gcf()._suptitle.get_text()
     plt.close("all")
+
+
+def test_long_names_and_many_regions_are_written(tmp_path, result):
+    long = "ä" * 125 + ".png"
+    files = dataclasses.replace(result, name=long).save(tmp_path, formats=FORMATS)
+    assert all(path.is_file() for path in files.values())
+    many = np.arange(300 * 300, dtype=np.int32).reshape(300, 300)
+    noise = dataclasses.replace(result, pixels=np.zeros((300, 300, 3), np.uint8)).with_regions(many)
+    (path,) = noise.save(tmp_path, formats=["npz"]).values()
+    np.testing.assert_array_equal(np.load(path)["labels"][0], noise.labels())
+    with pytest.raises(ConfigurationError, match="90000 regions do not fit a PNG file"):
+        noise.save(tmp_path, formats=["png"])

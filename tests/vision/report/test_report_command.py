@@ -36,5 +36,5 @@ def test_chosen_numbers_are_compared_and_missing_ones_named(runs):
     assert [list(row) for row in table.rows] == [["o2p-seed0", 0.25], ["o2p-seed1", 0.5]]
     with pytest.raises(DataError, match="o2p-seed0 has no number 'extra'"):
         comparison(runs, ("extra",))
-    with pytest.raises(DataError, match="no run folder was given"):
+    with pytest.raises(DataError, match="No run folder was given"):
         main(Config(runs=()))

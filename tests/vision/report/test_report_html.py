@@ -55,8 +55,13 @@ def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
 
 
 def test_missing_and_damaged_files_are_named(run, tmp_path):
-    with pytest.raises(DataError, match="no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         write_report(RunFolder(tmp_path / "nothing"))
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "report.html").write_text("mine")
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report(RunFolder(tmp_path / "thesis"))
+    assert (tmp_path / "thesis" / "report.html").read_text() == "mine"
     with pytest.raises(DataError, match="cannot embed"):
         Page("p").picture(tmp_path / "missing.png")
 

@@ -1,7 +1,7 @@
-"""The one reader of pictures: upright RGB bytes of any ordinary file, and a clear line for every other one.
+"""Read pictures of any common kind as upright RGB bytes, after checking their size.
 
-Pillow decodes; this module decides what may be decoded. Only kinds that Pillow reads itself are accepted: some others
-(PostScript, for example) would be handed to programs that run what is in the file.
+Only formats that Pillow decodes itself are accepted: others (PostScript, for example) are passed to programs that
+execute the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import glob
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-MAX_PIXELS = 50_000_000
-"""Pixels of the largest picture that is decoded; reading, segmenting and drawing it take less than a gigabyte."""
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+MAX_PIXELS = 50_000_000
+"""Pixels of the largest picture that is decoded, in less than a gigabyte."""
+_MAX_PIXELS = {"JPEG2000": 25_000_000, "WEBP": 40_000_000, "AVIF": 40_000_000, "HEIF": 40_000_000}  # larger decoders
 
-_KINDS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000")
+_KINDS = ["JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF"]
 _FILTERS = threading.Lock()  # the filters of warnings belong to all threads
 _STRIP = 256  # rows
-# FFmpeg recognises files by their content; a play list in them could make it open others, or addresses.
+# FFmpeg recognizes files by their content; a playlist could make it open other files or addresses.
 _VIDEO = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo"}
 _DARK = 64  # 12 bits in 16 leave bytes below 16
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
-                    ".jp2")  # fmt: skip
-"""Endings of the files that a folder of pictures is searched for."""
+                    ".jp2", ".avif", ".heic", ".heif")  # fmt: skip
+"""Files that a folder of pictures is searched for."""
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")
-"""Endings of the files whose frames are read as those of a video."""
+"""Files that are read as videos."""
 
 
 class Picture(NamedTuple):
-    """A picture as the rest of the library wants it.
+    """A decoded picture.
 
     Attributes:
-        pixels: (h, w, 3) RGB bytes, the right way up.
+        pixels: (h, w, 3) upright RGB bytes.
         rescaled: smallest and largest value of a picture of more than 8 bits, which became 0 and 255; None for others.
     """
 
@@ -56,7 +56,7 @@ class Picture(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What was done to the values, for people to read; empty where they were taken as they are."""
+        """How the values were converted; empty for no conversion."""
         if self.rescaled is None:
             return ""
         low, high = self.rescaled
@@ -66,44 +66,43 @@ class Picture(NamedTuple):
 def read_picture(path: str | Path) -> Picture:
     """Read a picture file as upright RGB bytes.
 
-    The orientation that a camera wrote into the file (EXIF) is applied. Grey, palette, CMYK and YCbCr pictures become
-    RGB; transparent ones are laid over white. Grey pictures of 16 or 32 bits and of floating point are rescaled by
-    their own range, smallest value to 0 and largest to 255, because 12 bits in 16, heights in metres and counts of
-    photons look alike in a file; :attr:`Picture.note` says so. Colours of 16 bits lose their low byte, so that pictures
-    which use only that one are refused. Of several frames the first is read.
+    The EXIF orientation is applied. Gray, palette, CMYK and YCbCr pictures become RGB; transparent ones are composed
+    over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their own range, because 12 bits in
+    16, heights in meters and photon counts look alike in a file; :attr:`Picture.note` says so. Colors of 16 bits lose
+    their low byte; pictures that use only that one are refused. Of several frames the first is read.
 
     Args:
-        path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM or JPEG 2000 file.
+        path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 or AVIF file; HEIC if pillow-heif is installed.
 
     Raises:
-        DataError: there is no such file, it is not a regular file (a folder, a named pipe), no picture, cut short,
-            otherwise damaged, or has more than :data:`MAX_PIXELS` pixels; those are never decoded.
+        DataError: the file is missing, not a regular file, not a picture, damaged, or has more than
+            :data:`MAX_PIXELS` pixels (fewer for some formats); those are never decoded.
     """
     with open_picture(path) as file:
         deep = any(";16" in str(tile[3]) for tile in file.tile)
         picture = picture_of(file)
         if deep and picture.rescaled is None and picture.pixels.max() < _DARK:
-            raise DataError("has 16 bits per colour and uses only the low ones, which are lost; save it with 8 bits.")
+            raise DataError("has 16 bits per color and uses only the low ones. Save it with 8 bits.")
     return picture
 
 
 def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Picture]]:
-    """Read the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video, one after the other.
+    """Read the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video.
 
     Args:
-        path: such a file; any other picture is its own only frame. Videos (see :data:`VIDEO_SUFFIXES`) need PyAV.
+        path: the file. Videos (see :data:`VIDEO_SUFFIXES`) need PyAV.
         every: 1 for all frames, 2 for each second one, and so on.
 
     Yields:
-        The number of a frame, from 0, and the picture, as :func:`read_picture` gives it.
+        The number of a frame, from 0, and the picture.
 
     Raises:
-        DataError: as :func:`read_picture`; a file that is cut short gives the frames before that first.
+        DataError: as :func:`read_picture`; a truncated file gives its complete frames first.
         ConfigurationError: ``every`` is not positive.
         MissingExtraError: the file is a video, and PyAV is not installed.
     """
     if every < 1:
-        raise ConfigurationError(f"every must be at least 1, got {every}.")
+        raise ConfigurationError(f"every is {every}; it must be at least 1.")
     if Path(path).suffix.lower() in VIDEO_SUFFIXES:
         yield from _video_frames(Path(path), every)
         return
@@ -117,7 +116,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
     with needs("reading videos needs PyAV", "'matbackprop[video]'"):
         import av
     if not path.is_file():
-        raise DataError(f"{path} does not exist or is not a regular file; name a video.")
+        raise DataError(f"{path} does not exist or is not a regular file. Name a video.")
     try:
         with av.open(f"file:{path}", options=_VIDEO) as file:
             if not file.streams.video:
@@ -128,11 +127,11 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
                 if number % every == 0:
                     yield number, Picture(frame.to_ndarray(format="rgb24"))
     except (av.FFmpegError, ValueError) as error:
-        raise DataError(f"{path} is not a video that can be read, or cut short: {error}.") from error
+        raise DataError(f"{path} is not a readable video, or damaged: {error}.") from error
 
 
 def read_mask(path: str | Path) -> NDArray[np.bool_]:
-    """Read a picture file as a mask (h, w): true where a pixel is neither black nor transparent.
+    """Read a picture file as a mask (h, w), true if a pixel is neither black nor transparent.
 
     Raises:
         DataError: as :func:`read_picture`.
@@ -149,41 +148,56 @@ def read_mask(path: str | Path) -> NDArray[np.bool_]:
 
 @contextmanager
 def open_picture(path: str | Path) -> Iterator[ImageFile]:
-    """Open a picture whose pixels the body of the ``with`` statement decodes.
+    """Open a picture after checking its size; the body of the ``with`` statement decodes it.
 
     Raises:
-        DataError: as :func:`read_picture`, also for what goes wrong in the body; the message begins with the path.
+        DataError: as :func:`read_picture`, also for errors in the body; the message begins with the path.
     """
     with needs("reading pictures needs Pillow", "'matbackprop[metrics]'"):
         from PIL import Image, UnidentifiedImageError
     path = Path(path)
-    if not path.is_file():  # opening a named pipe would wait for ever
+    if not path.is_file():  # opening a named pipe would wait forever
         kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
-        raise DataError(f"{path} {kind}; name a picture.")
+        raise DataError(f"{path} {kind}. Name a picture.")
+    if path.suffix.lower() in VIDEO_SUFFIXES:
+        raise DataError(f"{path} is a video. Read its frames with --frames 1 (all) or --frames N (each N-th).")
+    if path.suffix.lower() in (".heic", ".heif"):
+        with suppress(ImportError):
+            from pillow_heif import register_heif_opener
+
+            register_heif_opener()
+    Image.init()
     try:
         with _FILTERS, warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            file = Image.open(path, formats=_KINDS)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            file = Image.open(path, formats=[kind for kind in _KINDS if kind in Image.OPEN])
         with file:
-            if file.width * file.height > MAX_PIXELS:
-                raise Image.DecompressionBombError
+            largest = min(MAX_PIXELS, _MAX_PIXELS.get(file.format or "", MAX_PIXELS))
+            if file.width * file.height > largest:
+                raise DataError(
+                    f"has {file.width}×{file.height} pixels. At most {largest / 1e6:g} million are decoded."
+                )
             yield file
     except DataError as error:
         raise DataError(f"{path} {error}") from error.__cause__
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(
-            f"{path} has more than {MAX_PIXELS / 1e6:.0f} million pixels, the most that is decoded; shrink it first."
-        ) from None
+    except Image.DecompressionBombError:
+        raise DataError(f"{path} has too many pixels. At most {MAX_PIXELS / 1e6:g} million are decoded.") from None
     except UnidentifiedImageError:
-        raise DataError(f"{path} is not a picture that can be read; the kinds are {', '.join(_KINDS)}.") from None
+        hint = (
+            " HEIC files need pillow-heif: pip install pillow-heif."
+            if path.suffix.lower() in (".heic", ".heif")
+            else ""
+        )
+        kinds = ", ".join(kind for kind in _KINDS if kind in Image.OPEN)
+        raise DataError(f"{path} is not a picture. Supported: {kinds}.{hint}") from None
     except PermissionError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
-    except Exception as error:  # a damaged file makes Pillow fail in a dozen ways, all of which mean the same
-        raise DataError(f"{path} is damaged or cut short: {error}.") from error
+    except Exception as error:  # a damaged file makes Pillow fail in a dozen ways
+        raise DataError(f"{path} is damaged: {error}.") from error
 
 
 def picture_of(image: Image) -> Picture:
-    """Bring an open Pillow image to upright RGB bytes, as :func:`read_picture` does. It is turned itself.
+    """Convert an open Pillow image to upright RGB bytes, as :func:`read_picture` does. The image is changed.
 
     Raises:
         DataError: no value is finite.
@@ -196,7 +210,7 @@ def picture_of(image: Image) -> Picture:
     """
     from PIL import Image, ImageOps
 
-    ImageOps.exif_transpose(image, in_place=True)  # and no other copy: a picture may be large
+    ImageOps.exif_transpose(image, in_place=True)  # without another copy
     if image.mode[0] in "IF":  # I, I;16, I;16B, F
         return _rescale(image)
     pixels = np.empty((image.height, image.width, 3), np.uint8)
@@ -210,7 +224,7 @@ def picture_of(image: Image) -> Picture:
 
 
 def _strips(image: Image) -> Iterator[tuple[slice, Image]]:
-    """Rows of an image and what they show, a few at a time: Pillow makes several copies of what it converts."""
+    """Yield some rows of an image at a time, because conversions make several copies."""
     for top in range(0, image.height, _STRIP):
         bottom = min(top + _STRIP, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))
@@ -233,26 +247,26 @@ def _rescale(image: Image) -> Picture:
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """Files that a pattern matches, without hidden ones; ``**`` does not follow links, which may lead in circles."""
+    """Files that a pattern matches, without hidden ones; ``**`` does not follow links."""
     top = Path(pattern.anchor)
     wanted = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
     try:
         paths = sorted(top.glob(str(wanted)))
     except ValueError as error:
-        raise DataError(f"{pattern} is not a pattern that can be searched for: {error}.") from None
+        raise DataError(f"{pattern} is not a valid pattern: {error}.") from None
     hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in paths)
     return [path for path, skip in zip(paths, hidden, strict=True) if not skip and not path.is_dir()]
 
 
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
-    """Spell out which pictures are meant by files, folders and patterns.
+    """List the pictures of files, folders and patterns.
 
     Args:
-        sources: a file stands for itself, a folder for the pictures directly in it (see :data:`PICTURE_SUFFIXES`), a
-            pattern such as ``holiday/*.jpg`` or ``**/*.png`` for what it matches.
+        sources: files, folders of pictures (see :data:`PICTURE_SUFFIXES`), and patterns such as ``holiday/*.jpg`` or
+            ``**/*.png``.
 
     Returns:
-        Paths in the order of the sources, sorted within each. A file is not looked into, and need not exist.
+        Paths in the order of the sources, sorted within each. Files are not opened and need not exist.
 
     Raises:
         DataError: a folder holds no picture, a pattern matches nothing, or there is no source.
@@ -262,15 +276,15 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
         if source.is_dir():
             inside = sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURE_SUFFIXES and p.name[0] != ".")
             if not inside:
-                raise DataError(f"the folder {source} holds no picture ({', '.join(PICTURE_SUFFIXES)}).")
+                raise DataError(f"The folder {source} holds no picture ({', '.join(PICTURE_SUFFIXES)}).")
             paths += inside
         elif glob.has_magic(str(source)) and not source.exists():
             matches = _matches(source)
             if not matches:
-                raise DataError(f"nothing matches {source}.")
+                raise DataError(f"Nothing matches {source}.")
             paths += matches
         else:
             paths.append(source)
     if not paths:
-        raise DataError("no picture was given; name files, folders or patterns such as 'holiday/*.jpg'.")
+        raise DataError("No picture was given. Name files, folders or patterns such as 'holiday/*.jpg'.")
     return paths

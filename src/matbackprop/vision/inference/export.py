@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from matbackprop.vision.inference.segmenting import Segments
 
 Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
+_MAX_STEM = 220  # bytes; file systems take 255 with the end of the name
 FORMATS: tuple[Format, ...] = ("png", "npz", "coco", "svg", "labelme", "ucm2")
 
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise where y points down
@@ -170,6 +173,19 @@ def to_svg(result: Segments, k: int | None = None) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
+def file_stem(name: str) -> str:
+    """A name that leaves space for suffixes: long ones are cut and get a checksum.
+
+    Example:
+        >>> file_stem("coffee"), len(file_stem("ä" * 200).encode())
+        ('coffee', 219)
+    """
+    data = os.fsencode(name)
+    if len(data) <= _MAX_STEM:
+        return name
+    return f"{data[: _MAX_STEM - 9].decode(errors='ignore')}-{zlib.crc32(data):08x}"
+
+
 def save(
     result: Segments, folder: str | Path, k: int | None = None, *, formats: Sequence[Format], stem: str | None = None
 ) -> dict[str, Path]:
@@ -181,7 +197,7 @@ def save(
         raise ConfigurationError(f"unknown format {', '.join(unknown) or '(none)'}; choose from {', '.join(FORMATS)}.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = Path(result.name).stem if stem is None else stem
+    stem = file_stem(Path(result.name).stem if stem is None else stem)
     paths: dict[str, Path] = {}
 
     def place(name: str, end: str) -> Path:
@@ -193,7 +209,12 @@ def save(
             Image.fromarray(pixels).save(file, "PNG", **options)
 
     if "png" in formats:
-        picture("labels", ".png", result.labels(k).astype(np.uint16))
+        labels = result.labels(k)
+        if labels.max() > 0xFFFF:
+            raise ConfigurationError(
+                f"{labels.max() + 1} regions do not fit a PNG file of 16 bits. Export them as npz or coco."
+            )
+        picture("labels", ".png", labels.astype(np.uint16))
         picture("colours", "-colours.png", result.painted(k))
         picture("overlay", "-overlay.png", result.outlined(k), compress_level=3)  # twice as fast
     if "npz" in formats:
@@ -226,10 +247,11 @@ def _save_levels(path: BinaryIO, result: Segments) -> None:
         arrays |= {"regions": result.regions, "merges": tree.merges, "heights": tree.heights}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         with archive.open("labels.npy", "w", force_zip64=True) as file:
-            head = {"descr": "<u2", "fortran_order": False, "shape": (len(result.ks), *result.size)}
+            dtype = "<u2" if max(map(result.count, result.ks)) <= 1 << 16 else "<u4"
+            head = {"descr": dtype, "fortran_order": False, "shape": (len(result.ks), *result.size)}
             np.lib.format.write_array_header_1_0(file, head)  # type: ignore[no-untyped-call]
             for k in result.ks:
-                file.write(result.labels(k).astype("<u2").tobytes())
+                file.write(result.labels(k).astype(dtype).tobytes())
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(file, array)

@@ -180,8 +180,11 @@ def write_report(run_folder: RunFolder) -> Path:
 
     The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
     ``figures/``, versions, revision, seed and command of the last start (``versions.json``), the resolved configuration
-    (``config.json``) and the end of ``log.txt``. A file that is missing leaves its section out, so a report can be
-    written at any moment of a run. The path of the page is returned.
+    (``config.json``) and the end of ``log.txt``. Sections without a file are omitted, so a report can be written at any
+    moment of a run.
+
+    Raises:
+        DataError: the folder is not a run; nothing is written.
 
     Example:
         >>> import tempfile
@@ -193,8 +196,8 @@ def write_report(run_folder: RunFolder) -> Path:
         True
     """
     folder = run_folder.path
-    if not folder.is_dir():
-        raise DataError(f"there is no run folder {folder}; give the folder that a training command printed.")
+    if not (run_folder.config_path.is_file() and run_folder.versions_path.is_file()):
+        raise DataError(f"{folder} is not a run folder. Name the folder that a training command printed.")
     starts = run_folder.read_versions()
     versions = starts[-1] if starts else {}
     summary = run_folder.read_summary()
