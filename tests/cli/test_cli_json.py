@@ -40,7 +40,7 @@ def cases(tmp_path):
         (tmp_path / folder).mkdir()
         Image.fromarray((picture[..., 0] > 100).astype(np.uint8)).save(tmp_path / folder / "photo.png")
     return {
-        "segment": (tmp_path / "photo.png", "--model", "none", "--out", tmp_path / "out"),
+        "segment": (tmp_path / "photo.png", "--model", "none", "--out", tmp_path / "out", "--overwrite"),
         "evaluate segmentations": (tmp_path / "found", "--ground-truth", tmp_path / "truth", "--workers", 1),
         "data check": (write_shapes_coco(tmp_path / "coco", train=2, val=1),),
         "data cache": (tmp_path / "caches",),

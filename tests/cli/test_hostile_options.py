@@ -16,27 +16,24 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 HUGE = str(10**30)
 SEGMENT = "segment @/photo.png --out @/out --model none"
-CLUSTER = "segment @/photo.png --out @/out --method cluster"
 CLASSIFY = "classify @/photo.png"
 SCORE = "evaluate segmentations @/maps --ground-truth @/maps"
 TRAIN = "train o2p --preset smoke --data.made 4 --run @/out"
 
 CASES = [
-    (f"{SEGMENT} --side 1", "side must be at least 2 pixels, got 1"),
+    (f"{SEGMENT} --side 1", "side is 1; it must be at least 2 pixels"),
     (f"{SEGMENT} --ks 0", "whole and positive; got .0"),
-    (f"{SEGMENT} --k -5", "a number of regions is at least 1"),
-    (f"{SEGMENT} --frames 0", "every must be at least 1"),
+    (f"{SEGMENT} --k -5", "--k is -5; it must be at least 1"),
+    (f"{SEGMENT} --frames 0", "every is 0; it must be at least 1"),
     (f"{SEGMENT} --out @/photo.png", "File exists"),
     (f"{SEGMENT} --out @/photo.png/x", "Not a directory"),
     (f"{SEGMENT} --out @/{'n' * 300}", "File name too long"),
     (f"{SEGMENT} --out @/{'n/' * 1900}", "nested too deeply|File name too long"),
     (f"{SEGMENT} --model @/photo.png", "there is no folder"),
-    (f"{CLUSTER} --seed {HUGE}", "seed must lie in"),
-    (f"{CLUSTER} --ks 1000000", "at most 1000 clusters"),
     ("segment @/pipe.png --out @/out --model none", "not a regular file"),
     ("segment @/loop.png --out @/out --model none", "does not exist"),
     ("segment /dev/zero --out @/out --model none", "not a regular file"),
-    ("segment @/a**b.png --out @/out --model none", "matches|not a pattern"),
+    ("segment @/a**b.png --out @/out --model none", "matches|not a valid pattern"),
     (f"{CLASSIFY} --boxes 1e308,1e308,1e308,1e308", "outside the image"),
     (f"{CLASSIFY} --boxes nan,0,1,1", "finite"),
     (f"{CLASSIFY} --masks @/black.png", "black.png marks no region"),
@@ -56,7 +53,6 @@ CASES = [
     (f"{TRAIN} --data.threads {HUGE}", "threads is"),
     (f"{TRAIN} --data.canvas 1", "canvas 1 is too small for .* of alexnet; [0-9]+ pixels are enough"),
     (f"{TRAIN} --model.eps 0", "eps is 0. It must be positive"),
-    ("train ncuts --preset smoke --data.made 2 --run @/out --data.scale 1e9 1e9", "scale.0 is"),
     ("demo --epochs 0 --run @/out", "epochs is 0"),
     ("demo --images 0 --run @/out", "images is 0"),
     (f"{TRAIN} --profile-steps 0", "profile_steps is 0"),
@@ -118,7 +114,7 @@ def test_a_name_that_no_encoding_has_is_printed_all_the_same(folder, tmp_path):
     command += ["--out", str(folder / "out"), "--format", "coco", "svg"]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, env={**os.environ, "PYTHONUTF8": "1"})
     assert done.returncode == 0, done.stderr
-    assert b"caf\\udce9.png: 2 regions shown" in done.stdout
+    assert b"caf\\udce9.png: 2 regions" in done.stdout
     assert (folder / "out" / os.fsdecode(b"caf\xe9-coco.json")).is_file()
 
 
@@ -132,7 +128,7 @@ def test_patterns_do_not_follow_links_in_circles(tmp_path):
     assert find_pictures([tmp_path / "**" / "*.png"]) == [tmp_path / "a" / "x.png", tmp_path / "x.png"]
     assert find_pictures([tmp_path / "a" / "**"]) == [tmp_path / "a" / "x.png"]
     assert find_pictures([tmp_path / "a" / ".hidden" / "*.png"]) == [inner / "x.png"]
-    with pytest.raises(DataError, match="nothing matches"):
+    with pytest.raises(DataError, match="Nothing matches"):
         find_pictures([tmp_path / "*.tif"])
 
 

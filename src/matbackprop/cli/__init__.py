@@ -158,8 +158,8 @@ def _exit_code(error: BaseException, signum: int | None, command: Command | None
     if isinstance(error, KeyboardInterrupt) and signum is None:
         signum = signal.SIGINT
     if signum is not None:  # also if another error followed
-        message = (command and command.stopped) or (str(error) if hasattr(error, "signum") else "stopped.")
-        print(f"matbackprop: {message}", file=sys.stderr)
+        stopped = (command and command.stopped) or (str(error) if hasattr(error, "signum") else "stopped.")
+        print(f"matbackprop: {stopped}", file=sys.stderr)
         return 128 + int(signum)
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit

@@ -32,7 +32,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "tqdm",
     ),
     "sift": ("kornia",),
-    "serve": ("gradio", "uvicorn", "mpmath"),
+    "serve": ("gradio", "uvicorn"),
     "onnx": ("onnx", "onnxscript"),
     "video": ("av",),
     "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),

@@ -17,7 +17,7 @@ from PIL import Image
 from matbackprop.errors import DataError
 from matbackprop.vision.inference.export import Format
 from matbackprop.vision.inference.segmenting import Segments, split_region, unite_region
-from matbackprop.vision.segmentation import Hierarchy, contour_map
+from matbackprop.vision.segmentation import Hierarchy
 
 MAX_SIDE = 800
 """Longest side of a photograph on the page."""
@@ -185,11 +185,11 @@ class Analysis:
         }
 
     def _contours(self) -> str:
-        contours = getattr(self.segments, "contours", None)
-        return self._heights() if contours is None else self._ink(contours)
+        assert self.segments.contours is not None
+        return self._ink(self.segments.contours)
 
     def _heights(self) -> str:
-        borders = contour_map(self.regions, self.tree)
+        borders = self.segments.ucm()
         return self._ink(np.maximum(borders[1::2, 2::2], borders[2::2, 1::2]))
 
     def _ink(self, strength: NDArray[Any]) -> str:
