@@ -67,13 +67,14 @@ def load_model(source: str | Path) -> Segmenter | RegionClassifier:
     Raises:
         WeightsError: there is no model.
     """
-    folder = _folder(source)
+    folder = model_folder(source)
     if pretrained_config(folder).get("class") == RegionClassifier.__name__:
         return load_classifier(folder, "cpu")
     return load_segmenter(folder, "cpu")
 
 
-def _folder(source: str | Path) -> Path:
+def model_folder(source: str | Path) -> Path:
+    """Return the folder of a saved model by name; see :func:`load_model`."""
     folder = Path(__file__).parent / source if source in _IN_THE_PACKAGE else Path(source)
     if (folder / "model" / CONFIG).is_file():  # a run folder
         return folder / "model"
@@ -85,7 +86,7 @@ def _folder(source: str | Path) -> Path:
 
 
 def _load(source: str | Path, kinds: tuple[type, ...], purpose: str, recipe: str) -> Any:
-    folder = _folder(source)
+    folder = model_folder(source)
     name = pretrained_config(folder).get("class")
     kind = next((kind for kind in kinds if kind.__name__ == name), None)
     if kind is None:

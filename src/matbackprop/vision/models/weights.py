@@ -1,5 +1,6 @@
-"""Weights in safetensors files, and models saved and loaded as ``config.json`` and ``model.safetensors``, as the
-Hugging Face hub does. Nothing read here can execute code.
+"""Weights in safetensors files, and models saved as ``config.json`` and ``model.safetensors``.
+
+Reading them does not execute code.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from matbackprop.errors import WeightsError, needs
 from matbackprop.vision.files import atomic_write, read_json, shorten, show
 
 _SCALE = ".scale"
-"""Ends the names of the scales of weights in 8 bits."""
+"""Suffix of the scales of 8-bit weights."""
 
 
 def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights with large ones in 8 bits, one scale per output channel under their name with ``.scale``, the rest as
-    float16; :func:`read_weights` undoes it to half a step.
+    """Quantize large weights to 8 bits with one scale per output channel (``NAME.scale``), the rest to float16.
+
+    :func:`read_weights` restores them to half a step.
 
     Example:
         >>> small = in_eight_bits({"w": torch.ones(64, 64), "b": torch.ones(64)})
@@ -42,7 +44,7 @@ def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file as float32 (float16, bfloat16 and 8 bits with scales are widened).
+    """Read a safetensors file; float16, bfloat16 and 8-bit weights are converted to float32.
 
     Raises:
         WeightsError: the file is missing, damaged, or of another kind.
@@ -71,20 +73,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Refuse weights that do not fit a module, which may be on the device "meta".
+    """Check that weights fit a module, which may be on the device "meta".
 
-    Weights of layers that backbones in ``module`` were built without, behind their last maps, are passed over.
+    Weights of removed layers of backbones are ignored.
 
     Args:
-        module: where to.
-        state: what.
-        origin: where it is from, for messages.
+        module: the module.
+        state: the weights.
+        origin: their source, for messages.
 
     Returns:
-        The weights that the module has.
+        The weights of the module.
 
     Raises:
-        WeightsError: keys are missing, too many, or of other shapes; the message names them.
+        WeightsError: keys are missing, unknown, or of other shapes.
     """
     own = module.state_dict()
     spare = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
@@ -112,15 +114,15 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
 
 
 def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
-    """Copy ``state`` into ``module``, both with the same keys and shapes (see :func:`check_weights`).
+    """Copy ``state`` into ``module`` after :func:`check_weights`.
 
     Args:
-        module: where to.
-        state: what.
-        origin: where it is from, for messages.
+        module: the module.
+        state: the weights.
+        origin: their source, for messages.
 
     Raises:
-        WeightsError: they do not fit, or are not finite. Nothing is changed then.
+        WeightsError: they do not fit or are not finite. The module is unchanged.
     """
     state = check_weights(module, state, origin)
     bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
@@ -135,12 +137,10 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
 class PretrainedMixin:
-    """Gives an ``nn.Module`` :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub`.
+    """Adds :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub` to an ``nn.Module``.
 
-    The hub's own mixin would load weights that do not fit (``strict=False``), ignore unknown arguments and fall back to
-    pickled files; here every one of these is an error.
-
-    The class keeps its constructor's arguments, as JSON can hold them, in ``self.hparams_dict``.
+    In contrast to the hub's mixin, weights that do not fit, unknown arguments and pickled files are errors. The class
+    stores its constructor's arguments in ``self.hparams_dict``.
 
     Example:
         >>> import tempfile
@@ -161,10 +161,10 @@ class PretrainedMixin:
         """Write the model to a folder.
 
         Args:
-            folder: made if need be.
-            dtype: dtype of floating-point weights in the file, for example ``torch.float16``; None keeps theirs.
-                ``torch.int8`` writes large weights in 8 bits with one scale per output channel, the rest as float16.
-            notes: further entries of ``config.json``, for example class names.
+            folder: created if needed.
+            dtype: dtype of floating-point weights in the file; None keeps theirs. ``torch.int8`` quantizes large
+                weights (see :func:`in_eight_bits`).
+            notes: further entries of ``config.json``.
 
         Returns:
             The folder.
@@ -186,14 +186,13 @@ class PretrainedMixin:
         return folder
 
     def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None, **options: Any) -> str:
-        """Write the model to a repository of the Hugging Face hub, with a card that says what it is.
+        """Upload the model with a card to the Hugging Face hub.
 
         Args:
-            name: ``"owner/name"``; the repository is made if need be.
-            private: whether others see it, where it is made.
-            token: of the hub; None for the one that ``hf auth login`` left.
-            options: as in :meth:`save_pretrained`: ``dtype`` and notes, such as ``license="cc-by-4.0"``, the data, the
-                scores and the command that trained it.
+            name: ``"owner/name"``; the repository is created if needed.
+            private: whether a new repository is private.
+            token: token of the hub; None for that of ``hf auth login``.
+            options: as in :meth:`save_pretrained`: ``dtype`` and notes, such as ``license="cc-by-4.0"``.
 
         Returns:
             The address of the commit.
@@ -209,7 +208,7 @@ class PretrainedMixin:
             try:
                 api.create_repo(name, private=private, exist_ok=True)
                 return str(api.upload_folder(repo_id=name, folder_path=folder).commit_url)
-            except Exception as error:  # its own errors, and those of two libraries for the network
+            except Exception as error:  # many types of errors of two network libraries
                 raise WeightsError(
                     f"{name} cannot be uploaded to the Hugging Face hub: {type(error).__name__}: {error}"
                 ) from error
@@ -233,7 +232,7 @@ class PretrainedMixin:
         try:
             _check_arguments(cls, config["arguments"])
             check_published(config["arguments"].get("backbone", "alexnet"))
-            with torch.device("meta"):  # without memory, of which a few digits in a file can ask for any amount
+            with torch.device("meta"):  # a file can request any amount of memory
                 sketch = cls(**config["arguments"])
             assert isinstance(sketch, nn.Module)
             state = read_weights(folder / WEIGHTS)
@@ -241,7 +240,7 @@ class PretrainedMixin:
             model = cls(**config["arguments"])
         except WeightsError as error:
             raise WeightsError(f"{error} Its {CONFIG} says what the model is.") from error
-        except Exception as error:  # whatever a constructor makes of values of any kind
+        except Exception as error:  # constructors raise many types for wrong values
             reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {reason[:500]}") from error
         assert isinstance(model, nn.Module)
@@ -277,7 +276,7 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
 
 
 def model_card(config: dict[str, Any]) -> str:
-    """The card (README.md) of a saved model: how to use it, and what ``config.json`` says about it."""
+    """Return the card (README.md) of a saved model."""
     notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
     kind, use = config["class"], "classify" if config["class"] == "RegionClassifier" else "segment"
     lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
@@ -292,7 +291,7 @@ def model_card(config: dict[str, Any]) -> str:
 
 
 def fetch_pretrained(source: str | Path) -> Path:
-    """Return the folder of a saved model, fetched from the hub where ``source`` is not a folder."""
+    """Return the folder of a saved model; if ``source`` is not a folder, fetch it from the hub."""
     if Path(source).is_dir():
         return Path(source)
     if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):

@@ -1,4 +1,4 @@
-"""The demonstration: gradients where eigenvalues meet, both systems trained on images made on the fly, and photographs.
+"""Demonstration: gradients where eigenvalues meet, both systems trained on generated images, and photographs.
 
 The gradient at a spectrum with ties is computed by autograd through ``eigh`` and by the layer, against finite
 differences. The recipes train their smallest presets and leave a run folder each; one page shows everything.
@@ -45,13 +45,13 @@ _NEXT = [
 
 @configuration
 class DemoConfig:
-    """Train both systems in their smallest presets on images made on the fly, and write a report.
+    """Train both systems in their smallest presets on generated images, and write a report.
 
-    It takes about a minute on two processor cores and needs no data, no weights and no network.
+    It takes about a minute on two processor cores and needs neither data nor a network connection.
     """
 
     run: Path = Path("runs/demo")
-    """Folder for both runs and the report; what an earlier demonstration left there is replaced."""
+    """Folder for both runs and the report; an earlier demonstration is replaced."""
     seed: Natural = 0
     """Seed of the networks and of the order of the data."""
     images: Annotated[int, Field(ge=2, le=100_000)] = 96
@@ -127,14 +127,14 @@ def _autograd_pool(f: Tensor) -> Tensor:
 def _train(
     config: DemoConfig, recipe: str, images: int, score: Callable[[Any, Any], float]
 ) -> tuple[RunFolder, dict[str, float]]:
-    """Train a recipe's smallest preset; return its run, and a score of what it does before and after."""
+    """Train the smallest preset of a recipe; return its run, and its score before and after."""
     engine = {"run": str(config.run / recipe), "seed": config.seed, "max_epochs": config.epochs, "overwrite": True}
     engine |= {"accelerator": "cpu", "tensorboard": False, "report": False}
     fields = {"engine": engine, "data.made": images, "data.cache": str(config.run / "cache")}
     settings = merge(RECIPES[recipe].preset("smoke"), fields)
     seed_all(config.seed)
     system, data = RECIPES[recipe].build(settings)
-    system.start(data)  # measures what descriptors are standardised by: an untrained network deserves its best
+    system.start(data)  # calibrates the descriptors
     before = score(system, data)
     run = fit(settings, system, data, name=f"demo-{recipe}")
     load_weights(run, system)
@@ -173,16 +173,16 @@ def _segment_photographs(path: Path) -> dict[str, int]:
 
 
 def main(config: DemoConfig) -> dict[str, Any]:
-    """The command: run the demonstration and say where its page is."""
+    """Run the demonstration."""
     report, results = run_demo(config), RunFolder(config.run).read_summary()
     return {"summary": f"The report with pictures: {report}", "run": config.run, "report": report, "results": results}
 
 
 def run_demo(config: DemoConfig | None = None) -> Path:
-    """Run the demonstration, about a minute's work on two processor cores, and return the path of its page."""
+    """Run the demonstration and return the path of its page."""
     config = config or DemoConfig()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # networks this small gain nothing from more, and one gives the same numbers everywhere
+    torch.set_num_threads(1)  # small networks, and the same numbers everywhere
     try:
         return _run(config, Console(highlight=False))
     finally:
@@ -190,7 +190,7 @@ def run_demo(config: DemoConfig | None = None) -> Path:
 
 
 def _run(config: DemoConfig, console: Console) -> Path:
-    page = Page("matbackprop: the demonstration", f"seed {config.seed} · images made on the fly · trained on the CPU")
+    page = Page("matbackprop: the demonstration", f"seed {config.seed} · generated images · trained on the CPU")
 
     def section(title: str, text: str) -> None:
         console.rule(f"[bold]{title}", align="left")
@@ -223,7 +223,9 @@ def _run(config: DemoConfig, console: Console) -> Path:
     cuts, covering = _train(config, "ncuts", config.images // 2, _covering)
     console.print(f"covering {covering['before']:.3f} before, [bold]{covering['after']:.3f}[/] after")
     page.curves(cuts.read_metrics(), _PANELS["ncuts"])
-    page.picture(cuts.figure_path("segmentations"), "Held-out images, clusters for three K, and what an annotator drew")
+    page.picture(
+        cuts.figure_path("segmentations"), "Held-out images, clusters for three K, an annotator's segmentation"
+    )
     section(
         "4 · Photographs segmented by the network in the package",
         "A contour network, trained on people's segmentations of photographs: a watershed is merged into a hierarchy "
@@ -233,8 +235,8 @@ def _run(config: DemoConfig, console: Console) -> Path:
     numbers = _segment_photographs(photographs)
     console.print(", ".join(f"{name}: {count} regions" for name, count in numbers.items()))
     page.picture(photographs, "Sample photographs of scikit-image")
-    page.section("What to try next")
-    page.table(Table(["command", "what it does"], _NEXT))
+    page.section("Next steps")
+    page.table(Table(["command", "result"], _NEXT))
     tiles = {f"accuracy {when}": text for when, text in percent.items()}
     page.tiles(tiles | {f"covering {when}": f"{value:.3f}" for when, value in covering.items()})
     errors = {str(name): {"eigh": eigh, "second_order_pool": ours} for name, eigh, ours in gradients.rows}

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.vision.inference.loading import BOX, _folder
+from matbackprop.vision.inference.loading import BOX, model_folder
 from matbackprop.vision.models.backbones.base import check_published, load_backbone_weights
 from matbackprop.vision.models.weights import WEIGHTS, load_weights_into, pretrained_config, read_weights
 from matbackprop.vision.training.config import Recipe
@@ -29,7 +29,7 @@ def saved_fields(recipe: Recipe[Any], source: str) -> dict[str, dict[str, Any]]:
         ConfigurationError: the model belongs to another recipe.
     """
     source = f"{BOX}/classifier" if recipe.name == "o2p" and source == BOX else source
-    saved = pretrained_config(_folder(source))
+    saved = pretrained_config(model_folder(source))
     if saved["class"] != _CLASSES[recipe.name]:
         other = next((name for name, kind in _CLASSES.items() if kind == saved["class"]), None)
         fix = f"Use matbackprop train {other}." if other else "Choose another model."
@@ -57,7 +57,7 @@ def load_start(model: nn.Module, backbone: str, weights: str) -> None:
     if weights in ("imagenet", "none") or weights.endswith(".safetensors"):
         load_backbone_weights(model.backbone, backbone, weights)  # type: ignore[arg-type]
         return
-    folder = _folder(weights)
+    folder = model_folder(weights)
     state = read_weights(folder / WEIGHTS)
     if getattr(model, "names", None) != pretrained_config(folder)["arguments"].get("names"):
         state |= {name: value for name, value in model.state_dict().items() if name.startswith("classifier.")}

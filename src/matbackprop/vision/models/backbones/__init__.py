@@ -1,9 +1,8 @@
-"""Backbones: networks that give named feature maps. Heads, objectives and training know nothing else about them.
+"""Backbones: networks with named feature maps.
 
-A backbone answers two questions (:class:`~matbackprop.vision.models.backbones.base.Backbone`): ``forward(image, taps)``
-gives the maps that are named, and ``info(tap)`` says how many channels a map has and where its cells lie in the image.
-
-A new backbone is one file with a subclass and one line in :data:`~matbackprop.vision.models.backbones.base.BACKBONES`.
+A backbone (:class:`~matbackprop.vision.models.backbones.base.Backbone`) has two methods: ``forward(image, taps)``
+computes maps, and ``info(tap)`` returns the channels of a map and the position of its cells in the image. A new
+backbone is one file with a subclass and one line in :data:`~matbackprop.vision.models.backbones.base.BACKBONES`.
 """
 
 from matbackprop.vision.models.backbones.base import (

@@ -1,8 +1,7 @@
-"""What every backbone answers; stacks of layers that answer it by their own kernels, strides and paddings; all
-backbones by name; and their starting weights, from a file, the data folder, the cache or a download.
+"""The base class of backbones, AlexNet and VGG-16, all backbones by name, and their starting weights.
 
-Only safetensors files are read, except for torchvision's official ``.pth`` files right after a download whose checksum
-fits; those are read with ``weights_only=True`` and kept as safetensors.
+Weights are safetensors files. Torchvision's official ``.pth`` files are read once, with ``weights_only=True`` after
+their checksum is verified, and stored as safetensors.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from matbackprop.vision.models.weights import load_weights_into, read_weights
 
 
 def normalize(image: Tensor) -> Tensor:
-    """Normalise RGB images (*b, 3, h, w) in [0, 1] as the ImageNet networks expect."""
-    # With plain numbers: a tensor of them would have to be copied to the device, which a CUDA graph cannot.
+    """Normalize RGB images (*b, 3, h, w) in [0, 1] by the mean and deviation of ImageNet."""
+    # Plain numbers: a CUDA graph cannot copy a tensor of them to the device.
     parts = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
     return torch.cat([(channel - mean) / std for channel, mean, std in parts], -3)
 
 
 def start_randomly(network: nn.Module) -> None:
-    """Draw the weights of all convolutions (Kaiming, for ReLU)."""
+    """Initialize all convolutions (Kaiming, for ReLU)."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -42,13 +41,13 @@ def start_randomly(network: nn.Module) -> None:
 
 
 class TapInfo(NamedTuple):
-    """A feature map: its channels, and where its cells lie in the image.
+    """Channels of a feature map and position of its cells in the image.
 
     Attributes:
         channels: number of channels.
-        stride: distance of neighbouring cells in pixels.
-        offset: pixel coordinate of the centre of the first cell; cell i is centred on offset + i · stride.
-        reach: pixels along a side that the first cell needs; n cells need reach + (n − 1) · stride.
+        stride: distance of neighboring cells in pixels.
+        offset: pixel coordinate of the center of the first cell; the center of cell i is offset + i · stride.
+        reach: pixels along a side that one cell needs; n cells need reach + (n − 1) · stride.
     """
 
     channels: int
@@ -58,17 +57,16 @@ class TapInfo(NamedTuple):
 
 
 class Backbone(nn.Module, ABC):
-    """A network that gives named feature maps.
+    """A network with named feature maps.
 
-    Subclasses describe their maps (``places``) and compute them (:meth:`maps`).
-    Batch normalisation keeps the means and deviations that it was published with, in training too: batches of regions
-    or of single images would give others, and results would depend on how they are divided over processes.
+    Subclasses describe their maps (``places``) and compute them (:meth:`maps`). Batch normalization keeps its published
+    means and deviations in training, so that results do not depend on how batches are divided over processes.
 
     Attributes:
-        taps: names of the maps, in the order in which the network computes them.
-        mean, std: how its pixels are normalised, for RGB in [0, 1].
+        taps: names of the maps, in order of computation.
+        mean, std: normalization of its pixels, for RGB in [0, 1].
         left_out: keys of the weights that :meth:`cut` removed.
-        prefix: what the keys of its published weights begin with.
+        prefix: prefix of the keys of its published weights.
     """
 
     taps: Sequence[str]
@@ -79,22 +77,21 @@ class Backbone(nn.Module, ABC):
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The layout in which a GPU's convolutions are fast: channels last.
+        """The fastest layout on a GPU: channels last, except for networks with depthwise convolutions.
 
-        Not for depthwise convolutions, for which cuDNN then prepares itself for every new size of image: an H200 took
-        6 s for each.
+        For those, cuDNN took 6 s on an H200 for every new image size.
         """
         depthwise = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in self.modules())
         return torch.contiguous_format if depthwise else torch.channels_last
 
     def __init__(self, places: Mapping[str, TapInfo]) -> None:
-        """``places`` has the maps in the order in which they are computed."""
+        """``places`` has the maps in order of computation."""
         super().__init__()
         self._places = dict(places)
         self.taps = tuple(places)
 
     def info(self, tap: str) -> TapInfo:
-        """Channels and place of a map.
+        """Return channels and position of a map.
 
         Example:
             >>> from matbackprop.vision.models.backbones import build_backbone
@@ -106,10 +103,10 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
-        """The maps (b, c, h', w') of images (b, 3, h, w) normalised with :attr:`mean` and :attr:`std`."""
+        """Return the maps (b, c, h', w') of images (b, 3, h, w) normalized with :attr:`mean` and :attr:`std`."""
 
     def train(self, mode: bool = True) -> Self:
-        """Train or evaluate, batch normalisation as it is."""
+        """Set the mode of all modules except batch normalization."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -117,7 +114,7 @@ class Backbone(nn.Module, ABC):
         return self
 
     def cut(self, taps: Sequence[str]) -> None:
-        """Leave out the layers behind the last of ``taps``: they would neither be used nor learn."""
+        """Remove the layers after the last of ``taps``."""
         self.check(taps)
         last = max(self.taps.index(tap) for tap in taps)
         before = set(self.state_dict())
@@ -126,10 +123,10 @@ class Backbone(nn.Module, ABC):
         self.taps = tuple(self.taps)[: last + 1]
 
     def remove_behind(self, tap: str) -> None:
-        """Remove the layers that compute later maps than ``tap``; a network without such layers has nothing to do."""
+        """Remove the layers after ``tap``, if any."""
 
     def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The maps ``taps`` that follow from ``x``, the map ``tap``.
+        """Return the maps ``taps`` computed from ``x``, the map ``tap``.
 
         Raises:
             ConfigurationError: the maps of this network do not follow from one another.
@@ -137,7 +134,7 @@ class Backbone(nn.Module, ABC):
         raise ConfigurationError(f"{type(self).__name__} computes its maps together: none follows from {tap!r} alone.")
 
     def freeze(self, tap: str) -> None:
-        """Let the layers up to a map stay as they are; those behind it learn."""
+        """Freeze the layers up to a map."""
         self.check([tap])
         kept = copy.deepcopy(self)
         kept.remove_behind(tap)
@@ -152,11 +149,11 @@ class Backbone(nn.Module, ABC):
                 raise ConfigurationError(f"unknown feature map {tap!r}. {suggest(tap, self.taps, 'Feature maps')}")
 
     def forward(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Compute the maps named in ``taps``; layers behind the last one are not run.
+        """Compute the maps ``taps``; layers after the last one are not run.
 
         Args:
-            image: RGB (b, 3, h, w), normalised by :func:`normalize` for every backbone alike; one that wants other
-                numbers converts them here.
+            image: RGB (b, 3, h, w), normalized by :func:`normalize`; converted here for backbones with another
+                normalization.
             taps: names of maps.
 
         Returns:
@@ -171,18 +168,18 @@ class Backbone(nn.Module, ABC):
 
 
 class StagedBackbone(Backbone):
-    """A network whose maps follow from one another: each stage takes the map before it."""
+    """A network in which each stage computes a map from the one before it."""
 
     @abstractmethod
     def stage(self, tap: str, x: Tensor) -> Tensor:
-        """Compute a map from the one before it; the first from the image."""
+        """Compute a map from the previous one, or from the image."""
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The maps up to the last of ``taps``."""
+        """Return the maps up to the last of ``taps``."""
         return self._stages(0, image, taps)
 
     def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The maps behind ``tap`` up to the last of ``taps``."""
+        """Return the maps after ``tap`` up to the last of ``taps``."""
         return self._stages(self.taps.index(tap) + 1, x, taps)
 
     def _stages(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
@@ -194,7 +191,7 @@ class StagedBackbone(Backbone):
 
 
 class LayerStack(Backbone):
-    """A stack ``features`` whose maps are outputs of its layers.
+    """A stack of layers whose maps are outputs of layers.
 
     Args:
         features: the layers, applied in order. Their convolutions and poolings are square.
@@ -225,15 +222,15 @@ class LayerStack(Backbone):
         return TapInfo(channels, stride, offset, reach)
 
     def remove_behind(self, tap: str) -> None:
-        """Remove the layers behind a map."""
+        """Remove the layers after a map."""
         del self.features[self.index[tap] + 1 :]
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The outputs of the layers that ``taps`` mean."""
+        """Return the outputs of the layers of ``taps``."""
         return self._layers(0, image, taps)
 
     def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The outputs of later layers than ``tap``'s that ``taps`` mean."""
+        """Return the outputs of the layers of ``taps``, computed from that of ``tap``."""
         return self._layers(self.index[tap] + 1, x, taps)
 
     def _layers(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
@@ -247,7 +244,7 @@ class LayerStack(Backbone):
 
 
 class AlexNet(LayerStack):
-    """AlexNet (torchvision's variant: no local response normalisation, no groups)."""
+    """AlexNet (torchvision's variant: no local response normalization, no groups)."""
 
     def __init__(self) -> None:
         features = nn.Sequential(
@@ -291,13 +288,13 @@ _TORCH = "https://download.pytorch.org/models"
 
 
 class BackboneEntry(NamedTuple):
-    """Where a backbone's code and weights are.
+    """Location of a backbone's code and weights.
 
     Attributes:
         code: ``"module:Class"`` in this package.
-        file: name of its weights below ``weights`` in ``$MATBACKPROP_DATA``; empty for one without weights.
-        url: official address of its weights; empty where there is none of a kind that can be read.
-        sha256: first digits of the checksum of what is there.
+        file: name of its weights in ``$MATBACKPROP_DATA/weights``; empty if it has none.
+        url: official address of its weights, or empty.
+        sha256: first digits of their checksum.
     """
 
     code: str
@@ -327,15 +324,15 @@ ADAPTERS = {
 
 
 def check_published(name: object) -> None:
-    """Refuse a backbone that is code of its own: a file that names one must not decide what is run.
+    """Refuse a backbone that is user code: a file must not choose code to run.
 
     Raises:
         ConfigurationError: ``name`` is not one of :data:`BACKBONES` or of :data:`ADAPTERS`.
     """
     if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
         raise ConfigurationError(
-            f"the backbone {shorten(repr(name))} is none that files may name; build the model yourself, with network=, "
-            "and load its weights with matbackprop.vision.models.weights.load_weights_into."
+            f"the backbone {shorten(repr(name))} is none that files may name. Build the model in Python and load its "
+            "weights with matbackprop.vision.models.weights.load_weights_into."
         )
 
 
@@ -344,13 +341,12 @@ def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
 
     Args:
         name: one of :data:`BACKBONES`; ``"hf:"``, ``"timm:"`` or ``"torchvision:"`` with the name of a model there; or
-            ``"package.module:Class"``, a class or function of yours that gives a
-            :class:`Backbone` or any ``nn.Module``, whose submodules' outputs are
-            then its maps.
-        taps: the maps that will be asked for: layers behind the last one are left out. None keeps all.
+            ``"package.module:Class"``, a class or function that returns a :class:`Backbone` or any ``nn.Module``, whose
+            maps are the outputs of its submodules.
+        taps: maps to keep: layers after the last one are removed. None keeps all.
 
     Raises:
-        ConfigurationError: there is no such backbone, or it has no such map; the message names those that are there.
+        ConfigurationError: there is no such backbone, or it has no such map.
     """
     kind, _, rest = name.partition(":")
     if name in BACKBONES:
@@ -389,14 +385,14 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
     """Load starting weights into a backbone.
 
     Args:
-        backbone: from :func:`build_backbone`; it may have been cut behind its last map.
+        backbone: from :func:`build_backbone`.
         name: its name.
-        weights: ``"none"`` changes nothing; ``"imagenet"`` takes the file that :func:`find_weights` gives, or what
-            its library publishes; otherwise a safetensors file with the keys of the backbone, where those of a
-            classifier are passed over.
+        weights: ``"none"`` changes nothing; ``"imagenet"`` reads the file of :func:`find_weights`, or the weights that
+            its library publishes; otherwise a safetensors file with the keys of the backbone. Keys of a classifier are
+            ignored.
 
     Returns:
-        The file that was read; None for none, and for a backbone that has no weights.
+        The file, or None.
 
     Raises:
         WeightsError: no file, a damaged one, or one of another architecture.
@@ -411,26 +407,23 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
     own = backbone.state_dict()
     state = {k.removeprefix(getattr(backbone, "prefix", "")): v for k, v in read_weights(path).items()}
     state = {k: v for k, v in state.items() if k in own or not k.startswith("classifier.")}
-    # How many batches the means of batch normalisation were taken over is published by some and used by none.
+    # Some files have the counters of batch normalization, which are not used.
     state |= {k: v for k, v in own.items() if k.endswith("num_batches_tracked") and k not in state}
     load_weights_into(backbone, state, str(path))
     return path
 
 
 def find_weights(name: str) -> Path:
-    """The file of a backbone's published weights.
-
-    It is looked for in ``weights`` of ``$MATBACKPROP_DATA``, then in the cache, then downloaded from its official
-    address.
+    """Return the file of a backbone's published weights: in ``$MATBACKPROP_DATA/weights``, in the cache, or downloaded.
 
     Raises:
-        WeightsError: it is not there and cannot be downloaded.
+        WeightsError: the file is missing and cannot be downloaded.
     """
     from matbackprop.vision.data.cache import default_cache_folder
 
     if name not in BACKBONES or not BACKBONES[name].file:
         known = [n for n, entry in BACKBONES.items() if entry.file]
-        raise WeightsError(f"there are no published weights of {name!r}; there are of {', '.join(known)}.")
+        raise WeightsError(f"There are no published weights of {name!r}. {suggest(name, known, 'Backbones')}")
     entry = BACKBONES[name]
     cached = default_cache_folder() / "weights" / f"{name}.safetensors"
     root = os.environ.get("MATBACKPROP_DATA")
@@ -439,14 +432,14 @@ def find_weights(name: str) -> Path:
             return path
     if not entry.url:
         raise WeightsError(
-            f"the weights of {name} are not here: put {entry.file} into the folder weights of $MATBACKPROP_DATA, or "
-            f"name a safetensors file, or start from random weights (none)."
+            f"The weights of {name} were not found. Put {entry.file} into $MATBACKPROP_DATA/weights, name a "
+            "safetensors file, or use random weights (none)."
         )
     return download_weights(name, cached)
 
 
 def download_weights(name: str, target: Path, entry: BackboneEntry | None = None) -> Path:
-    """Download torchvision's weights, check them, and keep them as safetensors.
+    """Download torchvision's weights, verify them, and store them as safetensors.
 
     Args:
         name: ``"alexnet"`` or ``"vgg16"``.
@@ -454,7 +447,7 @@ def download_weights(name: str, target: Path, entry: BackboneEntry | None = None
         entry: another address, for a mirror.
 
     Raises:
-        WeightsError: there is no network, or the file is damaged; the message says how to do it by hand.
+        WeightsError: the download failed, or the file is damaged.
     """
     from safetensors.torch import save
 
@@ -468,7 +461,7 @@ def download_weights(name: str, target: Path, entry: BackboneEntry | None = None
         raise WeightsError(f"The weights of {name} are missing. {error}") from error
     try:
         state = torch.load(downloaded, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and runtime errors alike: the file holds more than tensors, or is damaged
+    except Exception as error:  # torch raises many types for damaged files
         raise WeightsError(f"{downloaded} cannot be read as weights: {error}") from error
     atomic_write(target, save({k: v.contiguous() for k, v in state.items()}))
     downloaded.unlink()

@@ -1,6 +1,6 @@
-"""Any ``nn.Module`` as a backbone: its maps are outputs of its submodules, and where their cells lie is measured.
+"""Any ``nn.Module`` as a backbone, and adapters for transformers, timm and torchvision.
 
-Beside it the networks of three libraries: ``transformers``, timm and torchvision.
+Maps are outputs of submodules; the position of their cells is measured.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _SIDES = (192, 256)  # both divisible by 64, so that no network of stride up to 
 
 
 class _Done(Exception):
-    """The last map that was asked for is there."""
+    """The last requested map is computed."""
 
 
 class ModuleBackbone(Backbone):
-    """The outputs of a module's submodules, by their names (``layer3``, ``features.12``).
+    """A backbone whose maps are the outputs of submodules, by name (``layer3``, ``features.12``).
 
-    Only submodules that give one map (b, c, h, w) per call count. Channels and strides are measured by running the
-    module on two sizes, offsets when they are asked for (:func:`measure_offsets`).
+    Only outputs (b, c, h, w) are maps. Channels and strides are measured on images of two sizes, offsets by
+    :func:`measure_offsets` on first use.
 
     Args:
         network: takes images (b, 3, h, w) of any size.
-        mean, std: how its pixels are normalised, for RGB in [0, 1].
+        mean, std: normalization of its pixels, for RGB in [0, 1].
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2))
@@ -67,7 +67,7 @@ class ModuleBackbone(Backbone):
         self._measured: set[str] = set()
 
     def info(self, tap: str) -> TapInfo:
-        """Channels and place of a map; its offset is measured on the first call."""
+        """Return channels and position of a map; its offset is measured on the first call."""
         info = super().info(tap)
         if tap not in self._measured:
             averaging = _averaging(self.network)
@@ -77,21 +77,21 @@ class ModuleBackbone(Backbone):
         return info
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The outputs of the submodules that ``taps`` name; nothing is computed behind the last of them."""
+        """Return the outputs of the submodules ``taps``; later submodules are not run."""
         return _maps(self.network, image, [tap for tap in self.taps if tap in taps])
 
     def remove_behind(self, tap: str) -> None:
-        """Keep parameters that no map up to ``tap`` depends on from learning: a module of unknown form stays whole."""
+        """Freeze the parameters that ``tap`` does not depend on."""
         _freeze_unused(self, tap)
 
 
 class ListedMaps(Backbone):
-    """A network of a library that gives a list of maps, whose names are known.
+    """A network that returns a list of maps.
 
     Args:
         network: the network.
-        names: of its maps.
-        multiple: what the sides of its images must be divisible by; they are filled up behind with zeros.
+        names: names of its maps.
+        multiple: divisor of the image sides; images are padded with zeros at the end.
     """
 
     def __init__(self, network: nn.Module, names: Sequence[str], multiple: int = 1) -> None:
@@ -105,22 +105,21 @@ class ListedMaps(Backbone):
 
     @staticmethod
     def listed(network: nn.Module, image: Tensor) -> Sequence[Tensor]:
-        """The maps of an image."""
+        """Return the maps of an image."""
         return network(image)
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """The network's maps."""
+        """Return all maps."""
         height, width = image.shape[-2:]
         image = nnf.pad(image, (0, -width % self.multiple, 0, -height % self.multiple))
         return dict(zip(self.names, self.listed(self.network, image), strict=True))
 
     def remove_behind(self, tap: str) -> None:
-        """Keep layers behind a map from learning."""
+        """Freeze the parameters that a map does not depend on."""
         _freeze_unused(self, tap)
 
 
 def _freeze_unused(backbone: ModuleBackbone | ListedMaps, tap: str) -> None:
-    """Keep parameters that a map does not depend on from learning."""
     network = backbone.network
     device = next(network.parameters()).device
     with torch.enable_grad():
@@ -146,7 +145,7 @@ def _watched(network: nn.Module, see: Callable[[str, Any], None], names: Sequenc
 
 
 def _all_maps(network: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    """Every output of a submodule that is a map, in the order of computation; of several calls the last."""
+    """Return all maps in order of computation; of a submodule with several calls the last."""
     outputs: dict[str, Tensor] = {}
 
     def see(name: str, output: Any) -> None:
@@ -179,14 +178,14 @@ def measure_strides(
 
     Args:
         compute: image → name → map.
-        network: what computes them; it is left as it was.
-        multiple: what the sides of its images must be divisible by.
+        network: the network.
+        multiple: divisor of the image sides.
 
     Returns:
-        Name → place, with the offset of cells that tile the image.
+        Name → position, with the offset of cells that tile the image.
 
     Raises:
-        ConfigurationError: there is no map whose size follows the image's.
+        ConfigurationError: no map's size is proportional to the image's.
     """
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     training = network.training
@@ -205,12 +204,12 @@ def measure_strides(
             stride = (sides[1] - sides[0]) // cells
             places[name] = TapInfo(one.shape[1], stride, (stride - 1) / 2, stride)
     if not places:
-        raise ConfigurationError(f"{type(network).__name__} gives no map (b, c, h, w) whose size follows its image's.")
+        raise ConfigurationError(f"{type(network).__name__} gives no map (b, c, h, w) proportional to its image.")
     return places
 
 
 def _averaging(network: nn.Module) -> nn.Module:
-    """A copy whose layers take means: what a cell depends on is then seen by its gradient, evenly and with one sign."""
+    """Return a copy whose layers average, so that the gradient of a cell shows its receptive field."""
     network = copy.deepcopy(network).double().eval()
     for parameter in network.parameters():
         nn.init.ones_(parameter)
@@ -225,7 +224,7 @@ def _averaging(network: nn.Module) -> nn.Module:
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
     for layer in network.modules():
-        if "Attention" in type(layer).__name__:  # it sees whole windows or images; what is added to it is in its place
+        if "Attention" in type(layer).__name__:  # its receptive field is the window or image; the residual's is local
             for parameter in layer.parameters():
                 nn.init.zeros_(parameter)
     return network
@@ -237,17 +236,17 @@ def measure_offsets(
     network: nn.Module,
     multiple: int = 1,
 ) -> dict[str, float]:
-    """Measure the pixels that first cells are centred on, from the gradients of cells in the middle.
+    """Measure the centers of first cells from the gradients of cells in the middle.
 
     Args:
-        compute: image → name → map, by a network whose layers take means.
+        compute: image → name → map, by a network whose layers average.
         places: channels and strides of the maps.
-        network: what computes them.
-        multiple: what the sides of its images must be divisible by.
+        network: the network.
+        multiple: divisor of the image sides.
 
     Returns:
-        Name → offset, to half a pixel; that of cells that tile the image where the measure says nothing else, as for
-        networks in which every cell sees the whole image, and without numbers (on the device ``meta``).
+        Name → offset, to half a pixel. If it cannot be measured (global receptive fields, device ``meta``), the offset
+        of cells that tile the image.
     """
     offsets = {name: (info.stride - 1) / 2 for name, info in places.items()}
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
@@ -261,9 +260,9 @@ def measure_offsets(
             middle = maps[name].shape[-1] // 2
             (gradient,) = torch.autograd.grad(maps[name][0, :, middle, middle].sum(), image, retain_graph=True)
             weight = gradient[0].abs().sum((0, 1))
-            centre = float((weight * torch.arange(side, device=device)).sum() / weight.sum())
-            measured = round(2 * (centre - info.stride * middle)) / 2
-            if abs(measured) <= 2 * info.stride:  # not a number fails this too
+            center = float((weight * torch.arange(side, device=device)).sum() / weight.sum())
+            measured = round(2 * (center - info.stride * middle)) / 2
+            if abs(measured) <= 2 * info.stride:  # False for NaN
                 offsets[name] = measured
     return offsets
 
@@ -277,7 +276,7 @@ class HuggingFace(ListedMaps):
 
     Raises:
         MissingExtraError: transformers is not installed.
-        WeightsError: there is no such model, or it is none that gives feature maps.
+        WeightsError: there is no such model, or it has no feature maps.
     """
 
     def __init__(self, source: str) -> None:
@@ -292,15 +291,15 @@ class HuggingFace(ListedMaps):
             raise WeightsError(f"hf:{source} cannot be built: {str(error).splitlines()[0]}") from error
         super().__init__(network, list(network.out_features), int(getattr(config, "patch_size", 1) or 1))
         self.source = source
-        self.mean, self.std = _normalisation(source, self.mean, self.std)
+        self.mean, self.std = _normalization(source, self.mean, self.std)
 
     @staticmethod
     def listed(network: nn.Module, image: Tensor) -> Sequence[Tensor]:
-        """The stages' maps."""
+        """Return the maps of the stages."""
         return network(image).feature_maps
 
     def load_published(self) -> None:
-        """Load the weights that are published with the model."""
+        """Load the published weights."""
         try:
             published = type(self.network).from_pretrained(self.source, out_features=self.names)  # type: ignore[attr-defined]
         except (OSError, ValueError) as error:
@@ -310,10 +309,10 @@ class HuggingFace(ListedMaps):
         self.network.load_state_dict(published.state_dict())
 
 
-def _normalisation(
+def _normalization(
     source: str, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the pixels, from the model's ``preprocessor_config.json`` where there is one."""
+    """Return mean and deviation from ``preprocessor_config.json`` if it exists, else the given ones."""
     from transformers.utils import cached_file
 
     try:
