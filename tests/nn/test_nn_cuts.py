@@ -197,7 +197,7 @@ def test_weights_that_make_no_sense_are_refused():
         NormalizedCutLoss(class_weight=torch.tensor([1.0, -1.0]))
     with pytest.raises(LabelError, match="class_weight has 2 classes, but a label is 3"):
         NormalizedCutLoss(class_weight=torch.ones(2))(features(1, 4, 2), torch.tensor([[0, 0, 1, 3]]))
-    with pytest.raises(ConfigurationError, match="leave offsets out"):
+    with pytest.raises(ConfigurationError, match="Remove offsets"):
         NormalizedCutLoss(balanced=True)(features(1, 4, 2)[0], torch.tensor([0, 0, 1, 1]), offsets=[0, 2, 4])
 
 
