@@ -10,7 +10,7 @@ from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import compiler, cusolver, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
 from matbackprop.solvers import batched_eigh, route
-from matbackprop.solvers.eigh import _solve_in_threads
+from matbackprop.solvers.eigh import _in_threads
 
 
 def symmetric(*shape, dtype=torch.float64, device="cpu", seed=0):
@@ -114,7 +114,7 @@ def test_threads_from_several_callers():
     actual = []
     try:
         torch.set_num_threads(2)
-        callers = [threading.Thread(target=lambda: actual.append(_solve_in_threads(a))) for _ in range(4)]
+        callers = [threading.Thread(target=lambda: actual.append(_in_threads(a))) for _ in range(4)]
         for caller in callers:
             caller.start()
         for caller in callers:
