@@ -6,6 +6,7 @@ SUMMARIES = {
     "table1": "The paper's first table: region classification.",
     "table2": "The paper's second table: full-image segmentation.",
     "backbones": "Region classification by first and second order on several backbones.",
+    "bsds500": "Contours and regions of BSDS500's test images, next to published methods.",
     "baselines": "Table 2's methods without training, and people.",
 }
 COMMANDS = {

@@ -1,0 +1,332 @@
+"""BSDS500 as others report it: contours and regions of its test images, next to published numbers.
+
+A recipe is trained on ``train`` and ``val`` (300 images); every image of ``test`` becomes a soft contour map (PNG, 16
+bits) and an ultrametric contour map (``ucm2``), single-scale and multi-scale, and the maps are scored as the evaluator
+scores files. The test images are scored once per final model, never for a choice: use ``--images val`` for choices,
+which trains on ``train`` and scores ``val``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.io import savemat
+from torch.nn import functional as nnf
+
+from experiments import runs
+from experiments.baselines import HUMANS, run_baseline
+from experiments.runs import ExperimentConfig, Results, Run
+from experiments.table2 import Images
+from matbackprop.errors import DataError
+from matbackprop.vision.configuration import merge
+from matbackprop.vision.data.bsds import BSDS, find_root
+from matbackprop.vision.data.cache import dataset_folder, default_cache_folder
+from matbackprop.vision.data.label_files import index_label_files, read_contour_map, read_label_maps
+from matbackprop.vision.data.pictures import find_pictures, read_picture
+from matbackprop.vision.devices import processors
+from matbackprop.vision.files import atomic_folder
+from matbackprop.vision.inference.segmenting import network_contours
+from matbackprop.vision.metrics import ImageScores, boundary_curve, contour_counts, score_image, summarize
+from matbackprop.vision.metrics.evaluation import boundary_average_precision, boundary_over_scales
+from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.report.tables import Measured, Table
+from matbackprop.vision.segmentation import contour_map, merge_contours, watershed_regions
+from matbackprop.vision.training.config import RECIPES
+from matbackprop.vision.training.engine import run_recipe
+from matbackprop.vision.workers import Workers
+
+
+@dataclass
+class Config(ExperimentConfig):
+    """Train on BSDS500, write contours and hierarchies of its test images, and score them."""
+
+    out: Path = Path("results/bsds500")
+    """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
+    rows: tuple[str, ...] = ("tiny-vit",)
+    """Presets of the recipe contours to train."""
+    images: Literal["test", "val"] = "test"
+    """test: train on train and val, score test. val: train on train, score val."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of each row."""
+    scales: tuple[float, ...] = (0.75, 1.0, 1.4)
+    """Image sizes whose contours are averaged in the multi-scale rows, each also mirrored."""
+    levels: int = 99
+    """Thresholds at which contours and hierarchies are cut."""
+    workers: int = 0
+    """Processes for scoring; 0 for one per core."""
+    data: Images = field(default_factory=Images)
+    """Source of the images."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that are trained on."""
+        return ("train", "val") if self.images == "test" else ("train",)
+
+
+COLUMNS = {
+    "contours F ODS": "contours_ods",
+    "OIS": "contours_ois",
+    "AP": "contours_ap",
+    "regions F ODS": "boundary_ods",
+    "regions OIS": "boundary_ois",
+    "covering ODS": "covering_ods",
+    "covering OIS": "covering_ois",
+    "covering best": "covering_best",
+    "PRI ODS": "pri_ods",
+    "PRI OIS": "pri_ois",
+    "VI ODS": "vi_ods",
+    "VI OIS": "vi_ois",
+    "F objects ODS": "objects_ods",
+    "one map, best": "one_best",
+    "one map, average": "one_average",
+    "of 8, best": "eight_best",
+    "of 8, average": "eight_average",
+}
+"""Column of the table → name of the measure."""
+
+
+class Published(NamedTuple):
+    """Numbers of others on the 200 test images after training on train and val."""
+
+    source: str
+    scores: dict[str, float]
+
+
+PUBLISHED = {
+    "gPb-owt-ucm": Published(
+        "Arbelaez, Maire, Fowlkes, Malik, PAMI 2011; objects: Pont-Tuset, Marques, CVPR 2013",
+        {"covering_ods": 0.59, "covering_ois": 0.65, "covering_best": 0.74, "boundary_ods": 0.726,
+         "boundary_ois": 0.760, "objects_ods": 0.348},
+    ),
+    "PMI": Published(
+        "Isola, Zoran, Krishnan, Adelson, ECCV 2014",
+        {"covering_ods": 0.61, "covering_ois": 0.66, "covering_best": 0.76},
+    ),
+    "MCG": Published(
+        "Pont-Tuset, Arbelaez, Barron, Marques, Malik, PAMI 2017",
+        {"covering_ods": 0.61, "covering_ois": 0.66, "boundary_ods": 0.747, "objects_ods": 0.380},
+    ),
+    "Hierarchical merge trees": Published(
+        "Liu, Seyedhosseini, Tasdizen, TIP 2016", {"covering_ods": 0.63, "covering_ois": 0.68}
+    ),
+    "LEP": Published("Zhao, BMVC 2015", {"objects_ods": 0.417}),
+    "COB": Published(
+        "Maninis, Pont-Tuset, Arbelaez, Van Gool, PAMI 2018",
+        {"boundary_ods": 0.795, "boundary_ois": 0.820, "objects_ods": 0.419},
+    ),
+    "People": Published("Arbelaez, Maire, Fowlkes, Malik, PAMI 2011", {"contours_ods": 0.803}),
+}  # fmt: skip
+
+
+class Bsds500:
+    """The table of BSDS500; see the module."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.results = config, Results(config.out)
+        self.chosen = config.chosen(RECIPES["contours"].presets)
+
+    # ---------------------------------------------------------------------------------------------------------- runs
+
+    def train(self) -> None:
+        """Train every row and seed, export and score; then score people."""
+        for seed in self.config.seeds:
+            for row in self.chosen:
+                network = cache(lambda row=row, seed=seed: self.model(row, seed))  # trained if a part is missing
+                for scales in ((1.0,), self.config.scales):
+                    name = "single" if len(scales) == 1 else "multi"
+                    work = partial(self.score, row, seed, name, scales, network)
+                    self.results.run(row, name, seed, self.provenance(row, seed, scales), work)
+        data = BSDS(find_root(self.folder()), self.config.images)
+        provenance = {"configuration": {"method": HUMANS}, "data": self.data_hash(), "weights": "none", "device": "cpu"}
+        with Workers(self.config.workers or processors()) as pool:
+            self.results.run(HUMANS, "baseline", 0, provenance, lambda: run_baseline(HUMANS, data, pool))
+
+    def folder(self) -> Path:
+        """The folder of the images."""
+        return dataset_folder("BSDS500", self.config.data.root, self.config.data.made, self.config.data.cache)
+
+    def work(self, row: str, seed: int) -> Path:
+        """The run folder of a training."""
+        return runs.WORK / self.config.out.name / f"{row}-seed{seed}"
+
+    def recipe(self, row: str, seed: int) -> Any:
+        """The training configuration of a row and a seed."""
+        config = self.config
+        root = join_splits(self.folder(), config.splits, config.data.cache or default_cache_folder())
+        engine = runs.NUMBERS_ONLY | {"run": str(self.work(row, seed)), "seed": seed, "progress": True}
+        engine |= {"accelerator": config.accelerator} | ({} if config.device == "cuda" else {"precision": "32"})
+        data = {"root": str(root), "made": 0, "split": "final", "limit": config.data.limit}
+        fields = {f"{part}.{name}": v for part, d in (("engine", engine), ("data", data)) for name, v in d.items()}
+        return merge(RECIPES["contours"].preset(row), {**fields, **config.overrides()})
+
+    def data_hash(self) -> str:
+        """Hash of the training and the scored images."""
+        return runs.data_hash(self.folder(), tuple(sorted({*self.config.splits, self.config.images})))
+
+    def provenance(self, row: str, seed: int, scales: Sequence[float]) -> dict[str, Any]:
+        """Configuration, data, starting weights and device of a run."""
+        recipe = self.recipe(row, seed)
+        training = runs.settings(recipe)
+        configuration = {"training": training, "trained on": self.config.splits, "images": self.config.images,
+                         "scales": scales, "levels": self.config.levels}  # fmt: skip
+        weights = runs.weights_hash(recipe.model.backbone, recipe.model.weights)
+        data = self.data_hash()
+        return {"configuration": configuration, "data": data, "weights": weights, "device": self.config.device}
+
+    def model(self, row: str, seed: int) -> ContourNet:
+        """Train, export, and load the exported network."""
+        run = run_recipe(RECIPES["contours"], self.recipe(row, seed), preset=row)
+        return ContourNet.from_pretrained(run.path / "model").eval().to(self.config.device)
+
+    def score(self, row: str, seed: int, name: str, scales: Sequence[float], network: Any) -> dict[str, Any]:
+        """Write contours and hierarchies of all images, and score those that people have segmented."""
+        config, root = self.config, find_root(self.folder())
+        images = find_pictures([root / "images" / config.images])[: config.data.limit]
+        truth = index_label_files(root / "groundTruth" / config.images, names=[path.stem for path in images])
+        folder, model = self.work(row, seed) / f"{config.images}-{name}", network()
+        for kind in ("contours", "ucm2"):
+            shutil.rmtree(folder / kind, ignore_errors=True)
+            (folder / kind).mkdir(parents=True)
+        for path in images:
+            contours = average_contours(model, read_picture(path).pixels, scales)
+            Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
+            regions = watershed_regions(contours)
+            drawn = contour_map(regions, merge_contours(regions, contours))
+            savemat(folder / "ucm2" / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
+        tasks = [(path.stem, folder, truth[path.stem]) for path in images if path.stem in truth]
+        if not tasks:
+            raise DataError(f"{root} has no human map of {config.images}. The maps are in {folder}.")
+        with Workers(config.workers or processors()) as pool:
+            scored = list(pool.map(partial(_score, levels=config.levels), tasks))
+        scores, counts = [one for one, _ in scored], [one for _, one in scored]
+        ois, ap = boundary_over_scales(counts)[1], boundary_average_precision(counts)
+        curve = boundary_curve(counts)
+        summary = summarize(scores) | {"contours_ods": curve["ods"]["f"], "contours_ois": ois, "contours_ap": ap}
+        view = round(model.config.threshold * (config.levels + 1)) - 1
+        return {
+            "images": len(images),
+            "scored": len(scores),
+            "scores": summary | one_map(scores) | {"covering_default_view": covering_at(scores, view)},
+            "curve": {k: [round(v, 5) for v in values] for k, values in curve.items() if k != "ods"},
+            "per_image": {s.id: [round(s.paper_best, 6), round(s.paper_average, 6)] for s in scores},
+        }
+
+    # ------------------------------------------------------------------------------------------------------- summary
+
+    def summarize(self) -> None:
+        """Write the scores next to published ones."""
+        config = self.config
+        body: list[list[Any]] = [
+            [name, "200 of test", "", "", *(one.scores.get(n) for n in COLUMNS.values()), one.source]
+            for name, one in PUBLISHED.items()
+        ]
+        used: list[Run] = []
+        for row in self.chosen:
+            for part in ("single", "multi"):
+                done = list(self.results.runs(row, part).values())
+                if not done:
+                    continue
+                used += done
+                first, metrics = done[0]["provenance"]["configuration"], done[0]["metrics"]
+                each = [run["metrics"]["scores"] for run in done]
+                cells = [Measured.of([s[n] for s in each]) if n in each[0] else None for n in COLUMNS.values()]
+                images = f"{metrics['scored']} of {first['images']}"
+                source = f"this program, seeds: {len(done)}"
+                body.append([f"contours, {row}", images, first["levels"], f"{part}-scale", *cells, source])
+        if not used:
+            raise DataError(f"There is no finished run in {self.results.path}. Run the command without --summary.")
+        for run in self.results.runs(HUMANS, "baseline").values():
+            people = {f"one_{n}": run["metrics"]["scores"][f"paper_{n}"] for n in ("best", "average")}
+            cells = [people.get(n) for n in COLUMNS.values()]
+            body.append(["People, leave one out", f"{len(run['metrics']['per_image'])} of {config.images}", 1, "",
+                         *cells, "this program"])  # fmt: skip
+        trained = " and ".join(config.splits)
+        note = (
+            f"Rows of this program: trained on {trained}, mean ± deviation over seeds; contours: soft maps thinned by "
+            "non-maximum suppression; regions: the hierarchy (ucm2). One map: best and average covering of the "
+            "segmentation at one threshold for all images (that of covering ODS), as people are scored; of 8: the best "
+            "of eight evenly spaced thresholds per image. Published numbers: after training on train and val."
+        )
+        columns = ["method", "images", "levels", "scales", *COLUMNS, "source"]
+        formats = dict.fromkeys(COLUMNS, ".3f")
+        self.results.write_table(Table(columns, body, title="BSDS500", note=note, formats=formats), runs=used)
+
+
+@torch.no_grad()
+def average_contours(model: ContourNet, pixels: NDArray[np.uint8], scales: Sequence[float]) -> NDArray[np.float32]:
+    """Contours (h, w) of a photograph (h, w, 3); several scales are averaged, each with its mirror image."""
+    image = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
+    if len(scales) == 1:
+        return network_contours(model, image)[0]
+    size, total = image.shape[-2:], np.zeros(image.shape[-2:], np.float32)
+    for scale in scales:
+        scaled = nnf.interpolate(image.float(), scale_factor=scale, mode="bicubic", align_corners=False).clamp(0, 255)
+        for flip in (False, True):
+            seen = network_contours(model, scaled.flip(-1) if flip else scaled)
+            back = nnf.interpolate(torch.from_numpy(seen)[None], size=size, mode="bilinear", align_corners=False)[0, 0]
+            total += (back.flip(-1) if flip else back).numpy()
+    return total / (2 * len(scales))
+
+
+def covering_at(scores: Sequence[ImageScores], level: int) -> float:
+    """Covering of one level for all images, pooled over human maps."""
+    return float(np.concatenate([score.covering[level] for score in scores]).mean())
+
+
+def one_map(scores: Sequence[ImageScores]) -> dict[str, float]:
+    """The paper's best and average covering of one segmentation per image, and of the best of eight.
+
+    The one segmentation is at the threshold of covering ODS; the eight are evenly spaced.
+    """
+    levels = len(scores[0].covering)
+    ods = max(range(levels), key=lambda level: covering_at(scores, level))
+    eight = np.unique(np.round(np.linspace(0, levels - 1, 10)[1:-1]).astype(int))
+    out = {}
+    for name, chosen in (("one", [ods]), ("eight", eight)):
+        covering = [score.covering[chosen] for score in scores]
+        out[f"{name}_best"] = float(np.mean([c.max() for c in covering]))
+        out[f"{name}_average"] = float(np.mean([c.mean(1).max() for c in covering]))
+    return out
+
+
+def join_splits(root: Path, splits: tuple[str, ...], cache: Path) -> Path:
+    """A folder in BSDS500's layout whose ``train`` holds the images and human maps of several splits.
+
+    ``train`` alone is used in place; copies of several are kept in the cache.
+    """
+    if splits == ("train",):
+        return root
+    folder = cache / f"bsds-{'-'.join(splits)}-{runs.data_hash(root, splits)}"
+    if not folder.exists():
+        with atomic_folder(folder) as scratch:
+            for kind in ("images", "groundTruth"):
+                (scratch / kind / "train").mkdir(parents=True)
+            for data in (BSDS(root, split) for split in splits):
+                for image, *maps in map(data.files, data.ids):
+                    shutil.copy(image, scratch / "images" / "train")
+                    for path in maps:
+                        shutil.copy(path, scratch / "groundTruth" / "train")
+    return folder
+
+
+def _score(task: tuple[str, Path, list[Path]], levels: int) -> tuple[ImageScores, NDArray[np.int64]]:
+    name, folder, truth = task
+    people = [labels for path in truth for labels in read_label_maps(path)]
+    maps = read_label_maps(folder / "ucm2" / f"{name}.mat", thresholds=levels)
+    counts = contour_counts(read_contour_map(folder / "contours" / f"{name}.png"), people, thresholds=levels)
+    return score_image(name, maps, people, boundary=True, objects=True), counts
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Train, export and score."""
+    table = Bsds500(config)
+    return runs.main(config, table.train, table.summarize)

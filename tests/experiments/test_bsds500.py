@@ -1,0 +1,92 @@
+"""BSDS500's protocol: training on joined splits, exported maps, one map for all images, published rows."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import loadmat
+
+from experiments import bsds500
+from experiments.bsds500 import Bsds500, Config, average_contours, covering_at, join_splits, one_map
+from experiments.table2 import Images
+from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.data.bsds import BSDS
+from matbackprop.vision.data.label_files import read_contour_map
+from matbackprop.vision.data.shapes import write_shapes_bsds
+from matbackprop.vision.metrics import score_image
+from matbackprop.vision.models.contours import ContourNet
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Two training, two validation and two test images of shapes."""
+    folder = tmp_path_factory.mktemp("bsds")
+    write_shapes_bsds(folder, train=2, val=2, size=(48, 64))
+    for kind in ("images", "groundTruth"):
+        [val] = folder.rglob(f"{kind}/val")
+        (val.parent / "test").mkdir()
+        for path in val.iterdir():
+            (val.parent / "test" / f"t{path.name}").write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bsds500")
+    return Config(
+        out=folder / "out", rows=("smoke",), seeds=(0,), scales=(0.5, 1.0), levels=9, workers=1, accelerator="cpu",
+        data=Images(root=root, cache=folder / "cache"), override=("engine.max_epochs=1", "data.crop=32"),
+    )  # fmt: skip
+
+
+def test_the_whole_protocol(config, monkeypatch):
+    monkeypatch.chdir(config.out.parent)
+    bsds500.main(config)
+    table = Bsds500(config)
+    single, multi = (table.results.runs("smoke", part)[0] for part in ("single", "multi"))
+    for run, name in ((single, "single"), (multi, "multi")):
+        metrics = run["metrics"]
+        assert metrics["images"] == metrics["scored"] == 2 and len(metrics["curve"]["precision"]) == 9
+        assert set(bsds500.COLUMNS.values()) <= set(metrics["scores"]) and "covering_default_view" in metrics["scores"]
+        folder = table.work("smoke", 0) / f"test-{name}"
+        drawn, soft = (sorted((folder / kind).iterdir()) for kind in ("ucm2", "contours"))
+        assert [path.stem for path in drawn] == [path.stem for path in soft] and len(drawn) == 2
+        assert loadmat(drawn[0])["ucm2"].shape == (97, 129) and read_contour_map(soft[0]).shape == (48, 64)
+    assert single["provenance"]["configuration"]["trained on"] == ["train", "val"]
+    text = (config.out / "table.md").read_text()
+    assert "| contours, smoke | 2 of test | 9 | single-scale |" in text and "| multi-scale |" in text
+    assert "| gPb-owt-ucm | 200 of test |" in text and "| People, leave one out | 2 of test | 1 |" in text
+    monkeypatch.setattr(Bsds500, "model", None)  # would fail if it were called
+    bsds500.main(config)  # the test images are scored once
+
+
+def test_splits_are_joined_without_test_images(root, tmp_path):
+    joined = join_splits(root, ("train", "val"), tmp_path)
+    expected = sorted([*BSDS(root, "train").ids, *BSDS(root, "val").ids])
+    assert sorted(BSDS(joined, "train").ids) == expected
+    assert join_splits(root, ("train",), tmp_path) == root
+
+
+def test_one_map_is_at_the_common_threshold():
+    half, whole = np.arange(8).reshape(1, 8) // 4, np.zeros((1, 8), int)
+    scores = [score_image("a", [half, whole], [half, whole]), score_image("b", [half, whole], [half])]
+    assert covering_at(scores, 0) > covering_at(scores, 1)
+    actual = one_map(scores)
+    assert actual["one_best"] == 1 and actual["one_average"] == pytest.approx((0.75 + 1) / 2)
+    assert actual["eight_best"] == 1 and actual["eight_average"] >= actual["one_average"]
+
+
+def test_several_scales_are_averaged_with_their_mirror_images():
+    torch.manual_seed(0)
+    net = ContourNet(backbone="alexnet", taps=("relu1", "relu2", "relu5"), width=12, stem=6).eval()
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    seen = average_contours(net, pixels, (0.5, 1.0))
+    mirrored = average_contours(net, np.ascontiguousarray(pixels[:, ::-1]), (0.5, 1.0))
+    np.testing.assert_allclose(seen, mirrored[:, ::-1], atol=1e-5)
+    assert seen.shape == (48, 64) and not np.allclose(seen, average_contours(net, pixels, (1.0,)), atol=1e-3)
+
+
+def test_bad_options_are_named(tmp_path):
+    with pytest.raises(ConfigurationError, match="no row 'vgg'"):
+        Bsds500(Config(rows=("vgg",)))
+    with pytest.raises(DataError, match="no finished run"):
+        Bsds500(Config(out=tmp_path)).summarize()
