@@ -40,7 +40,7 @@ def is_wrapped(a: Tensor) -> bool:
     return torch._C._functorch.maybe_get_level(a) > -1 or torch._C._functorch.is_legacy_batchedtensor(a)
 
 
-def receives_gradient(a: Tensor) -> bool:
+def requires_grad_inside(a: Tensor) -> bool:
     """Whether ``a`` or a tensor that it wraps requires a gradient."""
     while not a.requires_grad:
         if torch._C._functorch.maybe_get_level(a) < 0:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from matbackprop.checks import check_finite, check_matrix, check_result, nan_where, prepare
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
-from matbackprop.functional._labels import check_label_values, check_labels, count_labels
+from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators
 from matbackprop.numerics import autocast_off
 
 __all__ = ["affinity", "normalized_affinity", "normalized_cut_value"]
@@ -79,11 +79,6 @@ def _degrees(w: Tensor, check_values: bool) -> Tensor:
     return degree
 
 
-def _indicators(labels: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """E ``(*b, m, k)``; rows with label −1 are zero."""
-    return (labels.unsqueeze(-1) == torch.arange(k, device=labels.device)).to(dtype)
-
-
 def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check_values: bool) -> int:
     check_labels(labels, w)
     if labels.ndim == w.ndim:
@@ -153,7 +148,7 @@ def normalized_affinity(
         m = (down.unsqueeze(-1) * x * down.unsqueeze(-2)).to(w.dtype)
         if labels is None:
             return m
-        e = (root * positive).unsqueeze(-1) * _indicators(labels, k, x.dtype)
+        e = (root * positive).unsqueeze(-1) * indicators(labels, k, x.dtype)
         return m, (e @ e.mT).to(w.dtype)
 
 
@@ -203,7 +198,7 @@ def normalized_cut_value(
     with autocast_off(w.device.type):
         ready = prepare(w, "w", check, precision, sizes="rescale", symmetric=True, or_complex=False, others=(labels,))
         k = _region_count(w, labels, num_labels, ready.check_values)
-        e = _indicators(labels, k, ready.x.dtype)
+        e = indicators(labels, k, ready.x.dtype)
         labelled = e.sum(-1)
         x = ready.x * (labelled.unsqueeze(-1) * labelled.unsqueeze(-2))
         volume = (_degrees(x, ready.check_values).unsqueeze(-2) @ e).squeeze(-2)

@@ -261,14 +261,18 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     return x.reshape(-1, d).index_select(0, _flat(index, k)).reshape(*index.shape, d)
 
 
+def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """E ``(*b, m, k)``; rows with an index of −1 are zero."""
+    return (index.unsqueeze(-1) == torch.arange(k, device=index.device)).to(dtype)
+
+
 def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
     """Sums of the rows of x ``(*b, m, d)`` over regions: ``(*b, k, d)``, that is Eᵀx.
 
     On a GPU it is a product with E itself, one launch and the same result every time, unless E would be large.
     """
     if x.device.type == "cuda" and index.numel() * k <= _ONE_HOT_LIMIT:
-        e = (index.unsqueeze(-1) == torch.arange(k, device=index.device)).to(x.dtype)
-        return inner(e, x)
+        return tall_product(indicators(index, k, x.dtype), x)
     batch, d = index.shape[:-1], x.shape[-1]
     flat = _flat(index, k)
     zero = x.new_zeros(batch.numel() * k, d)
@@ -291,7 +295,7 @@ def add_product(base: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> Tenso
     return base + alpha * (x @ y)
 
 
-def inner(x: Tensor, y: Tensor) -> Tensor:
+def tall_product(x: Tensor, y: Tensor) -> Tensor:
     """xᵀy for tall x ``(*b, m, p)`` and y ``(*b, m, q)``, in pieces on a GPU."""
     m = x.shape[-2]
     if x.device.type != "cuda" or m < 4 * _PIECE:

@@ -20,13 +20,12 @@ from matbackprop.checks import check_finite, into_range, nan_where, values_check
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
-from matbackprop.functional._labels import LabelledImages, LabelledRows, labelled_images, region_masses
+from matbackprop.functional._labels import LabelledImages, LabelledRows, indicators, labelled_images, region_masses
 from matbackprop.functional._spans import (
     aligned_degree_span,
     aligned_span,
     along_axes,
     degrees_of,
-    indicators,
     own_axes,
     row_sums,
     soft_alignment,

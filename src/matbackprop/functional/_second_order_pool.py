@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from matbackprop._torch import differentiated_again, forward_mode_active, jvp_nesting, receives_gradient
+from matbackprop._torch import differentiated_again, forward_mode_active, jvp_nesting, requires_grad_inside
 from matbackprop.checks import (
     check_finite,
     check_matrix,
@@ -563,7 +563,7 @@ def _warn_of_feature_maps(f: Tensor) -> None:
 def _pool(x: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool) -> Tensor:
     """C in the dtype of the computation."""
     differentiable = (t for t in (x, w, eps, p) if t is not None)
-    both_modes = forward_mode_active() and (jvp_nesting() > 1 or any(map(receives_gradient, differentiable)))
+    both_modes = forward_mode_active() and (jvp_nesting() > 1 or any(map(requires_grad_inside, differentiable)))
     if both_modes or (p is not None and not function.builtin):
         # Forward mode with another one, or parameters of a user-defined function: g of the d×d matrix A.
         a, spectrum = _decompose(x, w, eps, fine)

@@ -18,7 +18,7 @@ from torch import Tensor
 from matbackprop._torch import is_differentiated
 from matbackprop.checks import values_checkable
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._labels import add_product, gather_rows, inner, region_masses, region_sums
+from matbackprop.functional._labels import add_product, gather_rows, region_masses, region_sums, tall_product
 from matbackprop.numerics import symmetrize
 from matbackprop.refinement import ALIGNED_TOL, SPREAD, ill_determined, noise_floor, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
@@ -39,7 +39,7 @@ class _RowSums(Operation):
     @staticmethod
     def forward(f: Tensor, w: Tensor | None, index: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         wf = _scaled(w, f)
-        return inner(wf, f), region_sums(wf, index, k), region_masses(w, index, k, f.dtype)
+        return tall_product(wf, f), region_sums(wf, index, k), region_masses(w, index, k, f.dtype)
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
@@ -63,7 +63,7 @@ class _RowSums(Operation):
         wdf = torch.zeros_like(f) if df is None else _scaled(w, df)
         dw = f.new_zeros(index.shape) if dw is None else dw
         dwf = dw.unsqueeze(-1) * f
-        gram = 2 * symmetrize(inner(wdf, f)) + inner(dwf, f)
+        gram = 2 * symmetrize(tall_product(wdf, f)) + tall_product(dwf, f)
         return gram, region_sums(wdf + dwf, index, k), region_masses(dw, index, k, f.dtype)
 
 
@@ -88,7 +88,7 @@ class _DegreeRowSums(Operation):
     ) -> tuple[Tensor, Tensor, Tensor]:
         degree, _, _ = degrees_of(f, w, lam)
         kept = (degree > 0).to(f.dtype) if w is None else w * (degree > 0)
-        gram = inner((kept * _inverse_or_zero(degree)).unsqueeze(-1) * f, f)
+        gram = tall_product((kept * _inverse_or_zero(degree)).unsqueeze(-1) * f, f)
         return gram, region_sums(_scaled(kept, f), index, k), region_masses(kept * degree, index, k, f.dtype)
 
     @staticmethod
@@ -143,8 +143,8 @@ class _DegreeRowSums(Operation):
         if dlam is not None:
             d_v = d_v + (dlam @ total.unsqueeze(-1)).squeeze(-1)
         d_degree = df @ v.unsqueeze(-1) + f @ d_v.unsqueeze(-1)
-        gram = 2 * symmetrize(inner(kept * inverse * df, f))
-        gram = gram + inner((d_kept - kept * inverse * d_degree) * inverse * f, f)
+        gram = 2 * symmetrize(tall_product(kept * inverse * df, f))
+        gram = gram + tall_product((d_kept - kept * inverse * d_degree) * inverse * f, f)
         sums = region_sums(kept * df + d_kept * f, index, k)
         mass = region_sums(kept * d_degree + d_kept * degree.unsqueeze(-1), index, k)
         return gram, sums, mass.squeeze(-1)
@@ -168,7 +168,7 @@ def degree_row_sums(
         return apply(_DegreeRowSums, f, w, lam, index, k)
     degree, _, _ = degrees_of(f, w, lam)
     kept, x = (degree > 0).to(f.dtype) if w is None else w * (degree > 0), f @ axes
-    gram = inner((kept * _inverse_or_zero(degree)).unsqueeze(-1) * x, x)
+    gram = tall_product((kept * _inverse_or_zero(degree)).unsqueeze(-1) * x, x)
     return gram, region_sums(_scaled(kept, x), index, k), region_masses(kept * degree, index, k, f.dtype)
 
 
@@ -451,11 +451,6 @@ def along_axes(x: Tensor, axes: Tensor) -> Tensor:
     y = x @ axes
     sizes = y.detach().square().sum(-2, keepdim=True)
     return y - y.detach() * (sizes <= noise_floor(x.shape, x.dtype) ** 2 * sizes.amax(-1, keepdim=True))
-
-
-def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """E ``(*b, m, k)``."""
-    return (index.unsqueeze(-1) == torch.arange(k, device=index.device)).to(dtype)
 
 
 def thin_soft_alignment(f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge: float) -> Tensor:
