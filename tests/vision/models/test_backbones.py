@@ -178,7 +178,7 @@ def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, la
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         maps = backbone(image, [tap, *later])
-        actual = backbone.behind(tap, maps[tap], later)
+        actual = backbone.maps_after(tap, maps[tap], later)
     assert all(torch.equal(actual[one], maps[one]) for one in later)
     backbone.freeze(tap)
     backbone(image, later)[later[-1]].sum().backward()
@@ -191,4 +191,4 @@ def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, la
 def test_maps_that_are_computed_together_follow_from_none():
     backbone = ModuleBackbone(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU()))
     with pytest.raises(ConfigurationError, match="none follows from '0'"):
-        backbone.behind("0", torch.zeros(1, 4, 8, 8), ["1"])
+        backbone.maps_after("0", torch.zeros(1, 4, 8, 8), ["1"])

@@ -204,7 +204,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
         ({"head": "o2p", "hidden": 1 << 40}, "hidden is .*. Input should be less than or equal to 65536"),
         ({"head": "o2p", "bias": True}, "unknown field 'bias'. Fields: average"),
-        ({"head": "o2p", "taps": ("relu1+relu2",)}, "have equally many channels"),
+        ({"head": "o2p", "taps": ("relu1+relu2",)}, "have different numbers of channels"),
         ({"head": "o2p", "average": True}, "average is for the heads fc and both, got 'o2p'"),
         ({"head": "o2p", "two_views": True}, "two_views needs background 'keep' or 'dim'"),
         ({"head": "fc", "names": ["a"]}, "1 names were given for 3 classes"),
@@ -267,8 +267,8 @@ def test_two_views_are_the_maps_of_the_region_as_it_is_and_cut_out(head):
 def test_only_the_head_of_a_frozen_network_learns():
     model = small("both", average=True, frozen=True)
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {"classifier.weight", "classifier.bias"}
-    assert not model.learns_features and small("both", frozen=True).learns_features  # its layers see the whole map
-    assert small("o2p", frozen=True, function="power", learn_power=True).learns_features
+    assert not model.trains_features and small("both", frozen=True).trains_features  # its layers see the whole map
+    assert small("o2p", frozen=True, function="power", learn_power=True).trains_features
     groups = model.parameter_groups(0.1, 0.1, 0.0)
     assert [group["name"] for group in groups] == ["head"]
 
@@ -306,7 +306,7 @@ def test_sift_o2p_pools_the_mean_over_all_scales_inside_the_mask():
     f, w = torch.cat(rows, 1), torch.cat(weights, 1)
     expected = [oracle(a.numpy(), (b / b.sum()).numpy(), 1e-3, "log") for a, b in zip(f, w, strict=True)]
     np.testing.assert_allclose(model.describe(image, mask).numpy(), np.stack(expected), atol=2e-5)
-    assert not model.learns_features and small("o2p").learns_features
+    assert not model.trains_features and small("o2p").trains_features
 
 
 def test_sift_o2p_sees_structure_inside_the_mask_and_no_brightness_or_contrast():
@@ -346,10 +346,10 @@ def test_scores_follow_from_the_maps_that_are_kept_and_what_is_behind_them_learn
     model = small(head, background="keep", two_views=True, support="mask+all", taps=taps, train_from=start, **more)
     image, mask = torch.randn(3, 3, 67, 67), torch.rand(3, 67, 67)
     model.calibrate([(image, mask)])
-    assert model.kept == kept
+    assert model.fixed_maps == kept
     maps = model.maps(image, mask, kept)
     torch.testing.assert_close(
-        model.classify_maps(model.maps_behind(maps), mask), model(image, mask), atol=1e-5, rtol=1e-5
+        model.classify_maps(model.maps_from(maps), mask), model(image, mask), atol=1e-5, rtol=1e-5
     )
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert any(name.startswith("backbone") for name in trained) == (start == "relu2" or head == "both")

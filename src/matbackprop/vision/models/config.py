@@ -49,53 +49,53 @@ class RegionModelConfig:
         "the backbone's last map."
     )
     average: bool = field(default=False, metadata=ADDED)
-    """In fc and both, take the average of the last map over the support instead of fully connected layers on it."""
+    """In fc and both, use the average of the last map over the support instead of fully connected layers."""
     two_views: bool = field(default=False, metadata=ADDED)
-    """See each region twice, as it is and with the mean colour around it; the maps' channels stand side by side."""
+    """Use two views of a region, as it is and with the mean color around it; their channels are concatenated."""
     frozen: bool = field(default=False, metadata=ADDED)
-    """Leave the backbone and the projections as they start: descriptors are computed once, only the head learns."""
+    """Freeze the backbone and the projections: descriptors are computed once, only the head is trained."""
     train_from: str | None = field(default=None, metadata=ADDED)
     (
-        "Leave the backbone as it starts up to this map, without jitter and mirroring: maps are computed once, what is "
-        "behind them learns."
+        "Freeze the backbone up to this map. Its maps are computed once, without jitter and mirroring; later layers "
+        "are trained."
     )
     hidden: Width = 4096
     """Width of the fully connected layers."""
     dropout: Fraction = 0.5
-    """Dropped after each fully connected layer."""
+    """Dropout after each fully connected layer."""
     input_dropout: Fraction = 0.0
-    """Dropped before the first fully connected layer, or of the average."""
+    """Dropout before the first fully connected layer, or of the average."""
     vector_dropout: Fraction = 0.0
-    """Dropped of the pooled descriptor."""
+    """Dropout of the pooled descriptor."""
     function: Function = "log"
     """Matrix function of the pooling."""
     power: float = 0.5
     """Exponent of the matrix power."""
     learn_power: bool = False
-    """Let the exponent learn."""
+    """Train the exponent."""
     eps: Factor = 1e-3
-    """Regulariser ε of the pooling."""
+    """Regularizer ε of the pooling."""
     learn_eps: bool = False
-    """Let ε learn."""
+    """Train ε."""
     feature_scale: Factor = 0.01
     """Factor on the features before pooling."""
     reduce: Width | None = None
-    """Channels that the first map is projected to before pooling."""
+    """Number of channels to project the first map to before pooling."""
     reduce_rest: Width = 96
-    """Channels that the other maps are projected to, if they have more."""
+    """Number of channels to project the other maps to, if they have more."""
     support: Support = "all"
     """Pool over all cells, inside the mask, or both."""
     center: bool = False
     """Subtract the mean feature before pooling."""
     standardize: Standardize = "entry"
     (
-        "How the pooled vector is standardised by numbers measured at the start: one mean per entry and one "
-        "deviation, one mean and one deviation for all (scalar), or not at all."
+        "Standardization of the pooled vector, measured at the start: one mean per entry and one deviation, one mean "
+        "and one deviation for all (scalar), or none."
     )
     unit_norm: bool = False
-    """Divide the pooled vector by its own norm first."""
+    """Divide the pooled vector by its norm first."""
     vector_scale: Factor = 1.0
-    """Factor on the standardised vector; the rate of the layer behind it scales with its square."""
+    """Factor on the standardized vector; the rate of the next layer scales with its square."""
     precision: Literal["float64", "float32"] = "float64"
     """Precision inside the structured layer."""
 
@@ -138,7 +138,7 @@ class NCutsModelConfig:
     kernel: Width = 3
     """Size of the first new convolution of the paper's head."""
     dropout: Fraction = 0.25
-    """Dropped before the last layer."""
+    """Dropout before the last layer."""
     affinity: Affinity = "identity"
     """W = FFᵀ, or FΛFᵀ with a learned Λ, for objective j1."""
     space: Space = "ncut"

@@ -4,14 +4,14 @@
 ``fc``      AlexNet's own head: the map, two fully connected layers, a classifier
 ``o2p``     DeepO2P: C = g(FᵀF + εI) of the map's features F, its triangle, a linear classifier
 ``o2p_fc``  DeepO2P-FC: the same with AlexNet's two fully connected layers before the classifier
-``both``    the triangle beside the output of the fully connected layers, one classifier on both
+``both``    triangle and output of the fully connected layers, concatenated, and a classifier
 ==========  ==================================================================================================
 
-With ``average`` the heads ``fc`` and ``both`` see the average of the last map's cells instead of fully connected layers
-on the map, as today's networks do: first order, and first and second order.
+With ``average`` the heads ``fc`` and ``both`` take the average of the last map's cells instead of fully connected
+layers on the map: first order, and first and second order.
 
-Several maps may be pooled; their triangles are put side by side. Maps of equally many channels, such as the scales of
-dense SIFT, may also be pooled together: the tap ``"bins4+bins6+bins8"`` means the cells of all three.
+The triangles of several maps are concatenated. Maps with the same number of channels, such as the scales of dense SIFT,
+may also be pooled together: the tap ``"bins4+bins6+bins8"`` means the cells of all three.
 """
 
 from __future__ import annotations
@@ -296,12 +296,12 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         """Map of the fully connected layers and the average."""
         self.taps = () if config.head == "fc" else config.taps or (self.last,)
         """Maps that are pooled."""
-        self.wanted = [part for tap in self.taps for part in tap.split("+")]
-        self.wanted += [self.last] if config.head in ("fc", "both") and self.last not in self.wanted else []
+        self.used_maps = [part for tap in self.taps for part in tap.split("+")]
+        self.used_maps += [self.last] if config.head in ("fc", "both") and self.last not in self.used_maps else []
         self._check_canvas()
         if config.train_from is not None:
             self.backbone.freeze(config.train_from)
-        self.backbone.cut(self.wanted)
+        self.backbone.cut(self.used_maps)
         self._build_descriptors()
         self._build_classifier(classes)
         if config.frozen:
@@ -334,15 +334,15 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             return build_backbone(self.config.backbone)(torch.empty(1, 3, self.canvas, self.canvas), taps)
 
     def _check_canvas(self) -> None:
-        needed = max(self.backbone.info(tap).reach for tap in self.wanted)
+        needed = max(self.backbone.info(tap).reach for tap in self.used_maps)
         if self.canvas >= needed:
             return
         try:
-            self._whole_maps(self.wanted)  # padding may suffice
+            self._whole_maps(self.used_maps)  # padding may suffice
         except RuntimeError as error:
             raise ConfigurationError(
-                f"canvas {self.canvas} is too small for {', '.join(self.wanted)} of {self.config.backbone}; {needed} "
-                "pixels are enough."
+                f"canvas {self.canvas} is too small for {', '.join(self.used_maps)} of {self.config.backbone}; "
+                f"{needed} pixels are enough."
             ) from error
 
     def _build_descriptors(self) -> None:
@@ -378,32 +378,32 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def _channels(self, tap: str) -> int:
         channels = {self.backbone.info(part).channels for part in tap.split("+")}
         if len(channels) > 1:
-            raise ConfigurationError(f"maps that are pooled together have equally many channels, not {tap!r}.")
+            raise ConfigurationError(f"The maps of {tap!r} have different numbers of channels. Pool them separately.")
         return channels.pop() * (2 if self.config.two_views else 1)
 
     @property
-    def learns_features(self) -> bool:
-        """Whether anything before the descriptors' standardisation learns; otherwise they are computed once."""
+    def trains_features(self) -> bool:
+        """Whether anything before the standardization of descriptors is trainable."""
         fixed = [self.backbone, *self.poolings().values()]
         layers = self.config.head in ("fc", "both") and self.average is None
         return layers or any(p.requires_grad for module in fixed for p in module.parameters())
 
     def poolings(self) -> dict[str, SecondOrderVector]:
-        """The second-order layers, by the name of the map that each pools."""
+        """Return the second-order layers by the name of their map."""
         layers = [one for one in self.pooled if isinstance(one, SecondOrderVector)]
         return dict(zip(self.taps, layers, strict=True))
 
     def descriptors(self) -> list[Descriptor]:
-        """All that is standardised: the second-order layers, then the average."""
+        """Return all descriptors: the second-order layers, then the average."""
         return [*self.poolings().values(), *([] if self.average is None else [self.average])]
 
-    def _looks(self) -> list[tuple[str, Descriptor]]:
-        """The descriptors, each with the map that it sees."""
+    def _inputs(self) -> list[tuple[str, Descriptor]]:
+        """Return the descriptors with the names of their maps."""
         return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
     def maps(self, image: Tensor, mask: Tensor | None = None, taps: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """The maps (b, c, h, w) of the backbone that are used, or others, with two views one behind the other in c."""
-        taps = self.wanted if taps is None else taps
+        """Return the maps (b, c, h, w) that are used, or ``taps``; channels of two views are concatenated."""
+        taps = self.used_maps if taps is None else taps
         if not self.config.two_views:
             return self.backbone(image, taps)
         if mask is None:
@@ -412,39 +412,38 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return {tap: self._side_by_side(both) for tap, both in maps.items()}
 
     @property
-    def kept(self) -> list[str]:
-        """The maps that need to be computed only once, where ``train_from`` says so."""
+    def fixed_maps(self) -> list[str]:
+        """Maps that training does not change, as set by ``train_from``."""
         start, order = self.config.train_from, list(self.backbone.taps)
-        if start is None or start not in order:  # behind all that are used
-            return [] if start is None else self.wanted
-        before = [tap for tap in self.wanted if order.index(tap) <= order.index(start)]
-        return before if start in before or len(before) == len(self.wanted) else [*before, start]
+        if start is None or start not in order:  # after all used maps
+            return [] if start is None else self.used_maps
+        before = [tap for tap in self.used_maps if order.index(tap) <= order.index(start)]
+        return before if start in before or len(before) == len(self.used_maps) else [*before, start]
 
-    def maps_behind(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The maps of the backbone that are used, from those that are :attr:`kept`."""
-        behind = [tap for tap in self.wanted if tap not in kept]
-        if not behind:
+    def maps_from(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the used maps from :attr:`fixed_maps`."""
+        later = [tap for tap in self.used_maps if tap not in kept]
+        if not later:
             return dict(kept)
         assert self.config.train_from is not None
         start = kept[self.config.train_from]
         if self.config.two_views:
             start = start.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
-        found = self.backbone.behind(self.config.train_from, start, behind)
+        found = self.backbone.maps_after(self.config.train_from, start, later)
         return {
             **kept,
-            **{tap: self._side_by_side(found[tap]) if self.config.two_views else found[tap] for tap in behind},
+            **{tap: self._side_by_side(found[tap]) if self.config.two_views else found[tap] for tap in later},
         }
 
     @staticmethod
     def _side_by_side(both: Tensor) -> Tensor:
-        """Two views one behind the other in the batch → one behind the other in the channels."""
+        """Concatenate the channels of two views that are concatenated in the batch."""
         return both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2)
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
-        """What is pooled under a name: a map and the pixel mask (b, canvas, canvas) carried to its grid.
+        """Return the map ``tap`` and the pixel mask (b, canvas, canvas) on its grid, or None if it is not used.
 
-        Cells of several maps are put one under the other, (b, c, cells, 1). The mask is None where pooling does not
-        look at it.
+        Cells of several maps are concatenated: (b, c, cells, 1).
         """
         parts = tap.split("+")
         masks: list[Tensor] = []
@@ -459,15 +458,15 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return joined, torch.cat([m.flatten(1) for m in masks], -1).unsqueeze(-1) if masks else None
 
     def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """All descriptors side by side, before they are standardised."""
+        """Return all descriptors, concatenated, before standardization."""
         return self.describe_maps(self.maps(image, mask), mask)
 
     def describe_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """The same of maps that :meth:`maps` gave."""
-        return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self._looks()], -1)
+        """Return the same for results of :meth:`maps`."""
+        return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self._inputs()], -1)
 
     def classify(self, described: Tensor) -> Tensor:
-        """Scores (b, classes) of what :meth:`describe` gave, where the head looks at nothing else."""
+        """Return scores (b, classes) of results of :meth:`describe`, for heads without other inputs."""
         parts = described.float().split([one.out_features for one in self.descriptors()], -1)
         return self._scores([o.standardized(p) for o, p in zip(self.descriptors(), parts, strict=True)])
 
@@ -484,11 +483,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return self.classifier(joined)
 
     def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Scores of the classes.
+        """Return the scores of the classes.
 
         Args:
-            image: normalised images (b, 3, canvas, canvas).
-            mask: share of each pixel inside the region (b, canvas, canvas); needed for pooling inside the mask.
+            image: normalized images (b, 3, canvas, canvas).
+            mask: fraction of each pixel inside the region (b, canvas, canvas), for pooling inside the mask.
 
         Returns:
             (b, classes), before the softmax.
@@ -496,9 +495,9 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return self.classify_maps(self.maps(image, mask), mask)
 
     def classify_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """Scores (b, classes) of the maps that :meth:`maps` gave."""
+        """Return scores (b, classes) of results of :meth:`maps`."""
         descriptors = []
-        for tap, one in self._looks():
+        for tap, one in self._inputs():
             cells, inside = self.cells(maps, mask, tap)
             descriptors.append(one(cells, inside).to(cells.dtype))
         layers = self.config.head in ("fc", "both") and self.average is None
@@ -506,36 +505,33 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     @torch.no_grad()
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Start what is measured, once, on the first batches (images, masks) of the training data.
-
-        These are the descriptors' means and deviations, and the projections of maps that are reduced.
-        """
+        """Measure means, deviations and projections of the descriptors on batches (images, masks), once."""
         self.calibrate_maps([(self.maps(image, mask), mask) for image, mask in batches])
 
     @torch.no_grad()
     def calibrate_maps(self, seen: Sequence[tuple[Mapping[str, Tensor], Tensor | None]]) -> None:
-        """The same on batches of maps that :meth:`maps` gave, with the masks."""
-        for tap, one in self._looks():
+        """Do the same on results of :meth:`maps` with the masks."""
+        for tap, one in self._inputs():
             if not bool(one.calibrated):
                 cells = [self.cells(maps, mask, tap) for maps, mask in seen]
                 one.calibrate([c for c, _ in cells], [m for _, m in cells])
 
     @torch.no_grad()
     def project(self, seen: Sequence[Mapping[str, Tensor]]) -> None:
-        """Start the projections of maps that are reduced, on batches that :meth:`maps` gave."""
+        """Initialize the projections on results of :meth:`maps`."""
         for tap, pooling in self.poolings().items():
             pooling.project([self.cells(maps, None, tap)[0] for maps in seen])
 
     @torch.no_grad()
     def calibrate_described(self, described: Tensor) -> None:
-        """Measure means and deviations of what :meth:`describe` gave, (n, …)."""
+        """Measure means and deviations of results (n, …) of :meth:`describe`."""
         parts = described.split([one.out_features for one in self.descriptors()], -1)
         for one, part in zip(self.descriptors(), parts, strict=True):
             if not bool(one.calibrated):
                 one.measure(part)
 
     def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
-        """Optimiser groups: the backbone at ``rate · backbone_factor``, the head at ``rate``, scalars without decay."""
+        """Return optimizer groups: backbone at ``rate · backbone_factor``, head at ``rate``, scalars without decay."""
         scalars = [p for p in self.parameters() if p.ndim == 0 and p.requires_grad]
         backbone = [p for p in self.backbone.parameters() if p.requires_grad]
         known = {id(p) for p in scalars + backbone}

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: where batches are small, launching kernels one by one takes longer than running them."""
+"""Training steps as CUDA graphs, for small batches whose kernels take longer to launch than to run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WARM_UP = 3
 
 
 class _Graph:
-    """Value and gradient of a loss for one kind of shapes, captured into memory of their own."""
+    """Value and gradient of a loss for one input shape, captured as a graph."""
 
     def __init__(self, module: nn.Module, parameters: dict[str, nn.Parameter], sample: Sequence[Tensor]) -> None:
         self.inputs = [x.clone() for x in sample]
-        # The same memory as other leaves: those of the module belong to the stream that training runs on.
+        # New leaves on the same memory: the module's belong to the stream of the training.
         leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         stream.wait_stream(here)
@@ -30,7 +30,7 @@ class _Graph:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=stream):
             self.value, gradients = self._compute(module, leaves)
-        # A parameter that the loss does not depend on gets no gradient, as in any other step.
+        # Parameters that the loss does not depend on get no gradient.
         self.parameters = [p for p, g in zip(parameters.values(), gradients, strict=True) if g is not None]
         self.gradients = [g for g in gradients if g is not None]
 
@@ -40,7 +40,7 @@ class _Graph:
 
 
 class _Replay(torch.autograd.Function):
-    """One replay computes the value and the gradient, which the backward pass only scales."""
+    """A replay computes value and gradient; the backward pass scales the gradient."""
 
     @staticmethod
     def forward(ctx: Any, graph: _Graph, *parameters: Tensor) -> Tensor:
@@ -56,12 +56,11 @@ class _Replay(torch.autograd.Function):
 class GraphedLoss:
     """A loss of a module in training, captured with its gradient once for each shape of its first input.
 
-    Parameters may change but must stay where they are, as optimisers and checkpoints leave them. The backward pass of a
-    value must come before the next call.
+    Parameters must keep their memory, as with in-place updates. Call backward before the next call.
 
     Args:
         module: of tensors that returns a scalar, on a CUDA device and in training mode.
-        samples: inputs of each kind. They are run a few times, which draws from the device's random numbers.
+        samples: inputs of each shape. They are run a few times, which advances the device's random generator.
     """
 
     def __init__(self, module: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> None:
@@ -69,7 +68,7 @@ class GraphedLoss:
         self._graphs = {sample[0].shape: _Graph(module, parameters, sample) for sample in samples}
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The loss of inputs like one of the samples."""
+        """Return the loss of inputs with the shapes of a sample."""
         graph = self._graphs[inputs[0].shape]
         for static, x in zip(graph.inputs, inputs, strict=True):
             static.copy_(x, non_blocking=True)

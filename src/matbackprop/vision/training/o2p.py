@@ -265,7 +265,7 @@ def fixed_features(
     device = choose_device(config.engine.accelerator)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    if not network.learns_features:
+    if not network.trains_features:
         return describe(network, *regions, config.data, device)
     if network.config.train_from is not None:
         fixed = copy.deepcopy(network).to(device).eval()
@@ -283,7 +283,7 @@ def compute_maps(
     masks = torch.empty(len(regions), data.canvas, data.canvas, dtype=torch.uint8, device=device)
     for batch in _in_order(regions, np.arange(len(regions)), data, device):
         masks[batch.regions] = (255 * batch.mask).round().byte()
-        for tap, values in network.maps(batch.image, batch.mask, network.kept).items():
+        for tap, values in network.maps(batch.image, batch.mask, network.fixed_maps).items():
             if tap not in maps:
                 maps[tap] = values.new_empty(len(regions), *values.shape[1:], dtype=torch.float16)
             maps[tap][batch.regions] = values.half()
@@ -382,7 +382,7 @@ class RegionModule(System):
     def _maps(self, batch: ImageBatch | MapBatch) -> dict[str, Tensor]:
         if isinstance(batch, ImageBatch):
             return self.model.maps(batch.image, batch.mask)
-        return self.model.maps_behind(batch.maps)
+        return self.model.maps_from(batch.maps)
 
     def start(self, data: RegionData) -> None:
         """Prepare the device and, in a new run, calibrate the descriptors."""
@@ -395,7 +395,7 @@ class RegionModule(System):
         """Measure the descriptors' means, deviations and projections on the first training batches, once."""
         if all(bool(one.calibrated) for one in self.model.descriptors()):
             return
-        if isinstance(data.sources["train"], FeatureSource) and not self.model.learns_features:
+        if isinstance(data.sources["train"], FeatureSource) and not self.model.trains_features:
             batches = data.first_batches(50, self.device)
             self.model.calibrate_described(torch.cat([b.vector for b in batches if isinstance(b, VectorBatch)]))
             return

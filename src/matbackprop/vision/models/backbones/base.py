@@ -118,14 +118,14 @@ class Backbone(nn.Module, ABC):
         self.check(taps)
         last = max(self.taps.index(tap) for tap in taps)
         before = set(self.state_dict())
-        self.remove_behind(self.taps[last])
+        self.remove_after(self.taps[last])
         self.left_out |= before - set(self.state_dict())
         self.taps = tuple(self.taps)[: last + 1]
 
-    def remove_behind(self, tap: str) -> None:
+    def remove_after(self, tap: str) -> None:
         """Remove the layers after ``tap``, if any."""
 
-    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+    def maps_after(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """Return the maps ``taps`` computed from ``x``, the map ``tap``.
 
         Raises:
@@ -137,7 +137,7 @@ class Backbone(nn.Module, ABC):
         """Freeze the layers up to a map."""
         self.check([tap])
         kept = copy.deepcopy(self)
-        kept.remove_behind(tap)
+        kept.remove_after(tap)
         names = set(kept.state_dict())
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in names)
@@ -178,7 +178,7 @@ class StagedBackbone(Backbone):
         """Return the maps up to the last of ``taps``."""
         return self._stages(0, image, taps)
 
-    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+    def maps_after(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """Return the maps after ``tap`` up to the last of ``taps``."""
         return self._stages(self.taps.index(tap) + 1, x, taps)
 
@@ -221,7 +221,7 @@ class LayerStack(Backbone):
             reach = max(1, (reach - 1) * step + kernel - 2 * padding)
         return TapInfo(channels, stride, offset, reach)
 
-    def remove_behind(self, tap: str) -> None:
+    def remove_after(self, tap: str) -> None:
         """Remove the layers after a map."""
         del self.features[self.index[tap] + 1 :]
 
@@ -229,7 +229,7 @@ class LayerStack(Backbone):
         """Return the outputs of the layers of ``taps``."""
         return self._layers(0, image, taps)
 
-    def behind(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+    def maps_after(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs of the layers of ``taps``, computed from that of ``tap``."""
         return self._layers(self.index[tap] + 1, x, taps)
 

@@ -92,8 +92,8 @@ class EfficientNetLite2(StagedBackbone):
         self._bn1 = _norm(HEAD)
         start_randomly(self)
 
-    def remove_behind(self, tap: str) -> None:
-        """Remove the layers behind a map."""
+    def remove_after(self, tap: str) -> None:
+        """Remove the layers after a map."""
         if tap != "head":
             del self._conv_head, self._bn1
             del self._blocks[self._ends[tap] :]

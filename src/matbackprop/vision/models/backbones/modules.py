@@ -80,7 +80,7 @@ class ModuleBackbone(Backbone):
         """Return the outputs of the submodules ``taps``; later submodules are not run."""
         return _maps(self.network, image, [tap for tap in self.taps if tap in taps])
 
-    def remove_behind(self, tap: str) -> None:
+    def remove_after(self, tap: str) -> None:
         """Freeze the parameters that ``tap`` does not depend on."""
         _freeze_unused(self, tap)
 
@@ -114,7 +114,7 @@ class ListedMaps(Backbone):
         image = nnf.pad(image, (0, -width % self.multiple, 0, -height % self.multiple))
         return dict(zip(self.names, self.listed(self.network, image), strict=True))
 
-    def remove_behind(self, tap: str) -> None:
+    def remove_after(self, tap: str) -> None:
         """Freeze the parameters that a map does not depend on."""
         _freeze_unused(self, tap)
 

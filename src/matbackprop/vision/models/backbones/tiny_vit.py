@@ -167,8 +167,8 @@ class TinyViT(StagedBackbone):
         )
         start_randomly(self)
 
-    def remove_behind(self, tap: str) -> None:
-        """Remove the layers behind a map."""
+    def remove_after(self, tap: str) -> None:
+        """Remove the layers after a map."""
         if tap == "neck":
             return
         del self.neck

@@ -77,8 +77,8 @@ class Xception(StagedBackbone):
         self.conv4, self.bn4 = _Separable(1536, 2048), _norm(2048)
         start_randomly(self)
 
-    def remove_behind(self, tap: str) -> None:
-        """Remove the layers behind a map."""
+    def remove_after(self, tap: str) -> None:
+        """Remove the layers after a map."""
         for name in self.taps[self.taps.index(tap) + 1 :]:
             for part in {"conv3": ("conv3", "bn3"), "conv4": ("conv4", "bn4")}.get(name, (name,)):
                 delattr(self, part)
