@@ -263,3 +263,18 @@ def test_a_video_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtraError, match=r"matbackprop\[video\]"):
         next(read_frames(tmp_path / "film.mp4"))
+
+
+def test_a_long_name_and_one_coco_file_for_a_folder(tmp_path, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, 30:] = 200
+    for name in ("a.png", "n" * 250 + ".png", "x\x1b[31m.png"):
+        Image.fromarray(pixels).save(folder / name)
+    for _ in range(2):  # the second time all results exist
+        document = main(Config((folder,), out=tmp_path / "out", model="none", format=("coco",)))
+        assert document["exit_code"] == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and "\\x1b[31m.png" in said.out
+    assert len(json.loads((tmp_path / "out" / "coco.json").read_text())["images"]) == 3

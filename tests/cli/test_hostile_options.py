@@ -37,7 +37,7 @@ CASES = [
     (f"{CLASSIFY} --boxes 1e308,1e308,1e308,1e308", "outside the image"),
     (f"{CLASSIFY} --boxes nan,0,1,1", "finite"),
     (f"{CLASSIFY} --masks @/black.png", "black.png marks no region"),
-    (f"{CLASSIFY} --top 0", "at least one class"),
+    (f"{CLASSIFY} --top 0", "top is 0; it must be at least 1"),
     (f"{SCORE} --tolerance nan", "tolerance"),
     (f"{SCORE} --thresholds 0", "threshold"),
     (f"{SCORE} --csv @/photo.png/x.csv", "Not a directory|File exists"),

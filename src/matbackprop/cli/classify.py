@@ -1,102 +1,144 @@
-"""``matbackprop classify IMAGE``: name the objects in regions of an image with a trained classifier."""
+"""``matbackprop classify PICTURE…``: name the objects in pictures with a trained classifier."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
-from matbackprop.vision.data.pictures import read_mask, read_picture
+from matbackprop.vision.data.pictures import find_pictures, read_mask, read_picture
+from matbackprop.vision.files import printable
+from matbackprop.vision.progress import track
 
 
 @dataclass
 class Config:
-    """Name the objects in regions of an image. Without boxes, masks or regions the whole image is one region."""
+    """Name the objects in pictures. Without boxes, masks or regions a whole picture is one region.
 
-    image: Annotated[Path, tyro.conf.Positional]
-    """The picture."""
+    A picture that cannot be read is named and skipped; the exit code is then 1, and 2 if no picture could be read.
+    """
+
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Pictures, folders of pictures, or patterns such as 'holiday/*.jpg'."""
     model: str = "box"
     (
-        "box: the small network for COCO's 80 classes that comes with the package. Or the folder of a trained "
-        "model, a run folder of 'matbackprop train o2p', or owner/name on the Hugging Face hub."
+        "box: the small network for COCO's 80 classes in the package. Or the folder of a trained model, a run folder "
+        "of 'matbackprop train o2p', or owner/name on the Hugging Face hub."
     )
     boxes: tuple[str, ...] = ()
-    """Boxes as x,y,width,height in pixels."""
+    """Boxes x,y,width,height in pixels, for a single picture."""
     masks: tuple[Path, ...] = ()
-    """Pictures of the image's size, nonzero inside the region; one for each box where boxes are given too."""
+    """Pictures of its size, nonzero inside the region, for a single picture; one for each box if both are given."""
     regions: Path | None = None
-    """COCO-format file with annotations of the image (looked up by its file name): classify all of them."""
+    """COCO-format file with annotations of the pictures, found by their file names: classify all of them."""
     top: int = 3
-    """Classes to print for each region."""
+    """Number of classes to print for each region."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
 
 
+class _Regions(NamedTuple):
+    boxes: list[tuple[float, float, float, float]] | None = None
+    masks: list[np.ndarray] | None = None
+    annotated: list[str] | None = None
+
+
 def main(config: Config) -> dict[str, Any]:
     """Classify and print."""
-    from matbackprop.vision.inference import load_classifier, name_regions
+    from matbackprop.vision.inference import load_classifier
 
     if config.top < 1:
-        raise ConfigurationError(f"--top {config.top}: at least one class is printed.")
-    image = read_picture(config.image).pixels
-    boxes, masks, truth = _regions(config)
+        raise ConfigurationError(f"--top is {config.top}; it must be at least 1.")
+    if config.regions is not None and (config.boxes or config.masks):
+        raise ConfigurationError("--regions cannot be combined with --boxes and --masks. Leave them out.")
+    paths = find_pictures(config.images)
+    if len(paths) > 1 and (config.boxes or config.masks):
+        raise ConfigurationError(f"--boxes and --masks need a single picture; {len(paths)} were given. Use --regions.")
+    given = _given(config)
+    find = _annotated(config.regions, paths) if config.regions else lambda _: given
+    model = load_classifier(config.model, config.device)
+    images: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    for path in track(paths, "Naming objects", len(paths)):
+        try:
+            images.append({"image": path, "regions": _classify(path, find(path), model, config.top)})
+        except DataError as error:
+            if len(paths) == 1:
+                raise
+            skipped.append({"image": path, "reason": str(error)})
+            print(f"matbackprop: skipped: {printable(str(error))}", file=sys.stderr)
+    count = sum(len(image["regions"]) for image in images)
+    return {
+        "summary": f"{count} region{'' if count == 1 else 's'} of {len(images)} pictures named",
+        "exit_code": 0 if not skipped else 1 if images else 2,
+        "images": images,
+        "skipped": skipped,
+    }
+
+
+def _classify(path: Path, regions: _Regions, model: Any, top: int) -> list[dict[str, Any]]:
+    from matbackprop.vision.inference import name_regions
+
     try:
-        named = name_regions(load_classifier(config.model, config.device), image, boxes, masks)
+        named = name_regions(model, read_picture(path).pixels, regions.boxes, regions.masks)
     except ShapeError as error:
-        raise ShapeError(f"{config.image}: {error}") from error
-    regions: list[dict[str, Any]] = []
+        raise ShapeError(f"{path}: {error}") from error
+    entries = []
     for i, classes in enumerate(named):
-        best = list(classes.items())[: config.top]
-        entry: dict[str, Any] = {"classes": [{"name": name, "probability": round(p, 4)} for name, p in best]}
-        if boxes is not None:
-            entry["box"] = list(boxes[i])
-        if truth:
-            entry["annotated"] = truth[i]
-        regions.append(entry)
-        said = ", ".join(f"{c['name']} {c['probability']:.2f}" for c in entry["classes"])
-        place = f" at {','.join(f'{v:g}' for v in entry['box'])}" if "box" in entry else ""
-        annotated = f" (annotated: {entry['annotated']})" if "annotated" in entry else ""
-        print(f"region {i}{place}: {said}{annotated}")
-    count = f"{len(regions)} region{'' if len(regions) == 1 else 's'}"
-    return {"summary": f"{count} of {config.image} named", "image": config.image, "regions": regions}
+        best = [{"name": name, "probability": round(p, 4)} for name, p in list(classes.items())[:top]]
+        entry: dict[str, Any] = {"classes": best}
+        words = [str(path)] if regions == _Regions() else [f"{path}, region {i}"]
+        if regions.boxes is not None:
+            entry["box"] = list(regions.boxes[i])
+            words.append(f"at {','.join(f'{v:g}' for v in entry['box'])}")
+        if regions.annotated is not None:
+            entry["annotated"] = regions.annotated[i]
+            words.append(f"(annotated: {entry['annotated']})")
+        entries.append(entry)
+        classes_text = ", ".join(f"{c['name']} {c['probability']:.2f}" for c in best)
+        print(printable(f"{' '.join(words)}: {classes_text}"))
+    return entries
 
 
-def _regions(
-    config: Config,
-) -> tuple[list[tuple[float, float, float, float]] | None, list[np.ndarray] | None, list[str]]:
-    """Boxes, masks and, from a COCO file, the annotated classes."""
+def _given(config: Config) -> _Regions:
+    masks = [read_mask(path) for path in config.masks]
+    for path, mask in zip(config.masks, masks, strict=True):
+        if not mask.any():
+            raise DataError(f"{path} marks no region: all of its pixels are black or transparent.")
+    return _Regions([_box(text) for text in config.boxes] or None, masks or None)
+
+
+def _annotated(file: Path, paths: list[Path]) -> Any:
+    """Return a function that reads the annotated regions of a picture."""
     from matbackprop.vision.data.coco import open_regions, read_regions
 
-    if config.regions is not None:
-        if config.boxes or config.masks:
-            raise ConfigurationError("--regions already says where the regions are; leave --boxes and --masks out.")
-        index = read_regions(config.regions, config.image.parent, missing_images="skip")
-        entry = next((e for e in index.images if e.path.name == config.image.name), None)
-        if entry is None:
-            raise DataError(f"{config.regions} has no regions of {config.image.name}.")
+    index = read_regions(file, paths[0].parent, missing_images="skip")
+    entries = {entry.path.name: entry for entry in index.images}
+
+    def find(path: Path) -> _Regions:
+        if path.name not in entries:
+            raise DataError(f"{file} has no regions of {path.name}.")
+        entry = entries[path.name]
         pixels, usable, problems = open_regions(entry)
         if pixels is None:
             raise DataError(str(problems[0]))
         for problem in problems:
-            print(f"left out: {problem}", file=sys.stderr)
+            print(f"left out: {printable(str(problem))}", file=sys.stderr)
         regions = [entry.regions[i] for i, _, _ in usable]
         boxes = None if any(r.box is None for r in regions) else [r.box for r in regions if r.box is not None]
-        return boxes, [mask for _, mask, _ in usable], [index.categories[r.label]["name"] for r in regions]
-    pictures = [read_mask(path) for path in config.masks] or None
-    for path, mask in zip(config.masks, pictures or [], strict=True):
-        if not mask.any():
-            raise DataError(f"{path} marks no region: all of its pixels are black or transparent.")
-    return [_box(text) for text in config.boxes] or None, pictures, []
+        return _Regions(boxes, [mask for _, mask, _ in usable], [index.categories[r.label]["name"] for r in regions])
+
+    return find
 
 
 def _box(text: str) -> tuple[float, float, float, float]:
     try:
         x, y, width, height = (float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigurationError(f"the box {text!r} must be x,y,width,height, for example 10,20,100,50.") from None
+        raise ConfigurationError(f"The box {text!r} must be x,y,width,height, for example 10,20,100,50.") from None
     return x, y, width, height

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import tyro
 
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.pictures import find_pictures
+from matbackprop.vision.files import atomic_write, printable
 from matbackprop.vision.progress import track
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ class Config:
     format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz", "ucm2")
     (
         "Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy "
-        "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks. svg: one path "
+        "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json for "
+        "all pictures. svg: one path "
         "per region. labelme: polygons."
     )
     frames: int | None = None
@@ -95,8 +98,13 @@ class _Save:
             **{name: file.as_posix() for name, file in files.items()},
         }
 
+    def file(self, stem: str, name: str) -> Path:
+        from matbackprop.vision.inference.export import file_stem
+
+        return self.out / f"{file_stem(stem)}{_LAST_FILES[name]}"
+
     def exists(self, stem: str) -> bool:
-        return all((self.out / f"{stem}{_LAST_FILES[name]}").exists() for name in self.formats)
+        return all(self.file(stem, name).exists() for name in self.formats)
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -132,7 +140,7 @@ def main(config: Config) -> dict[str, Any]:
     for path, entry in track(results, "Segmenting pictures", len(left)):
         if isinstance(entry, DataError):
             skipped.append({"image": path.as_posix(), "reason": str(entry)})
-            print(f"matbackprop: skipped: {entry}", file=sys.stderr)
+            print(f"matbackprop: skipped: {printable(str(entry))}", file=sys.stderr)
             continue
         entries.append({"image": path.as_posix(), **entry})
         words = [
@@ -141,7 +149,14 @@ def main(config: Config) -> dict[str, Any]:
             f"{entry['seconds']:.2f} s",
         ]
         file = entry.get("overlay", list(entry.values())[-1])
-        print(f"{path}: {', '.join(word for word in words if word)} → {file}")
+        print(printable(f"{path}: {', '.join(word for word in words if word)} → {file}"))
+    if "coco" in formats and len(entries) + len(kept) > 1:
+        from matbackprop.vision.inference.export import merge_coco
+
+        files = {Path(entry["coco"]) for entry in entries} | {
+            save.file(stem, "coco") for path, stem in jobs if path in kept
+        }
+        atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
         print(f"matbackprop: kept the results of {len(kept)} pictures. Replace them with --overwrite.", file=sys.stderr)
     if skipped:

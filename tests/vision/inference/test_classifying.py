@@ -144,7 +144,7 @@ def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes,
     path = sorted((shapes / "images" / "train").iterdir())[0]
     height, width = picture(path).shape[:2]
     code, said = run(capsys, path, "--model", tmp_path / "run", "--boxes", "0,0,20,20", "5,5,30,30", "--json")
-    actual = json.loads(said.out)["regions"]
+    actual = json.loads(said.out)["images"][0]["regions"]
     assert code == 0 and len(actual) == 2
     expected = classify_regions(model, picture(path), [(0, 0, 20, 20), (5, 5, 30, 30)])
     for entry, row in zip(actual, expected, strict=True):
@@ -154,7 +154,7 @@ def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes,
     mask[:20] = 255
     Image.fromarray(mask).save(tmp_path / "mask.png")
     code, said = run(capsys, path, "--model", tmp_path / "run", "--masks", tmp_path / "mask.png", "--top", "1")
-    assert code == 0 and said.out.startswith("region 0: ")
+    assert code == 0 and said.out.startswith(f"{path}, region 0: ")
     annotations = shapes / "annotations" / "instances_train.json"
     code, said = run(capsys, path, "--model", tmp_path / "run", "--regions", annotations)
     assert code == 0 and "(annotated: " in said.out
@@ -164,7 +164,7 @@ def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes,
     "words, message",
     [
         (["--boxes", "1,2,3"], "must be x,y,width,height"),
-        (["--regions", "x.json", "--boxes", "1,2,3,4"], "leave --boxes and --masks out"),
+        (["--regions", "x.json", "--boxes", "1,2,3,4"], "cannot be combined with --boxes"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(shapes, tmp_path, capsys, words, message):
@@ -173,9 +173,28 @@ def test_the_command_line_says_what_is_wrong(shapes, tmp_path, capsys, words, me
     assert code == 2 and message in said.err
 
 
+def test_folders_are_classified_and_bad_pictures_skipped(model, shapes, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for path in sorted((shapes / "images" / "train").iterdir())[:2]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "no.png").write_bytes(b"no picture")
+    code, said = run(capsys, folder, "--model", tmp_path / "model", "--json")
+    document = json.loads(said.out)
+    assert code == 1 and len(document["images"]) == 2 and "no.png is not a picture" in said.err
+    assert [len(image["regions"]) for image in document["images"]] == [1, 1]
+    annotations = shapes / "annotations" / "instances_train.json"
+    (folder / "no.png").unlink()
+    code, said = run(capsys, folder, "--model", tmp_path / "model", "--regions", annotations)
+    assert code == 0 and said.out.count("(annotated: ") >= 2
+    code, said = run(capsys, folder, "--model", tmp_path / "model", "--boxes", "0,0,9,9")
+    assert code == 2 and "need a single picture" in said.err
+
+
 def test_pictures_that_cannot_be_read_are_named(tmp_path, capsys):
     (tmp_path / "no.png").write_bytes(b"no picture")
-    code, said = run(capsys, tmp_path / "no.png", "--model", tmp_path)
+    code, said = run(capsys, tmp_path / "no.png")
     assert code == 2 and "no.png is not a picture" in said.err
 
 
@@ -212,7 +231,7 @@ def test_the_camera_s_orientation_is_applied_before_boxes_are_cut(model, tmp_pat
             capsys, tmp_path / f"{name}.png", "--model", tmp_path / "model", "--boxes", "0,0,40,30", "--json"
         )
         assert code == 0
-        answers.append(json.loads(said.out)["regions"])
+        answers.append(json.loads(said.out)["images"][0]["regions"])
     assert answers[0] == answers[1]
 
 
@@ -237,5 +256,5 @@ def test_the_command_names_a_region_without_a_model_of_ones_own(tmp_path, capsys
     Image.fromarray(pytest.importorskip("skimage.data").chelsea()).save(tmp_path / "cat.png")
     with pytest.raises(SystemExit, match="0"):
         main(["classify", str(tmp_path / "cat.png"), "--top", "1", "--json"])
-    (region,) = json.loads(capsys.readouterr().out)["regions"]
+    (region,) = json.loads(capsys.readouterr().out)["images"][0]["regions"]
     assert [c["name"] for c in region["classes"]] == ["cat"]

@@ -12,7 +12,7 @@ from scipy.ndimage import label
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.data.label_files import read_label_maps
 from matbackprop.vision.inference import segment
-from matbackprop.vision.inference.export import FORMATS, outlines
+from matbackprop.vision.inference.export import FORMATS, merge_coco, outlines
 
 
 def filled(loops, shape):
@@ -153,3 +153,26 @@ def test_long_names_and_many_regions_are_written(tmp_path, result):
     np.testing.assert_array_equal(np.load(path)["labels"][0], noise.labels())
     with pytest.raises(ConfigurationError, match="90000 regions do not fit a PNG file"):
         noise.save(tmp_path, formats=["png"])
+
+
+def test_labelme_leads_to_the_picture(tmp_path):
+    (tmp_path / "photos").mkdir()
+    path = tmp_path / "photos" / "a.png"
+    Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(path)
+    (file,) = segment(path, None).save(tmp_path / "out" / "deep", formats=["labelme"]).values()
+    target = json.loads(file.read_text())["imagePath"]
+    assert target == "../../photos/a.png" and (file.parent / target).resolve() == path.resolve()
+
+
+def test_coco_files_of_a_folder_are_joined(tmp_path, result):
+    names = ["sky"] * result.count()
+    files = [
+        one.with_regions(one.small_labels(), names if i else ()).save(tmp_path, formats=["coco"], stem=str(i))["coco"]
+        for i, one in enumerate([result, result])
+    ]
+    joined = merge_coco(files)
+    count = result.count()
+    assert [image["id"] for image in joined["images"]] == [1, 2] and len(joined["annotations"]) == 2 * count
+    assert [c["name"] for c in joined["categories"]] == ["region", "sky"]
+    assert {a["category_id"] for a in joined["annotations"] if a["image_id"] == 2} == {2}
+    assert len({a["id"] for a in joined["annotations"]}) == 2 * count

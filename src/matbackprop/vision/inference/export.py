@@ -7,7 +7,7 @@ import os
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.vision.files import atomic_file, atomic_write
+from matbackprop.vision.files import atomic_file, atomic_write, read_json
 from matbackprop.vision.segmentation import region_means
 
 if TYPE_CHECKING:
@@ -120,11 +120,27 @@ def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
     }
 
 
-def to_labelme(result: Segments, k: int | None = None) -> dict[str, Any]:
+def merge_coco(files: Iterable[Path]) -> dict[str, Any]:
+    """Join COCO data sets that :func:`save` wrote into one."""
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    names: dict[str, int] = {}
+    for number, file in enumerate(files, 1):
+        content = read_json(file, limit=1 << 30)
+        categories = {c["id"]: names.setdefault(c["name"], len(names) + 1) for c in content["categories"]}
+        images += [image | {"id": number} for image in content["images"]]
+        for one in content["annotations"]:
+            changes = {"id": len(annotations) + 1, "image_id": number, "category_id": categories[one["category_id"]]}
+            annotations.append(one | changes)
+    categories_list = [{"id": i, "name": name} for name, i in names.items()]
+    return {"images": images, "annotations": annotations, "categories": categories_list}
+
+
+def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) -> dict[str, Any]:
     """The regions as LabelMe's polygons, large ones first.
 
     LabelMe has no holes: what lies in a hole of a region comes after it and covers it. Parts of one region share a
-    ``group_id``.
+    ``group_id``. ``imagePath`` leads from ``folder`` to the picture.
     """
     shapes = [
         {
@@ -145,11 +161,19 @@ def to_labelme(result: Segments, k: int | None = None) -> dict[str, Any]:
         "version": "5.5.0",
         "flags": {},
         "shapes": shapes,
-        "imagePath": result.name,
+        "imagePath": result.name if result.path is None else _relative(result.path, folder),
         "imageData": None,
         "imageHeight": height,
         "imageWidth": width,
     }
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """The path as seen from a folder; absolute if it is on another drive."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return path.resolve().as_posix()
 
 
 def _signed_area(loop: NDArray[np.float64]) -> float:
@@ -223,7 +247,7 @@ def save(
     if "coco" in formats:
         atomic_write(place("coco", "-coco.json"), json.dumps(to_coco(result, k)))
     if "labelme" in formats:
-        atomic_write(place("labelme", ".json"), json.dumps(to_labelme(result, k), indent=2))
+        atomic_write(place("labelme", ".json"), json.dumps(to_labelme(result, k, folder), indent=2))
     if "svg" in formats:
         atomic_write(place("svg", ".svg"), to_svg(result, k))
     if "ucm2" in formats:

@@ -194,5 +194,5 @@ def _finish(
     started = time.perf_counter()
     parts = divide(one.small, contours, threshold)
     seconds += time.perf_counter() - started
-    parts |= {"name": one.path.name, "note": one.picture.note}
+    parts |= {"name": one.path.name, "path": one.path, "note": one.picture.note}
     return finish(Segments(one.picture.pixels, ks, contours is not None, seconds, **parts), one.stem)

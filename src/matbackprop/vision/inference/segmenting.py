@@ -61,6 +61,7 @@ class Segments:
         hierarchy: the tree of merges over the regions; None after clustering.
         clusterings: number of clusters → (h', w') label map; None for a hierarchy.
         name: file name of the photograph.
+        path: its file, to which exports refer; None if it was not read from a file.
         note: how its values were converted, such as rescaling 16 bits; empty for no conversion.
         names: names of the regions of a user-defined segmentation, which exports carry; empty for none.
     """
@@ -75,6 +76,7 @@ class Segments:
     hierarchy: Hierarchy | None = None
     clusterings: Mapping[int, NDArray[np.int32]] | None = None
     name: str = "picture.png"
+    path: Path | None = None
     note: str = ""
     names: tuple[str, ...] = ()
 
@@ -330,7 +332,8 @@ def segment_photograph(
         contours = None if model is None else network_contours(model, small.unsqueeze(0))[0]
         parts = divide(small, contours, threshold_of(model))
     seconds = time.perf_counter() - started
-    return Segments(picture.pixels, ks, model is not None, seconds, name=name, note=picture.note, **parts)
+    parts |= {"name": name, "path": Path(x) if isinstance(x, (str, Path)) else None, "note": picture.note}
+    return Segments(picture.pixels, ks, model is not None, seconds, **parts)
 
 
 def check_options(model: Segmenter | None, ks: Sequence[int] | None, side: int) -> tuple[int, ...]:
