@@ -59,9 +59,8 @@ class Config:
     format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz", "ucm2")
     (
         "Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy "
-        "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json for "
-        "all pictures. svg: one path "
-        "per region. labelme: polygons."
+        "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json "
+        "for all pictures. svg: one path per region. labelme: polygons."
     )
     frames: int | None = None
     (
