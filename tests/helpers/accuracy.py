@@ -268,6 +268,13 @@ ROWS = [
         (0, 1),
     ),
     Row(
+        "lyapunov",
+        mb.lyapunov,
+        lambda a, c: [truth.sylvester(a, a, c)],
+        _pair_of,
+        (0,),
+    ),
+    Row(
         "topk_eigh, k = 1",
         lambda a: _values_and_projector(mb.topk_eigh(a, 1)),
         truth.top,

@@ -1694,6 +1694,14 @@ ROWS = [
         symmetric=(0,),
     ),
     Row(
+        "lyapunov",
+        lambda draw: (draw.symmetric(), draw.rng.uniform(-1, 1, (draw.n, draw.n))),
+        lambda a, c, case: [truth.sylvester(a, a, c)],
+        call=mb.lyapunov,
+        symmetric=(0,),
+        pole=True,
+    ),
+    Row(
         "linear_solve_by_lu",
         lambda draw: (draw.features(draw.n, draw.n), draw.rng.uniform(-1, 1, draw.n)),
         lambda a, b, case: [truth.solve(a, b)],

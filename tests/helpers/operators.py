@@ -431,6 +431,20 @@ CASES = [
         takes_symmetric=True,
     ),
     Case(
+        "sylvester",
+        lambda a, b, c, **o: mb.sylvester(a, _sym(b), c, **o),
+        _with(_matrices, symmetric((0.7, 1.0), 2, seed=18), _rand(2, 3, 2, seed=31)),
+        takes_symmetric=True,
+        single=False,
+    ),
+    Case(
+        "lyapunov",
+        mb.lyapunov,
+        _with(_matrices, _rand(2, 3, 3, seed=32)),
+        takes_symmetric=True,
+        single=False,
+    ),
+    Case(
         "linear_solve_by_lu",
         lambda a, b, **o: mb.linear_solve(a, b, **o),
         _with(_of_full_rank(3, 3), _rand(2, 3, 2, seed=10)),
@@ -498,6 +512,7 @@ _WITH_COMPLEX = {
     "whiten_by_statistics": 3,
     "conjugate_gradient_solve": 1,
     "linear_solve_by_lu": 2,
+    "sylvester": 3,
     "spd_distance_affine_invariant": 2,
     "spd_geodesic_bures_wasserstein": 2,
     "spd_exp_map_bures_wasserstein": 2,

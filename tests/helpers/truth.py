@@ -332,6 +332,21 @@ def solve(a, b):
         raise Undefined("nonsingular") from error
 
 
+def sylvester(a, b, c):
+    """X with AX + XB = C, by the linear system of its columns."""
+    a, b = sym(a), sym(b)
+    m, n = c.rows, c.cols
+    system, right = mpmath.matrix(m * n, m * n), mpmath.matrix(m * n, 1)
+    for i, j in itertools.product(range(m), range(n)):
+        right[j * m + i] = c[i, j]
+        for k in range(m):
+            system[j * m + i, j * m + k] += a[i, k]
+        for k in range(n):
+            system[j * m + i, k * m + i] += b[k, j]
+    x = solve(system, right)
+    return mpmath.matrix([[x[j * m + i] for j in range(n)] for i in range(m)])
+
+
 def solve_definite(a, b):
     if a.rows and eig(a)[0][0] <= 0:
         raise Undefined("positive definite")

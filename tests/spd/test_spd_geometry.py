@@ -337,7 +337,7 @@ def test_rank_deficient_matrices_are_refused_by_size(metric, dtype):
 
 @metrics
 def test_unchecked_undefined_input_is_nan(metric):
-    bad = torch.stack([torch.full((4, 4), torch.nan).double(), -EYE])
+    bad = torch.stack([torch.full((4, 4), torch.nan).double(), -EYE, A[0].triu()])
     batch = torch.cat([bad, A[:1]]).requires_grad_()
     for out in (
         spd.distance(batch, EYE, metric=metric, check=False),
@@ -349,9 +349,9 @@ def test_unchecked_undefined_input_is_nan(metric):
         spd.mean(batch.unsqueeze(-3), metric=metric, check=False).sum((-2, -1)),
         spd.batch_norm(batch, EYE, check=False).sum((-2, -1)),
     ):
-        assert out.isnan().tolist() == [True, True, False]
+        assert out.isnan().tolist() == [True, True, True, False]
         (grad,) = torch.autograd.grad(out.sum(), batch)
-        assert grad.isnan().all((-2, -1)).tolist() == [True, True, False]
+        assert grad.isnan().all((-2, -1)).tolist() == [True, True, True, False]
 
 
 def test_a_velocity_out_of_the_bures_cone_is_nan_or_refused():

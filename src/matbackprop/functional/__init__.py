@@ -34,6 +34,8 @@ from matbackprop.functional._rank_report import rank_report as rank_report
 from matbackprop.functional._second_order_pool import second_order_pool as second_order_pool
 from matbackprop.functional._spectral_embedding import spectral_embedding as spectral_embedding
 from matbackprop.functional._svd import svd as svd
+from matbackprop.functional._sylvester import lyapunov as lyapunov
+from matbackprop.functional._sylvester import sylvester as sylvester
 from matbackprop.functional._topk import topk_eigh as topk_eigh
 from matbackprop.functional._topk import topk_subspace as topk_subspace
 from matbackprop.functional._triangle import unvectorize_symmetric as unvectorize_symmetric

@@ -80,7 +80,7 @@ def prepare(
         shape = torch.broadcast_shapes(*(a.shape for a in matrices.values()))
     except RuntimeError as error:
         raise ShapeError(f"The batches of {shapes} do not broadcast.") from error
-    check_values = wants_check(check, first)
+    check_values = wants_check(check, *matrices.values())
     has_complex = any(a.is_complex() for a in matrices.values())
     compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
     converted, marks = [], []
@@ -91,6 +91,8 @@ def prepare(
             check_symmetric(a, name)
         x = symmetrize(a.to(compute))
         good = x.detach().isfinite().all(-1).all(-1)
+        if not check_values and (bad := asymmetric(a)) is not None:
+            good = good & ~bad
         if name not in symmetric:
             good = good & _is_definite(x.detach(), a.dtype, check_values, name)
         mark = torch.where(good, 1.0, torch.nan).to(real_dtype(compute))

@@ -7,19 +7,18 @@ which it is diagonal. (ᵀ is the conjugate transpose for complex matrices.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from matbackprop.checks import check_option
 from matbackprop.divided_differences import named_function, resolve_function
-from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
 from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._polar import orthogonal_factor
 from matbackprop.functional._spectrum import Spectrum, derivative, spectral
+from matbackprop.functional._sylvester import lyapunov_of_definite
 from matbackprop.numerics import inner, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -77,41 +76,6 @@ def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
 
 def _each(t: float | Tensor) -> float | Tensor:
     return t[..., None, None] if isinstance(t, Tensor) else t
-
-
-class _Lyapunov(Operation):
-    """X with PX + XP = C; self-adjoint in C. λ and V are the eigenvalues and eigenvectors of P."""
-
-    forward_twice = "exp_map"
-
-    @staticmethod
-    def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        sums = values.unsqueeze(-1) + values.unsqueeze(-2)
-        return vectors @ ((vectors.mH @ c @ vectors) / sums) @ vectors.mH
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        p, _, *factors = inputs
-        return p, outputs, *factors
-
-    @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        p, x, *factors = saved
-        y = apply(_Lyapunov, p, gradients[0], *factors)
-        return -symmetrize(y @ x.mH + x.mH @ y) if needed[0] else None, y
-
-    @staticmethod
-    def tangent(saved: Sequence[Any], dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        p, x, *factors = saved
-        right = torch.zeros_like(x) if dc is None else dc
-        if dp is not None:
-            right = right - dp @ x - x @ dp
-        return apply(_Lyapunov, p, right, *factors)
-
-
-def _lyapunov(p: Tensor, c: Tensor) -> Tensor:
-    """X with PX + XP = C for a positive definite P, differentiable to every order."""
-    return apply(_Lyapunov, p, c, *batched_eigh(p.detach()))
 
 
 class _AffineInvariant:
@@ -179,7 +143,7 @@ class _BuresWasserstein:
         return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        way = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) + _lyapunov(p, v)
+        way = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) + lyapunov_of_definite(p, v)
         inside = (torch.linalg.cholesky_ex(way.detach()).info == 0)[..., None, None]
         return torch.where(inside, symmetrize(way @ p @ way), torch.nan)
 

@@ -1,0 +1,163 @@
+"""Sylvester and Lyapunov equations with symmetric coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matbackprop.checks import (
+    asymmetric,
+    check_finite,
+    check_matrix,
+    check_size,
+    check_symmetric,
+    nan_where,
+    wants_check,
+)
+from matbackprop.errors import DomainError, ShapeError
+from matbackprop.functional._function import Operation, apply
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.solvers import batched_eigh
+
+__all__ = ["lyapunov", "lyapunov_of_definite", "sylvester"]
+
+
+class _Sylvester(Operation):
+    """X with AX + XB = C, given the eigenvalues and eigenvectors of A and B; self-adjoint in C."""
+
+    forward_twice = "sylvester"
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, c: Tensor, lam: Tensor, u: Tensor, mu: Tensor, v: Tensor) -> Tensor:
+        return u @ ((u.mH @ c @ v) / (lam.unsqueeze(-1) + mu.unsqueeze(-2))) @ v.mH
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        a, b, _, *factors = inputs
+        return a, b, outputs, *factors
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        a, b, x, *factors = saved
+        y = apply(_Sylvester, a, b, gradients[0], *factors)
+        grad_a = -symmetrize(y @ x.mH) if needed[0] else None
+        return grad_a, -symmetrize(x.mH @ y) if needed[1] else None, y
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+        a, b, x, *factors = saved
+        right = torch.zeros_like(x) if dc is None else dc
+        if da is not None:
+            right = right - symmetrize(da) @ x
+        if db is not None:
+            right = right - x @ symmetrize(db)
+        return apply(_Sylvester, a, b, right, *factors)
+
+
+def lyapunov_of_definite(p: Tensor, c: Tensor) -> Tensor:
+    """X with PX + XP = C for a positive definite P in the dtype of the computation."""
+    factors = batched_eigh(p.detach())
+    return apply(_Sylvester, p, p, c, *factors, *factors)
+
+
+def sylvester(
+    a: Tensor, b: Tensor, c: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None
+) -> Tensor:
+    r"""Solution of the Sylvester equation :math:`AX + XB = C` with symmetric (Hermitian) A and B.
+
+    .. math:: X = U\Bigl(\frac{(U^\top CV)_{ij}}{\lambda_i + \mu_j}\Bigr)V^\top,\qquad
+        A = U\operatorname{diag}(\lambda)U^\top,\quad B = V\operatorname{diag}(\mu)V^\top
+
+    Args:
+        a: symmetric matrices ``(*batch, m, m)``.
+        b: symmetric matrices ``(*batch, n, n)``.
+        c: right-hand sides ``(*batch, m, n)``, any matrices. Batches broadcast.
+        check, precision: as in `matrix_function`.
+
+    Returns:
+        X ``(*batch, m, n)`` in the dtype of ``c``, complex if a coefficient is.
+
+    Raises:
+        ShapeError, DtypeError: shapes or dtypes do not fit.
+        NonFiniteError, SymmetryError: a tensor holds NaN or Inf, or a coefficient is not symmetric.
+        DomainError: a sum λᵢ + μⱼ is zero: at most 4 max(m, n) ε times the largest \|λ\| + \|μ\|. NaN if values are not
+            checked.
+
+    Gradient:
+        With AY + YB = G: Y in C, the symmetric parts of −YXᵀ in A and −XᵀY in B. All orders, exact at repeated
+        eigenvalues.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> a, b = torch.diag(torch.tensor([1.0, 3.0])), torch.tensor([[1.0]])
+        >>> matbackprop.sylvester(a, b, torch.ones(2, 1))
+        tensor([[0.5000],
+                [0.2500]])
+
+    Reference:
+        Bhatia and Rosenthal, How and why to solve the operator equation AX − XB = Y, 1997.
+    """
+    for name, x in (("a", a), ("b", b), ("c", c)):
+        check_matrix(x, name, square=name != "c", or_complex=True)
+    if c.shape[-2:] != (a.shape[-1], b.shape[-1]):
+        raise ShapeError(f"c must be (*batch, {a.shape[-1]}, {b.shape[-1]}), got shape {tuple(c.shape)}.")
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2], c.shape[:-2])
+    except RuntimeError as error:
+        shapes = f"a {tuple(a.shape)}, b {tuple(b.shape)} and c {tuple(c.shape)}"
+        raise ShapeError(f"The batches of {shapes} do not broadcast.") from error
+    check_values = wants_check(check, a, b, c)
+    has_complex = any(x.is_complex() for x in (a, b, c))
+    compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
+    if check_values:
+        for name, x in (("a", a), ("b", b), ("c", c)):
+            check_finite(x, name)
+            check_size(x, compute, name, "products")
+        check_symmetric(a, "a")
+        check_symmetric(b, "b")
+    with autocast_off(c.device.type):
+        left, right = (symmetrize(x.to(compute)).expand(*batch, *x.shape[-2:]) for x in (a, b))
+        inside = c.to(compute).expand(*batch, *c.shape[-2:])
+        (lam, u), (mu, v) = batched_eigh(left.detach()), batched_eigh(right.detach())
+        if c.shape[-1] and c.shape[-2]:
+            sums = (lam.unsqueeze(-1) + mu.unsqueeze(-2)).abs().amin((-2, -1))
+            floor = 4 * max(c.shape[-2:]) * torch.finfo(compute).eps
+            zero = sums <= floor * (lam.abs().amax(-1) + mu.abs().amax(-1))
+            if check_values and bool(zero.any()):
+                raise DomainError(
+                    f"{int(zero.sum())} of {zero.numel()} equations have no unique solution: an eigenvalue of a plus "
+                    f"one of b is zero. Add a multiple of the identity."
+                )
+            lam = torch.where(zero.unsqueeze(-1), torch.nan, lam)
+        dtype = torch.promote_types(c.dtype, torch.complex64) if has_complex else c.dtype
+        out = apply(_Sylvester, left, right, inside, lam, u, mu, v).to(dtype)
+        return out if check_values else nan_where(asymmetric(b), nan_where(asymmetric(a), out))
+
+
+def lyapunov(a: Tensor, c: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
+    r"""Solution of the Lyapunov equation :math:`AX + XA = C` with a symmetric (Hermitian) A.
+
+    Args:
+        a: symmetric matrices ``(*batch, n, n)``, positive definite or without eigenvalues of sum zero.
+        c: right-hand sides ``(*batch, n, n)``. X is symmetric if C is.
+        check, precision: as in `matrix_function`.
+
+    Returns:
+        X ``(*batch, n, n)`` in the dtype of ``c``, complex if A is.
+
+    Raises:
+        The errors of `sylvester`.
+
+    Gradient:
+        That of `sylvester` with A = B.
+
+    Example:
+        >>> import torch, matbackprop
+        >>> matbackprop.lyapunov(2 * torch.eye(2), torch.ones(2, 2))
+        tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500]])
+    """
+    return sylvester(a, a, c, check=check, precision=precision)
