@@ -71,12 +71,6 @@ static int __any_sync(unsigned, int x) {
 static double rsqrt(double x) { return 1 / std::sqrt(x); }
 static void __threadfence() {}
 static double __ldcg(const double* where) { return *where; }
-static int atomicMin(int* where, int value) {
-    int old = __atomic_load_n(where, __ATOMIC_SEQ_CST);
-    while (value < old && !__atomic_compare_exchange_n(where, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
-    }
-    return old;
-}
 static float __fdividef(float a, float b) { return a / b; }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 

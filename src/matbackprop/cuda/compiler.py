@@ -183,8 +183,8 @@ class Module:
             _check(status, f"looking for the kernel {name}")
             static = ctypes.c_int()
             self._driver.cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED, function)
-            room = ctypes.c_int(self.shared_limit - static.value)
-            _check(self._driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, room), f"preparing the kernel {name}")
+            free = ctypes.c_int(self.shared_limit - static.value)
+            _check(self._driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, free), f"preparing the kernel {name}")
             self._functions[name] = function
         return function
 

@@ -1,7 +1,7 @@
 """cuSOLVER's batched eigensolver ``cusolverDnXsyevBatched``, called in the library that torch ships.
 
-torch.linalg.eigh reaches this routine only for n ≤ 32 in many releases, and always waits for the device to look at the
-status. Here the status stays on the device: matrices that failed come back as NaN.
+In many releases torch.linalg.eigh calls this routine only for n ≤ 32, and always synchronizes to read the status. Here
+the status stays on the device: matrices that failed become NaN.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def available() -> bool:
 
 @functools.cache
 def version() -> int:
-    """Version of the library, 11703 for 11.7.3; 0 where it is missing."""
+    """Version of the library, 11703 for 11.7.3; 0 if it is missing."""
     library = _library()
     if library is None:
         return 0
@@ -114,10 +114,10 @@ def _handle(device: int) -> _Handle:
 
 
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition of (batch, n, n) CUDA matrices; NaN where the routine reports a failure.
+    """Eigendecomposition of (batch, n, n) CUDA matrices; NaN if the routine reports a failure.
 
     From order 129 on the routine is a chain of more than a thousand small kernels. In double precision their launches
-    take twice as long as the kernels themselves: a shape that comes again is replayed from a recording.
+    take twice as long as the kernels themselves, so a shape that recurs is replayed from a recording.
     """
     chain = a.dtype == torch.float64 and a.shape[-1] >= _CHAIN_MIN_ORDER and recordable()
     if chain and a.numel() * a.element_size() <= _CHAIN_MAX_BYTES:
@@ -135,7 +135,7 @@ def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
 def solve_in_place(a: Tensor) -> Tensor:
     """Replace contiguous symmetric (batch, n, n) CUDA matrices by their eigenvectors in rows; return the eigenvalues.
 
-    Both are NaN where the routine reports a failure.
+    Both are NaN if the routine reports a failure.
     """
     values = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device)
     _launch(values, a)

@@ -57,7 +57,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Objective ``(n,)`` in F's dtype, A ``(n, k, d)`` and Q ``(n, d, d)`` for labels ``(n, m)``.
 
-    F is ``(n, m, d)``, or ``(n/a, m, d)`` where each image has a labellings in a row; weights are float64, a row of m
+    F is ``(n, m, d)``, or ``(n/a, m, d)`` if each image has a labelings in a row; weights are float64, a row of m
     numbers per image.
     """
     images, m, d = f.shape
@@ -160,13 +160,13 @@ def degree_objective(f: Tensor, labels: Tensor, k: int, tol: float, general: Cal
 
     def adjoint(g: Tensor, x: Tensor, scaled: Tensor, degree: Tensor, total: Tensor, a: Tensor, q: Tensor) -> Tensor:
         own = a.gather(-2, place.unsqueeze(-1).expand(scaled.shape))  # A[labels]
-        turned = scaled @ q
+        rotated = scaled @ q
         b = scaled.mT @ (scaled * degree.unsqueeze(-1))
-        share = ((a @ b) * a).sum(-1).gather(-1, place)  # S_jᵀB⁺S_j/K_j²
+        fraction = ((a @ b) * a).sum(-1).gather(-1, place)  # S_jᵀB⁺S_j/K_j²
         there = (degree > 0).to(g.dtype) * g.unsqueeze(-1)
-        on_degree = (there * (share - (turned * scaled).sum(-1))).unsqueeze(-1)
+        on_degree = (there * (fraction - (rotated * scaled).sum(-1))).unsqueeze(-1)
         rows = scaled * degree.unsqueeze(-1)
-        on_rows = 2 * there.unsqueeze(-1) * (turned - own) + on_degree * total
+        on_rows = 2 * there.unsqueeze(-1) * (rotated - own) + on_degree * total
         on_rows = (on_rows + (on_degree * rows).sum(-2, keepdim=True)) * counted.unsqueeze(-1)
         return on_rows.to(x.dtype)
 

@@ -21,7 +21,7 @@ Chain = Callable[..., tuple[Tensor, ...]]
 class _Recorded:
     def __init__(self, chain: Chain, inputs: Sequence[Tensor]) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(False), torch.no_grad():  # the memory is written again in whatever mode comes
+        with torch.inference_mode(False), torch.no_grad():  # the memory is rewritten in any mode
             self.inputs = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.outputs = chain(*self.inputs)
@@ -35,16 +35,16 @@ class _Recorded:
 
 
 def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Call ``chain(*inputs)`` on CUDA tensors, by replaying a recording from the second call with the same shapes on.
+    """Call ``chain(*inputs)`` on CUDA tensors, replayed from a recording from the second call with the same shapes on.
 
     Args:
         name: of the chain and of every argument of it that is not a tensor.
-        chain: a function of tensors alone that neither waits for the device nor copies from the host.
+        chain: a function of tensors alone that neither synchronizes nor copies from the host.
         inputs: its arguments; they are copied.
 
     Returns:
-        What the chain returns, in memory of its own, without a gradient. Recording, in the second call, waits for the
-        device once. While the caller is recording a graph, or where recording failed, the chain is called.
+        The results of the chain, in new memory, without a gradient. Recording, in the second call, synchronizes once.
+        If the caller is recording a graph, or recording failed, the chain is called.
     """
     if torch.cuda.is_current_stream_capturing():
         return chain(*inputs)
@@ -54,7 +54,7 @@ def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Te
     with torch.cuda.device(inputs[0].device):
         stream = torch.cuda.current_stream().cuda_stream
         key = (name, inputs[0].get_device(), stream, tuple((tuple(x.shape), x.dtype) for x in inputs))
-        if key not in recorded:  # the first call prepares what may not happen while recording
+        if key not in recorded:  # the first call allocates, which recording does not allow
             recorded[key] = "not yet"
             while len(recorded) > _KEPT:
                 recorded.popitem(last=False)
@@ -64,9 +64,9 @@ def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Te
         if graph == "not yet":
             try:
                 graph = recorded[key] = _Recorded(chain, inputs)
-            except RuntimeError:  # something else on the device was in the way: launch one by one
+            except RuntimeError:  # other work on the device prevents recording
                 graph = recorded[key] = "impossible"
-                # It leaves the device's random numbers waiting for the end of the recording: dropout would fail.
+                # The device's generator still waits for the end of the recording: dropout would fail.
                 random = torch.cuda.default_generators[inputs[0].get_device()]
                 random.graphsafe_set_state(random.clone_state())
         return chain(*inputs) if isinstance(graph, str) else graph(inputs)

@@ -24,7 +24,7 @@ class Sizes:
 
     @property
     def players(self) -> int:
-        """The order, made even."""
+        """The order, rounded up to an even number."""
         return self.n + self.n % 2
 
     @property
@@ -55,14 +55,14 @@ class Sizes:
         Args:
             itemsize: bytes of a number.
             extra: further numbers.
-            tile: numbers that rotations and matrix, and the eigenvectors, have to leave room for before they are there.
+            tile: numbers that the memory of rotations and matrix, and that of the eigenvectors, holds before they do.
         """
         numbers = max(self.rotations + self.matrix, tile) + max(self.vectors, tile) + self.players + extra
         return numbers * itemsize + 4 * self.players
 
 
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition of contiguous (batch, n, n) CUDA matrices, n ≤ 64; NaN where it did not converge."""
+    """Eigendecomposition of contiguous (batch, n, n) CUDA matrices, n ≤ 64; NaN if it did not converge."""
     batch, n, _ = a.shape
     values = torch.empty((batch, n), dtype=a.dtype, device=a.device)
     vectors = torch.empty_like(a)

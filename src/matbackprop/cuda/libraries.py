@@ -1,4 +1,4 @@
-"""Finds the CUDA libraries that the installed torch ships, so that no other package has to be installed."""
+"""The CUDA libraries that the installed torch ships."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _loaded(soname: str) -> Iterator[str]:
 
 
 def _installed(soname: str) -> Iterator[str]:
-    """Paths of a library in torch's own folder and in the nvidia packages beside it."""
+    """Paths of a library in torch's folder and in the nvidia packages next to it."""
     package = Path(torch.__file__).parent
     for folder in (package / "lib", package.parent / "nvidia"):
         yield from (str(path) for path in sorted(folder.glob(f"**/{soname}")))
@@ -38,7 +38,7 @@ def _installed(soname: str) -> Iterator[str]:
 
 @functools.cache
 def load_library(name: str) -> ctypes.CDLL | None:
-    """Open ``cusolver``, ``nvrtc`` or ``cuda`` (the driver); None without CUDA or where it is missing.
+    """Open ``cusolver``, ``nvrtc`` or ``cuda`` (the driver); None without CUDA or if it is missing.
 
     The copy that torch has loaded comes first, then the copies of torch's packages, then the system's search path.
     """

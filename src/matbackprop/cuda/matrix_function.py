@@ -1,7 +1,7 @@
-"""Functions of symmetric matrices on CUDA, and up to order 64 the two kernels: one forward, one backward.
+"""Functions of symmetric matrices on CUDA: up to order 64 by two kernels, one forward and one backward.
 
-``matrix_function.cu`` holds them. The Jacobi eigensolver and the products stay on chip, matrices are read and written
-once in their own dtype, and everything between is float64. Larger matrices go by ``matrix_function_parts.py``.
+The Jacobi eigensolver and the products stay on chip, matrices are read and written once in their own dtype, and
+intermediate results are float64 (``matrix_function.cu``). Larger matrices use ``matrix_function_parts.py``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _backward_bytes(n: int) -> int:
 
 @functools.cache
 def on_chip(n: int, shared_limit: int) -> bool:
-    """Whether one block per matrix is the way, where it may have ``shared_limit`` bytes."""
+    """Whether a block with ``shared_limit`` bytes of shared memory holds a matrix."""
     if n > jacobi.MAX_ORDER:
         return False
     return max(jacobi.Sizes(n).shared_bytes(_REAL_BYTES), _backward_bytes(n)) <= shared_limit
@@ -58,8 +58,8 @@ def forward(a: Tensor, function: str, share: float, kernels: Module | None = Non
     Args:
         a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part counts.
         function: the name of g.
-        share: share of the largest eigenvalue by which one that counts as zero may be negative.
-        kernels: run it elsewhere than on the device of A.
+        share: fraction of the largest eigenvalue by which one that counts as zero may be negative.
+        kernels: compiled kernels to run instead of those of the device of A.
     """
     n = a.shape[-1]
     count, sizes = a.numel() // (n * n), jacobi.Sizes(n)

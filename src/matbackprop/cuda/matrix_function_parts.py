@@ -1,7 +1,7 @@
-"""Functions of symmetric matrices of any order by an eigensolver, batched products and four kernels between them.
+"""Functions of symmetric matrices of any order by an eigensolver, batched products and four kernels.
 
-``matrix_function_parts.cu`` holds two, g of the eigenvalues with its divided differences; symmetric parts and dtypes
-are the work of two of ``pool_parts.cu``. Value and gradient take 11 launches besides the eigensolver's.
+Two are in ``matrix_function_parts.cu``: g of the eigenvalues, and its divided differences. Two of ``pool_parts.cu``
+convert dtypes and compute symmetric parts. Value and gradient take 11 launches besides the eigensolver's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _finished(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
     """The lower triangle of a product and its mirror image, in the dtype and shape of another tensor."""
     count, n, _ = product.shape
     out = torch.empty_like(like)
-    unused = product.data_ptr()  # ε, at which the primal form of pooling does not look here
+    unused = product.data_ptr()  # ε, which the primal form does not read here
     kernels.launch("pool_finish", _squares(count, n), _THREADS, 0, (product.data_ptr(), unused, out.data_ptr(), n))
     return out
 
@@ -51,9 +51,9 @@ def forward(
     Args:
         a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part counts.
         function: the name of g.
-        share: share of the largest eigenvalue by which one that counts as zero may be negative.
+        share: fraction of the largest eigenvalue by which one that counts as zero may be negative.
         solve: the eigensolver: symmetric matrices to ascending eigenvalues, and eigenvectors in columns.
-        kernels: run it elsewhere than on the device of A.
+        kernels: compiled kernels to run instead of those of the device of A.
     """
     kernels = kernels or _kernels(a, function)
     doubled, vectors = solve(_doubled(a, kernels))

@@ -53,7 +53,7 @@ class Form(ABC):
 
     source: ClassVar[Source]
     terms: ClassVar[int]
-    """Kinds of rows that the gradient is made of: those of Y, and those of T."""
+    """Kinds of rows in the gradient: those of Y, and those of T."""
 
     def __init__(self, n: int, length: int) -> None:
         self.n, self.length = n, length
@@ -61,7 +61,7 @@ class Form(ABC):
         self.threads, self.shared = sizes.threads, sizes.shared_bytes(_REAL_BYTES, tile=tile(n))
 
     def factors(self, work: Tensor, count: int) -> _Factors:
-        """Where the factors lie in one piece of memory."""
+        """Addresses of the factors in one allocation."""
         s = work.data_ptr()
         weights = s + count * self.n * _REAL_BYTES
         vectors = weights + count * self.n * _REAL_BYTES
@@ -70,7 +70,7 @@ class Form(ABC):
     @staticmethod
     @abstractmethod
     def panel(factors: _Factors) -> int:
-        """The address of A ``(count, n, d)``, whose rows C is made of."""
+        """The address of A ``(count, n, d)``, from whose rows C is computed."""
 
 
 class Thin(Form):
@@ -125,7 +125,7 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
 
 @functools.cache
 def on_chip(m: int, d: int, shared_limit: int) -> bool:
-    """Whether one block per matrix is the way, where it may have ``shared_limit`` bytes; else :mod:`pool_parts` is."""
+    """Whether a block with ``shared_limit`` bytes of shared memory holds a matrix; otherwise use :mod:`pool_parts`."""
     short = min(m, d) <= jacobi.MAX_ORDER and (m < d or m <= _MAX_ROWS)
     return short and form_of(m, d).shared <= shared_limit
 
@@ -146,8 +146,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """C ``(*batch, d, d)`` in a dtype, float32 or float64, and the factors that :func:`gradient` needs, in float64.
 
-    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix. ``kernels`` run
-    it elsewhere than on the device of F.
+    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix. ``kernels``
+    replace those of the device of F.
     """
     *batch, m, d = f.shape
     count, form = f.numel() // (m * d), form_of(m, d)

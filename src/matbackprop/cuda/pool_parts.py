@@ -1,8 +1,8 @@
-"""Second-order pooling of features with any side by batched products, an eigensolver and four kernels between them.
+"""Second-order pooling of features with any side by batched products, an eigensolver and four kernels.
 
-``pool_parts.cu`` holds what is not a product: squared norms and weights of rows, the identity and the dtype of C, the
-symmetric part of its gradient, divided differences. Value and gradient take some 15 launches besides those
-of the eigensolver.
+The kernels (``pool_parts.cu``) compute squared norms and weights of rows, add the identity and convert the dtype of C,
+compute the symmetric part of its gradient, and apply divided differences. Value and gradient take about 15 launches
+besides those of the eigensolver.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matbackprop.cuda.headers import FUNCTION_NUMBERS, POOL_FUNCTIONS, TYPES
 from matbackprop.cuda.separate import separate_by_kernel
 from matbackprop.refinement import NOISE, OVERLAP
 
-MAX_ORDER = 1024  # above, the operations between the products no longer count
+MAX_ORDER = 1024  # above, products take nearly all of the time
 EDGE, _THREADS, _MAX_THREADS = 32, 256, 1024  # side of a square; threads of a block; and where a row is long
 _LONG_ROW = 4096  # from here on a whole block takes one row
 CONSTANTS: dict[str, Constant] = {
@@ -34,10 +34,10 @@ Solver = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Factors(NamedTuple):
-    """What the gradient needs, in float64.
+    """Saved for the gradient, in float64.
 
     Attributes:
-        s: squared singular values of F ``(count, n)``, zero where they are rounding.
+        s: squared singular values of F ``(count, n)``, zero at the noise floor.
         weights: ``(count, n)``.
         vectors: Q ``(count, n, n)``, eigenvectors in columns.
         y: QᵀX ``(count, n, length)``, X being F for m < d and Fᵀ otherwise.
@@ -78,11 +78,11 @@ def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, s
     count, n, length = x.shape
     shift = eps.reshape(-1) if isinstance(eps, Tensor) else x.new_full((count,), eps)
     values, vectors = solve(torch.bmm(x, x.mT))
-    # With an outlier in F the Gram matrix has lost the small eigenvalues and their eigenvectors are mixed; Y has them.
+    # With an outlier in F the Gram matrix has lost the small eigenvalues, and their eigenvectors are mixed.
     q, y = separate_by_kernel(vectors, torch.bmm(vectors.mT, x), shift, OVERLAP[False])
     values, a = values.contiguous(), y if m < d else q.mT
     s, weights, scaled = torch.empty_like(values), torch.empty_like(values), torch.empty_like(a)
-    # A direction at rounding level, σ ≤ length u σ_max, is noise that 1/ε would lift: it is left out.
+    # A direction at the noise floor, which 1/ε would amplify, is left out.
     level = (length * NOISE) ** 2
     rows, threads = (1, _MAX_THREADS) if length > _LONG_ROW else (_THREADS // 32, _THREADS)
     addresses = (t.data_ptr() for t in (y, a, scaled, values, shift, s, weights))

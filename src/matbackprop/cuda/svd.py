@@ -1,7 +1,7 @@
 """The thin singular value decomposition of matrices with a short side up to 64, and its adjoint, in one kernel each.
 
-Everything is computed in float64. float32 matrices, and gradients, are read as they are; their factors come rounded as
-well, because a conversion costs as much as the kernel. Matrices of up to 16 entries are decomposed by one thread each
+The computation is in float64. The kernels read float32 matrices and gradients directly and also write rounded factors,
+because a conversion costs as much as the kernel. Matrices of up to 16 entries are decomposed by one thread each
 (``svd_tiny.cu``), others by one block each (``svd.cu``).
 """
 
@@ -38,19 +38,19 @@ def _on(x: Tensor, dtype: torch.dtype) -> Module:
 
 
 def _sides(m: int, n: int) -> tuple[int, int, int]:
-    """The short side, the long side, and whether it is the rows that are many."""
+    """The short side, the long side, and whether the matrix is tall."""
     return min(m, n), max(m, n), int(m > n)
 
 
 def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Factors, Factors]:
-    """U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``; NaN where it did not converge.
+    """U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``; NaN if it did not converge.
 
     In float64, and in the dtype of X, which are the same tensors for float64.
 
     Args:
         x: matrices ``(*batch, m, n)`` that the kernels take, float32 or float64.
-        limit: the largest |vᵢ·vⱼ| of the long side's vectors that may be left.
-        kernels: where to run, unless on the device of X.
+        limit: the largest |vᵢ·vⱼ| of the long side's vectors that may remain.
+        kernels: compiled kernels to run instead of those of the device of X.
     """
     *batch, m, n = x.shape
     k, long, tall = _sides(m, n)
@@ -70,11 +70,11 @@ def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Fact
         kernels.launch("svd_tiny", blocks, _TINY_THREADS, 0, (x.data_ptr(), *results, count, tall))
         return factors, rounded
     scratch = u.new_empty(count * k * (long + k))
-    turned = scratch.data_ptr() + 8 * count * k * long
+    rotated = scratch.data_ptr() + 8 * count * k * long
     sizes = jacobi.Sizes(k)
     shared = sizes.shared_bytes(8, tile=tile(k))
     kernels = kernels or _on(x, x.dtype)
-    addresses = (x.data_ptr(), scratch.data_ptr(), turned, *results)
+    addresses = (x.data_ptr(), scratch.data_ptr(), rotated, *results)
     kernels.launch("svd_factor", (count,), sizes.threads, shared, (*addresses, limit, k, long, tall))
     return factors, rounded
 
@@ -93,11 +93,11 @@ def adjoint(
     Args:
         factors: U, σ and Vᵀ in float64, as :func:`factor` returns them.
         gradients: of the loss with respect to them, all of one dtype, float32 or float64.
-        tolerance: share of the largest σ up to which a gap is a tie, whose rotation is left out.
-        broadening: η > 0 as a share of the largest σ to use x/(x² + η²) for every 1/x instead; 0 otherwise.
-        gauge: share of the gradients by which a loss may see the choice of tied vectors; below 0 it may not use them.
-        flag: a boolean that becomes true where it does.
-        kernels: where to run, unless on the device of the factors.
+        tolerance: fraction of the largest σ up to which a gap is a tie, whose rotation is left out.
+        broadening: η > 0 as a fraction of the largest σ to use x/(x² + η²) for every 1/x instead; 0 otherwise.
+        gauge: fraction of the gradients by which a loss may depend on the choice of tied vectors; below 0 it may not.
+        flag: a boolean that becomes true if it does.
+        kernels: compiled kernels to run instead of those of the device of the factors.
     """
     u, s, vh = (t.contiguous() for t in factors)
     g_u, g_s, g_vh = (None if g is None else g.contiguous() for g in gradients)

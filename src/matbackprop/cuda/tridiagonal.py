@@ -2,7 +2,7 @@
 
 ``tridiagonal.cu`` reduces a matrix to tridiagonal form in one kernel. Its leaves of at most 16 rows are solved by the
 Jacobi kernel and merged two by two (``conquer.cuh``); the products that apply a merge, and the reflections at the end,
-are batched matrix products. Nothing waits for the device, and every step can be captured into a CUDA graph.
+are batched matrix products. Nothing synchronizes, and every step can be captured into a CUDA graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_ORDER = 1024
 _MERGE_THREADS = 1024
 _MAX_LEAF = 16
 _BLOCK = 64  # reflections that are applied at once
-_LANES = 4  # threads that share a root of the secular equation
+_LANES = 4  # threads that compute a root of the secular equation
 _FACTOR_LANES = 4  # threads that share a column of a factor
 SOURCE = Source(
     "tridiagonal.cu",
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Reflections of a panel, as many as shared memory has room for."""
+        """Reflections of a panel, as many as shared memory holds."""
         return 16 if 256 < self.n <= 512 else 8
 
     @property
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def takes(device: torch.device, n: int) -> bool:
-    """Whether matrices of order n are solved here: a compiler, full rate of float64, and room for their panels."""
+    """Whether matrices of order n are solved here: a compiler, full rate of float64, and shared memory for panels."""
     if not (MIN_ORDER <= n <= MAX_ORDER and compiler.available() and compiler.capability(device) in _FULL_RATE):
         return False
     return bool(_clusters(device, Plan(n)))
@@ -108,17 +108,17 @@ def _clusters(device: torch.device, plan: Plan) -> list[int]:
 
 
 def _cluster(device: torch.device, batch: int, plan: Plan) -> int:
-    """The number of thread blocks that share a matrix, more than one where there are few or it is large."""
-    fitting, room = _clusters(device, plan), torch.cuda.get_device_properties(device).multi_processor_count
+    """The number of thread blocks that share a matrix, more than one if there are few or it is large."""
+    fitting, units = _clusters(device, plan), torch.cuda.get_device_properties(device).multi_processor_count
     if plan.n < _MIN_SHARED_ORDER:
         return fitting[0]
     # The blocks of a matrix have to be neighbours: of larger groups fewer fit than the multiprocessors would hold.
-    most = {1: batch, 2: room, 4: 3 * room // 4, 8: 3 * room // 4}
+    most = {1: batch, 2: units, 4: 3 * units // 4, 8: 3 * units // 4}
     return max((c for c in fitting if batch * c <= most[c]), default=fitting[0])
 
 
 class Tridiagonal(NamedTuple):
-    """What the reduction leaves: see ``tridiagonalize`` in the source."""
+    """Result of the reduction, as ``tridiagonalize`` in the source describes it."""
 
     leaves: Tensor
     couplings: Tensor
@@ -155,10 +155,11 @@ def conquer(t: Tridiagonal, values: Tensor, vectors: Tensor, kernels: Kernels) -
         t: the tridiagonal matrices.
         values: of the leaves ``(batch * parts, leaf)``, ascending.
         vectors: of the leaves ``(batch * parts, leaf, leaf)``, in columns.
-        kernels: where the steps run.
+        kernels: run the steps.
 
     Returns:
-        Ascending eigenvalues ``(batch, n)`` and eigenvectors ``(batch, n, n)`` in columns; NaN where ``t.scale`` is.
+        Ascending eigenvalues ``(batch, n)`` and eigenvectors ``(batch, n, n)`` in columns; NaN if ``t.scale``
+        is, or a root did not converge.
     """
     batch, parts, leaf, _ = t.leaves.shape
     half = leaf
@@ -185,17 +186,17 @@ def reflect(t: Tridiagonal, vectors: Tensor, kernels: Kernels) -> Tensor:
     arguments = (gram.data_ptr(), factors.data_ptr())
     shared = 8 * _BLOCK * (2 * _BLOCK + 1)
     kernels.launch("block_factors", (batch * blocks,), _BLOCK * _FACTOR_LANES, shared, arguments)
-    turned = torch.bmm(v, factors).view(batch, blocks, n, _BLOCK)
+    scaled = torch.bmm(v, factors).view(batch, blocks, n, _BLOCK)
     for block in reversed(range(blocks)):
         top = block * _BLOCK
         rows = vectors[:, top:]
         inside = torch.bmm(t.reflectors[:, block, top:].mT, rows)
-        rows.baddbmm_(turned[:, block, top:], inside, alpha=-1)
+        rows.baddbmm_(scaled[:, block, top:], inside, alpha=-1)
     return vectors
 
 
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition of contiguous (batch, n, n) float64 CUDA matrices; NaN where it did not converge."""
+    """Eigendecomposition of contiguous (batch, n, n) float64 CUDA matrices; NaN if it did not converge."""
     batch, n, _ = a.shape
     chunk = max(1, _MAX_BYTES // (8 * n * n))
     if batch > chunk:

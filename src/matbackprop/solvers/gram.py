@@ -1,9 +1,10 @@
 """Eigenvectors of a Gram matrix XXᵀ to the digits of X. For complex X, ᵀ is the conjugate transpose here.
 
-An eigensolver knows eigenvalues and eigenvectors of XXᵀ to rounding of the largest eigenvalue. With one outlier in X
-the small ones are lost in it: their eigenvectors come out mixed. Y = QᵀX, computed from X itself, still has them: its
-rows only have to be turned until they are orthogonal to rounding of their own norms. A Newton step does it for what the
-solver left nearly right; for the rest, a decomposition level by level, or Jacobi rotations in a CUDA kernel.
+An eigensolver computes eigenvalues and eigenvectors of XXᵀ to rounding of the largest eigenvalue. With one outlier in X
+the small eigenvalues lose their digits and their eigenvectors mix. Y = QᵀX, computed from X itself, has these digits:
+its rows are rotated until they are orthogonal to rounding of their own norms. A Newton step suffices for small angles;
+larger ones need a decomposition level by level, or Jacobi rotations in a CUDA kernel. :mod:`matbackprop.refinement`
+holds the thresholds.
 """
 
 from __future__ import annotations
@@ -26,11 +27,10 @@ def squared_norms(y: Tensor) -> Tensor:
 
 
 def drop_noise(s: Tensor, eps: Tensor, shape: torch.Size) -> Tensor:
-    """Squared singular values of X, zero where they are rounding: σ ≤ max(m, d) u σ_max, the rule of numerical rank.
+    """Squared singular values of X, set to zero at the noise floor, σ ≤ max(m, d) u σ_max.
 
-    So are those below the range, which have lost their digits, where ε does not make up for it. What is left of a
-    direction that X does not have is noise, which 1/ε would lift to 1e-11 of a gradient. A zero in s tells to leave the
-    direction out.
+    Those that underflow are zero too, unless ε is above the range. A direction that X does not have is noise, which 1/ε
+    would amplify to 1e-11 of a gradient; a zero in s leaves it out.
     """
     if s.shape[-1] == 0:
         return s
@@ -44,8 +44,8 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> t
     Args:
         x: X ``(*batch, n, k)``, real or complex.
         eps: ε ≥ 0 ``(*batch,)``; errors of s far below it do not matter.
-        fine: whether X carries float64 digits; otherwise those of float32 are wanted.
-        products: whether Y is wanted in any case; otherwise it is empty where s + ε has its digits without it.
+        fine: whether X carries float64 digits; otherwise those of float32 are computed.
+        products: whether Y is always returned; otherwise it is empty if s + ε has its digits without it.
     """
     s, q = batched_eigh(x @ x.mH)
     seen = is_double(x.dtype) and x.numel() > 0 and x.is_cpu and is_plain(q, eps)
@@ -67,16 +67,16 @@ def _narrow(s: Tensor, shift: Tensor, fine: bool) -> bool:
 
 
 def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
-    """Turn Q and Y = QᵀX until the rows of Y are orthogonal to rounding of their own norms, not of the largest.
+    """Rotate Q and Y = QᵀX until the rows of Y are orthogonal to rounding of their own norms, not of the largest.
 
-    On CUDA nothing waits for the device: a Newton step is always taken for ``fine``, and a kernel looks at the rows.
+    On CUDA nothing synchronizes: for ``fine`` a Newton step is always taken, and a kernel inspects the rows.
 
     Args:
         q: eigenvectors of XXᵀ in columns ``(*batch, n, n)``; may be written to.
         y: ``(*batch, n, k)``; may be written to.
         eps: ε ``(*batch,)``.
-        fine: whether float64 digits are wanted.
-        limit: largest |yᵢ·yⱼ|/√(λᵢλⱼ) that may be left, λ = s + ε.
+        fine: whether float64 digits are needed.
+        limit: largest |yᵢ·yⱼ|/√(λᵢλⱼ) that may remain, λ = s + ε.
     """
     return (_separate if is_plain(q, y, eps) else _operator)(q, y, eps, fine, limit)
 
@@ -98,7 +98,7 @@ def _separate(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tu
 
 
 def _separate_mixed(q: Tensor, y: Tensor, eps: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Separate the rows of (b, n, k) matrices that all need it: by a Newton step, and those that it does not help."""
+    """Separate the rows of (b, n, k) matrices by a Newton step, or level by level if that does not suffice."""
     new_q, new_y = _newton_step(squared_norms(y), q, y)
     left = (_largest_overlap(new_y, eps) > limit).nonzero().flatten().tolist()
     for one in left:
@@ -109,7 +109,7 @@ def _separate_mixed(q: Tensor, y: Tensor, eps: Tensor, limit: float) -> tuple[Te
 
 
 def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
-    """The largest |yᵢ·yⱼ|/√(λᵢλⱼ), i ≠ j, of each matrix: the relative error that it would leave in g(XXᵀ + εI)."""
+    """The largest |yᵢ·yⱼ|/√(λᵢλⱼ), i ≠ j, of each matrix: the relative error that remains in g(XXᵀ + εI)."""
     overlap = y @ y.mH
     scale = (overlap.diagonal(dim1=-2, dim2=-1).real + eps.unsqueeze(-1)).clamp_min(torch.finfo(y.dtype).tiny).rsqrt()
     cosines = overlap * scale.unsqueeze(-1) * scale.unsqueeze(-2)
@@ -118,9 +118,9 @@ def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
 
 
 def _newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn by e^Ω, Ωᵢⱼ = Eᵢⱼ/(sⱼ − sᵢ) with E = YYᵀ − diag(s); pairs too close are left alone.
+    """Rotate by e^Ω, Ωᵢⱼ = Eᵢⱼ/(sⱼ − sᵢ) with E = YYᵀ − diag(s), except pairs that are too close.
 
-    To fourth order: angles of 1e-4 between all pairs of some hundred rows add up, and Q has to stay orthogonal.
+    To fourth order, because angles of 1e-4 between all pairs of some hundred rows add up and Q must stay orthogonal.
     """
     rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
     overlap, gap = y @ y.mH, columns - rows
@@ -133,8 +133,8 @@ def _newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Separate the rows of one matrix Y ``(n, k)`` and the columns of Q with them, the largest rows first.
 
-    The rows at the top are right. The others are cleared of them and decomposed by themselves, where nothing larger
-    hides them; and so on down to the level of rounding.
+    The largest rows are accurate. The others are made orthogonal to them and decomposed separately, and so on down to
+    the noise floor.
     """
     rest = torch.arange(len(y), device=y.device)
     s = squared_norms(y)
@@ -146,14 +146,14 @@ def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             return q, y
         kept = y[done]
         small = y[rest] - (y[rest] @ (kept / s[top].unsqueeze(-1)).mH) @ kept
-        _, turn = torch.linalg.eigh(small @ small.mH)
-        y[rest], q[:, rest] = turn.mH @ small, q[:, rest] @ turn
+        _, rotation = torch.linalg.eigh(small @ small.mH)
+        y[rest], q[:, rest] = rotation.mH @ small, q[:, rest] @ rotation
         s = squared_norms(y[rest])
 
 
 @torch.library.custom_op("matbackprop::separate_rows", mutates_args=())
 def _operator(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
-    """The form that torch.compile and vmap see, where no value may be looked at."""
+    """Form for torch.compile and vmap, under which no value can be read."""
     new_q, new_y = _separate(q.clone(), y.clone(), eps, fine, limit)
     return new_q.contiguous(), new_y.contiguous()
 

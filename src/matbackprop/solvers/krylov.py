@@ -1,4 +1,4 @@
-"""Leading eigenpairs of a symmetric, or Hermitian, operator that is known by its products only."""
+"""Leading eigenpairs of a symmetric or Hermitian operator, given by its products with vectors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Leading(NamedTuple):
     Attributes:
         values: λ₁ ≥ … ≥ λ_k ``(k,)``.
         vectors: orthonormal columns ``(n, k)``, the largest entry of each positive.
-        following: λ_{k+1}, or a bound from below that lies clearly below λ_k; −∞ where there is none.
-        scale: the largest |λ| that was seen.
+        following: λ_{k+1}, or a lower bound that is clearly below λ_k; −∞ if there is none.
+        scale: the largest |λ| found.
     """
 
     values: Tensor
@@ -44,18 +44,18 @@ class _Budget:
         return torch.randn(len(like), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
 
     def refuse(self, k: int, residual: Tensor, goal: Tensor) -> None:
-        """Raise where no more products are left, or where they are not numbers."""
+        """Raise if no products are left, or a residual is not finite."""
         if self.used >= self.most or not bool(torch.isfinite(residual).all()):
             raise SolverError(
-                f"the {k} leading eigenpairs of an operator of order {len(self.like)} did not converge in {self.used} "
-                f"products: the largest residual is {float(residual.max()):.3g}, {float(goal):.3g} was wanted. Raise "
-                f"max_products or tolerance, ask for another k (eigenvalues that lie close behind the k-th slow it "
+                f"The {k} leading eigenpairs of an operator of order {len(self.like)} did not converge in {self.used} "
+                f"products: the largest residual is {float(residual.max()):.3g}, the tolerance {float(goal):.3g}. "
+                f"Raise max_products or tolerance, choose another k (eigenvalues close to the k-th slow convergence "
                 f"down), and look for NaN."
             )
 
 
 def _clear(x: Tensor, *bases: Tensor) -> tuple[Tensor, Tensor]:
-    """x without its part in the span of the rows of the bases, and its coefficients in the last of them."""
+    """x made orthogonal to the rows of the bases, and its coefficients in the last of them."""
     total = torch.zeros_like(bases[-1][:, 0])
     for _ in range(2):  # once loses the digits that cancel
         for basis in bases:
@@ -70,8 +70,8 @@ def _lanczos(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Leading eigenvalues and eigenvectors, in rows, outside of the span of the locked rows, and the largest |λ| seen.
 
-    Lanczos with thick restarts and full orthogonalisation. With a ``floor`` it stops as soon as the first eigenvalue is
-    known to lie clearly below that.
+    Lanczos with thick restarts and full orthogonalization. With a ``floor`` it stops as soon as the first eigenvalue is
+    known to be clearly below it.
     """
     start = budget.random()
     n = len(start)
@@ -112,15 +112,15 @@ def leading_pairs(
 ) -> Leading:
     """The k largest eigenvalues of a symmetric operator and their vectors, by Lanczos with thick restarts.
 
-    One vector at a time sees a repeated eigenvalue once. So the largest eigenvalue outside of what was found is looked
-    for afterwards, until it lies below λ_k: that finds all copies, and tells the gap.
+    A Krylov space of one vector contains a repeated eigenvalue once. So the largest eigenvalue outside of the pairs
+    found is computed afterwards, until it is below λ_k: that finds all copies and the gap.
 
     Args:
         products: maps columns ``(n, r)`` to A times them.
-        like: ``(n,)``, tells order, dtype and device.
+        like: ``(n,)``, has the order, dtype and device.
         k: how many pairs.
-        tolerance: residuals ‖Av − λv‖ to stop at, as a share of the largest |λ|.
-        most: products before giving up.
+        tolerance: residuals ‖Av − λv‖ to stop at, as a fraction of the largest |λ|.
+        most: limit of products.
         generator: for random vectors.
 
     Raises:
