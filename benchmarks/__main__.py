@@ -1,4 +1,9 @@
-"""``python -m benchmarks speed``, ``… architectures``: measurements next to other packages and on their models."""
+"""``python -m benchmarks NAME``: one program per question."""
+
+from __future__ import annotations
+
+import importlib
+import sys
 
 from matbackprop.cli import Command, main
 
@@ -8,6 +13,23 @@ COMMANDS = {
     ),
     "architectures": Command("benchmarks.architectures", "Apply replace_pool to classifiers of other packages."),
 }
+PROGRAMS = {
+    "accuracy": "Measure errors of values and gradients against references of high precision.",
+    "adversarial_matrices": "Call every operator with ill-conditioned and invalid matrices.",
+    "corrupted_files": "Read damaged files of every kind.",
+    "faults": "Kill, fill and damage trainings, and resume them.",
+    "load": "Send requests of many visitors to the web page.",
+    "long_runs": "Watch memory over long runs, in threads and in processes.",
+    "peer_suites": "Run the tests of pyRiemann and spd_learn on our functions.",
+}
+"""Programs with their own options: --help lists them."""
 
 if __name__ == "__main__":
+    name = next(iter(sys.argv[1:]), "--help")
+    if name in PROGRAMS:
+        sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
+        module = f"benchmarks.{name}.__main__" if name == "peer_suites" else f"benchmarks.{name}"
+        sys.exit(importlib.import_module(module).main())
+    if name in ("-h", "--help"):
+        print("\n".join(["Programs:", *(f"  {key:<22} {text}" for key, text in PROGRAMS.items()), ""]))
     main(commands=COMMANDS, prog="python -m benchmarks")

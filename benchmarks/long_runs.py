@@ -1,7 +1,7 @@
-"""Work long, and in many places at once, and write what was left behind: ``python benchmarks/long_runs.py``.
+"""Watch memory over long runs, in threads and in processes: ``python -m benchmarks long_runs``.
 
-Training (a small model through our layers, with checkpoints and validations), segmenting photographs with the network
-in the package, eight threads, fork after use, spawn. The summary goes to ``benchmarks/results/long_runs.json``.
+A small training with checkpoints and validations, segmentation with the network in the package, eight threads, forked
+and spawned processes. The summary is ``benchmarks/results/long_runs.json``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
     wrong = sum(result["wrong"] for result in many.values())
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
-        "command": f"python benchmarks/long_runs.py --steps {options.steps} --photographs {options.photographs}",
+        "command": f"python -m benchmarks long_runs --steps {options.steps} --photographs {options.photographs}",
         "promise": f"in the second half, with a certainty of 95 %, memory rises by less than {MEGABYTES} MB, Python's "
         f"blocks by less than {BLOCKS}; all else not at all; no wrong result",
         "kept": not grown and not wrong,
@@ -77,7 +77,3 @@ def main() -> int:
     options.output.write_text(json.dumps(summary, indent=2) + "\n")
     print(f"{'nothing grew, nothing was wrong' if summary['kept'] else f'{grown}, {wrong} wrong'}: {options.output}")
     return 0 if summary["kept"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "command_help",
     "katex",
+    "measured",
     "notebooks",
     "sphinx_copybutton",
 ]

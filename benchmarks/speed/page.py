@@ -1,4 +1,4 @@
-"""The page of all results: tables and plots, losses included, generated and never edited by hand."""
+"""The page of all results: tables and plots, generated and never edited by hand."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ INTRODUCTION = """# Benchmarks
 Every number on this page was measured by
 
 ```
-python -m benchmarks speed --output benchmarks/results --page docs/benchmarks.md
+python -m benchmarks speed --output benchmarks/results
 ```
 
-on the machine named above it, and is kept with the versions of everything in `benchmarks/results`. Times are medians
-in milliseconds, or of a single call that takes long; hold the pointer over a time to see its first and third quartile.
-On a GPU times include the launches, as a training loop would feel them. Memory is the peak above what was there before
-the call. The fastest of each case is bold; where that is not this package, it is a loss and stays in the table. A
-package that was not installed on the machine is marked missing.
+on the machine in the heading; all records with versions and revisions are in `benchmarks/results`. Times are medians in
+milliseconds, or of a single call if it is long; hover over a time for its first and third quartile. On a GPU they
+include kernel launches. Memory is the peak above the level before the call. The fastest of each case is bold, also if
+it is not this package. Packages that were not installed on the machine are marked missing.
 """
 
 
@@ -190,16 +189,21 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
     return text
 
 
-def write_page(folder: Path, page: Path) -> Path:
-    """Write the Markdown page of all machines, whose JSON files a folder holds; plots go to ``_static/benchmarks``."""
-    # Summaries of other kinds may lie beside the machines' files.
+def write_page(folder: Path, page: Path, *, link: str = "_static/benchmarks", figures: Path | None = None) -> Path:
+    """Write the Markdown page of all machines whose JSON files are in a folder.
+
+    Args:
+        folder: results, one file per machine; files of other programs are skipped.
+        page: the file to write.
+        link: folder of the plots as the page links it.
+        figures: folder of the plots, by default ``link`` next to the page.
+    """
     paths = sorted(folder.glob("*.json"))
     files = [path for path in paths if "records" in read_json(path, limit=1 << 28)]
     if not files:
         others = f": {shorten(', '.join(path.name for path in paths))} has no records" if paths else ""
-        raise DataError(f"there are no results in {folder}{others}; measure first.")
-    link = "_static/benchmarks"
-    figures = page.parent / link
+        raise DataError(f"There are no results in {folder}{others}. Measure first.")
+    figures = figures or page.parent / link
     figures.mkdir(parents=True, exist_ok=True)
     everything = sorted((load_results(f) for f in files), key=lambda r: (r.machine["kind"] != "cuda", r.name))
     text = [INTRODUCTION, *(line for results in everything for line in _machine_section(results, figures, link))]

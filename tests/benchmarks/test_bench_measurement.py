@@ -147,7 +147,7 @@ def test_page_shows_losses_and_missing_peers(tmp_path):
 
 
 def test_page_without_results(tmp_path):
-    with pytest.raises(DataError, match="measure first"):
+    with pytest.raises(DataError, match="Measure first"):
         write_page(tmp_path, tmp_path / "page.md")
 
 

@@ -1,4 +1,4 @@
-"""A little of ``python benchmarks/long_runs.py``: nothing stays behind, and threads and processes agree."""
+"""A little of ``python -m benchmarks long_runs``: nothing stays behind, and threads and processes agree."""
 
 import sys
 import tempfile

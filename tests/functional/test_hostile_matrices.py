@@ -1,4 +1,4 @@
-"""The seeded beginning of the suite of hostile matrices; benchmarks/hostile_matrices.py judges 20,000 cases."""
+"""The first cases of the adversarial matrices; ``python -m benchmarks adversarial_matrices`` judges 20,000."""
 
 from dataclasses import replace
 

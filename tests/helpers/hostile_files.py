@@ -4,7 +4,7 @@
 them, most of them commands. :func:`attack` harms one file in a way that a number decides and makes the calls in a
 process of its own. What is promised: the files are read, or one line names the bad one and says why; never a traceback,
 a warning, a crash, an endless wait, more than a gigabyte of memory, or a half-written result.
-``benchmarks/fuzz_files.py`` repeats this as often as one likes.
+``python -m benchmarks corrupted_files`` repeats this as often as one likes.
 """
 
 import copy

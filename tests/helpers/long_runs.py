@@ -1,6 +1,6 @@
 """Work that takes long, and what it may leave behind: nothing.
 
-``benchmarks/long_runs.py`` does it at full length, the tests a little of it.
+``python -m benchmarks long_runs`` does it at full length, the tests a little of it.
 """
 
 import ctypes

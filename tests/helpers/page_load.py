@@ -1,6 +1,6 @@
 """Many visitors of the page at once, with good and with adversarial requests.
 
-``benchmarks/page_load.py`` sends thousands of requests from many clients, the tests a few.
+``python -m benchmarks load`` sends thousands of requests from many clients, the tests a few.
 """
 
 import io

@@ -3,7 +3,7 @@
 ``FAULTS`` maps a name to a function ``fault(folder, draw)``, which trains the tiny system in ``folder``, does harm at a
 moment that ``draw`` chooses, and asserts what is promised: nothing is lost but the steps since the last checkpoint, a
 resumed run ends with the bits and the lines of metrics of an undisturbed one, and an error says what to do.
-``benchmarks/training_faults.py`` repeats them as often as one likes.
+``python -m benchmarks faults`` repeats them as often as one likes.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A few harmed files for every reader; ``python benchmarks/fuzz_files.py`` harms thousands."""
+"""A few harmed files for every reader; ``python -m benchmarks corrupted_files`` harms thousands."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One of each kind of fault; ``python benchmarks/training_faults.py`` repeats them with other details."""
+"""One of each kind of fault; ``python -m benchmarks faults`` repeats them with other details."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Run the tests of pyRiemann's geometry and of spd_learn with this package's operators in the place of theirs.
+"""Run the tests of pyRiemann's geometry and of spd_learn with this package's operators.
 
     pip install pyriemann==0.12 spd_learn==0.2.1
     pip download --no-deps --no-binary :all: pyriemann==0.12 spd_learn==0.2.1    # and unpack both: the tests are there
-    python benchmarks/peer_suites/run.py pyriemann-0.12 spd_learn-0.2.1
+    python -m benchmarks peer_suites pyriemann-0.12 spd_learn-0.2.1
 
 Nothing is installed. Each suite runs twice: as it is, and with the functions replaced by the plugins beside this file.
 A test counts where it passes as it is; the summary says how many of those pass with ours, and names the others.
@@ -85,7 +85,3 @@ def main() -> None:
     for name, found in results.items():
         print(f"{name} {found['version']}: {found['pass_with_ours']} of {found['pass_as_they_are']}")
     options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

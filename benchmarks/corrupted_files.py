@@ -1,7 +1,7 @@
-"""Harm files of every kind that is read, and write what came of it: ``python benchmarks/fuzz_files.py``.
+"""Read damaged files of every kind: ``python -m benchmarks corrupted_files``.
 
-Each harm is one of ``tests/helpers/hostile_files.py`` that its number decides, so that a finding can be repeated:
-``--only READER --first N --files 1``. The summary goes to ``benchmarks/results/fuzz_files.json``.
+Each damage is one of ``tests/helpers/hostile_files.py``, determined by its number, and can be repeated:
+``--only READER --first N --files 1``. The summary is ``benchmarks/results/corrupted_files.json``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--processes", type=int, default=2, help="harmed files at a time")
     parser.add_argument("--only", choices=READERS, help="one reader only")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "fuzz_files.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "corrupted_files.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = [options.only] if options.only else list(READERS)
@@ -67,7 +67,7 @@ def main() -> int:
     total = sum(verdicts.values(), Counter())
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
-        "command": f"python benchmarks/fuzz_files.py --first {options.first} --files {options.files}",
+        "command": f"python -m benchmarks corrupted_files --first {options.first} --files {options.files}",
         "files": options.files,
         "promise": f"read, or refused in one line that names the file, within {SECONDS:g} s and {MEMORY >> 20} MB",
         "verdicts": dict(total),
@@ -90,7 +90,3 @@ def main() -> int:
     options.output.write_text(json.dumps(summary, indent=2) + "\n")
     print(f"\n{dict(total)}: {options.output}")
     return 0 if not findings else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

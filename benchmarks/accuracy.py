@@ -1,8 +1,7 @@
-"""Measure the tables and the figure of the numerical-stability page.
+"""Measure errors of values and gradients against references of high precision: ``python -m benchmarks accuracy``.
 
-    python docs/measure_stability.py
-
-writes docs/_generated/stability_*.md and docs/_static/stability_gap.png. Everything runs on the CPU in a few minutes.
+Writes the tables of the page on numerical stability, docs/_generated/stability_*.md, and
+docs/_static/stability_gap.png, in a few minutes on a CPU.
 
 The reference of pooling is computed in 80-bit floating point (numpy's longdouble) by one-sided Jacobi rotations on F
 itself, which give small singular values to high relative accuracy, and by the closed forms of the divided differences.
@@ -28,7 +27,7 @@ import matbackprop
 from matbackprop.vision.report.figures import lines
 from matbackprop.vision.report.tables import Table
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "docs"
 EPS = 1e-3
 Longdouble = NDArray[np.longdouble]
 
@@ -376,7 +375,3 @@ def main() -> None:
     packages = ", ".join(f"{p} {metadata.version(p)}" for p in ("torch", "numpy", "spd_learn", "geoopt"))
     said = f"Measured with Python {platform.python_version()}, {packages}, on {platform.machine()}, one thread.\n"
     (out / "stability_versions.md").write_text(said)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""Do harm to trainings many times over, and write what was left: ``python benchmarks/training_faults.py``.
+"""Kill, fill and damage trainings many times, and resume them: ``python -m benchmarks faults``.
 
-Each fault is one of ``tests/helpers/training_faults.py`` with details that its number decides, so that a failure can be
-repeated: ``--only NAME --first N --count 1``. The summary goes to ``benchmarks/results/training_faults.json``.
+Each fault is one of ``tests/helpers/training_faults.py`` with details that its number determines, and can be repeated:
+``--only NAME --first N --count 1``. The summary is ``benchmarks/results/faults.json``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, help="number of faults")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--only", choices=FAULTS, help="one kind only")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "training_faults.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "faults.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     heed_signals()
@@ -57,7 +57,7 @@ def main() -> int:
         print(f"\r{number + 1 - options.first} of {options.count}", end="", file=sys.stderr)
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
-        "command": f"python benchmarks/training_faults.py --count {options.count}",
+        "command": f"python -m benchmarks faults --count {options.count}",
         "injected": options.count,
         "survived": sum(kind["survived"] for kind in kinds.values()),
         "seconds": round(time.perf_counter() - started),
@@ -70,7 +70,3 @@ def main() -> int:
     options.output.write_text(json.dumps(summary, indent=2) + "\n")
     print(f"\n{summary['survived']} of {options.count} survived: {options.output}")
     return 0 if summary["survived"] == options.count else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-"""Besiege the page with many visitors at once, and write what came of it: ``python benchmarks/page_load.py``.
+"""Load test of the web page with many visitors at once: ``python -m benchmarks load``.
 
-The page is started by ``matbackprop serve`` in a process of its own. Clients upload photographs, files that are no
-pictures, bombs and huge files, send paths and names that are not theirs, and nonsense; every answer is
-searched for traces of the machine and for other people's photographs. The summary goes to
-``benchmarks/results/page_load.json``.
+Clients of ``matbackprop serve`` upload photographs, other files, decompression bombs and huge files, and send paths and
+names of others; every answer is searched for traces of the machine and for other visitors' photographs. The summary is
+``benchmarks/results/load.json``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=16, help="visitors at the same time")
     parser.add_argument("--requests", type=int, default=2_000, help="visits of all of them together")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "page_load.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "load.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         server = subprocess.Popen(
@@ -72,7 +71,7 @@ def main() -> int:
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     kept = not tally.wrong and grown["at_most"] < MEGABYTES and not left and address.startswith("http://127.0.0.1:")
     summary = {
-        "command": f"python benchmarks/page_load.py --clients {options.clients} --requests {options.requests}",
+        "command": f"python -m benchmarks load --clients {options.clients} --requests {options.requests}",
         "promise": f"every answer right within {SECONDS:g} s and without a trace of the machine or of others; memory "
         f"rises by less than {MEGABYTES} MB in the second half; no file is left",
         "kept": kept,
@@ -96,7 +95,3 @@ def main() -> int:
         print("".join(log[-200:]))
     print(f"{dict(tally.answers)}: {options.output}")
     return 0 if kept else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

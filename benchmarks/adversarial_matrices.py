@@ -1,9 +1,8 @@
-"""Give hostile matrices to every operator, and write what came back: ``python benchmarks/hostile_matrices.py``.
+"""Call every operator with ill-conditioned and invalid matrices: ``python -m benchmarks adversarial_matrices``.
 
-The cases are those of ``tests/helpers/hostile.py``; each is decided by its number, so that one can be repeated:
-``--only 1234``. Progress is kept beside the summary, ``benchmarks/results/hostile_matrices.json``, and a run that was
-interrupted resumes where it was. 20,000 cases take half an hour of one processor, and half as long where gmpy2 is
-installed, for mpmath to count with; the answers are the same.
+The cases are those of ``tests/helpers/hostile.py``; each is determined by its number and can be repeated:
+``--only 1234``. An interrupted run resumes. 20,000 cases take half an hour on one processor, and half as long if gmpy2
+is installed. The summary is ``benchmarks/results/adversarial_matrices.json``.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 BAD = ("needless error", "unclear error", "silently wrong")
+VERDICTS = ("exact", "undetermined", "clear error", *BAD)
 
 
 def judge(task: tuple[int, int]) -> dict:
@@ -51,8 +51,6 @@ def summary(records: list[dict], seed: int, seconds: float | None, revision: str
     """Counts by operator and by kind, and every case that should not be."""
     import torch
 
-    from helpers.hostile import VERDICTS
-
     verdicts = [*VERDICTS, *({r["verdict"] for r in records} - set(VERDICTS))]
 
     def counts(rows: list[dict]) -> dict[str, int]:
@@ -64,7 +62,7 @@ def summary(records: list[dict], seed: int, seconds: float | None, revision: str
 
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return {
-        "command": f"python benchmarks/hostile_matrices.py --cases {len(records)} --seed {seed}",
+        "command": f"python -m benchmarks adversarial_matrices --cases {len(records)} --seed {seed}",
         "cases": len(records),
         "verdicts": counts(records),
         "revision": revision or git.stdout.strip(),
@@ -79,11 +77,9 @@ def summary(records: list[dict], seed: int, seconds: float | None, revision: str
 
 
 def table(result: dict) -> str:
-    """The counts by kind of matrix, and what made them, in Markdown."""
-    from helpers.hostile import KINDS, VERDICTS
-
+    """The counts by kind of matrix, and the command and revision, in Markdown."""
     lines = [f"| kind | {' | '.join(VERDICTS)} |", "| --- |" + " ---: |" * len(VERDICTS)]
-    rows = [*((kind, result["kinds"].get(kind, {})) for kind in KINDS), ("**all**", result["verdicts"])]
+    rows = [*result["kinds"].items(), ("**all**", result["verdicts"])]
     lines += [f"| {name} | {' | '.join(str(counts.get(v, 0)) for v in VERDICTS)} |" for name, counts in rows]
     made = f"`{result['command']}` at {result['revision']}, torch {result['torch']}, {result['processor']}."
     return "\n".join([*lines, "", made, ""])
@@ -96,16 +92,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--only", type=int, nargs="+", help="judge these cases and print what came back")
-    parser.add_argument("--table", type=Path, help="write the counts as a Markdown table, from the summary as it is")
     parser.add_argument("--revision", help="of the package, where git cannot tell it")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "hostile_matrices.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "adversarial_matrices.json")
     options = parser.parse_args()
     if options.only:
         for number in options.only:
             print(json.dumps(judge((options.seed, number)), indent=2, ensure_ascii=False))
-        return 0
-    if options.table:
-        options.table.write_text(table(json.loads(options.output.read_text())))
         return 0
     progress = options.output.with_suffix(f".{options.seed}.jsonl")
     done = {r["number"]: r for r in map(json.loads, progress.read_text().splitlines())} if progress.exists() else {}
@@ -123,7 +115,3 @@ def main() -> int:
     progress.unlink()
     print(f"\n{result['verdicts']}: {options.output}")
     return 1 if result["to mend"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
