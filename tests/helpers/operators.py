@@ -465,6 +465,15 @@ CASES = [
     ),
     *_geometry_cases(),
     Case("spd_bimap", spd.bimap, _with(_matrices, _rand(3, 2, seed=23).expand(2, 3, 2)), options=False, single=False),
+    Case(
+        "spd_frechet_distance",
+        spd.frechet_distance,
+        _with(_features(4, 3), _rand(2, 5, 3, seed=33)),
+        invariants=_per_image,
+        single=False,
+        orders=1,
+        composed=True,
+    ),
     Case("spd_re_eig", lambda a, **o: spd.re_eig(a, 1.3, **o), **_of_matrix),
     Case("spd_log_eig", spd.log_eig, **_of_matrix),
     Case(

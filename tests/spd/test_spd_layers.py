@@ -21,7 +21,18 @@ def covariances(count, n=4, seed=0):
 
 
 def test_public_names():
-    functions = {"batch_norm", "bimap", "distance", "exp_map", "geodesic", "log_eig", "log_map", "mean", "re_eig"}
+    functions = {
+        "batch_norm",
+        "bimap",
+        "distance",
+        "exp_map",
+        "frechet_distance",
+        "geodesic",
+        "log_eig",
+        "log_map",
+        "mean",
+        "re_eig",
+    }
     assert set(spd.__all__) == functions | {"BatchNorm", "BiMap", "LogEig", "ReEig"}
     for name in spd.__all__:
         public = getattr(spd, name)

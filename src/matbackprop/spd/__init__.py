@@ -4,6 +4,7 @@ Three metrics, by name: ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures
 leading batch dimensions, real matrices and complex Hermitian ones, and mixtures of both.
 """
 
+from matbackprop.spd._frechet import frechet_distance as frechet_distance
 from matbackprop.spd._functions import batch_norm as batch_norm
 from matbackprop.spd._functions import bimap as bimap
 from matbackprop.spd._functions import distance as distance
