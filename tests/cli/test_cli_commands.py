@@ -342,7 +342,7 @@ def test_data_download(tmp_path, capsys, monkeypatch):
 
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     assert call("data", "download", "bsds500") == 2
-    assert "no folder to download to" in capsys.readouterr().err
+    assert "No folder to download to" in capsys.readouterr().err
     asked = []
     monkeypatch.setattr(downloads, "download_dataset", lambda *a, **k: asked.append(a) or a[1])
     monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path))

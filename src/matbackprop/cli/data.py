@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.files import printable
 
 # ---------------------------------------------------------------------------------------------------------------- check
 
 
 @dataclass
 class Check:
-    """Read every file of a data set in BSDS's or COCO's layout and name each bad one. Exits with 1 if there is any."""
+    """Read every file of a data set in the layout of BSDS or COCO and name each bad one. Exits with 1 if any is bad."""
 
     root: Annotated[Path, tyro.conf.Positional]
     """Folder of the data set."""
@@ -25,7 +26,6 @@ class Check:
 
 
 def check(config: Check) -> dict[str, Any]:
-    """Check a data set."""
     from matbackprop.vision.data.check import check_dataset
 
     result = check_dataset(config.root, threads=config.threads)
@@ -35,7 +35,7 @@ def check(config: Check) -> dict[str, Any]:
     for note in result.notes:
         print(f"  note: {note}")
     for problem in result.problems:
-        print(f"  bad: {problem}")
+        print(printable(f"  bad: {problem}"))
     return {
         "summary": f"{config.root}: "
         + ("everything is in order" if result.good else f"{len(result.problems)} problems"),
@@ -52,12 +52,12 @@ def check(config: Check) -> dict[str, Any]:
 
 @dataclass
 class Download:
-    """Fetch a data set, or the weights of a backbone, from its official address."""
+    """Download a data set, or the weights of a backbone, from its official address."""
 
     what: Annotated[Literal["bsds500", "bsds300", "coco", "alexnet", "vgg16"], tyro.conf.Positional]
     """Data set or weights."""
     folder: Path | None = None
-    """Where it goes. By default below $MATBACKPROP_DATA; weights go to the cache."""
+    """Target folder. By default below $MATBACKPROP_DATA; for weights the cache."""
     keep_archives: bool = False
     """Keep the downloaded archives."""
 
@@ -66,7 +66,6 @@ _FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
 
 
 def download(config: Download) -> dict[str, Any]:
-    """Download."""
     from matbackprop.vision.data.cache import default_cache_folder
     from matbackprop.vision.data.download import download_dataset
     from matbackprop.vision.models.backbones import BACKBONES
@@ -80,7 +79,7 @@ def download(config: Download) -> dict[str, Any]:
     if target is None:
         root = os.environ.get("MATBACKPROP_DATA")
         if not root:
-            raise DataError("no folder to download to: give --folder, or set MATBACKPROP_DATA.")
+            raise DataError("No folder to download to. Pass --folder, or set MATBACKPROP_DATA.")
         target = Path(root) / _FOLDERS[config.what]
     path = download_dataset(config.what, target, keep_archives=config.keep_archives)
     return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}
@@ -91,7 +90,7 @@ def download(config: Download) -> dict[str, Any]:
 
 @dataclass
 class CacheConfig:
-    """List what is cached; --make prepares a recipe's data, --verify compares checksums, --remove deletes."""
+    """List caches; --make prepares the data of a recipe, --verify compares checksums, --remove deletes."""
 
     folder: Annotated[Path | None, tyro.conf.Positional] = None
     """Folder of caches. By default $MATBACKPROP_CACHE, or matbackprop in the user's cache folder."""
@@ -100,15 +99,14 @@ class CacheConfig:
     preset: str = "paper"
     """Preset of that recipe."""
     config: Path | None = None
-    """TOML or JSON file of fields laid over the preset, for example data.root."""
+    """TOML or JSON file of fields that override the preset, for example data.root."""
     verify: bool = False
     """Compare the checksums. Exits with 1 if a cache is damaged."""
     remove: Literal["none", "damaged", "all"] = "none"
-    """Delete caches; they are made again when they are needed."""
+    """Delete caches; they are rebuilt when needed."""
 
 
 def cache(config: CacheConfig) -> dict[str, Any]:
-    """List, verify or remove caches."""
     from matbackprop.vision.data.cache import cache_folders, default_cache_folder, open_cache, remove_cache
 
     if config.make != "none":
@@ -130,7 +128,7 @@ def cache(config: CacheConfig) -> dict[str, Any]:
         if removed:
             try:
                 remove_cache(path)
-            except ConfigurationError as error:  # there is something else in it
+            except ConfigurationError as error:  # it holds other files
                 removed, kept, state = False, kept + 1, f"{state}KEPT "
                 arrays = str(error)
         print(f"{state}{'removed ' if removed else ''}{path} ({size / 1e6:.1f} MB): {arrays}")
@@ -147,7 +145,7 @@ def cache(config: CacheConfig) -> dict[str, Any]:
 
 
 def _make(config: CacheConfig) -> None:
-    """Let a recipe prepare its data, which caches them."""
+    """Let a recipe prepare its data."""
     from matbackprop.vision.configuration import merge
     from matbackprop.vision.training.config import get_recipe, resolve
 

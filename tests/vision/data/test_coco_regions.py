@@ -347,7 +347,7 @@ def test_without_jitter_and_flip_every_epoch_is_the_same(regions):
     source = cr.RegionSource(regions, np.arange(12))
     one, two = (source.fetch(torch.arange(12), epoch) for epoch in (0, 1))
     assert torch.equal(one["placement"], two["placement"]) and not one["placement"].any()
-    with pytest.raises(DataError, match="no region is left"):
+    with pytest.raises(DataError, match="No region is left"):
         cr.RegionSource(regions, np.arange(0))
 
 

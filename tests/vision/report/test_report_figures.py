@@ -43,12 +43,6 @@ def test_curves_without_numbers_say_so():
         figures.curves([{"step": 1, "epoch": 0, "time": 0.0}])
 
 
-def test_spectrum_is_sorted_and_counts_what_it_cannot_show():
-    fig = figures.spectrum([1.0, 10.0, -1.0], eps=0.1)
-    np.testing.assert_allclose(fig.axes[0].lines[0].get_ydata(), [10.0, 1.0])
-    assert "1 not positive" in fig.axes[0].get_legend().get_texts()[0].get_text()
-
-
 def test_confusion_matrix_shows_shares_of_rows_and_survives_an_empty_class():
     fig = figures.confusion_matrix([[3, 1], [0, 0]], ["a", "b"])
     np.testing.assert_allclose(fig.axes[0].images[0].get_array(), [[0.75, 0.25], [0, 0]])
@@ -113,7 +107,7 @@ def test_inline_drawings_have_their_own_ids_and_the_page_s_inks():
 
 def test_the_same_data_give_the_same_file(tmp_path):
     for name in ("a.png", "b.png"):
-        figures.spectrum([3.0, 2.0, 1.0], tmp_path / name)
+        figures.lines({"a": ([1, 2, 3], [3.0, 2.0, 1.0])}, tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 

@@ -1,4 +1,1 @@
-"""Data: BSDS and COCO regions, shapes made on the fly, caches, checks and downloads.
-
-Each module stands alone and is imported by its own name, so that using one needs the extras of that one only.
-"""
+"""Data sets, caches, checks and downloads. Import the modules by name; each needs only its own extras."""

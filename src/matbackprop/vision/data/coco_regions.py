@@ -1,12 +1,9 @@
-"""Object regions from any COCO-format file: read, crop, cache once, and feed to a GPU at full speed.
+"""Object regions of COCO-format files: cropped once, cached, and assembled to batches on the device.
 
-The way of a region: its bounding box is cut out of the image and resized so that the longest side is 200 px; colours
-and mask are stored as four bytes per pixel in one memory-mapped array (:func:`cache_regions`). Training reads whole
-batches of bytes, or keeps the array on the device (:func:`resident_store`), and :func:`place_regions` does everything
-else there at once: the jittered placement on the 227×227 canvas, the flip, masking and normalisation.
-
-What is random about a placement is drawn from (seed, epoch) alone (:func:`draw_placements`), so that a run that was
-stopped resumes with exactly the batches that were still to come, on any number of processes.
+The bounding box of a region is cropped and resized to a longest side of 200 px; colors and mask are stored as four
+bytes per pixel in one memory-mapped array (:func:`cache_regions`). Training reads batches of bytes, or keeps the array
+on the device (:func:`resident_store`); :func:`place_regions` does the jittered placement on the 227×227 canvas, the
+flip, masking and normalization. Placements depend on (seed, epoch) alone, so that a resumed run sees the same batches.
 """
 
 from __future__ import annotations
@@ -45,17 +42,17 @@ _COLUMNS = {"sizes": np.int64, "labels": np.int64, "areas": np.float64, "image_i
 def crop_region(
     image: np.ndarray, mask: np.ndarray, window: tuple[slice, slice], *, side: int = SIDE, margin: float = 0.0
 ) -> NDArray[np.uint8]:
-    """Cut a region out and resize it so that its longest side is ``side``.
+    """Crop a region and resize it to a longest side of ``side``.
 
     Args:
         image: uint8 RGB (h, w, 3).
         mask: uint8 zeros and ones (h, w).
-        window: rows and columns to cut out (see :func:`~matbackprop.vision.data.coco.region_window`).
-        side: the longest side afterwards.
-        margin: what is cut out around the window, as a share of its longest side.
+        window: rows and columns to crop (see :func:`~matbackprop.vision.data.coco.region_window`).
+        side: longest side of the result.
+        margin: border around the window, as a fraction of its longest side.
 
     Returns:
-        uint8 (h', w', 4), red, green, blue and the share of the pixel inside the region in 255ths.
+        uint8 (h', w', 4): red, green, blue, and the fraction of the pixel inside the region in 255ths.
     """
     from PIL import Image
 
@@ -73,7 +70,7 @@ def crop_region(
 
 
 class _CroppedImage(NamedTuple):
-    """What a worker hands back for one image: a row per region that was kept, and the problems of the others."""
+    """Crops of one image: a row per usable region, and the problems of the others."""
 
     pixels: np.ndarray
     sizes: list[tuple[int, int]]
@@ -103,7 +100,7 @@ class Regions:
     """Cropped regions in memory-mapped arrays, as :func:`cache_regions` wrote them.
 
     Attributes:
-        pixels: uint8 (n, side, side, 4), the region in the upper left corner: red, green, blue, share inside the mask.
+        pixels: uint8 (n, side, side, 4), the region in the upper left corner: red, green, blue, fraction in the mask.
         sizes: int64 (n, 2), height and width of the region there.
         labels: int64 (n,), positions in ``categories``.
         areas: float64 (n,), area in the original image, in pixels.
@@ -149,7 +146,7 @@ class Regions:
         return [c["name"] for c in self.categories]
 
     def report(self) -> str:
-        """One line: how many regions, classes and images, and what was left out."""
+        """Numbers of regions, classes and images, and of annotations left out, in one line."""
         left_out = ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items())) or "nothing"
         unused = f"; {len(self.unused)} classes have no region" if self.unused else ""
         images = len(np.unique(self.image_ids))
@@ -159,7 +156,7 @@ class Regions:
 def regions_key(
     annotations: str | Path, images: str | Path, *, side: int, minimum_area: float, margin: float = 0.0
 ) -> str:
-    """The hash that names the cache of these regions: it changes with the annotation file and every setting."""
+    """Hash of the annotation file and all settings, which names the cache."""
     stat = Path(annotations).stat()
     file = {"annotations": Path(annotations).name, "bytes": stat.st_size, "changed": stat.st_mtime_ns}
     made = {"version": CACHE_VERSION, "images": str(Path(images).resolve()), "side": side, "minimum_area": minimum_area}
@@ -177,23 +174,23 @@ def cache_regions(
     missing_images: Literal["raise", "skip"] = "raise",
     workers: int | None = None,
 ) -> Regions:
-    """Crop all regions once, in parallel, or open the cache if it is there.
+    """Crop all regions in parallel, or open the cache if it exists.
 
     Args:
-        annotations, images: the COCO-format file, and the folder of the images.
-        folder: where caches live; the cache is a folder ``regions-<hash>`` in it.
+        annotations, images: COCO-format file and folder of the images.
+        folder: folder of caches; this one is ``regions-<hash>`` in it.
         side: longest side of a region in pixels.
         minimum_area: smallest area in the original image, in pixels.
-        margin: what belongs to a region around its box, as a share of the box's longest side.
+        margin: border around a region's box, as a fraction of its longest side.
         missing_images: as in :func:`~matbackprop.vision.data.coco.read_regions`; images that cannot be read or have
-            another size than the annotations say are treated alike.
-        workers: processes that crop; None takes one for every CPU core, 0 crops in this process.
+            another size than the annotations say are treated likewise.
+        workers: processes; None for one per CPU core, 0 for none.
     """
     key = regions_key(annotations, images, side=side, minimum_area=minimum_area, margin=margin)
     path = Path(folder) / f"regions-{key}"
     if path.exists():
         regions = Regions(open_cache(path))
-        # One that leaves images out was made under "skip", and the images may be there by now.
+        # A cache without some images was written under "skip"; they may exist now.
         if missing_images == "skip" or not any(regions.skipped.get(kind) for kind in BAD_IMAGE):
             return regions
     index = read_regions(annotations, images, minimum_area=minimum_area, missing_images=missing_images)
@@ -207,8 +204,7 @@ def cache_regions(
             bad_image = next((p for p in cropped.problems if p.kind in BAD_IMAGE), None)
             if bad_image is not None and missing_images == "raise":
                 raise DataError(
-                    f"an image cannot be used: {bad_image}. Replace the file, or pass missing_images='skip' to leave "
-                    "its regions out."
+                    f"An image cannot be used: {bad_image}. Replace the file, or pass missing_images='skip'."
                 )
             problems.extend(p for p in cropped.problems if p.kind != "empty mask")
             skipped.update([bad_image.kind] * len(entry.regions) if bad_image else [p.kind for p in cropped.problems])
@@ -222,7 +218,7 @@ def cache_regions(
                 yield cropped.pixels
         if not columns["labels"]:
             raise DataError(
-                f"{annotations} gives no region with a mask; left out: {dict(skipped)} ({first_problems(problems, 2)})."
+                f"{annotations} has no usable region; left out: {dict(skipped)} ({first_problems(problems, 2)})."
             )
         if problems:
             _log.warning("%d problems of %s, left out: %s", len(problems), annotations, first_problems(problems, 3))
@@ -244,7 +240,7 @@ def _crop_all(images: list[ImageRegions], side: int, margin: float, workers: int
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:
-    """Raise DataError, with the first differences, unless both sets number the same categories alike."""
+    """Raise DataError with the first differences unless both sets have the same categories."""
     if train.categories == validation.categories:
         return
     first = {c["id"]: c["name"] for c in train.categories}
@@ -255,15 +251,16 @@ def check_same_categories(train: Regions, validation: Regions) -> None:
         if first.get(i) != second.get(i)
     ]
     raise DataError(
-        f"training and validation have different categories ({len(differences)} differences): "
+        f"Training and validation have different categories ({len(differences)} differences): "
         f"{'; '.join(differences[:3])}. Use annotation files of one data set, with one category list."
     )
 
 
 def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Split training regions by image, (n,): every ``every``-th, in the order of ids, is held out for tuning.
+    """Split training regions by image: every ``every``-th image, in the order of ids, is held out for tuning.
 
-    Positions of the regions to fit on and of those to tune on are returned.
+    Returns:
+        Positions of the regions to fit on, and of those to tune on.
 
     Example:
         >>> import numpy as np
@@ -272,16 +269,17 @@ def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, 
         ([2, 4], [0, 1, 3])
     """
     if every < 2:
-        raise ConfigurationError(f"one in at least 2 images must be held out, got every={every}.")
+        raise ConfigurationError(f"every is every={every}; it must be at least 2.")
     ids = np.unique(image_ids)
     held_out = np.isin(image_ids, ids[every - 1 :: every])
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
 def draw_placements(count: int, *, seed: int, epoch: int, jitter: int, flip: bool) -> np.ndarray:
-    """Draw how each of ``count`` regions is placed in an epoch: a function of (seed, epoch) alone.
+    """Draw the placements of ``count`` regions in an epoch from (seed, epoch) alone.
 
-    The result is int64 (count, 3): shifts down and right, of at most ``jitter`` pixels both ways, and 1 for a flip.
+    Returns:
+        int64 (count, 3): shifts down and right of at most ``jitter`` pixels, and 1 for a flip.
 
     Example:
         >>> placements = draw_placements(3, seed=0, epoch=1, jitter=5, flip=True)
@@ -294,7 +292,7 @@ def draw_placements(count: int, *, seed: int, epoch: int, jitter: int, flip: boo
 
 
 def balancing_weights(labels: np.ndarray) -> np.ndarray:
-    """Weights (n,) under which every class that occurs is drawn equally often.
+    """Weights (n,) by which all present classes are drawn equally often.
 
     Example:
         >>> balancing_weights(np.array([0, 0, 2])).tolist()
@@ -305,8 +303,8 @@ def balancing_weights(labels: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=16)
-def _normalisation(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Factor and offset that normalise bytes, kept on the device: making them anew would wait for it."""
+def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factor and offset that normalize bytes, cached on the device to avoid a synchronization."""
     mean, deviation = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     return (1 / (255 * deviation)).to(device), (mean / deviation).to(device)
 
@@ -321,27 +319,27 @@ def place_regions(
     background: Background = "keep",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Gather regions, place them on the canvas, flip, mask and normalise: one batch, all on the device of ``store``.
+    """Gather regions, place them on the canvas, flip, mask and normalize them, on the device of ``store``.
 
     Args:
-        store: the bytes, uint8 (n, side, side, 4), or the same seen as int32 (n, side, side).
-        index: int64 (b,) which regions.
+        store: uint8 (n, side, side, 4), or the same bytes as int32 (n, side, side).
+        index: int64 (b,) regions of the batch.
         sizes: int64 (b, 2) their height and width.
         placement: int64 (b, 3) shift down, shift right, flip.
         canvas: side of the output.
-        background: ``"keep"`` leaves the pixels around the object as they are, ``"mask"`` puts the mean colour there,
-            ``"dim"`` halves their difference to it.
+        background: ``"keep"`` keeps the pixels around the object, ``"mask"`` replaces them by the mean color, ``"dim"``
+            halves their difference to it.
         dtype: of the results.
 
     Returns:
-        The images (b, 3, canvas, canvas), normalised for the ImageNet networks, zero outside the region's box, in
-        channels-last memory; and the share of each pixel that is inside the mask (b, canvas, canvas).
+        Images (b, 3, canvas, canvas), normalized for ImageNet networks, zero outside the region's box, in channels-last
+        memory; and the fraction of each pixel inside the mask (b, canvas, canvas).
     """
     device = store.device
     if store.dtype == torch.uint8:
         store = store.view(torch.int32).squeeze(-1)
     ticks = torch.arange(canvas, device=device)
-    # Position of every canvas pixel inside the region; the region's centre lies on the canvas' centre before the shift.
+    # Position of every canvas pixel in the region, whose center is that of the canvas before the shift.
     corner = (canvas - sizes) // 2 + placement[:, :2]
     rows = ticks - corner[:, :1]
     columns = ticks - corner[:, 1:]
@@ -358,37 +356,34 @@ def place_regions(
     else:
         weight = (inside_rows[:, :, None] & inside_columns[:, None, :]).float()
         weight = (weight + mask) / 2 if background == "dim" else weight
-    scale, shift = _normalisation(device)
+    scale, shift = _normalization(device)
     image = (pixels[..., :3] * scale - shift) * weight.unsqueeze(-1)
     return image.to(dtype).permute(0, 3, 1, 2), mask.to(dtype)
 
 
 @functools.lru_cache(maxsize=4)
 def resident_store(path: Path, device: torch.device) -> Tensor:
-    """The bytes of all regions of a cache on ``device``, int32 (n, side, side); copied there once per process.
-
-    23,486 regions of 200 px take 3.8 GB.
-    """
+    """The bytes of all regions of a cache on ``device``, int32 (n, side, side); copied once per process."""
     pixels = open_cache(path).arrays["pixels"]
     count, side = pixels.shape[:2]
     store = torch.empty((count, side, side), dtype=torch.int32, device=device)
     for start in range(0, count, 1024):
-        part = np.array(pixels[start : start + 1024])  # torch wants memory it may write to
+        part = np.array(pixels[start : start + 1024])  # torch needs writable memory
         store[start : start + 1024] = torch.from_numpy(part).view(torch.int32).squeeze(-1).to(device)
     return store
 
 
 class RegionSource:
-    """Batches of regions for a loader: bytes or, where they are resident on the device, indices only.
+    """Batches of regions for a loader: bytes, or indices if the bytes are on the device.
 
-    :meth:`fetch` runs where the data are read; it gives ``index`` and ``placement`` and, unless ``resident``, the
-    ``pixels`` of a batch. :meth:`assemble` turns that into images on the device.
+    :meth:`fetch` returns ``index`` and ``placement`` and, unless ``resident``, the ``pixels`` of a batch.
+    :meth:`assemble` makes images of them on the device.
 
     Args:
-        regions: what to load.
-        positions: which of them; item i of this source is region ``positions[i]``.
-        seed: what the placements depend on, together with the epoch.
-        jitter: largest shift from the centre of the canvas in pixels.
+        regions: the regions.
+        positions: item i of this source is region ``positions[i]``.
+        seed: of the placements.
+        jitter: largest shift from the center of the canvas in pixels.
         flip: mirror half the regions.
         resident: keep the bytes of all regions on the device.
         canvas, background, dtype: of the images, as in :func:`place_regions`.
@@ -408,7 +403,7 @@ class RegionSource:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if len(positions) == 0:
-            raise DataError("no region is left; lower the minimum area, or look at the split.")
+            raise DataError("No region is left. Lower the minimum area, or check the split.")
         self.regions, self.positions = regions, np.asarray(positions)
         self.seed, self.jitter, self.flip, self.resident = seed, jitter, flip, resident
         self._placing: dict[str, Any] = {"canvas": canvas, "background": background, "dtype": dtype}
@@ -424,7 +419,7 @@ class RegionSource:
         return self.regions.labels[self.positions]
 
     def placements(self, epoch: int) -> np.ndarray:
-        """How the items are placed in an epoch, int64 (n, 3); zero without jitter and flip."""
+        """Placements of the items in an epoch, int64 (n, 3); zero without jitter and flip."""
         if not (self.jitter or self.flip):
             epoch = -1
         if self._placements is None or self._placements[0] != epoch:
@@ -436,19 +431,19 @@ class RegionSource:
         return self._placements[1]
 
     def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
-        """Read the items ``indices`` as they look in ``epoch``."""
+        """Read the items ``indices`` of an epoch."""
         items = np.asarray(indices)
         index = self.positions[items]
         batch = {"index": torch.from_numpy(index), "placement": torch.from_numpy(self.placements(epoch)[items])}
         if not self.resident:
-            order = np.argsort(index)  # ascending reads are kinder to the disk
+            order = np.argsort(index)  # ascending reads are faster
             pixels = np.empty((len(index), *self.regions.pixels.shape[1:]), np.uint8)
             pixels[order] = self.regions.pixels[index[order]]
             batch["pixels"] = torch.from_numpy(pixels)
         return batch
 
     def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Turn what :meth:`fetch` gave into ``image``, ``mask``, ``target`` and ``index`` on ``device``."""
+        """Make ``image``, ``mask``, ``target`` and ``index`` of a fetched batch on ``device``."""
         self._sizes, self._labels = self._sizes.to(device), self._labels.to(device)  # once
         index = batch["index"].to(device, non_blocking=True)
         if "pixels" in batch:

@@ -1,8 +1,8 @@
-"""Images of coloured, textured shapes, made on the fly from a seed: the data that both systems can always train on.
+"""Synthetic images of colored, textured shapes, on which both systems can be trained without data.
 
 :class:`ShapesRegions` gives objects with boxes, masks and classes, like COCO; :class:`ShapesSegmentation` gives label
-maps by several annotators who agree on some borders and not on others, like BSDS. :func:`write_shapes_coco` and
-:func:`write_shapes_bsds` write them in those data sets' own layouts, so that the real loaders run on them.
+maps by several annotators who agree on some borders only, like BSDS. :func:`write_shapes_coco` and
+:func:`write_shapes_bsds` write them in the layouts of those data sets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from matbackprop.vision.segmentation import connected_components
 Sample = TypeVar("Sample")
 
 CLASSES = ("disc", "square", "triangle", "ring", "cross", "star")
-"""Names of the classes of objects. Outline, hue and texture all say something about the class, none says all."""
+"""Classes of objects. Outline, hue and texture depend on the class."""
 OBJECTS = 4
 """Most objects in an image of regions."""
 ANNOTATORS = 3
@@ -65,7 +65,9 @@ class _Shapes(ABC, Generic[Sample]):
 
     def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), seed: int = 0) -> None:
         if length < 1 or min(size) < 32:
-            raise ConfigurationError(f"length {length}, size {size}: at least 1 image and 32 pixels per side.")
+            raise ConfigurationError(
+                f"length is {length} and size {size}; use at least 1 image and 32 pixels per side."
+            )
         self.length, self.size, self.seed = length, size, seed
 
     def __len__(self) -> int:
@@ -78,11 +80,11 @@ class _Shapes(ABC, Generic[Sample]):
 
     @abstractmethod
     def _draw(self, index: int) -> Sample:
-        """Make an image."""
+        """Draw an image."""
 
 
 class ShapesRegions(_Shapes[ShapesRegionsSample]):
-    """Images with one to four objects on a textured ground.
+    """Images with one to four objects on a textured background.
 
     Example:
         >>> sample = ShapesRegions(4, seed=0)[1]
@@ -99,15 +101,15 @@ class ShapesRegions(_Shapes[ShapesRegionsSample]):
         for number in range(1, 1 + int(draw.integers(1, OBJECTS + 1))):
             label = int(draw.integers(len(CLASSES)))
             radius = draw.uniform(0.15, 0.3) * min(h, w)
-            centre = draw.uniform(radius, h - radius), draw.uniform(radius, w - radius)
-            mask = _outline(CLASSES[label], self.size, centre, radius, draw.uniform(0, 2 * np.pi))
-            colour = _hue((label + draw.normal(0, 0.6)) / len(CLASSES), draw.uniform(0.5, 0.9))
-            pattern = _texture(draw, self.size, colour, amplitude=0.2, period=3.0 + 1.5 * label)
+            center = draw.uniform(radius, h - radius), draw.uniform(radius, w - radius)
+            mask = _outline(CLASSES[label], self.size, center, radius, draw.uniform(0, 2 * np.pi))
+            color = _hue((label + draw.normal(0, 0.6)) / len(CLASSES), draw.uniform(0.5, 0.9))
+            pattern = _texture(draw, self.size, color, amplitude=0.2, period=3.0 + 1.5 * label)
             image[mask] = pattern[mask]
             owner[mask] = number
             labels.append(label)
         image += draw.normal(0, 0.02, image.shape)
-        # An object of which others left less than 24 pixels is not an object any more.
+        # Objects with less than 24 visible pixels are dropped.
         visible = [i for i in range(len(labels)) if (owner == i + 1).sum() >= 24]
         masks = np.stack([owner == i + 1 for i in visible])
         return ShapesRegionsSample(
@@ -119,10 +121,9 @@ class ShapesRegions(_Shapes[ShapesRegionsSample]):
 
 
 class ShapesSegmentation(_Shapes[ShapesSegmentationSample]):
-    """Images whose ground is divided by a line and holds two to five shapes, with three human-like label maps.
+    """Images of two areas with two to five shapes, and three label maps.
 
-    The first annotator draws every region; each other one leaves out a border here and there, always the same for the
-    same image and annotator.
+    The first annotator draws every region; the others leave some out.
 
     Example:
         >>> sample = ShapesSegmentation(2)[0]
@@ -139,21 +140,21 @@ class ShapesSegmentation(_Shapes[ShapesSegmentationSample]):
         labels = side.astype(np.int64)
         for number in range(2, 2 + int(draw.integers(2, 6))):
             radius = draw.uniform(0.12, 0.28) * min(h, w)
-            centre = draw.uniform(0, h), draw.uniform(0, w)
+            center = draw.uniform(0, h), draw.uniform(0, w)
             kind = CLASSES[int(draw.integers(len(CLASSES)))]
-            labels[_outline(kind, self.size, centre, radius, draw.uniform(0, 2 * np.pi))] = number
+            labels[_outline(kind, self.size, center, radius, draw.uniform(0, 2 * np.pi))] = number
         image = np.zeros((h, w, 3))
         for number in np.unique(labels):
-            colour = _hue(draw.uniform(), draw.uniform(0.3, 0.95))
+            color = _hue(draw.uniform(), draw.uniform(0.3, 0.95))
             inside = labels == number
-            image[inside] = _texture(draw, self.size, colour, amplitude=0.1, period=draw.uniform(3, 9))[inside]
+            image[inside] = _texture(draw, self.size, color, amplitude=0.1, period=draw.uniform(3, 9))[inside]
         image += draw.normal(0, 0.02, image.shape)
         maps = [labels] + [self._merged(labels, index, a) for a in range(1, ANNOTATORS)]
         parts = connected_components(torch.from_numpy(np.stack(maps)), connectivity=8)
         return ShapesSegmentationSample(_to_bytes(image), list(parts))
 
     def _merged(self, labels: np.ndarray, index: int, annotator: int) -> np.ndarray:
-        """Let each shape vanish into the ground under it with probability a quarter."""
+        """Remove each shape with probability 1/4."""
         draw = np.random.default_rng([self.seed, 3, index, annotator])
         out = labels.copy()
         for number in np.unique(labels)[2:]:
@@ -165,10 +166,10 @@ class ShapesSegmentation(_Shapes[ShapesSegmentationSample]):
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
-def _outline(kind: str, size: tuple[int, int], centre: tuple[float, float], radius: float, angle: float) -> np.ndarray:
+def _outline(kind: str, size: tuple[int, int], center: tuple[float, float], radius: float, angle: float) -> np.ndarray:
     """Return the bool mask (h, w) of a shape."""
     y, x = np.mgrid[: size[0], : size[1]]
-    dy, dx = y - centre[0], x - centre[1]
+    dy, dx = y - center[0], x - center[1]
     u = (dx * np.cos(angle) + dy * np.sin(angle)) / radius
     v = (dy * np.cos(angle) - dx * np.sin(angle)) / radius
     r, phi = np.hypot(u, v), np.arctan2(v, u)
@@ -186,17 +187,17 @@ def _outline(kind: str, size: tuple[int, int], centre: tuple[float, float], radi
 
 
 def _texture(
-    draw: np.random.Generator, size: tuple[int, int], colour: Any, *, amplitude: float, period: float = 24.0
+    draw: np.random.Generator, size: tuple[int, int], color: Any, *, amplitude: float, period: float = 24.0
 ) -> np.ndarray:
-    """Return an image (h, w, 3) of one colour with stripes of a period in pixels and a random direction."""
+    """Return an image (h, w, 3) of one color with stripes of a period in pixels and a random direction."""
     y, x = np.mgrid[: size[0], : size[1]]
     angle, phase = draw.uniform(0, np.pi, 2)
     wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) * (2 * np.pi / period) + 2 * phase)
-    return np.asarray(colour) * (1 + amplitude * wave[..., None])
+    return np.asarray(color) * (1 + amplitude * wave[..., None])
 
 
 def _hue(hue: float, value: float) -> np.ndarray:
-    """Return the RGB colour of a hue in [0, 1) (periodic) and a brightness."""
+    """Return the RGB color of a hue in [0, 1) (periodic) and a brightness."""
     return value * (0.5 + 0.5 * np.cos(2 * np.pi * (hue - np.array([0.0, 1 / 3, 2 / 3]))))
 
 

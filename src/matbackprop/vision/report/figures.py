@@ -282,43 +282,6 @@ def lines(
 
 
 @styled
-def spectrum(
-    spectra: Mapping[str, ArrayLike] | ArrayLike,
-    path: str | Path | None = None,
-    *,
-    eps: float | None = None,
-    title: str = "spectrum",
-) -> Figure:
-    """Draw eigenvalues from the largest to the smallest on a logarithmic axis.
-
-    Args:
-        spectra: eigenvalues (n,), or name → eigenvalues. Values at or below zero cannot be shown on the axis; they are
-            left out and counted in the legend.
-        path: file to write, or ``None``.
-        eps: the regulariser to mark by a dashed line.
-        title: title of the plot.
-
-    Example:
-        >>> fig = spectrum({"before": [3.0, 1.0, 0.0], "after": [4.0, 0.1, 0.01]}, eps=1e-3)
-        >>> [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
-        ['before (1 not positive)', 'after', 'ε = 0.001']
-    """
-    named: Mapping[str, ArrayLike] = spectra if isinstance(spectra, Mapping) else {"eigenvalues": spectra}
-    fig, (ax,) = figure(width=5.2, height=3.3)
-    for (name, values), colour in zip(named.items(), PALETTE * len(named), strict=False):
-        ordered = np.sort(np.asarray(values, dtype=np.float64).ravel())[::-1]
-        positive = ordered[ordered > 0]
-        hidden = len(ordered) - len(positive)
-        label = f"{name} ({hidden} not positive)" if hidden else name
-        ax.plot(np.arange(1, len(positive) + 1), positive, color=colour, label=label)
-    if eps is not None:
-        ax.axhline(eps, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), label=f"ε = {eps:g}")
-    ax.set(yscale="log", title=title, xlabel="index", ylabel="eigenvalue")
-    ax.legend(loc="best")
-    return finish(fig, path)
-
-
-@styled
 def confusion_matrix(
     counts: ArrayLike, names: Sequence[str], path: str | Path | None = None, *, title: str = "confusion"
 ) -> Figure:
