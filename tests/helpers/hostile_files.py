@@ -456,7 +456,7 @@ READERS: dict[str, Reader] = {
     ),
     "run folder": Reader(
         _run("ncuts"),
-        ("run/*.json", "run/metrics.jsonl", "run/log.txt", "run/figures/*", "run/.matbackprop-run"),
+        ("run/*.json", "run/metrics.jsonl", "run/log.txt", "run/figures/*"),
         (command("report @/run"), command("evaluate run @/run --accelerator cpu")),
         turns=1,
     ),
