@@ -86,11 +86,12 @@ class ContourNet(PretrainedMixin, nn.Module):
             _convolution(width + config.stem, width), _convolution(width, width), nn.Conv2d(width, 1, 1)
         )
 
-    def forward(self, image: Tensor) -> list[Tensor]:
+    def forward(self, image: Tensor, *, sides: bool = True) -> list[Tensor]:
         """Compute the logits of the contours.
 
         Args:
             image: RGB (b, 3, h, w), float in [0, 1], of any size.
+            sides: also compute the logits of the levels, which training needs.
 
         Returns:
             Logits (b, h, w): those of the network first, then those of its levels, from coarse to fine.
@@ -100,7 +101,7 @@ class ContourNet(PretrainedMixin, nn.Module):
         height, width = int(image.shape[-2]), int(image.shape[-1])
         if min(height, width) < self.least:
             pad = (0, max(0, self.least - width), 0, max(0, self.least - height))
-            return [one[:, :height, :width] for one in self(nnf.pad(image, pad, mode="replicate"))]
+            return [one[:, :height, :width] for one in self(nnf.pad(image, pad, mode="replicate"), sides=sides)]
         image = normalize(image)
         enlarged = image
         if self.config.zoom != 1:
@@ -115,7 +116,8 @@ class ContourNet(PretrainedMixin, nn.Module):
             if x is not None:
                 lateral = lateral + _resample(x, coarse, grid, lateral.shape[-2:])
             x, coarse = self.smooth[level](lateral), grid
-            levels.append(_resample(self.side[level](x), grid, _PIXELS, (height, width)).squeeze(1))
+            if sides:
+                levels.append(_resample(self.side[level](x), grid, _PIXELS, (height, width)).squeeze(1))
         assert x is not None
         detail = self.stem(image)
         fused = self.fuse(torch.cat([_resample(x, coarse, _PIXELS, (height, width)).to(detail.dtype), detail], 1))
@@ -123,4 +125,4 @@ class ContourNet(PretrainedMixin, nn.Module):
 
     def contours(self, image: Tensor) -> Tensor:
         """Contour probabilities (b, h, w) of images (b, 3, h, w) with values in [0, 1]."""
-        return self(image)[0].float().sigmoid()
+        return self(image, sides=False)[0].float().sigmoid()
