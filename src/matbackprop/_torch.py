@@ -103,6 +103,8 @@ def apply_directly(function: type[Function], *arguments: Any) -> Any:
 
     Inspection fills in default arguments, which no Function here has. Not for use inside a transformation.
     """
+    if torch.compiler.is_compiling():  # this frame alone, after a graph break: run it eagerly
+        raise NotImplementedError("torch.compile cannot trace this call.")
     # Like Function.apply, unwrap tensors that torch.func.vjp has left behind.
     return super(Function, function).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
 

@@ -273,7 +273,7 @@ def test_a_graph_whose_matrix_is_never_made():
 
 def test_bad_operators():
     a = symmetric("separated")
-    with pytest.raises(ShapeError, match="pass n"):
+    with pytest.raises(ShapeError, match="Pass n"):
         topk_eigh(lambda x: a @ x, 1)
     for k in (0, 5, -1, 1.5, True):
         with pytest.raises(DomainError, match="k must be a whole number in 1 … 4"):

@@ -154,17 +154,13 @@ class Operation(Function):
         cls._with_tangent = WithTangent
 
 
-@torch.compiler.disable
-def _outside_graph(operation: type[Operation], *inputs: Any) -> Any:
-    """Break the graph: torch.compile loses tangents and second derivatives of Functions inside torch.func."""
-    return apply(operation, *inputs)
-
-
 @outside_old_graphs
 def apply(operation: type[Operation], *inputs: Any) -> Any:
     """Call an operation so that every transformation that is active works on it."""
     if torch.compiler.is_compiling():
-        return _outside_graph(operation, *inputs) if transformed_in_graph() else operation.apply(*inputs)
+        if transformed_in_graph():  # torch.compile loses tangents and second derivatives of Functions there
+            return torch.compiler.disable(apply)(operation, *inputs)  # a graph break
+        return operation.apply(*inputs)
     kind = operation._with_tangent if forward_mode_active() else operation
     return kind.apply(*inputs) if transforms_active() else apply_directly(kind, *inputs)
 
