@@ -1,6 +1,7 @@
 """The singular value decomposition on our own eigensolver: any spectrum, to rounding, with and without its kernel."""
 
 import math
+from types import SimpleNamespace
 
 import mpmath
 import pytest
@@ -11,7 +12,7 @@ from helpers import cuda_on_cpu
 from helpers.matrices import generator, with_singular_values
 from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import separate
-from matbackprop.solvers import batched_svd
+from matbackprop.solvers import batched_svd, svd
 from matbackprop.solvers.svd import _thin_svd
 from solvers.test_solvers_gram import LAUNCHER
 
@@ -169,3 +170,24 @@ def test_a_wide_spectrum_in_a_batch_leaves_the_others_as_they_are(m, n):
     check(x, u, s, vh, orthogonality=1e-8)
     for one, value in zip(x.view(-1, m, n), s.view(-1, min(m, n)), strict=True):
         torch.testing.assert_close(_thin_svd(one, False)[1], value, rtol=1e-9, atol=1e-14 * float(value[0]))
+
+
+def test_routes(monkeypatch):
+    """Named by device, dtype, shape and digits; kernels take a short side up to 64, not one long matrix."""
+    monkeypatch.setattr(svd.kernels, "takes", lambda x: min(x.shape[-2:]) <= 64)
+
+    def route(device, *shape, dtype=torch.float64, full=False, fine=True):
+        x = torch.empty(shape, dtype=dtype)
+        if device == "cuda":
+            x = SimpleNamespace(dtype=dtype, shape=x.shape, device=torch.device("cuda"), numel=x.numel, is_cpu=False)
+        return svd._route(x, full, fine)
+
+    assert route("cpu", 3, 40, 5) == "torch"
+    assert route("cpu", 3, 4, 5, fine=False) == "small"
+    assert route("cpu", 30, 40, 5, fine=False) == "gram"
+    assert route("cuda", 3, 40, 5) == "kernel"
+    assert route("cuda", 3, 90, 80) == "gram"
+    assert route("cuda", 3, 100_000, 16) == "gram"
+    assert route("cuda", 100, 5000, 16) == "kernel"
+    assert route("cuda", 3, 40, 5, full=True) == route("cuda", 3, 40, 5, dtype=torch.complex128) == "torch"
+    assert route("cuda", 0, 40, 5) == "torch"

@@ -16,7 +16,7 @@
 // What the block holds, arrays of n = 2 * half.
 struct Node {
     double *value, *weight;  // d and z, ascending in d
-    double *pole, *load;     // the same of what is not deflated
+    double *pole, *load;     // the same without deflated entries
     double *shift, *norm;    // of each root: its distance from the pole `origin`; one over the norm of its vector
     double *result, *cosine, *sine;
     int *order, *kept, *place, *origin, *source, *left, *right;
@@ -120,7 +120,7 @@ struct Secular {
     }
 };
 
-// The smaller root in size of c x^2 - a x + b, of which one lies where it is looked for.
+// The root of c x^2 - a x + b that is smaller in size.
 __device__ __forceinline__ double small_root(double a, double b, double c) {
     const double root = sqrt(fabs(a * a - 4 * b * c));
     return a > 0 ? 2 * b / (a + root) : (a - root) / (2 * c);
@@ -198,7 +198,7 @@ __device__ void mark_failure(double* merged, double* mixing, int n) {
 
 // values (nodes, 2, half) ascending, vectors (nodes, 2, half, half) in columns: the halves; couplings (matrices, parts *
 // 2 half) -> merged (nodes, n) ascending, mixing (nodes, n, n) for n = 2 half: diag(vectors) mixing holds the vectors of
-// the whole. scale (matrices): null, or what the eigenvalues are multiplied by; NaN marks them and the vectors. One block
+// the whole. scale (matrices): null, or the factor of the eigenvalues; NaN marks them and the vectors. One block
 // for each node, of which a matrix has `parts`.
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     merge_halves(const double* __restrict__ values, const double* __restrict__ vectors,

@@ -1,7 +1,7 @@
 // The normalized-cut objectives J2 and soft for a batch of images.
 //
 // Rows of F with a label below 0 or from k on do not count; an image may have several labellings in a row. With C = F^T F,
-// S the sums of F over regions, N their sizes, all with the weights of the rows where these are given (images / labellings,
+// S the sums of F over regions, N their sizes, all with the weights of the rows if these are given (images / labelings,
 // rows):
 //   P = C^+ (J2) or (C + mu I)^-1, mu = ridge tr(C) / d (soft),  A = N^-1 S P,  T = S^T N^-1 S
 //   J2 = (rank + regions)/2 - tr(P T),  soft = (tr(PCPC) + regions)/2 - tr(P T),  dJ/dF = 2 (F Q - A[label])

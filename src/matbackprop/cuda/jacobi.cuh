@@ -20,7 +20,7 @@ typedef float REAL;
 #endif
 
 #define MAX_SWEEPS 24
-#define STRICT_SWEEPS 12  // after them, what rounding puts back between equal diagonal entries in each sweep is left
+#define STRICT_SWEEPS 12  // after them, rounding between equal diagonal entries is accepted
 #define ROW_LANES 8   // lanes that share a row of eigenvectors
 #define WARP_ROWS 4   // rows of eigenvectors that a warp holds: 32 / ROW_LANES
 #define LANE_PAIRS 4  // pairs of a round that a lane rotates: 32 / ROW_LANES
@@ -37,7 +37,7 @@ struct Sizes {
         half = players / 2;
         rounds = players - 1;
         ld = players | 1;
-        ldv = (players + 7) / 16 * 16 + 8;  // the rows of a half warp lie in different banks
+        ldv = (players + 7) / 16 * 16 + 8;  // the rows of a half warp are in different banks
         rotations = 4 * rounds * half;      // two sweeps of rotations, in REALs
         pairs_of_pairs = half * (half - 1) / 2;
         a_threads = 32 + (pairs_of_pairs + 31) / 32 * 32;
@@ -171,7 +171,7 @@ __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, REAL done, c
     for (int round = 0; round < z.rounds; ++round, rotations += z.half) {
         REAL *row_p = a + pi * z.ld, *row_q = a + qi * z.ld, *mirror_p = a + pj * z.ld, *mirror_q = a + qj * z.ld;
         REAL x00 = 0, x01 = 0, x10 = 0, x11 = 0;
-        if (owner) {  // nobody else touches these before the barrier
+        if (owner) {  // no other thread writes these before the barrier
             x00 = row_p[pj];
             x01 = row_p[qj];
             x10 = row_q[pj];
@@ -243,7 +243,7 @@ __device__ void sweep_vectors(const Rotation* rotations, REAL* v, int n, int war
 // Diagonalise the symmetric `a` (players rows of ld entries; dummy and padding zero) in place. The columns of v (n rows of
 // ldv entries, room for blockDim.x) receive the eigenvectors. `rotations` has room for two sweeps. order[r] is the column
 // of the r-th smallest eigenvalue, values[r] that eigenvalue. blockDim.x is a multiple of 32, above a_threads. Returns
-// the same in all threads: whether it converged; where it did not, or an entry is not finite, values and vectors are NaN.
+// the same in all threads: whether it converged; if not, or if an entry is not finite, values and vectors are NaN.
 __device__ bool jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int* order, int n, const Sizes& z) {
     const REAL scale = matrix_scale(a, z.players * z.ld, v);
     const bool finite = scale == scale;

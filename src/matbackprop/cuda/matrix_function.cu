@@ -14,7 +14,7 @@ __device__ __forceinline__ REAL symmetric_part(const IN* x, int i, int j, int n)
     return (REAL)0.5 * ((REAL)x[i * n + j] + (REAL)x[j * n + i]);
 }
 
-// A (batch, n, n) -> g(A), symmetric to the bit, lambda (batch, n) and U (batch, n, n), eigenvectors in columns.
+// A (batch, n, n) -> g(A), bitwise symmetric, lambda (batch, n) and U (batch, n, n), eigenvectors in columns.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     function_forward(const IN* __restrict__ in, IN* __restrict__ out, REAL* __restrict__ out_values,
                      REAL* __restrict__ out_vectors, double share, int n) {
@@ -69,7 +69,7 @@ __device__ void multiply(const REAL* left, const REAL* right, REAL* out, int row
     });
 }
 
-// G (batch, n, n), lambda and U -> dL/dA, symmetric to the bit. Shared memory for two matrices of rows of LDT entries.
+// G (batch, n, n), lambda and U -> dL/dA, bitwise symmetric. Shared memory for two matrices of rows of LDT entries.
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     function_backward(const IN* __restrict__ g, const REAL* __restrict__ values, const REAL* __restrict__ vectors,
                       IN* __restrict__ out, int n) {

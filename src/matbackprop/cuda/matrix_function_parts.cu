@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-// W (batch, n, n) becomes g[lambda_i, lambda_j] o W / 2: it was made of G + G^T. A warp takes one of all `count` rows.
+// W (batch, n, n) becomes g[lambda_i, lambda_j] o W / 2, because it is computed from G + G^T. A warp takes one of all `count` rows.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     function_table(REAL* __restrict__ w, const REAL* __restrict__ values, int count, int n) {
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;

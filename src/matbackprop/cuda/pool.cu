@@ -13,7 +13,7 @@
 #include "rows.cuh"
 #include "separate.cuh"
 
-#define TERMS (1 + THIN)  // kinds of rows that the gradient is made of: those of Y, and those of T
+#define TERMS (1 + THIN)  // kinds of rows in the gradient: those of Y, and those of T
 
 // X in the memory of F
 __device__ __forceinline__ Rows<IN> rows_of(const IN* f, int n, int length) {
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         if (i < n && j < n) inner[i * n + j] = 2 * value;
     });
     __syncthreads();
-    // not above, where the table would be compiled for each entry of a share
+    // not above, or the table would be compiled for each entry of a share
     for (int e = threadIdx.x; e < n * n; e += PRODUCT_THREADS) inner[e] *= form_table(values[e / n], values[e % n], eps);
     for (int start = 0; start < n; start += DEPTH) {
         __syncthreads();

@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_square(REAL (*square)[EDGE + 1], const T* x
     __syncthreads();
 }
 
-// s and weights (batch, n) from the rows of Y (batch, n, length), which are set to zero where s <= level times the largest
+// s and weights (batch, n) from the rows of Y (batch, n, length), which are set to zero if s <= level times the largest
 // eigenvalue; scaled = diag(weights) A. Entry k of row r of a matrix A is a[r * next + k * step], and so for scaled. values has the
 // largest eigenvalue last. A block takes `rows` rows of a matrix, some whole warps for each.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)

@@ -1,6 +1,6 @@
-// Weighted and centred features as plain rows of second-order pooling: R = sqrt(w) o (F - 1 mean^T), and from dL/dR to dL/dF. F is
+// A prologue that applies weights and centering to features, R = sqrt(w) o (F - 1 mean^T), and an epilogue from dL/dR to dL/dF. F is
 // (images, m, d), w (images, regions, m) or null for ones, R (images, regions, m, d) in REAL. IN is the type of F, WEIGHT that of w.
-// A block takes STRIP columns of a matrix; lanes run along the columns, the rows are dealt out in turn. The grid is flat.
+// A block takes STRIP columns of a matrix; lanes run along the columns, rows are distributed in turn. The grid is flat.
 
 // The sum over the threads of a column, in the same order each time.
 __device__ REAL sum_of_parts(REAL part) {
@@ -38,7 +38,7 @@ struct Strip {
 struct Weights {
     const WEIGHT* w;
     REAL total;
-    // share() is there where `centred`
+    // share() is valid if `centred`
     __device__ Weights(const WEIGHT* all, long long matrix, int m, const Strip& at, int centred) {
         w = all ? all + matrix * m : nullptr;
         total = m;

@@ -73,7 +73,7 @@ struct Share {
 
 #define SLOTS (DEPTH * TILE / PRODUCT_THREADS)  // entries of an operand that a thread brings
 
-// Operand[k][i] = x[k][i] from rows of x: lanes run along i. Slots keep the type of x, so that nothing waits for them
+// Operand[k][i] = x[k][i] from rows of x: lanes run along i. Slots keep the type of x, so that loads are not awaited
 // before they are stored.
 template <typename T>
 __device__ __forceinline__ void fetch_rows(T (&slot)[SLOTS], const T* __restrict__ x, int first, int rows, int column,

@@ -10,8 +10,8 @@ __device__ __forceinline__ double sum_over(double x) {
     return x;
 }
 
-// The sum over a block of at most MAX_WARPS warps, the same in all threads, which meet once. `scratch` has a number per
-// warp; its last use lies behind another meeting.
+// The sum over a block of at most MAX_WARPS warps, the same in all threads, with one barrier. `scratch` has a number per
+// warp; a barrier separates its uses.
 template <int MAX_WARPS>
 __device__ __forceinline__ double block_sum(double x, double* scratch) {
     x = sum_over<32>(x);

@@ -47,7 +47,7 @@ __device__ __forceinline__ void add_products(REAL (&sum)[4], const REAL* x, cons
     }
 }
 
-// Sums of the groups, in the threads of the first. scratch: 4 blockDim.x numbers, used where there are several groups.
+// Sums of the groups, in the threads of the first. scratch: 4 blockDim.x numbers, used if there are several groups.
 __device__ __forceinline__ void add_groups(REAL (&sum)[4], REAL* scratch, const Split& split) {
     if (split.share == 1) return;
     __syncthreads();
@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_groups(REAL (&sum)[4], REAL* scratch, const 
 }
 
 // Both triangles of (factor X) (factor X)^T for m rows, in 2x2 blocks; tile has room for CHUNK columns of players + 2, which
-// is more than 4 blockDim.x numbers where there are fewer blocks than threads.
+// is more than 4 blockDim.x numbers if there are fewer blocks than threads.
 template <typename T>
 __device__ void gram(const Rows<T>& x, REAL factor, REAL* tile, REAL* out, int m, const Sizes& z) {
     const int ldt = z.players + 2, blocks = z.half * (z.half + 1) / 2;

@@ -25,8 +25,9 @@ __device__ __forceinline__ void rotate_vectors(const Vectors& v, int a, int b, R
     }
 }
 
-// The n rows of y and the eigenvectors q. Only pairs above `limit` are turned, and after them those that they moved;
-// overlap is Y Y^T, or null if it is not known. Rows and eigenvectors that do not converge become NaN. scratch: 3 blockDim.x numbers of shared memory and room for 2 n int;
+// The n rows of y and the eigenvectors q. Only pairs above `limit` are rotated, and after them those that they moved;
+// overlap is Y Y^T, or null if it is not known. Rows and eigenvectors that do not converge become NaN. scratch: 3
+// blockDim.x numbers of shared memory and space for 2 n int;
 // blockDim.x is a multiple of 32.
 __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap, REAL eps, REAL limit, int n,
                          REAL* scratch) {

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     for (int e = threadIdx.x; e < k * k; e += blockDim.x) u[e] = basis[e % k * z.ldv + order[e / k]];  // in rows
     project(rows, 1 / unit, tile, basis, order, y, k, z);
 
-    // What a Gram matrix cannot tell, small singular values and their vectors, is read from Y itself. Directions that X does
+    // Small singular values and their vectors, which a Gram matrix loses, are computed from Y. Directions that X does
     // not have are rounding.
     squared_norms(y, values, k, l, basis);
     REAL largest = 0, smallest = (REAL)REAL_MAX;
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
     for (int e = 0; e < blockDim.x; ++e) size = scratch[e] > size ? scratch[e] : size;
 
-    // the k x k factor of V inside, and what the policy has to know
+    // the k x k factor of V inside, and the input of the tie policy
     int complain = 0;
     REAL inner[MAX_ENTRIES];
     for (int e = threadIdx.x, at = 0; e < k * k; e += blockDim.x, ++at) {
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         left[i * ld + j] = sum;
     }
     __syncthreads();
-    // of_v is looked at again only where a singular value is zero; of_q becomes Q diag(1/s)
+    // of_v is read again only if a singular value is zero; of_q becomes Q diag(1/s)
     for (int e = threadIdx.x; e < k * k; e += blockDim.x) of_q[e / k * ld + e % k] = basis(e % k, e / k) * inverse[e % k];
     const Entries<IN> result = layout.entries(out);
     const int near_zero = gauge >= 0 && l > k && g_v != nullptr && s[k - 1] <= tied;

@@ -8,7 +8,7 @@
 #define STRICT_SWEEPS 12  // after them, the rounding of an inner product is left
 
 struct Row {
-    double x[L], q[K];  // of Y = Q^T X, and the vector that made it
+    double x[L], q[K];  // of Y = Q^T X, and its vector of Q
     double square;      // its squared norm
 };
 
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(128)
         const double norm = sqrt(rows[i].square);
 #pragma unroll
         for (int j = 0; j < L; ++j) rows[i].x[j] = norm > 0 ? rows[i].x[j] / norm : 0;
-        if (norm == 0) {  // a row orthonormal to those before: what is left of the unit vector that they hide least
+        if (norm == 0) {  // a row orthonormal to those before: from the unit vector farthest from their span
             int best = 0;
             double least = 2;
 #pragma unroll

@@ -3,10 +3,9 @@
 // A panel of reflections is found before the matrix is touched: with the vectors V and W of the panel so far, the matrix
 // is A - V W^T - W V^T, so that a column of it costs a row of A and a correction, and the product with the next vector
 // one reading of A. At the end of a panel every block updates its own rows; row k belongs to block k % CLUSTER. The
-// blocks of a matrix do everything else alike, and hand each other their shares of the products.
+// blocks of a matrix compute everything else redundantly, and exchange their parts of the products.
 //
-// Time goes into waiting, not into arithmetic: a step of the chain from one column to the next costs more than what it
-// computes. So the product is taken with the column c as it is, while its norm is still being summed; the reflection's
+// Latency dominates: a step from one column to the next costs more than its arithmetic. So the product is taken with the column c as it is, while its norm is still being summed; the reflection's
 // vector differs from c in one entry, which the next row of A, fetched anyway, makes up for. H = I - v v^T, |v|^2 = 2.
 
 #include "conquer.cuh"
@@ -24,7 +23,7 @@ struct __align__(16) Two {
 #define CLUSTERED
 #endif
 
-// Wait for all blocks of a matrix; what they wrote to each other's shared memory can be read.
+// Synchronize all blocks of a matrix; afterwards writes to each other's shared memory can be read.
 __device__ __forceinline__ void matrix_barrier() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -45,7 +44,7 @@ __device__ __forceinline__ void hand_over(double* place, int rank, double x) {
 }
 
 // The block's shared memory. panel: V and W of the panel's reflections in turn, one row of n for each; dots: of V and W
-// with c; shares: the products of all blocks, of this column and the one before; matrix: what is left for a part of A.
+// with c; shares: the products of all blocks, of this column and the one before; matrix: the rest, for a part of A.
 struct Room {
     Two *panel, *partial, *dots;
     double *column, *shares, *scratch, *pivot, *matrix;
@@ -57,12 +56,12 @@ struct Room {
         shares = column + n;
         scratch = shares + 2 * CLUSTER * n;
         pivot = scratch + 32;
-        matrix = pivot + 1 + (n + 1) % 2;  // an even number of doubles lies before it
+        matrix = pivot + 1 + (n + 1) % 2;  // after an even number of doubles
     }
 };
 
 // Writes the lower triangle of `in`, divided by a power of two, to this block's rows of `a`, both triangles; the largest
-// entry is then in [1, 2). Returns the power: NaN, with the identity in a, where an entry is not finite.
+// entry is then in [1, 2). Returns the power: NaN, with the identity in a, if an entry is not finite.
 __device__ double load_scaled(const double* __restrict__ in, double* a, int n, int ld, int rank, const Room& room) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     double largest = 0;
@@ -98,7 +97,7 @@ struct OwnRows {
 // The first row from `row` on that belongs to a block.
 __device__ __forceinline__ int own_from(int row, int rank) { return row + (rank + CLUSTER - row % CLUSTER) % CLUSTER; }
 
-// Rows and columns behind j: minus V W^T + W V^T. Those that the next panel will ask for go to `a` as well, where other
+// Rows and columns behind j: minus V W^T + W V^T. Those that the next panel reads go to `a` as well, where other
 // blocks find them.
 __device__ __forceinline__ void update_rows(const OwnRows& own, const OwnRows& a, int n, int rank, int j, int count, int width,
                                             const Room& room) {
@@ -133,7 +132,7 @@ __device__ __forceinline__ void update_rows(const OwnRows& own, const OwnRows& a
     }
 }
 
-// Brings the rows and columns from `first` on into shared memory. Returns where their origin lies from its start.
+// Brings the rows and columns from `first` on into shared memory. Returns the offset of their origin.
 __device__ int make_resident(const OwnRows& a, int n, int rank, int first, int pitch, const Room& room) {
     const int base = first / 2 * 2, top = own_from(first, rank), pairs = (n + 1) / 2 - base / 2;
     const int offset = -(top / CLUSTER) * pitch - base;
@@ -154,7 +153,7 @@ __device__ void store_panel(double* __restrict__ reflectors, int n, int end, int
 }
 
 // Shares of the product of the matrix with c, by this block's rows right of column j: two columns per thread, the rows
-// dealt out to groups of threads; the pairs of a group lie `across` apart.
+// distributed over groups of threads; the pairs of a group are `across` apart.
 template <int UNROLL>
 __device__ __forceinline__ void multiply(const OwnRows& own, int n, int rank, int j, int groups, int across,
                                          const Room& room) {
@@ -178,8 +177,8 @@ __device__ __forceinline__ void multiply(const OwnRows& own, int n, int rank, in
 
 // in (batch, n, n), whose lower triangle is read -> the tridiagonal matrix, cut into `parts` leaves for divide and conquer
 // (conquer.cuh): leaves (batch, parts, leaf, leaf), each with the size of the entry at a cut taken from the two diagonal
-// entries beside it; couplings (batch, parts * leaf), the entries next to the diagonal; scale (batch), what was divided
-// by. Rows beyond n have a diagonal entry above all eigenvalues and nothing beside it.
+// entries beside it; couplings (batch, parts * leaf), the entries next to the diagonal; scale (batch), the
+// divisor. Rows beyond n have a diagonal entry above all eigenvalues and nothing beside it.
 // reflectors (batch, blocks, n, BLOCK): v_j in columns, zero before. a (batch, n, ld), ld even, and bands (batch, 2, n) are
 // scratch. blockDim.x >= n; BLOCK is a multiple of the panel's width; from `resident` rows on, and that many, an even
 // number, the matrix is kept in shared memory.
@@ -300,7 +299,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
         }
         matrix_barrier();
     }
-    matrix_barrier();  // nobody leaves while others may write to its shared memory
+    matrix_barrier();  // no block may exit while others write to its shared memory
     if (rank) return;
     store_panel(reflectors, n, n - 1, count, room);
 

@@ -23,6 +23,7 @@ __all__ = ["batched_svd"]
 
 _FEW = 8  # columns of a tall matrix up to which copying its transpose makes products faster
 _SMALL = 1024  # entries of a batch up to which one call of LAPACK is faster than the Gram matrix
+_LONG, _MANY = 4096, 64  # a longer side occupies too little of a GPU in one block per matrix, unless there are many
 
 Factors = tuple[Tensor, Tensor, Tensor]
 
@@ -33,19 +34,20 @@ def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kern
     ``torch`` is :func:`torch.linalg.svd`: on the CPU for float64 digits. ``kernel`` is ``svd.cu``, for CUDA and a short
     side up to 64. ``small`` is LAPACK on the CPU for float32 digits, checked. ``gram`` is the eigensolver.
     """
+    long = max(x.shape[-2:]) > _LONG and x.shape[:-2].numel() < _MANY
     if full_matrices or x.dtype != torch.float64 or x.numel() == 0:
         return "torch"
     if x.device.type != "cuda":
         if fine:
             return "torch"
         return "small" if x.is_cpu and is_plain(x) and x.numel() <= _SMALL else "gram"
-    return "kernel" if kernels.takes(x) else "gram"
+    return "kernel" if kernels.takes(x) and not long else "gram"
 
 
 def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) -> Factors:
     """Singular value decomposition X = U diag(σ) Vᵀ by the fastest route; not differentiable.
 
-    On CUDA the thin decomposition of float64 matrices does not synchronize.
+    On CUDA the thin decomposition of real matrices does not synchronize; it is computed in float64.
 
     Args:
         x: matrices ``(*batch, m, n)``, real or complex.
@@ -61,6 +63,9 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         tensor([2., 1.])
     """
     x = x.detach()
+    if x.is_cuda and x.dtype == torch.float32 and not full_matrices:
+        u, s, vh = batched_svd(x.double(), fine=False)
+        return u.float(), s.float(), vh.float()
     route = _route(x, full_matrices, fine)
     if route == "torch":
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
