@@ -570,7 +570,8 @@ def _pool(x: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: 
         refuse_captured(function, spectrum.values, p)
         return spectral(a, spectrum, function, p)
     c, s, *_ = apply(_Pool, x, w, eps, p, function, fine)
-    refuse_captured(function, s + eps.detach().unsqueeze(-1), p)
+    if not function.builtin:
+        refuse_captured(function, s + eps.detach().unsqueeze(-1), p)
     return c
 
 
