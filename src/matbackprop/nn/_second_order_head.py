@@ -156,7 +156,8 @@ def replace_pool(
     A forward hook on the layer that computes the pooled features adds a :class:`SecondOrderHead` of its output, with as
     many outputs as channels, to each location. The pooling, an average or the choice of a class token, passes it on to
     the classifier. The last linear layer of the head starts at zero, so that the model does not change at first.
-    Layers and weights keep their names. The new parameters are ``second_order`` of that layer.
+    Layers and weights keep their names. The new parameters are ``second_order`` of that layer: to train them alone,
+    freeze the model before this call.
 
     The layer is the last whose output has locations, a map ``(b, c, h, w)`` or ``(b, h, w, c)`` or tokens, if a vector
     added to all of them is added to the pooled vector. This is verified by running the model.
