@@ -8,7 +8,6 @@ from scipy.optimize import linear_sum_assignment
 from skimage.morphology import thin
 
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.vision.metrics import boundaries as boundaries_module
 from matbackprop.vision.metrics import (
     boundary_counts,
     boundary_f_measure,
@@ -167,15 +166,9 @@ def test_strengths_outside_the_unit_interval_are_refused(bad):
         thin_contours(bad)
 
 
-def test_pairs_matched_together_equal_pairs_matched_alone():
-    rng = np.random.default_rng(3)
-    shape, tolerance = (40, 50), 0.04
-    boundaries, truths = rng.random((4, *shape)) < 0.1, [rng.random(shape) < p for p in (0.02, 0.1, 0.3)]
-    offsets, margin = boundaries_module._offsets(tolerance, *shape)
-    for mask in boundaries:
-        pixels = [boundaries_module._Pixels.of(one, margin) for one in (mask, *truths)]
-        together = boundaries_module._match([(pixels[0], truth) for truth in pixels[1:]], offsets)
-        for truth, (first, second) in zip(truths, together, strict=True):
-            alone = match_boundaries(mask, truth, tolerance)
-            np.testing.assert_array_equal(alone[0][mask], first)
-            np.testing.assert_array_equal(alone[1][truth], second)
+def test_equal_neighboring_levels_have_equal_counts():
+    rng = np.random.default_rng(5)
+    fine, coarse, truth = (rng.integers(0, k, (6, 8)).repeat(5, 0).repeat(5, 1) for k in (9, 3, 4))
+    counts = boundary_counts([fine, fine, coarse, fine], [truth, coarse])
+    alone = [boundary_counts([labels], [truth, coarse])[0] for labels in (fine, fine, coarse, fine)]
+    np.testing.assert_array_equal(counts, alone)

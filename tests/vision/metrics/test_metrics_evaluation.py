@@ -7,6 +7,7 @@ from matbackprop.errors import DataError
 from matbackprop.vision.metrics import (
     evaluate_segmentations,
     f_measure,
+    score_image,
     score_images,
     segmentation_covering,
     summarize,
@@ -101,3 +102,13 @@ def test_average_precision_is_the_area_under_precision_over_recall():
     assert boundary_average_precision(counts) == pytest.approx(0.01 * (1 - points / 2).sum())
     assert boundary_average_precision(counts[:, :1]) == 0.0
     assert np.isnan(boundary_average_precision([counts[0], counts[0, :1]]))
+
+
+def test_levels_that_are_one_object_are_scored_like_copies():
+    rng = np.random.default_rng(2)
+    fine, coarse, truth = (rng.integers(0, k, (4, 6)).repeat(5, 0).repeat(5, 1) for k in (9, 3, 4))
+    options = {"boundary": True, "objects": True}
+    shared = score_image("a", [fine, fine, coarse, coarse, fine], [truth, coarse], **options)
+    copies = score_image("a", [one.copy() for one in (fine, fine, coarse, coarse, fine)], [truth, coarse], **options)
+    for name in ("covering", "rand_index", "variation_of_information", "best_covering", "boundary", "objects"):
+        np.testing.assert_array_equal(getattr(shared, name), getattr(copies, name))

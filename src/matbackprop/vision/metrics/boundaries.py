@@ -179,9 +179,8 @@ def match_boundaries(
     if boundary.shape != truth.shape:
         raise ShapeError(size_message("the boundary map", boundary.shape, "the human one", truth.shape))
     offsets, margin = _offsets(tolerance, *boundary.shape)
-    both = _Pixels.of(boundary, margin), _Pixels.of(truth, margin)
+    flags = _match(_Pixels.of(boundary, margin), _Pixels.of(truth, margin), offsets)
     matched = np.zeros(boundary.shape, dtype=bool), np.zeros(truth.shape, dtype=bool)
-    [flags] = _match([both], offsets)
     for mask, source, flag in zip(matched, (boundary, truth), flags, strict=True):
         mask[source] = flag
     return matched
@@ -209,34 +208,22 @@ class _Pixels(NamedTuple):
         return cls(place, number, padded.shape[1])
 
 
-def _match(
-    pairs: Sequence[tuple[_Pixels, _Pixels]], offsets: NDArray[np.int64]
-) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """Match several pairs of masks; together they take less time than one by one.
-
-    Returns:
-        For each pair, whether each pixel of the first and of the second mask is matched.
-    """
-    # The smaller mask has the rows of the bipartite graph: fewer pixels search for partners.
-    sides = [(a, b) if a.place.size <= b.place.size else (b, a) for a, b in pairs]
-    row_starts = np.cumsum([0, *(small.place.size for small, _ in sides)])
-    column_starts = np.cumsum([0, *(large.place.size for _, large in sides)])
-    found = [
-        large.number[(offsets @ (large.step, 1))[:, None].astype(np.int32) + small.place] for small, large in sides
-    ]
-    numbers = np.concatenate(found, axis=1)
+def _match(one: _Pixels, two: _Pixels, offsets: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each pixel of the first and of the second mask is matched."""
+    if one.place.size > two.place.size:  # the smaller mask has the rows: fewer pixels search for partners
+        second, first = _match(two, one, offsets)
+        return first, second
+    steps = (offsets @ (two.step, 1)).astype(np.int32)
+    numbers = two.number[steps[:, None] + one.place]
     near = np.flatnonzero(numbers >= 0)  # in the order of distance
-    ends = np.searchsorted(near, np.arange(len(offsets) + 1) * numbers.shape[1])
-    row = (near - np.repeat(np.arange(len(offsets)) * numbers.shape[1], np.diff(ends))).astype(np.int32)
-    column = numbers.ravel()[near] + np.repeat(column_starts[:-1], np.diff(row_starts)).astype(np.int32)[row]
-    partner, inverse = _greedy_matching(row, column, ends, int(row_starts[-1]), int(column_starts[-1]))
+    ends = np.searchsorted(near, np.arange(len(steps) + 1) * one.place.size)
+    row = (near - np.repeat(np.arange(len(steps)) * one.place.size, np.diff(ends))).astype(np.int32)
+    column = numbers.ravel()[near]
+    partner, inverse = _greedy_matching(row, column, ends, one.place.size, two.place.size)
     partner = _augment(row, column, partner, inverse)
-    taken = np.zeros(len(inverse), dtype=bool)
+    taken = np.zeros(two.place.size, dtype=bool)
     taken[partner[partner >= 0]] = True
-    rows = np.split(partner >= 0, row_starts[1:-1])
-    columns = np.split(taken, column_starts[1:-1])
-    flags = zip(pairs, sides, rows, columns, strict=True)
-    return [(r, c) if side[0] is pair[0] else (c, r) for pair, side, r, c in flags]
+    return partner >= 0, taken
 
 
 def _greedy_matching(
@@ -368,7 +355,7 @@ def _counts(
             counts[t] = counts[t - 1]
             continue
         boundary = _Pixels.of(mask, margin)
-        matches = _match([(boundary, truth) for truth in truths], offsets)
+        matches = [_match(boundary, truth, offsets) for truth in truths]
         right = np.any([flags for flags, _ in matches], axis=0)
         counts[t] = sum(int(flags.sum()) for _, flags in matches), total, int(right.sum()), boundary.place.size
     return counts
