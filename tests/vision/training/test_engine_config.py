@@ -81,7 +81,7 @@ def test_wrong_data_name_the_field(data, message):
         ("o2p", "data.hold_out", 1),
         ("ncuts", "train.rate", -0.01),
         ("ncuts", "train.decay", float("inf")),
-        ("ncuts", "data.scale", [1.0, -1.0]),
+        ("contours", "data.scale", [1.0, -1.0]),
         ("ncuts", "data.limit", -1),
     ],
 )
