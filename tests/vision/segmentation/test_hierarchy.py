@@ -14,7 +14,7 @@ from matbackprop.vision.segmentation import (
     region_means,
     watershed_regions,
 )
-from matbackprop.vision.segmentation.hierarchy import merge_graph
+from matbackprop.vision.segmentation.hierarchy import SMALL, merge_graph
 
 
 def voronoi(h=24, w=30, count=12, seed=0):
@@ -37,9 +37,13 @@ def plain_merging(regions, contours):
                 total = sums.setdefault((min(i, j), max(i, j)), [0.0, 0])
                 total[0] += float(x)
                 total[1] += 1
-        (i, j), (total, length) = min(sums.items(), key=lambda item: item[1][0] / item[1][1])
+        priced = {}
+        for pair, (total, length) in sums.items():
+            smaller = min((label == r).mean() for r in pair)
+            priced[pair] = total / length * smaller / (smaller + SMALL)
+        i, j = min(priced, key=priced.get)
         merges.append((i, j))
-        heights.append(max(total / length, heights[-1] if heights else 0.0))
+        heights.append(max(priced[i, j], heights[-1] if heights else 0.0))
         label[label == j] = i
     return merges, heights
 
@@ -136,3 +140,15 @@ def test_region_means():
     values = np.random.default_rng(6).normal(size=(*regions.shape, 2))
     means = region_means(regions, values)
     np.testing.assert_allclose(means[3], values[regions == 3].mean(0))
+
+
+def test_specks_are_merged_before_large_regions_with_weaker_borders():
+    regions = np.zeros((100, 100), np.int64)
+    regions[:, 50:] = 1
+    regions[20:22, 20:22] = 2  # 4 of 10,000 pixels
+    contours = np.zeros((100, 100), np.float32)
+    contours[:, 49:51] = 0.6
+    contours[19:23, 19:23] = 0.9
+    tree = merge_contours(regions, contours)
+    assert tree.merges[0].tolist() == [0, 2] and tree.heights[0] < 0.9 * 4 / 6
+    assert tree.heights[1] == pytest.approx(0.6, rel=1e-3)

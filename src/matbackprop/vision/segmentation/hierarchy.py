@@ -17,6 +17,9 @@ SMOOTHING = 0.8
 """Standard deviation in pixels of the Gaussian applied to contours before the watershed."""
 STEPS = 128
 """Contour strengths that the minima of the watershed distinguish; fewer give fewer regions."""
+SMALL = 3e-4
+"""Fraction of the image at which the height of a region's borders is half their strength; chosen on 25 training images
+of BSDS500. Without it, half of the regions at the best threshold are specks."""
 LEVELS = (2, 3, 4, 6, 8, 11, 16, 25)
 """Numbers of regions of eight levels of a hierarchy; chosen on training images of BSDS300."""
 
@@ -100,8 +103,9 @@ def watershed_regions(contours: ArrayLike) -> NDArray[np.int32]:
 def merge_contours(regions: ArrayLike, contours: ArrayLike) -> Hierarchy:
     """Merge neighboring regions, the pair with the weakest border first, until one is left.
 
-    The strength of a border is the mean contour strength along it. Heights are made non-decreasing, so that levels are
-    nested.
+    The height of a merge is the mean contour strength along the common border times a/(a + SMALL), where a is the
+    fraction of the image that the smaller region covers: specks are merged early. Heights are made non-decreasing, so
+    that levels are nested.
 
     Args:
         regions: (h, w) partition, numbered from 0 without gaps.
@@ -113,7 +117,7 @@ def merge_contours(regions: ArrayLike, contours: ArrayLike) -> Hierarchy:
     Example:
         >>> contours = np.array([[0.0, 0.2, 0.0, 0.9, 0.0]])
         >>> tree = merge_contours([[0, 0, 1, 1, 2]], contours)
-        >>> tree.heights.tolist(), tree.levels([2]).tolist()
+        >>> tree.heights.round(2).tolist(), tree.levels([2]).tolist()
         ([0.2, 0.9], [[0, 0, 1]])
     """
     graph = region_graph(regions)
@@ -124,36 +128,35 @@ def merge_contours(regions: ArrayLike, contours: ArrayLike) -> Hierarchy:
 def merge_graph(graph: RegionGraph, strengths: NDArray[np.float64]) -> Hierarchy:
     """Merge the regions of a graph by the strengths (E,) of its borders; see :func:`merge_contours`."""
     count = len(graph.areas)
-    neighbors: list[dict[int, tuple[float, int]]] = [{} for _ in range(count)]  # sum of strengths, length
-    heap = []
+    areas: list[float] = (graph.areas / graph.areas.sum()).tolist()
+    borders: list[dict[int, tuple[float, int]]] = [{} for _ in range(count)]  # sum of strengths, length
     lengths = graph.lengths.tolist()
     for (i, j), mean, length in zip(graph.edges.tolist(), strengths.tolist(), lengths, strict=True):
-        neighbors[i][j] = neighbors[j][i] = (mean * length, length)
-        heap.append((mean, i, j, length))
+        borders[i][j] = borders[j][i] = (mean * length, length)
+
+    def entry(i: int, j: int) -> tuple[float, int, int]:
+        (total, length), smaller = borders[i][j], min(areas[i], areas[j])
+        return total / length * smaller / (smaller + SMALL), min(i, j), max(i, j)
+
+    heap = [entry(i, j) for i, j in graph.edges.tolist()]
     heapq.heapify(heap)
-    alive = [True] * count
     merges: list[tuple[int, int]] = []
     heights: list[float] = []
-    height = 0.0
     while heap:
-        mean, i, j, length = heapq.heappop(heap)
-        if not (alive[i] and alive[j]) or neighbors[i][j][1] != length:
-            continue  # one of them is gone, or their border has grown since
-        height = max(height, mean)
+        height, i, j = first = heapq.heappop(heap)
+        if j not in borders[i] or entry(i, j) != first:
+            continue  # one of them is gone, or their border or areas have changed since
         merges.append((i, j))
-        heights.append(height)
-        alive[j] = False
-        del neighbors[i][j]
-        mine = neighbors[i]
-        for k, (total, size) in neighbors[j].items():
-            if k == i:
-                continue
-            del neighbors[k][j]
-            before = mine.get(k, (0.0, 0))
-            total, size = total + before[0], size + before[1]
-            mine[k] = neighbors[k][i] = (total, size)
-            heapq.heappush(heap, (total / size, *((i, k) if i < k else (k, i)), size))
-        neighbors[j] = {}
+        heights.append(max(height, heights[-1] if heights else 0.0))
+        areas[i] += areas[j]
+        del borders[i][j], borders[j][i]
+        for k, (total, length) in borders[j].items():
+            del borders[k][j]
+            before = borders[i].get(k, (0.0, 0))
+            borders[i][k] = borders[k][i] = (total + before[0], length + before[1])
+        borders[j] = {}
+        for k in borders[i]:
+            heapq.heappush(heap, entry(i, k))
     return Hierarchy(count, np.array(merges, np.int64).reshape(-1, 2), np.array(heights))
 
 
