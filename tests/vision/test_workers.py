@@ -49,7 +49,7 @@ def test_a_worker_that_crashes_or_exits_raises_its_reason():
         list(parallel_map(os._exit, [3, 3], workers=2))
 
 
-def test_an_exception_cancels_pending_calls_and_kills_running_ones():
+def test_an_exception_ends_pending_and_running_calls():
     started = time.monotonic()
     with pytest.raises(ZeroDivisionError), Workers(2) as pool:
         waiting = [pool.submit(time.sleep, 60) for _ in range(50)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -27,8 +26,8 @@ Item = TypeVar("Item")
 class Workers:
     """Spawned processes of one torch thread each. They ignore Ctrl-C and end with their parent.
 
-    Leaving the context by an exception cancels pending calls and kills the processes. If a process
-    dies, :class:`~matbackprop.errors.WorkerError` is raised.
+    Leaving the context by an exception kills the processes. If a process dies,
+    :class:`~matbackprop.errors.WorkerError` is raised.
 
     Args:
         count: number of processes. With 0 and 1, calls run in this process.
@@ -69,16 +68,12 @@ class Workers:
             return
         source = iter(items)
         pending: deque[Future[list[T]]] = deque()
-        try:
-            while part := list(islice(source, chunk)):
-                pending.append(self.submit(_apply, function, part))
-                if len(pending) >= 4 * self.count:
-                    yield from pending.popleft().result()
-            while pending:
+        while part := list(islice(source, chunk)):
+            pending.append(self.submit(_apply, function, part))
+            if len(pending) >= 4 * self.count:
                 yield from pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+        while pending:
+            yield from pending.popleft().result()
 
     def kill(self) -> None:
         """Kill all processes."""
@@ -95,16 +90,17 @@ class Workers:
         if self._pool is None:
             return
         processes = self._processes()
-        broken = isinstance(error, BrokenProcessPool)  # the pool ends its processes; their exit codes come later
+        broken = isinstance(error, BrokenProcessPool)
+        if kind is not None and not broken:
+            self.kill()
         try:
-            self._pool.shutdown(wait=kind is None or broken, cancel_futures=kind is not None)
-            codes = [process.exitcode for process in processes]
-        finally:
-            if kind is not None or sys.exc_info()[0] is not None:  # interrupted while waiting
-                for process in processes:
-                    process.kill()
+            self._pool.shutdown()
+        except BaseException:  # interrupted while waiting
+            for process in processes:
+                process.kill()
+            raise
         if broken:
-            raise WorkerError(_reason(codes)) from error
+            raise WorkerError(_reason([process.exitcode for process in processes])) from error
 
 
 def _reason(codes: Sequence[int | None]) -> str:
