@@ -144,20 +144,26 @@ class _Connection(H11Protocol):
         self._deadline = self.loop.call_later(HEADER_SECONDS, transport.abort)
         waiting = [c for c in self.connections if isinstance(c, _Connection) and c._deadline is not None]
         if len(self.connections) > MAX_CONNECTIONS and waiting:
-            min(waiting, key=lambda c: c._deadline.when() if c._deadline else 0.0).transport.abort()
+            oldest = min(waiting, key=lambda c: c._deadline.when() if c._deadline else 0.0)
+            self.connections.discard(oldest)
+            oldest._stop_waiting()
+            oldest.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         complete = self.cycle is not None and not self.cycle.response_complete
-        if complete and self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        elif not complete and self._deadline is None:
+        if complete:
+            self._stop_waiting()
+        elif self._deadline is None:
             self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._stop_waiting()
         super().connection_lost(exc)
 
 
@@ -169,7 +175,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=64)
     except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
@@ -190,7 +196,7 @@ class Server:
     def __init__(self, app: Any, sock: socket.socket, folder: Path, hosts: tuple[str, ...] = LOOPBACK) -> None:
         self.folder = folder
         config = uvicorn.Config(
-            Limits(app, folder, hosts), http=_Connection, ws="none", backlog=128, log_level="error", access_log=False,
+            Limits(app, folder, hosts), http=_Connection, ws="none", backlog=64, log_level="error", access_log=False,
             server_header=False, timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
