@@ -1,10 +1,10 @@
-// Eigenvectors of symmetric tridiagonal matrices by divide and conquer, one thread block for each pair of halves.
+// Eigenvectors of symmetric tridiagonal matrices by divide and conquer, one thread block per pair of halves.
 //
 // With the halves solved, T = Q (diag(d) + rho z z^T) Q^T, where z holds the last row of the first half's vectors and the
-// first row of the second's. Entries of z that are negligible, and pairs of d so close that a rotation makes one of them
-// so, are deflated. The eigenvalues of the rest are the roots of 1/rho + sum z_j^2 / (d_j - x), one behind each pole; each
-// is kept as its distance from the nearest pole, which keeps all differences accurate. Eigenvectors z_j / (d_j - x) of
-// the z whose roots these are exactly, not of the z that came, are orthogonal to rounding (Gu and Eisenstat, 1994).
+// first row of the second's. Negligible entries of z are deflated, and so are pairs of d so close that a rotation makes
+// one entry negligible. The other eigenvalues are the roots of 1/rho + sum z_j^2 / (d_j - x), one after each pole. Each is
+// stored as its distance from the nearest pole, which keeps all differences accurate. For orthogonal eigenvectors
+// z_j / (d_j - x), z is recomputed so that the computed roots are exact (Gu and Eisenstat, 1994).
 
 #include "reduce.cuh"
 
@@ -13,7 +13,7 @@
 #define MAX_STEPS 80
 #endif
 
-// What the block holds, arrays of n = 2 * half.
+// The block's arrays, of n = 2 * half entries.
 struct Node {
     double *value, *weight;  // d and z, ascending in d
     double *pole, *load;     // the same without deflated entries
@@ -38,7 +38,7 @@ struct Node {
     }
 };
 
-// How many of n ascending numbers are below x, or not above it.
+// The number of entries of an ascending array that are below x, or not above it.
 __device__ int count_below(const double* sorted, int n, double x, bool or_equal) {
     int low = 0;
     for (int high = n; low < high;) {
@@ -52,12 +52,12 @@ __device__ int count_below(const double* sorted, int n, double x, bool or_equal)
     return low;
 }
 
-// Whether a rotation of two neighbours in d makes one negligible: the entry that it puts beside them is at most `tolerance`.
+// Whether a rotation of two adjacent entries makes one negligible: the off-diagonal entry that it creates is at most `tolerance`.
 __device__ bool nearly_tied(double gap, double z, double next, double tolerance) {
     return fabs(gap * z * next) <= tolerance * (z * z + next * next);
 }
 
-// Deflates pairs of neighbours, in order; by one thread. Returns how many rotations it took.
+// Deflate adjacent pairs in order, by one thread. Returns the number of rotations.
 __device__ int deflate_pairs(Node& node, int& count, double tolerance) {
     int rotations = 0, kept = 0, before = node.kept[0];
     for (int k = 1; k < count; ++k) {
@@ -83,7 +83,7 @@ __device__ int deflate_pairs(Node& node, int& count, double tolerance) {
     return rotations;
 }
 
-// 1/x to a unit or two in the last place, for x that is neither zero nor at the end of the range.
+// 1/x to one or two ulp, for normal x whose reciprocal is normal.
 __device__ __forceinline__ double inverse(double x) {
 #ifdef EMULATED
     return 1 / x;
@@ -120,14 +120,14 @@ struct Secular {
     }
 };
 
-// The root of c x^2 - a x + b that is smaller in size.
+// The root of c x^2 - a x + b of smaller magnitude.
 __device__ __forceinline__ double small_root(double a, double b, double c) {
     const double root = sqrt(fabs(a * a - 4 * b * c));
     return a > 0 ? 2 * b / (a + root) : (a - root) / (2 * c);
 }
 
-// Root i of the secular equation, by LANES threads; those of a warp go through this together. Rational interpolation with
-// the poles on both sides (Li's middle way), inside of a bracket. Returns whether it converged.
+// Root i of the secular equation, by LANES threads; all threads of a warp call this together. Rational interpolation with
+// the poles on both sides (Li's middle way) inside a bracket. Returns whether it converged.
 __device__ bool find_root(Node& node, int count, int i, double rho, double total, bool valid) {
     const double constant = 1 / rho;
     const bool last = i == count - 1;
@@ -175,7 +175,7 @@ __device__ bool find_root(Node& node, int count, int i, double rho, double total
         if (!(value * change < 0)) change = -value / slope;
         double next = mu + change;
         if (!(next > low && next < high)) {
-            // A bracket that reaches to zero is shortened by more than half: the root may be far below it.
+            // A bracket that starts at zero is shortened by more than half: the root may be orders of magnitude smaller.
             const double same = low * high > 0 ? copysign(sqrt(low * high), low) : 0.5 * (low + high);
             next = low == 0 ? 0.0625 * high : high == 0 ? 0.0625 * low : same;
             if (!(next > low && next < high)) next = mu;
@@ -190,7 +190,7 @@ __device__ bool find_root(Node& node, int count, int i, double rho, double total
     return done;
 }
 
-// Mark a merge that failed; the merges above it pass the mark on.
+// Mark a merge as failed; the parent merges propagate the mark.
 __device__ void mark_failure(double* merged, double* mixing, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) merged[i] = nan("");
     for (long long e = threadIdx.x; e < (long long)n * n; e += blockDim.x) mixing[e] = nan("");
@@ -198,8 +198,8 @@ __device__ void mark_failure(double* merged, double* mixing, int n) {
 
 // values (nodes, 2, half) ascending, vectors (nodes, 2, half, half) in columns: the halves; couplings (matrices, parts *
 // 2 half) -> merged (nodes, n) ascending, mixing (nodes, n, n) for n = 2 half: diag(vectors) mixing holds the vectors of
-// the whole. scale (matrices): null, or the factor of the eigenvalues; NaN marks them and the vectors. One block
-// for each node, of which a matrix has `parts`.
+// the whole. scale (matrices): null, or the factor of the eigenvalues; a NaN factor makes values and vectors NaN.
+// One block per node; a matrix has `parts` nodes.
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     merge_halves(const double* __restrict__ values, const double* __restrict__ vectors,
                  const double* __restrict__ couplings, const double* __restrict__ scale, double* __restrict__ merged,
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     merged += (long long)blockIdx.x * n;
     mixing += (long long)blockIdx.x * n * n;
     const double coupling = couplings[(long long)blockIdx.x * n + half - 1], unit = scale ? scale[blockIdx.x / parts] : 1;
-    const double rho = 2 * fabs(coupling);  // for z of length one
+    const double rho = 2 * fabs(coupling);  // for z of unit norm
 
     int bad = !(unit == unit);
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
@@ -276,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     __syncthreads();
     total = block_sum<MERGE_THREADS / 32>(total, node.scratch);
 
-    // roots, and the z that has them
+    // roots, and the z with exactly these roots
     const int at_once = blockDim.x / LANES, own = threadIdx.x / LANES, sub = threadIdx.x % LANES;
     for (int first = 0; first < count; first += at_once) {
         const int i = first + own;

@@ -1,8 +1,8 @@
 // The normalized-cut objectives J2 and soft for a batch of images.
 //
-// Rows of F with a label below 0 or from k on do not count; an image may have several labellings in a row. With C = F^T F,
-// S the sums of F over regions, N their sizes, all with the weights of the rows if these are given (images / labelings,
-// rows):
+// Rows of F with a label outside 0 ... k - 1 are ignored. An image may have several consecutive labelings. Optional row
+// weights have shape (images / labelings, rows). With C = F^T F, S the sums of F over regions and N the region sizes, all
+// weighted:
 //   P = C^+ (J2) or (C + mu I)^-1, mu = ridge tr(C) / d (soft),  A = N^-1 S P,  T = S^T N^-1 S
 //   J2 = (rank + regions)/2 - tr(P T),  soft = (tr(PCPC) + regions)/2 - tr(P T),  dJ/dF = 2 (F Q - A[label])
 //   Q = PTP (J2) or PCP + Z + (ridge/d) tr(Z) I with Z = PTP - PCPCP (soft)
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
             right[where] = !counts ? (REAL)0 : i < d ? (REAL)slot_r[e] : (REAL)(i == d);
         }
         __syncthreads();
-        if (start + DEPTH < end) fetch(start + DEPTH);  // on its way while the tensor cores work
+        if (start + DEPTH < end) fetch(start + DEPTH);  // prefetched while the tensor cores compute
         share.add(left, right);
         __syncthreads();
     }
@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     });
 }
 
-// sums (images, d + k, d + 1), A (images, k, d), terms (images, k, 2) and Q (images, d, d) are written and read again; value
-// (images). ridge <= 0 means J2. Grid (images).
+// sums (images, d + k, d + 1), A (images, k, d), terms (images, k, 2) and Q (images, d, d) are written and read back; value
+// (images). ridge <= 0 selects J2. Grid (images).
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cut_solve(const REAL* __restrict__ partial, REAL* sums, REAL* a_out, REAL* terms, REAL* q_out, IN* __restrict__ value,
               double ridge, double tol, int pieces, int d, int k) {

@@ -2,7 +2,7 @@
 
 #include "jacobi.cuh"
 
-// in (batch, n, n) symmetric (its lower triangle is read) -> values (batch, n) ascending, vectors (batch, n, n) in columns.
+// in (batch, n, n) symmetric (only the lower triangle is read) -> values (batch, n) ascending, vectors (batch, n, n) in columns.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     jacobi_eigh(const REAL* __restrict__ in, REAL* __restrict__ out_values, REAL* __restrict__ out_vectors, int n) {
     const Sizes z(n);

@@ -1,10 +1,10 @@
 // Parallel cyclic Jacobi for symmetric matrices of order n <= 64, one thread block per matrix, all in shared memory.
 //
 // A round rotates n/2 disjoint pairs of indices at once; n-1 rounds (a tournament) make a sweep. The block's first warps
-// rotate A: a lane of the first one finds the angle of each pair, a thread of the next ones owns each 2x2 block where the
-// rows of pair i meet the columns of pair j. The other warps follow one sweep behind and rotate
-// the eigenvectors, whose rows need no barrier between warps.
-// The angle is found in float: a rotation has to be orthogonal to full precision, but its angle need not be exact.
+// rotate A: each lane of the first warp computes the angle of one pair, each thread of the following warps owns one 2x2
+// block (rows of pair i, columns of pair j). The other warps follow one sweep later and rotate the eigenvectors, whose rows
+// need no barrier between warps.
+// The angle is computed in float: a rotation has to be orthogonal to full precision, but its angle need not be exact.
 // Compiled with REAL_IS_DOUBLE 0 or 1 and MAX_THREADS.
 
 #if REAL_IS_DOUBLE
@@ -116,7 +116,7 @@ __device__ REAL matrix_scale(const T* a, int count, REAL* scratch) {
     return ldexp((REAL)1, exponent - 1);
 }
 
-// One sweep over A by the first a_threads threads: the first warp finds the angles and rotates the diagonal, the others
+// One sweep over A by the first a_threads threads: the first warp computes the angles and rotates the diagonal, the others
 // rotate the rest. Entries up to tol are not rotated. Returns whether one off the diagonal is still above `done`.
 __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, REAL done, const Sizes& z) {
     int unfinished = 0;
@@ -155,7 +155,7 @@ __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, REAL done, c
     }
     const int id = threadIdx.x - 32;
     const bool owner = id < z.pairs_of_pairs;
-    int i = 0, j = 0;  // row i of the triangle of pairs of pairs and row half-2-i make one row of `half` blocks
+    int i = 0, j = 0;  // rows i and half-2-i of the triangle of pairs form one row of `half` blocks
     if (owner) {
         i = id / z.half;
         j = id % z.half;
@@ -204,7 +204,7 @@ __device__ int sweep_matrix(REAL* a, Rotation* rotations, REAL tol, REAL done, c
     return unfinished;
 }
 
-// Apply one sweep of rotations to the columns of v; warp number `warp` of `warps` takes every warps-th group of rows.
+// Apply one sweep of rotations to the columns of v; warp `warp` of `warps` processes every warps-th group of rows.
 __device__ void sweep_vectors(const Rotation* rotations, REAL* v, int n, int warp, int warps, const Sizes& z) {
     const int lane = threadIdx.x % 32, sub = lane % ROW_LANES;
     for (int group = warp; group * WARP_ROWS < n; group += warps) {
@@ -240,10 +240,10 @@ __device__ void sweep_vectors(const Rotation* rotations, REAL* v, int n, int war
     }
 }
 
-// Diagonalise the symmetric `a` (players rows of ld entries; dummy and padding zero) in place. The columns of v (n rows of
-// ldv entries, room for blockDim.x) receive the eigenvectors. `rotations` has room for two sweeps. order[r] is the column
+// Diagonalize the symmetric `a` (players rows of ld entries; dummy and padding zero) in place. The columns of v (n rows of
+// ldv entries, at least blockDim.x in total) receive the eigenvectors. `rotations` holds two sweeps. order[r] is the column
 // of the r-th smallest eigenvalue, values[r] that eigenvalue. blockDim.x is a multiple of 32, above a_threads. Returns
-// the same in all threads: whether it converged; if not, or if an entry is not finite, values and vectors are NaN.
+// whether it converged, in all threads; if not, or if an entry is not finite, values and vectors are NaN.
 __device__ bool jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int* order, int n, const Sizes& z) {
     const REAL scale = matrix_scale(a, z.players * z.ld, v);
     const bool finite = scale == scale;

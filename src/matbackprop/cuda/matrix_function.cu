@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                      REAL* __restrict__ out_vectors, double share, int n) {
     const Sizes z(n);
     Rotation* rotations = (Rotation*)shared_memory;
-    REAL* weights = (REAL*)shared_memory;  // g(lambda) by columns of v, when the rotations are done
+    REAL* weights = (REAL*)shared_memory;  // g(lambda) in the column order of v, after the rotations
     REAL* a = weights + z.rotations;
     REAL* v = a + z.players * z.ld;
     REAL* values = v + (n * z.ldv > blockDim.x ? n * z.ldv : blockDim.x);
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-// out = left^T right, of `rows` rows of LDT entries each. out may be one of the two.
+// out = left^T right for operands of `rows` rows of LDT entries each. out may alias an operand.
 __device__ void multiply(const REAL* left, const REAL* right, REAL* out, int rows) {
     Share share;
     __syncthreads();
@@ -69,7 +69,7 @@ __device__ void multiply(const REAL* left, const REAL* right, REAL* out, int row
     });
 }
 
-// G (batch, n, n), lambda and U -> dL/dA, bitwise symmetric. Shared memory for two matrices of rows of LDT entries.
+// G (batch, n, n), lambda and U -> dL/dA, bitwise symmetric. Shared memory: two matrices with rows of LDT entries.
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     function_backward(const IN* __restrict__ g, const REAL* __restrict__ values, const REAL* __restrict__ vectors,
                       IN* __restrict__ out, int n) {
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
             u[j * LDT + i] = old;
         }
     }
-    multiply(x, u, x, rows);  // with u = U^T by now, and x symmetric up to rounding
+    multiply(x, u, x, rows);  // u holds U^T here, and x is symmetric up to rounding
     multiply(u, x, x, rows);
     __syncthreads();
     for (int e = threadIdx.x; e < n * n; e += PRODUCT_THREADS) {

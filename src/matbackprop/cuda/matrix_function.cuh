@@ -22,8 +22,8 @@ __device__ __forceinline__ REAL difference(REAL x, REAL y) {
 #endif
 }
 
-// Eigenvalue x after rounding errors of the largest eigenvalue, which is the first or the last, within `share` of it: for SQRT a
-// negative one is zero, for EXP there are none, for functions without a value at zero they are NaN.
+// Eigenvalue x, where values up to `share` times the largest magnitude (that of the first or the last eigenvalue) are
+// rounding errors: SQRT replaces negative ones by zero, EXP keeps x, functions that are undefined at zero return NaN.
 __device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL share) {
     const REAL size = fabs(first) > fabs(last) ? fabs(first) : fabs(last);
 #if FUNCTION == SQRT

@@ -1,5 +1,5 @@
 // Second-order pooling C = g(F^T F + eps I) of features F (m, d) with a side n <= 64: n = m < d with THIN 1, n = d <= m with
-// THIN 0. IN is the type of F, OUT that of C and G (float or double). eps is one number, or one of each matrix.
+// THIN 0. IN is the type of F, OUT that of C and G (float or double). eps is a scalar, or one number per matrix.
 //
 // X (n, length) is F or its transpose, A (n, d) is Y or Q^T, and weights, rest and table are g and its divided differences:
 //
@@ -13,9 +13,9 @@
 #include "rows.cuh"
 #include "separate.cuh"
 
-#define TERMS (1 + THIN)  // kinds of rows in the gradient: those of Y, and those of T
+#define TERMS (1 + THIN)  // blocks of rows in the gradient: Y, and T in the thin form
 
-// X in the memory of F
+// X as a view of F
 __device__ __forceinline__ Rows<IN> rows_of(const IN* f, int n, int length) {
     return THIN ? Rows<IN>{f, length, length, 1} : Rows<IN>{f, length, 1, n};
 }
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     for (int e = threadIdx.x; e < n * n; e += blockDim.x) out_vectors[e] = v[e % n * z.ldv + order[e / n]];
     project(rows, (REAL)1, tile, v, order, out_y, n, z);
     squared_norms(out_y, values, n, length, v);
-    // With an outlier in F the Gram matrix has lost the small eigenvalues and their eigenvectors are mixed; Y has them.
+    // An outlier in F makes the small eigenvalues of the Gram matrix inaccurate and mixes their eigenvectors; recompute from Y.
     REAL largest = 0, smallest = (REAL)REAL_MAX;
     for (int r = 0; r < n; ++r) {
         largest = values[r] > largest ? values[r] : largest;
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         largest = 0;
         for (int r = 0; r < n; ++r) largest = values[r] > largest ? values[r] : largest;
     }
-    // A direction at rounding level, sigma <= length eps sigma_max, is noise that 1/eps would lift: it is left out.
+    // A direction at rounding level, sigma <= length eps sigma_max, is noise that 1/eps would amplify: drop it.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const REAL level = (REAL)NOISE * length, floor_value = level * level * largest;
     for (int r = warp; r < n; r += warps) {
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
             const int entry = threadIdx.x + e * PRODUCT_THREADS, where = entry / TILE * LDT + entry % TILE;
             right[where] = (REAL)0.5 * (right[where] + (REAL)slot_m[e]);
         }
-        const int following = start + DEPTH;  // on its way while the tensor cores work
+        const int following = start + DEPTH;  // prefetched while the tensor cores compute
         if (following < d) {
             fetch_columns(slot_a, a, following, 0, n, d);
             fetch_columns(slot_g, g, following, column, d, d);
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     });
 }
 
-// mixing (batch, TERMS n, n): 2 (table o (T A^T)) Q^T, below it 2 diag(weights) Q^T. Grid (batch); shared memory for n^2 numbers.
+// mixing (batch, TERMS n, n): 2 (table o (T A^T)) Q^T, below it 2 diag(weights) Q^T. Grid (batch); shared memory: n^2 numbers.
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     pool_mixing(const REAL* __restrict__ a, const REAL* __restrict__ t, const REAL* __restrict__ values,
                 const REAL* __restrict__ weights, const REAL* __restrict__ vectors, const REAL* __restrict__ all_eps,
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         if (i < n && j < n) inner[i * n + j] = 2 * value;
     });
     __syncthreads();
-    // not above, or the table would be compiled for each entry of a share
+    // a separate loop, so that the table is not inlined for each entry of the tile
     for (int e = threadIdx.x; e < n * n; e += PRODUCT_THREADS) inner[e] *= form_table(values[e / n], values[e % n], eps);
     for (int start = 0; start < n; start += DEPTH) {
         __syncthreads();
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     }
 }
 
-// dL/dX = mixing^T [Y; T], T in the thin form; in the memory of dL/dF. Grid (batch, tiles of columns).
+// dL/dX = mixing^T [Y; T], T in the thin form only; written in the layout of dL/dF. Grid (batch, tiles of columns).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     pool_gradient(const REAL* __restrict__ mixing, const REAL* __restrict__ y, const REAL* __restrict__ t,
                   IN* __restrict__ out, int n, int length) {

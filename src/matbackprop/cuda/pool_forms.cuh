@@ -35,7 +35,7 @@ __device__ __forceinline__ REAL first_difference(REAL x, REAL y) {
 //   C = g(eps) I + Y^T diag(g[lambda_i, eps]) Y
 //   dL/dF = 2 U (diag(g[lambda_i, eps]) Y G + (g[lambda_i, lambda_j, eps] o (Y G Y^T)) Y),  G symmetric
 
-#define SERIES 26  // terms for the second difference of log where 0.2^SERIES is below eps
+#define SERIES 26  // terms of the second difference of log: 0.2^SERIES is below eps
 
 // g[x, y, z] for x, y >= z > 0
 __device__ __forceinline__ REAL second_difference(REAL x, REAL y, REAL z) {

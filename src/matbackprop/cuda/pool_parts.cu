@@ -1,10 +1,10 @@
 // Second-order pooling of any order n between batched products (pool_parts.py); names as in pool.cu. IN is the type of C
-// and G, EDGE the side of the squares that are transposed, MAX_THREADS the most threads of a block. Matrices follow each
-// other, eps is one of each; the grid is flat, since its other sides are short.
+// and G, EDGE the side of the transposed squares, MAX_THREADS the largest block size. Matrices are contiguous, with one
+// eps each. The grid is one-dimensional, because the other grid dimensions are limited to 65535.
 
 #include "pool_forms.cuh"
 
-// The square of a matrix of order d that a block writes.
+// The square that a block writes, of a matrix of order d.
 struct Square {
     int row, column;
     long long matrix;
@@ -27,8 +27,8 @@ __device__ __forceinline__ void load_square(REAL (*square)[EDGE + 1], const T* x
 }
 
 // s and weights (batch, n) from the rows of Y (batch, n, length), which are set to zero if s <= level times the largest
-// eigenvalue; scaled = diag(weights) A. Entry k of row r of a matrix A is a[r * next + k * step], and so for scaled. values has the
-// largest eigenvalue last. A block takes `rows` rows of a matrix, some whole warps for each.
+// eigenvalue; scaled = diag(weights) A. Entry k of row r of a matrix A is a[r * next + k * step]; scaled has the same
+// layout. values has the largest eigenvalue last. A block processes `rows` rows of a matrix, each by whole warps.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_rows(REAL* y, const REAL* a, REAL* __restrict__ scaled, const REAL* __restrict__ values,
               const REAL* __restrict__ all_eps, REAL* __restrict__ s, REAL* __restrict__ weights, double level, int rows,
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
     sum = 0;
     for (int w = 0; w < width / 32; ++w) sum += parts[row * (width / 32) + w];
-    const bool noise = sum <= (REAL)level * values[matrix * n + n - 1];  // NaN is none
+    const bool noise = sum <= (REAL)level * values[matrix * n + n - 1];  // false for NaN
     const REAL weight = form_weight(noise ? (REAL)0 : sum, all_eps[matrix]);
     for (int k = lane; mine && noise && k < length; k += width) y[number * length + k] = 0;
     if (lane == 0) {
@@ -59,14 +59,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
     a += matrix * n * d;
     scaled += matrix * n * d;
-    for (int e = threadIdx.x; e < rows * d; e += blockDim.x) {  // along the entries that are neighbours in memory
+    for (int e = threadIdx.x; e < rows * d; e += blockDim.x) {  // along contiguous entries
         const int r = step == 1 ? e / d : e % rows, k = step == 1 ? e % d : e / rows;
         const long long at = (long long)(first + r) * next + (long long)k * step;
         if (first + r < n) scaled[at] = factors[r] * a[at];
     }
 }
 
-// C = rest I + product, of which the lower triangle is read: its own rounding is not symmetric.
+// C = rest I + product. Only the lower triangle of the product is read, because its rounding is not symmetric.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_finish(const REAL* __restrict__ product, const REAL* __restrict__ all_eps, IN* __restrict__ c, int d) {
     __shared__ REAL square[EDGE][EDGE + 1];
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-// W (batch, n, n) becomes table o W, and in the thin form T (batch, n, d) diag(weights) T. A warp takes one of all `count` rows.
+// W (batch, n, n) becomes table o W, and in the thin form T (batch, n, d) diag(weights) T. One warp processes one of the `count` rows.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_mix(REAL* __restrict__ w, REAL* __restrict__ t, const REAL* __restrict__ s, const REAL* __restrict__ weights,
              const REAL* __restrict__ all_eps, int count, int n, int d) {

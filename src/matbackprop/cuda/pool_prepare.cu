@@ -1,11 +1,12 @@
 // A prologue that applies weights and centering to features, R = sqrt(w) o (F - 1 mean^T), and an epilogue from dL/dR to dL/dF. F is
 // (images, m, d), w (images, regions, m) or null for ones, R (images, regions, m, d) in REAL. IN is the type of F, WEIGHT that of w.
-// A block takes STRIP columns of a matrix; lanes run along the columns, rows are distributed in turn. The grid is flat.
+// A block processes STRIP columns of a matrix. Lanes run along the columns; rows are distributed round-robin. The grid is
+// one-dimensional.
 
-// The sum over the threads of a column, in the same order each time.
+// The sum over the threads of a column, in a fixed order.
 __device__ REAL sum_of_parts(REAL part) {
     __shared__ REAL parts[MAX_THREADS];
-    __syncthreads();  // those of the sum before have been read
+    __syncthreads();  // the scratch memory of the previous sum has been read
     parts[threadIdx.x] = part;
     __syncthreads();
     REAL sum = 0;
@@ -13,7 +14,7 @@ __device__ REAL sum_of_parts(REAL part) {
     return sum;
 }
 
-// The entries of a matrix that a thread takes: rows first, first + step, ... below `rows` of its column.
+// The entries that a thread processes: rows first, first + step, ... < `rows` of its column.
 struct Strip {
     int column, first, step, rows;
     long long matrix;
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         rows[(long long)i * d] = weights.root(i) * ((REAL)f[(long long)i * d] - mean);
 }
 
-// dL/dR -> dL/dF, a block for each image: the sum over its regions is kept in the memory of the first.
+// dL/dR -> dL/dF, one block per image. The sum over the regions overwrites the first one.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_prepare_gradient(REAL* g, const WEIGHT* __restrict__ all_weights, IN* __restrict__ out, int regions, int centred,
                           int m, int d) {

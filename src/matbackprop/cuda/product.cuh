@@ -5,7 +5,7 @@
 #include "jacobi.cuh"
 
 // [c0; c1] (16x8) += a (16x8) b (8x8). A lane holds entry (lane / 4, lane % 4) of each 8x4 block of a, that of the transpose
-// of each 4x8 block of b, and two neighbours in row lane / 4 of c0 and c1.
+// of each 4x8 block of b, and two adjacent entries in row lane / 4 of c0 and c1.
 __device__ __forceinline__ void multiply_add(REAL (&c0)[2], REAL (&c1)[2], const REAL (&a)[2][2], const REAL (&b)[2]) {
 #ifdef EMULATED
     for (int k = 0; k < 2; ++k) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void multiply_add(REAL (&c0)[2], REAL (&c1)[2], const
 #endif
 }
 
-// A warp's share of a 64x64 tile: 16 rows from (warp / 2) * 16, 32 columns from (warp % 2) * 32.
+// A warp's part of a 64x64 tile: 16 rows from (warp / 2) * 16, 32 columns from (warp % 2) * 32.
 struct Share {
     REAL c[2][4][2];
     __device__ Share() {
@@ -58,7 +58,7 @@ struct Share {
             for (int q = 0; q < 4; ++q) multiply_add(c[0][q], c[1][q], a, b[q]);
         }
     }
-    // visit(row, column, value) for every entry of the share
+    // visit(row, column, value) for every entry of the part
     template <typename Visit>
     __device__ void each(Visit visit) const {
         const int lane = threadIdx.x % 32, top = row() + lane / 4, left = column() + lane % 4 * 2;
@@ -71,10 +71,10 @@ struct Share {
     }
 };
 
-#define SLOTS (DEPTH * TILE / PRODUCT_THREADS)  // entries of an operand that a thread brings
+#define SLOTS (DEPTH * TILE / PRODUCT_THREADS)  // entries of an operand that a thread loads
 
-// Operand[k][i] = x[k][i] from rows of x: lanes run along i. Slots keep the type of x, so that loads are not awaited
-// before they are stored.
+// Operand[k][i] = x[k][i] from rows of x: lanes run along i. Slots keep the type of x, so that loads stay in flight
+// until they are stored.
 template <typename T>
 __device__ __forceinline__ void fetch_rows(T (&slot)[SLOTS], const T* __restrict__ x, int first, int rows, int column,
                                            int d) {

@@ -2,7 +2,7 @@
 
 extern __shared__ double shared_memory[];
 
-// The sum over neighbouring threads, a power of two of them, for each.
+// The sum over a power of two of adjacent threads, returned in each.
 template <int COUNT>
 __device__ __forceinline__ double sum_over(double x) {
 #pragma unroll
@@ -10,8 +10,8 @@ __device__ __forceinline__ double sum_over(double x) {
     return x;
 }
 
-// The sum over a block of at most MAX_WARPS warps, the same in all threads, with one barrier. `scratch` has a number per
-// warp; a barrier separates its uses.
+// The sum over a block of at most MAX_WARPS warps, the same in all threads, with one barrier. `scratch` has one number per
+// warp; separate its uses by a barrier.
 template <int MAX_WARPS>
 __device__ __forceinline__ double block_sum(double x, double* scratch) {
     x = sum_over<32>(x);

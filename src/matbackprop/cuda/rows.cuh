@@ -12,8 +12,8 @@ struct Rows {
     }
 };
 
-// tile[c][i] = factor x(i, start + c); rows up to ldt and columns past the last are zero. Threads run along the entries that
-// are neighbours in memory.
+// tile[c][i] = factor x(i, start + c); rows up to ldt and columns past the last are zero. Threads run along
+// contiguous entries.
 template <typename T>
 __device__ __forceinline__ void load_columns(REAL* tile, const Rows<T>& x, REAL factor, int start, int rows, int ldt) {
     for (int e = threadIdx.x; e < CHUNK * ldt; e += blockDim.x) {
@@ -22,8 +22,8 @@ __device__ __forceinline__ void load_columns(REAL* tile, const Rows<T>& x, REAL 
     }
 }
 
-// How the threads of a block share the 2x2 blocks of a product and the columns it sums over: thread t takes block `item` +
-// `first` and every `share`-th column from `group` on, in passes of `width` blocks.
+// Distributes the 2x2 blocks of a product, and the columns it sums over, to the threads of a block: thread t processes
+// block `item` + `first` and every `share`-th column from `group` on, in passes of `width` blocks.
 struct Split {
     int width, share, item, group;
     __device__ explicit Split(int blocks) {
@@ -34,7 +34,7 @@ struct Split {
     }
 };
 
-// Add the outer product of two neighbours of x and two of y, for the thread's columns of two tiles.
+// Add the outer product of two adjacent entries of x and two of y, for the thread's columns of two tiles.
 __device__ __forceinline__ void add_products(REAL (&sum)[4], const REAL* x, const REAL* y, int ldt, int columns,
                                              const Split& split) {
 #pragma unroll 4
@@ -58,8 +58,8 @@ __device__ __forceinline__ void add_groups(REAL (&sum)[4], REAL* scratch, const 
     }
 }
 
-// Both triangles of (factor X) (factor X)^T for m rows, in 2x2 blocks; tile has room for CHUNK columns of players + 2, which
-// is more than 4 blockDim.x numbers if there are fewer blocks than threads.
+// Both triangles of (factor X) (factor X)^T for m rows, in 2x2 blocks; tile holds CHUNK columns of players + 2 numbers,
+// which is more than 4 blockDim.x if there are fewer blocks than threads.
 template <typename T>
 __device__ void gram(const Rows<T>& x, REAL factor, REAL* tile, REAL* out, int m, const Sizes& z) {
     const int ldt = z.players + 2, blocks = z.half * (z.half + 1) / 2;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void multiply_rows(REAL (&sum)[4][2], const REAL* con
     }
 }
 
-// y = V^T (factor X), the columns of v taken in `order`; y has m rows, one after the other.
+// y = V^T (factor X), the columns of v in the order of `order`; y has m contiguous rows.
 template <typename T>
 __device__ void project(const Rows<T>& x, REAL factor, REAL* tile, const REAL* v, const int* order, REAL* y, int m,
                         const Sizes& z) {
@@ -134,7 +134,7 @@ __device__ void project(const Rows<T>& x, REAL factor, REAL* tile, const REAL* v
     __syncthreads();
 }
 
-// Squared norms of the rows of y (m, d), which are known to rounding of themselves, not of the largest. scratch:
+// Squared norms of the rows of y (m, d), each accurate relative to itself, not to the largest. scratch:
 // blockDim.x numbers of shared memory.
 __device__ void squared_norms(const REAL* y, REAL* values, int m, int d, REAL* scratch) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;

@@ -2,14 +2,14 @@
 
 #include "separate.cuh"
 
-// y (batch, n, k) and q (batch, n, n), eigenvectors in rows, each matrix in the layout that the steps say; overlap (batch,
-// n, n) is Y Y^T. Grid (batch); shared memory for 3 numbers of each thread and 2 n int.
+// y (batch, n, k) and q (batch, n, n), eigenvectors in rows, with the given strides; overlap (batch, n, n) is Y Y^T.
+// Grid (batch); shared memory: 3 numbers per thread and 2 n int.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     separate_rows(REAL* y, REAL* q, const REAL* __restrict__ overlap, const REAL* __restrict__ all_eps, double limit,
                   int n, int k, int y_next, int y_step, int q_next, int q_step) {
     const REAL eps = all_eps[blockIdx.x];
     overlap += (long long)blockIdx.x * n * n;
-    REAL* extremes = (REAL*)shared_memory;  // most matrices are so narrow that their overlaps need not be read
+    REAL* extremes = (REAL*)shared_memory;  // most matrices have so narrow a spectrum that overlaps need not be read
     REAL largest = 0, smallest = (REAL)REAL_MAX;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const REAL square = overlap[(long long)i * n + i];
@@ -36,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     separate(rows, vectors, overlap, eps, (REAL)limit, n, (REAL*)shared_memory);
 }
 
-// v (batch, n, k) in rows, each matrix in the layout that the steps say, and sigma (batch, n): see complete. Grid (batch);
-// shared memory for n + blockDim.x numbers.
+// v (batch, n, k) in rows, with the given strides, and sigma (batch, n): see complete. Grid (batch);
+// shared memory: n + blockDim.x numbers.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     complete_rows(REAL* v, const REAL* __restrict__ sigma, int n, int k, int v_next, int v_step) {
     const Vectors rows = {v + (long long)blockIdx.x * n * k, k, v_next, v_step};

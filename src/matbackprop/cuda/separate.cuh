@@ -1,5 +1,5 @@
-// One-sided Jacobi: rotates the rows of Y = Q^T X, and the eigenvectors Q with them, until the rows are orthogonal to
-// rounding of their own norms. Also completes orthonormal rows. Compiled with REAL double, SAFE_RATIO and SEPARATED
+// One-sided Jacobi: rotates the rows of Y = Q^T X, and the eigenvectors Q with them, until the rows are orthogonal
+// relative to each row's norm. Also completes orthonormal rows. Compiled with REAL double, SAFE_RATIO and SEPARATED
 // (refinement.py).
 
 #include "jacobi.cuh"
@@ -7,8 +7,8 @@
 #ifndef SEPARATION_SWEEPS
 #define SEPARATION_SWEEPS 30
 #endif
-#define STRICT_SEPARATION 20  // sweeps after which the rounding of an inner product is left
-#define CLEARINGS 3  // of a new row of the others: two leave rounding
+#define STRICT_SEPARATION 20  // sweeps after which the rounding error of an inner product is accepted
+#define CLEARINGS 3  // orthogonalizations of a new row; two leave rounding errors
 
 // Vectors of some length: entry j of vector i is x[i * next + j * step].
 struct Vectors {
@@ -25,16 +25,15 @@ __device__ __forceinline__ void rotate_vectors(const Vectors& v, int a, int b, R
     }
 }
 
-// The n rows of y and the eigenvectors q. Only pairs above `limit` are rotated, and after them those that they moved;
-// overlap is Y Y^T, or null if it is not known. Rows and eigenvectors that do not converge become NaN. scratch: 3
-// blockDim.x numbers of shared memory and space for 2 n int;
-// blockDim.x is a multiple of 32.
+// Separate the n rows of y and rotate the eigenvectors q. Only pairs above `limit` are rotated, then pairs with a rotated
+// row. overlap is Y Y^T, or null if unknown. Rows and eigenvectors that do not converge become NaN. scratch: shared memory
+// for 3 blockDim.x numbers and 2 n int; blockDim.x is a multiple of 32.
 __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap, REAL eps, REAL limit, int n,
                          REAL* scratch) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const int players = n + (n & 1);
     REAL* mine = scratch + 96 * warp;
-    int* moved = (int*)(scratch + 3 * blockDim.x);  // in this sweep, and in the one before
+    int* moved = (int*)(scratch + 3 * blockDim.x);  // rows rotated in this sweep, and in the previous one
     int* before = moved + n;
     for (int i = threadIdx.x; i < n; i += blockDim.x) before[i] = overlap == nullptr;
     REAL rest = limit / 10 > (REAL)SEPARATED ? limit / 10 : (REAL)SEPARATED;
@@ -50,7 +49,7 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
         __syncthreads();
         for (int round = 0; round < players - 1; ++round) {
             for (int pair = warp; pair < players / 2; pair += warps) {
-                // a tournament: the last player stays, the others move on by one in each round
+                // round-robin: the last index stays, the others advance by one in each round
                 int a = pair == 0 ? players - 1 : (pair + round) % (players - 1);
                 int b = (players - 1 - pair + round) % (players - 1);
                 if (a > b) {
@@ -59,7 +58,7 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
                     b = swap;
                 }
                 if (b >= n) continue;
-                if (!(moved[a] || moved[b] || before[a] || before[b])) {  // as the overlap says
+                if (!(moved[a] || moved[b] || before[a] || before[b])) {  // neither row has changed: use the overlap
                     if (sweep) continue;
                     const REAL ratio = overlap[a * n + b] / limit;
                     if (!(ratio * ratio > (overlap[a * n + a] + eps) * (overlap[b * n + b] + eps))) continue;
@@ -85,7 +84,7 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
                 if (!(fabs(ab) > tolerance * sqrt(aa + eps) * sqrt(bb + eps))) continue;
                 const REAL zeta = (bb - aa) / (2 * ab);
                 const REAL t = (zeta < 0 ? (REAL)-1 : (REAL)1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
-                if (t == 0) continue;  // one row is below the rounding of the other
+                if (t == 0) continue;  // one row is below the rounding error of the other
                 turned = 1;
                 const REAL c = 1 / sqrt(1 + t * t), s = c * t;
                 rotate_vectors(y, a, b, c, s, lane);
@@ -123,8 +122,8 @@ __device__ void complete(const Vectors& v, const REAL* sigma, int n, REAL* scrat
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     REAL* dots = scratch + blockDim.x;
     for (int r = 0; r < n; ++r) {
-        if (!(sigma[r] <= 0)) continue;  // NaN stays
-        // entries that no structure of the other rows can hide
+        if (!(sigma[r] <= 0)) continue;  // keep NaN
+        // pseudo-random entries, not in the span of structured rows
         for (int j = threadIdx.x; j < v.length; j += blockDim.x) {
             const REAL number = (REAL)r * v.length + j + 1;
             v(r, j) = sin((REAL)0.7548776662466927 * number * number);

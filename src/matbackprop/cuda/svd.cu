@@ -1,9 +1,9 @@
 // The thin singular value decomposition X = Q diag(sigma) V of matrices with a short side of k <= 64 and a long side of l,
 // and its adjoint, one thread block per matrix. REAL is double.
 //
-// Q (k, k) has vectors of the short side in columns, V (k, l) those of the long side in rows. A wide matrix is X, Q and V
-// as torch lays them out; of a tall one all three are transposed. Matrices are dense. X, the results that a user sees and
-// their gradients are of type IN, float or double; the factors that the adjoint takes are REAL.
+// Q (k, k) has the vectors of the short side in columns, V (k, l) those of the long side in rows. For a wide matrix, X, Q
+// and V have the layout of torch; for a tall one all three are transposed. Matrices are dense. X, the returned factors and
+// their gradients have type IN, float or double; the factors saved for the adjoint are REAL.
 
 #include "rows.cuh"
 #include "separate.cuh"
@@ -16,7 +16,7 @@ struct Entries {  // entry j of vector i
 };
 
 struct Layout {
-    int k, l, long_next, long_step, short_next, short_step;  // steps from vector to vector and from entry to entry
+    int k, l, long_next, long_step, short_next, short_step;  // strides between vectors and between entries
     __device__ Layout(int k, int l, int tall)
         : k(k), l(l), long_next(tall ? 1 : l), long_step(tall ? k : 1), short_next(tall ? k : 1), short_step(tall ? 1 : k) {}
     template <typename T>
@@ -32,9 +32,9 @@ struct Layout {
     __device__ Vectors short_vectors(REAL* x) const { return {x + (long long)blockIdx.x * k * k, k, short_next, short_step}; }
 };
 
-// x (batch, k, l) -> q (batch, k, k), sigma (batch, k) descending, v (batch, k, l). |v_i . v_j| up to `limit` is left. y (batch,
-// k, l) and u (batch, k, k) are scratch. q_out, sigma_out and v_out, if given, receive the same rounded to IN. Shared memory
-// as pool_spectrum's.
+// x (batch, k, l) -> q (batch, k, k), sigma (batch, k) descending, v (batch, k, l). |v_i . v_j| <= `limit` is accepted. y (batch,
+// k, l) and u (batch, k, k) are scratch. q_out, sigma_out and v_out, if given, receive the same rounded to IN. Shared memory as
+// in pool_spectrum.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     svd_factor(const IN* __restrict__ x, REAL* y, REAL* u, REAL* q, REAL* sigma, REAL* v, IN* q_out, IN* sigma_out,
                IN* v_out, double limit, int k, int l, int tall) {
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     u += (long long)blockIdx.x * k * k;
     sigma += (long long)blockIdx.x * k;
 
-    const REAL scale = matrix_scale(rows.x, k * l, basis);  // a power of two: no square overflows or vanishes
+    const REAL scale = matrix_scale(rows.x, k * l, basis);  // a power of two: no square overflows or underflows
     const REAL unit = scale == 0 ? (REAL)1 : scale;
     for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
     gram(rows, 1 / unit, basis, a, k, z);
@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     for (int e = threadIdx.x; e < k * k; e += blockDim.x) u[e] = basis[e % k * z.ldv + order[e / k]];  // in rows
     project(rows, 1 / unit, tile, basis, order, y, k, z);
 
-    // Small singular values and their vectors, which a Gram matrix loses, are computed from Y. Directions that X does
-    // not have are rounding.
+    // Small singular values and their vectors are inaccurate in the Gram matrix: recompute them from Y. Directions
+    // below the noise floor are rounding error.
     squared_norms(y, values, k, l, basis);
     REAL largest = 0, smallest = (REAL)REAL_MAX;
     for (int r = 0; r < k; ++r) {
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     if (threadIdx.x < k) sigma_out[(long long)blockIdx.x * k + threadIdx.x] = (IN)sigma[threadIdx.x];
 }
 
-// 1/x by the policy of ties: 0 up to `tied`, or x/(x^2 + width^2).
+// 1/x with the tie policy: 0 if |x| <= `tied`, or x/(x^2 + width^2).
 __device__ __forceinline__ REAL inverted(REAL x, REAL tied, REAL width) {
     if (width > 0) return x / (x * x + width * width);
     return fabs(x) <= tied ? (REAL)0 : 1 / x;
@@ -127,8 +127,8 @@ __device__ __forceinline__ REAL inverted(REAL x, REAL tied, REAL width) {
 // dL/dX (batch, k, l) for the gradients of q (batch, k, k), sigma (batch, k) and v (batch, k, l), each of which may be absent.
 // With W_q = Q^T G_q and W_v = V G_v^T it is Q ((E/(s_j - s_i) + O/(s_j + s_i) + diag(G_s)) V + diag(1/s) (G_v - W_v^T V)), E and
 // O the sum and difference of the skew parts of W_q and W_v; the last term is absent for square matrices. `flag`, if given, is
-// set where a pair is tied that the loss uses (gauge < 0), or whose choice it sees by more than a share `gauge` of the
-// gradients. Shared memory for 2 tiles, 3 k (k | 1) + 2 k + 4 blockDim.x numbers and k int.
+// set if the loss depends on the vectors of a tied pair: at all (gauge < 0), or by more than the fraction `gauge` of the
+// gradients. Shared memory: 2 tiles, 3 k (k | 1) + 2 k + 4 blockDim.x numbers and k int.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     svd_adjoint(const REAL* __restrict__ q, const REAL* __restrict__ sigma, const REAL* __restrict__ v,
                 const IN* __restrict__ g_q, const IN* __restrict__ g_sigma, const IN* __restrict__ g_v,
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
     for (int e = 0; e < blockDim.x; ++e) size = scratch[e] > size ? scratch[e] : size;
 
-    // the k x k factor of V inside, and the input of the tie policy
+    // the k x k factor in front of V, with the tie policy
     int complain = 0;
     REAL inner[MAX_ENTRIES];
     for (int e = threadIdx.x, at = 0; e < k * k; e += blockDim.x, ++at) {

@@ -1,14 +1,14 @@
 // The thin singular value decomposition of very small matrices by one-sided Jacobi rotations, one thread per matrix, all in
-// registers. K is the short side and L the long side; of a tall matrix all is transposed, and IN is the type of X and of the
-// results that a user sees, as in svd.cu.
+// registers. K is the short side and L the long side. As in svd.cu, everything is transposed for a tall matrix, and IN is the
+// type of X and of the returned factors.
 
 #ifndef SWEEPS
 #define SWEEPS 30
 #endif
-#define STRICT_SWEEPS 12  // after them, the rounding of an inner product is left
+#define STRICT_SWEEPS 12  // after them, the rounding error of an inner product is accepted
 
 struct Row {
-    double x[L], q[K];  // of Y = Q^T X, and its vector of Q
+    double x[L], q[K];  // row of Y = Q^T X, and its vector in Q
     double square;      // its squared norm
 };
 
@@ -30,8 +30,7 @@ __device__ __forceinline__ void rotate_pair(double (&a)[N], double (&b)[N], doub
 }
 
 // x (count, K, L) -> q (count, K, K), sigma (count, K) descending, v (count, K, L); NaN if an entry is not finite, or
-// rotations do not converge. q_out,
-// sigma_out and v_out, if given, receive the same rounded to IN.
+// the rotations do not converge. q_out, sigma_out and v_out, if given, receive the same rounded to IN.
 extern "C" __global__ void __launch_bounds__(128)
     svd_tiny(const IN* __restrict__ x, double* __restrict__ q, double* __restrict__ sigma, double* __restrict__ v,
              IN* __restrict__ q_out, IN* __restrict__ sigma_out, IN* __restrict__ v_out, int count, int tall) {
@@ -63,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(128)
     int exponent = 0;
     if (largest > 0 && !bad) frexp(largest, &exponent);
     exponent = exponent < -1000 ? -1000 : exponent;
-    const double unit = ldexp(1.0, exponent - 1), inverse = ldexp(1.0, 1 - exponent);  // no square overflows or vanishes
+    const double unit = ldexp(1.0, exponent - 1), inverse = ldexp(1.0, 1 - exponent);  // no square overflows or underflows
 #pragma unroll
     for (int i = 0; i < K; ++i) {
 #pragma unroll
@@ -81,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(128)
                 if (!(fabs(ab) > tolerance * sqrt(aa) * sqrt(bb))) continue;
                 const double zeta = (bb - aa) / (2 * ab);
                 const double t = (zeta < 0 ? -1.0 : 1.0) / (fabs(zeta) + sqrt(1 + zeta * zeta));
-                if (t == 0) continue;  // one row is below the rounding of the other
+                if (t == 0) continue;  // one row is below the rounding error of the other
                 turned = true;
                 const double c = 1 / sqrt(1 + t * t), s = c * t;
                 rotate_pair(rows[a].x, rows[b].x, c, s);
@@ -95,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(128)
         rows[i].square = dot(rows[i].x, rows[i].x);
         top = rows[i].square > top ? rows[i].square : top;
     }
-    const double level = NOISE * L, floor_value = level * level * top;  // directions that X does not have
+    const double level = NOISE * L, floor_value = level * level * top;  // directions below the noise floor
 #pragma unroll
     for (int i = 0; i < K; ++i) {
         if (rows[i].square <= floor_value) rows[i].square = 0;
@@ -116,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(128)
         const double norm = sqrt(rows[i].square);
 #pragma unroll
         for (int j = 0; j < L; ++j) rows[i].x[j] = norm > 0 ? rows[i].x[j] / norm : 0;
-        if (norm == 0) {  // a row orthonormal to those before: from the unit vector farthest from their span
+        if (norm == 0) {  // complete with a row orthonormal to the previous ones, from the unit vector farthest from their span
             int best = 0;
             double least = 2;
 #pragma unroll

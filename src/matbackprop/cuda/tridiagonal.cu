@@ -1,17 +1,18 @@
-// Symmetric matrices to tridiagonal form by Householder reflections, CLUSTER thread blocks per matrix.
+// Reduces symmetric matrices to tridiagonal form by Householder reflections, CLUSTER thread blocks per matrix.
 //
-// A panel of reflections is found before the matrix is touched: with the vectors V and W of the panel so far, the matrix
-// is A - V W^T - W V^T, so that a column of it costs a row of A and a correction, and the product with the next vector
-// one reading of A. At the end of a panel every block updates its own rows; row k belongs to block k % CLUSTER. The
-// blocks of a matrix compute everything else redundantly, and exchange their parts of the products.
+// A panel of reflections is computed before the matrix is updated. With the vectors V and W of the panel so far, the
+// matrix is A - V W^T - W V^T: a column needs one row of A and a correction, the product with the next vector one pass
+// over A. At the end of a panel every block updates its rows; row k belongs to block k % CLUSTER. The blocks of a matrix
+// compute everything else redundantly and exchange their partial products.
 //
-// Latency dominates: a step from one column to the next costs more than its arithmetic. So the product is taken with the column c as it is, while its norm is still being summed; the reflection's
-// vector differs from c in one entry, which the next row of A, fetched anyway, makes up for. H = I - v v^T, |v|^2 = 2.
+// Latency dominates: a step from one column to the next costs more than its arithmetic. The product is therefore computed
+// with the raw column c, while its norm is still being summed. The reflection vector differs from c in one entry, which is
+// corrected by the next row of A, which is fetched anyway. H = I - v v^T, |v|^2 = 2.
 
 #include "conquer.cuh"
 #include "reduce.cuh"
 
-#define NEGLIGIBLE 1e-290  // a squared norm beside entries of size one, below which it loses digits
+#define NEGLIGIBLE 1e-290  // a squared norm below this, for entries of order one, loses digits to underflow
 
 struct __align__(16) Two {
     double x, y;
@@ -23,7 +24,7 @@ struct __align__(16) Two {
 #define CLUSTERED
 #endif
 
-// Synchronize all blocks of a matrix; afterwards writes to each other's shared memory can be read.
+// Synchronize all blocks of a matrix and make writes to each other's shared memory visible.
 __device__ __forceinline__ void matrix_barrier() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -32,7 +33,7 @@ __device__ __forceinline__ void matrix_barrier() {
 #endif
 }
 
-// Write a number to the same place of another block's shared memory.
+// Write a number to the same address in another block's shared memory.
 __device__ __forceinline__ void hand_over(double* place, int rank, double x) {
 #if CLUSTER > 1
     unsigned there;
@@ -43,8 +44,9 @@ __device__ __forceinline__ void hand_over(double* place, int rank, double x) {
 #endif
 }
 
-// The block's shared memory. panel: V and W of the panel's reflections in turn, one row of n for each; dots: of V and W
-// with c; shares: the products of all blocks, of this column and the one before; matrix: the rest, for a part of A.
+// The layout of shared memory. panel: alternating V and W of the panel's reflections, n entries each; dots: inner products
+// of V and W with c; shares: the partial products of all blocks, for this column and the previous one; matrix: the
+// remaining memory, for a part of A.
 struct Room {
     Two *panel, *partial, *dots;
     double *column, *shares, *scratch, *pivot, *matrix;
@@ -56,7 +58,7 @@ struct Room {
         shares = column + n;
         scratch = shares + 2 * CLUSTER * n;
         pivot = scratch + 32;
-        matrix = pivot + 1 + (n + 1) % 2;  // after an even number of doubles
+        matrix = pivot + 1 + (n + 1) % 2;  // aligned to an even number of doubles
     }
 };
 
@@ -87,9 +89,9 @@ __device__ double load_scaled(const double* __restrict__ in, double* a, int n, i
     return bad ? nan("") : ldexp(1.0, exponent - 1);
 }
 
-// The rows of A that belong to this block, in global memory or, as soon as those that are left fit, in shared memory.
+// The rows of A that belong to this block, in global memory or, once the remaining ones fit, in shared memory.
 struct OwnRows {
-    double* origin;  // where row 0 and column 0 would be
+    double* origin;  // address of row 0, column 0
     long long pitch;
     __device__ Two* at(int row, int column) const { return (Two*)(origin + row / CLUSTER * pitch + column); }
 };
@@ -97,8 +99,8 @@ struct OwnRows {
 // The first row from `row` on that belongs to a block.
 __device__ __forceinline__ int own_from(int row, int rank) { return row + (rank + CLUSTER - row % CLUSTER) % CLUSTER; }
 
-// Rows and columns behind j: minus V W^T + W V^T. Those that the next panel reads go to `a` as well, where other
-// blocks find them.
+// Subtract V W^T + W V^T from the rows and columns after j. Those that the next panel reads are also written to `a`, for
+// the other blocks.
 __device__ __forceinline__ void update_rows(const OwnRows& own, const OwnRows& a, int n, int rank, int j, int count, int width,
                                             const Room& room) {
     const int start = (j + 1) / 2, pairs = (n + 1) / 2 - start, top = own_from(j + 1, rank);
@@ -118,7 +120,7 @@ __device__ __forceinline__ void update_rows(const OwnRows& own, const OwnRows& a
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const Two by = row[k[r] < n ? k[r] : top];
-                sum[r].x -= by.x * left.y;  // one after the other: each is fused
+                sum[r].x -= by.x * left.y;  // two statements, so that each is fused
                 sum[r].x -= by.y * left.x;
                 sum[r].y -= by.x * right.y;
                 sum[r].y -= by.y * right.x;
@@ -132,7 +134,7 @@ __device__ __forceinline__ void update_rows(const OwnRows& own, const OwnRows& a
     }
 }
 
-// Brings the rows and columns from `first` on into shared memory. Returns the offset of their origin.
+// Copy the rows and columns from `first` on to shared memory. Returns the offset of their origin.
 __device__ int make_resident(const OwnRows& a, int n, int rank, int first, int pitch, const Room& room) {
     const int base = first / 2 * 2, top = own_from(first, rank), pairs = (n + 1) / 2 - base / 2;
     const int offset = -(top / CLUSTER) * pitch - base;
@@ -143,7 +145,7 @@ __device__ int make_resident(const OwnRows& a, int n, int rank, int first, int p
     return offset;
 }
 
-// The `count` vectors of the panel that ends before column `end`, to columns of the blocks of reflections.
+// Write the `count` vectors of the panel that ends before column `end` to columns of the reflection blocks.
 __device__ void store_panel(double* __restrict__ reflectors, int n, int end, int count, const Room& room) {
     for (int e = threadIdx.x; e < n * count; e += blockDim.x) {
         const int i = e / count, t = e % count, column = end - count + t;
@@ -152,7 +154,7 @@ __device__ void store_panel(double* __restrict__ reflectors, int n, int end, int
     }
 }
 
-// Shares of the product of the matrix with c, by this block's rows right of column j: two columns per thread, the rows
+// Partial product of the matrix with c over this block's rows, right of column j: two columns per thread, rows
 // distributed over groups of threads; the pairs of a group are `across` apart.
 template <int UNROLL>
 __device__ __forceinline__ void multiply(const OwnRows& own, int n, int rank, int j, int groups, int across,
@@ -176,12 +178,12 @@ __device__ __forceinline__ void multiply(const OwnRows& own, int n, int rank, in
 }
 
 // in (batch, n, n), whose lower triangle is read -> the tridiagonal matrix, cut into `parts` leaves for divide and conquer
-// (conquer.cuh): leaves (batch, parts, leaf, leaf), each with the size of the entry at a cut taken from the two diagonal
-// entries beside it; couplings (batch, parts * leaf), the entries next to the diagonal; scale (batch), the
-// divisor. Rows beyond n have a diagonal entry above all eigenvalues and nothing beside it.
-// reflectors (batch, blocks, n, BLOCK): v_j in columns, zero before. a (batch, n, ld), ld even, and bands (batch, 2, n) are
-// scratch. blockDim.x >= n; BLOCK is a multiple of the panel's width; from `resident` rows on, and that many, an even
-// number, the matrix is kept in shared memory.
+// (conquer.cuh): leaves (batch, parts, leaf, leaf), with the absolute value of the entry at a cut subtracted from the two
+// adjacent diagonal entries; couplings (batch, parts * leaf), the off-diagonal entries; scale (batch), the divisor.
+// Rows beyond n are zero except for a diagonal entry above all eigenvalues.
+// reflectors (batch, blocks, n, BLOCK): v_j in columns, with leading zeros. a (batch, n, ld), ld even, and bands (batch, 2, n) are
+// scratch. blockDim.x >= n; BLOCK is a multiple of the panel width. The last `resident` rows, an even number, are
+// kept in shared memory.
 extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
     tridiagonalize(const double* __restrict__ in, double* a, double* bands, double* __restrict__ reflectors,
                    double* __restrict__ leaves, double* __restrict__ couplings, double* __restrict__ scale, int n, int ld,
@@ -194,7 +196,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
     const double unit = load_scaled(in + (long long)matrix * n * n, a, n, ld, rank, room);
     __threadfence();
     matrix_barrier();
-    double c = i < n ? __ldcg(a + i) : 0;  // of the column that is next, up to date
+    double c = i < n ? __ldcg(a + i) : 0;  // the updated next column
     if (i < n) room.column[i] = c;
     if (i == 0 && rank == 0) diagonal[0] = c;
     const OwnRows far = {a + rank * ld, (long long)CLUSTER * ld};
@@ -326,12 +328,12 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
 }
 
 // The triangular factors of products of reflections, I - V T V^T = H_0 H_1 ...: T is the inverse of the upper triangle of
-// V^T V with ones on the diagonal. gram (blocks, BLOCK, BLOCK) -> factors (blocks, BLOCK, BLOCK). One thread block for
-// each, FACTOR_LANES threads for each column.
+// V^T V with ones on the diagonal. gram (blocks, BLOCK, BLOCK) -> factors (blocks, BLOCK, BLOCK). One thread block
+// per factor, FACTOR_LANES threads per column.
 extern "C" __global__ void __launch_bounds__(BLOCK* FACTOR_LANES)
     block_factors(const double* __restrict__ gram, double* __restrict__ factors) {
     double* rows = shared_memory;
-    double* own = rows + BLOCK * BLOCK;  // columns of T, one behind the other
+    double* own = rows + BLOCK * BLOCK;  // columns of T, contiguous
     const long long start = (long long)blockIdx.x * BLOCK * BLOCK;
     const int c = threadIdx.x / FACTOR_LANES, lane = threadIdx.x % FACTOR_LANES;
     for (int e = threadIdx.x; e < BLOCK * BLOCK; e += blockDim.x) rows[e] = gram[start + e];
