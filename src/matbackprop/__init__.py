@@ -19,9 +19,9 @@ __version__ = "0.2.0"
 _MODULES = {"divided_differences", "errors", "functional", "nn", "numerics", "solvers", "spd"}
 
 _INFERENCE = {"classify", "segment"}
-"""Functions on pictures. They need the extra ``train``, so that ``from matbackprop import *`` leaves them out."""
+"""Functions on images. They need the extra ``train``, so that ``from matbackprop import *`` excludes them."""
 
-if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
+if not TYPE_CHECKING:  # with it, a type checker would accept any attribute
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:
@@ -35,7 +35,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
                 from matbackprop.errors import MissingExtraError
 
                 raise MissingExtraError(
-                    f"matbackprop.{name} needs {error.name}: pip install 'matbackprop[train]'"
+                    f"matbackprop.{name} needs {error.name}. Install it with: pip install 'matbackprop[train]'"
                 ) from error
         elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is None and name in _operators():
             value = _operators()[name]
@@ -46,7 +46,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
 
 
 def _operators() -> dict[str, object]:
-    """What `matbackprop.functional` imports, which is the one list of public names."""
+    """Return the names that `matbackprop.functional` imports, the only list of public names."""
     functional = import_module(f"{__name__}.functional")
     return {name: value for name, value in vars(functional).items() if not name.startswith("_")}
 

@@ -14,7 +14,7 @@ from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 WHOLE_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
-"""Whether torch.compile traces our operations into one graph.
+"""Whether torch.compile traces the operators into one graph.
 
 torch 2.6 confuses the saved tensors of a Function and returns wrong gradients.
 """
@@ -55,7 +55,7 @@ def is_batched(a: Tensor) -> bool:
 
 
 def dispatch_mode_active() -> bool:
-    """Whether something intercepts every operation, as fake tensors and profilers do."""
+    """Whether a dispatch mode intercepts every operation, as fake tensors and profilers do."""
     return _get_current_dispatch_mode() is not None
 
 
@@ -67,7 +67,7 @@ def forward_mode_active() -> bool:
 def differentiated_again() -> bool:
     """Whether a derivative may be differentiated again.
 
-    If not (an ordinary training step, a compiled graph), a formula runs without a Function around it.
+    If not (an ordinary training step, a compiled graph), a formula runs without a Function.
     """
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
@@ -89,7 +89,7 @@ def reverse_mode_only() -> bool:
 
 
 def jvp_nesting() -> int:
-    """How many calls of ``torch.func.jvp`` are nested here."""
+    """Return the nesting depth of ``torch.func.jvp``."""
     return eager_transforms.JVP_NESTING
 
 
@@ -115,10 +115,10 @@ def scaled(tensors: list[Tensor], factor: Tensor) -> tuple[Tensor, ...]:
 
 
 def current_device() -> int:
-    """Index of the current CUDA device, without the checks that cost more than a launch."""
+    """Return the index of the current CUDA device, without checks that cost more than a launch."""
     return torch._C._cuda_getDevice()
 
 
 def current_raw_stream(device: int) -> int:
-    """The current CUDA stream of a device as the driver knows it."""
+    """Return the driver handle of a device's current CUDA stream."""
     return torch._C._cuda_getCurrentRawStream(device)

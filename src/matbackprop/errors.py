@@ -55,7 +55,7 @@ class SymmetryError(NumericalError):
 
 
 class DomainError(NumericalError):
-    """An eigenvalue or a parameter lies outside the domain of the function."""
+    """An eigenvalue or a parameter is outside the domain of the function."""
 
 
 class TieError(NumericalError):
@@ -109,11 +109,11 @@ def needs(reason: str, install: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise MissingExtraError(f"{reason}: pip install {install}.") from error
+        raise MissingExtraError(f"{reason}. Install it with: pip install {install}") from error
 
 
 class NumericalWarning(UserWarning):
-    """A result was computed in a documented fallback way."""
+    """A result was computed by a documented fallback."""
 
 
 class GaugeWarning(NumericalWarning):
@@ -125,8 +125,8 @@ class Problem(NamedTuple):
 
     Attributes:
         path: the file.
-        reason: what is wrong with it, and with which entry.
-        kind: a few words under which problems of one kind are counted.
+        reason: the problem, and the entry that has it.
+        kind: a short label by which problems are counted.
     """
 
     path: Path

@@ -27,7 +27,7 @@ class Case(NamedTuple):
         function: maps the input to one tensor that does not depend on signs of vectors.
         shape: shape of the input.
         dtype: dtype of the input.
-        gradient: whether the gradient is compared, too.
+        gradient: whether the gradient is also compared.
     """
 
     source: str
@@ -121,7 +121,7 @@ def compare_kernels(device: torch.device | str, cases: list[Case] | None = None)
 
     Args:
         device: a CUDA device. On the CPU no kernel runs, and all differences are zero.
-        cases: what to compute; all of `CASES` by default.
+        cases: cases to compare; all of `CASES` by default.
     """
     comparisons = []
     for case in CASES if cases is None else cases:

@@ -1,9 +1,9 @@
-"""When a Gram matrix does not suffice: every threshold and noise floor, and the decision to refine.
+"""Decide when a Gram matrix is too inaccurate: all thresholds and noise floors.
 
 An eigensolver returns the eigenvalues of XXᵀ with an absolute error of u·λ_max. Eigenvalues far below λ_max, and their
-vectors, have lost digits that X itself still has, and have to be recomputed from X (:mod:`matbackprop.solvers.gram`).
-Operators ask :func:`refinement_needed`. CUDA sources receive the constants as definitions. This module is below
-``cuda`` so that kernels and solvers read the same numbers.
+vectors, are inaccurate and have to be recomputed from X (:mod:`matbackprop.solvers.gram`). Operators call
+:func:`refinement_needed`. CUDA sources receive the constants as definitions. ``cuda`` and ``solvers`` both import this
+module, so that they use the same thresholds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from matbackprop.checks import values_checkable
 
 # Indexed by ``fine``: True for float64 digits, False for float32 digits.
 SPREAD = {True: 1e3, False: 1e6}
-"""λ_max/λ up to which an eigenvalue of a Gram matrix, and its vector, has its digits, with two to spare."""
+"""λ_max/λ up to which an eigenvalue of a Gram matrix, and its vector, is accurate, with a margin of two digits."""
 SVD_SPREAD = 1e7
-"""σ_max/σ_min up to which LAPACK's SVD in float64 has float32 digits, with two to spare."""
+"""σ_max/σ_min up to which LAPACK's SVD in float64 has float32 digits, with a margin of two digits."""
 OVERLAP = {True: 1e-12, False: 2e-8}
 """Largest |yᵢ·yⱼ|/√(λᵢλⱼ) that pooling accepts between rows of Y = QᵀX."""
 SVD_OVERLAP = {True: 2e-14, False: 1e-9}
@@ -37,7 +37,7 @@ ORTHOGONAL = 1e-15
 NOISE = torch.finfo(torch.float64).eps
 """Noise floor in float64: a singular value up to NOISE · max(m, n) · σ_max is rounding error."""
 
-_EDGE = 0.25  # eigenvalues below this fraction of a rank tolerance are absent, whatever rounding adds
+_EDGE = 0.25  # eigenvalues below this fraction of a rank tolerance are zero regardless of rounding
 ALIGNED_TOL = 1e-3
 """Rank tolerance of a Gram matrix whose eigenvalues are all 1 or 0 up to rounding."""
 
@@ -48,7 +48,7 @@ def noise_floor(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> floa
 
 
 def ill_determined(values: Tensor, fine: bool = True, *, shift: float = 0.0, tol: float | None = None) -> Tensor:
-    """Whether a Gram matrix with these ascending eigenvalues has lost digits of one that matters.
+    """Return whether a Gram matrix with these ascending eigenvalues is too inaccurate.
 
     Args:
         values: λ ``(*batch, n)``, the largest last.
@@ -67,9 +67,9 @@ def ill_determined(values: Tensor, fine: bool = True, *, shift: float = 0.0, tol
 
 
 def refinement_needed(lost: Tensor) -> bool:
-    """Whether to compute from X instead of its Gram matrix, given which Gram matrices have lost digits.
+    """Return whether to compute from X instead of its Gram matrix, given which Gram matrices are inaccurate.
 
-    If values cannot be read without synchronizing (vmap, torch.func, torch.compile, CUDA), the answer is yes: the
-    refined computation is right for every matrix.
+    If values cannot be read without synchronizing (vmap, torch.func, torch.compile, CUDA), return True, because the
+    refined computation is correct for every matrix.
     """
     return not (lost.is_cpu and values_checkable(lost)) or bool(lost.any())

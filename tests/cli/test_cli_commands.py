@@ -161,7 +161,7 @@ def test_a_missing_dependency_is_answered_with_the_one_extra_that_is_enough(word
 
 
 def test_the_library_names_the_extra_of_an_option(monkeypatch, capsys):
-    error = MissingExtraError("dense SIFT needs kornia: pip install 'matbackprop[sift]'.")
+    error = MissingExtraError("dense SIFT needs kornia. Install it with: pip install 'matbackprop[sift]'")
     monkeypatch.setattr(cli, "run", _failing(error))
     assert call("train", "o2p") == 2
     assert capsys.readouterr().err == f"matbackprop: error: {error}\n"

@@ -63,7 +63,7 @@ def test_second_orders_and_bad_samples_are_refused():
         torch.autograd.grad(grad.sum(), x)
     with pytest.raises(ShapeError, match="at least two samples"):
         spd.frechet_distance(x[:1], y)
-    with pytest.raises(ShapeError, match="one batch and dimension"):
+    with pytest.raises(ShapeError, match="same batch and dimension"):
         spd.frechet_distance(x, y[:, :2])
     with pytest.raises(NonFiniteError, match="y holds"):
         spd.frechet_distance(x, y / 0)

@@ -1,7 +1,7 @@
 """CUDA kernels, their launchers, and the switch that turns them off.
 
-Every kernel has a fallback in torch's own operations. To use the fallbacks alone, for example to find out whether a
-kernel causes a problem, set the environment variable ``MATBACKPROP_KERNELS=0`` before the program starts, or use
+Every kernel has a fallback in torch operations. To use only the fallbacks, for example to find out whether a kernel
+causes a problem, set the environment variable ``MATBACKPROP_KERNELS=0`` before the program starts, or use
 :func:`kernels`. ``matbackprop doctor`` compares each kernel with its fallback.
 """
 
@@ -17,18 +17,18 @@ _enabled = os.environ.get("MATBACKPROP_KERNELS", "1") != "0"
 
 
 def kernels_enabled() -> bool:
-    """Whether the package's own CUDA kernels may be used."""
+    """Return whether the CUDA kernels of the package may be used."""
     return _enabled
 
 
 @contextlib.contextmanager
 def kernels(enabled: bool) -> Iterator[None]:
-    """Turn the package's own CUDA kernels on or off.
+    """Turn the CUDA kernels of the package on or off.
 
-    The setting holds for the whole process, because autograd runs backward passes in other threads.
+    The setting applies to the whole process, because autograd runs backward passes in other threads.
 
     Args:
-        enabled: False to compute with torch's operations alone.
+        enabled: False to use only torch operations.
 
     Example:
         >>> import matbackprop.cuda

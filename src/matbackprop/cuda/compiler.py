@@ -1,4 +1,4 @@
-"""CUDA kernels compiled from source at run time by NVRTC, the compiler that torch ships, and launched by the driver.
+"""Compile CUDA kernels at run time with NVRTC, which torch ships, and launch them with the CUDA driver.
 
 Compiled kernels are cached on disk, so that a later process does not compile them again. Launches go to torch's current
 stream, do not synchronize and can be captured into a CUDA graph after the first call of a kernel.
@@ -96,7 +96,7 @@ def cached_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) 
     """:func:`compile_cubin`, or its earlier result from disk.
 
     A file is named by a hash of source, definitions, architecture and compiler version, and starts with a checksum. A
-    corrupt file is compiled and written again; a folder that cannot be written is not used.
+    corrupt file is recompiled and rewritten. A folder that is not writable is not used.
     """
     identity = repr((text, architecture, sorted(defines.items()), compiler_version()))
     name = hashlib.sha256(identity.encode()).hexdigest()
@@ -112,7 +112,7 @@ def cached_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) 
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a file such that other processes read all of it or nothing."""
+    """Write a file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent)
     try:
@@ -170,7 +170,7 @@ class Module:
             _check(driver.cuModuleLoadData(ctypes.byref(self._module), self._cubin), "loading the kernels")
 
     def _make_current(self) -> None:
-        """Make torch's context current in this thread: autograd runs backward passes in other threads."""
+        """Make torch's context current in this thread, because autograd runs backward passes in other threads."""
         if getattr(_thread, "ready", None) != self._device:
             torch.cuda.current_stream(self._device).query()  # any runtime call binds the primary context
             _thread.ready = self._device
@@ -191,9 +191,9 @@ class Module:
     def launch(
         self, name: str, grid: Sequence[int], threads: int, shared: int, arguments: Sequence[int | float]
     ) -> None:
-        """Put one kernel on the current stream of the module's device, whatever device is current.
+        """Launch a kernel on the current stream of the module's device, which need not be the current device.
 
-        An argument is an address or a number; a float goes as double.
+        An argument is an address or a number; a float is passed as double.
         """
         if current_device() == self._device:
             self._launch(name, grid, threads, shared, arguments)

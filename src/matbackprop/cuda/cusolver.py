@@ -27,7 +27,7 @@ _NEEDS_ZEROED_WORKSPACE = 11703  # releases before 11.7.3 read their workspace b
 
 _CHAIN_MIN_ORDER = 129  # up to 128 one thread block holds a matrix and few kernels are launched
 _CHAIN_MAX_BYTES = 2**28
-_RECORDABLE = 12000  # releases seen to work while recording a graph (CUDA 13)
+_RECORDABLE = 12000  # first release tested with graph recording (CUDA 13)
 
 _thread = threading.local()
 
@@ -51,7 +51,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether the library is there and new enough (CUDA ≥ 12.6.2), and kernels are not turned off."""
+    """Return whether the library is installed and new enough (CUDA ≥ 12.6.2), and kernels are not turned off."""
     return kernels_enabled() and _library() is not None
 
 
@@ -116,8 +116,8 @@ def _handle(device: int) -> _Handle:
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigendecomposition of (batch, n, n) CUDA matrices; NaN if the routine reports a failure.
 
-    From order 129 on the routine is a chain of more than a thousand small kernels. In double precision their launches
-    take twice as long as the kernels themselves, so a shape that recurs is replayed from a recording.
+    From order 129 on the routine launches more than a thousand small kernels. In double precision the launches take
+    twice as long as the kernels, so repeated shapes are replayed from a CUDA graph.
     """
     chain = a.dtype == torch.float64 and a.shape[-1] >= _CHAIN_MIN_ORDER and recordable()
     if chain and a.numel() * a.element_size() <= _CHAIN_MAX_BYTES:

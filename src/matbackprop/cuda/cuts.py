@@ -1,7 +1,7 @@
-"""The normalized-cut objectives on CUDA: J₂ and soft in two kernels forward and one backward, J₁ through those of J₂.
+"""The normalized-cut objectives on CUDA: J₂ and soft take two kernels forward and one backward; J₁ uses those of J₂.
 
-``cuts.cu`` holds them. All images of a batch are treated at once; one large image is spread over the device. The
-sums are float64 and are added in a fixed order, so results repeat exactly.
+The kernels are in ``cuts.cu``. They process all images of a batch at once and distribute a large image over the
+device. Sums are float64 in a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from matbackprop.cuda.headers import CONSTANTS, PRODUCT_THREADS, TENSOR_CORES, T
 
 SOURCE = Source("cuts.cu", CONSTANTS)
 _REAL_BYTES = 8
-_MAX_FEATURES = TILE - 1  # one column of a tile counts
+_MAX_FEATURES = TILE - 1  # one column of a tile holds the counts
 _MIN_PIECE, _MAX_PIECES = 128, 256  # rows a block sums up; blocks an image is spread over
 _GRID_LIMIT = 65535
 
 
 def takes(d: int, device: torch.device) -> bool:
-    """Whether the kernels take d features on a device."""
+    """Return whether the kernels support d features on a device."""
     return 0 < d <= _MAX_FEATURES and device_takes(device, TENSOR_CORES)
 
 
 def applies(f: Tensor, labels: Tensor, weight: Tensor | None) -> bool:
-    """Whether the kernels take a batch: d ≤ 63, and weights that need no gradient.
+    """Return whether the kernels support a batch: d ≤ 63, and weights that require no gradient.
 
-    float64 features go to the general operator, which refines directions that their Gram matrix has lost.
+    float64 features use the general operator, which refines directions that are inaccurate in their Gram matrix.
     """
     return (
         f.is_cuda
@@ -57,8 +57,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Objective ``(n,)`` in F's dtype, A ``(n, k, d)`` and Q ``(n, d, d)`` for labels ``(n, m)``.
 
-    F is ``(n, m, d)``, or ``(n/a, m, d)`` if each image has a labelings in a row; weights are float64, a row of m
-    numbers per image.
+    F is ``(n, m, d)``, or ``(n/a, m, d)`` if each image has ``a`` consecutive labelings; weights are float64, m numbers
+    per image.
     """
     images, m, d = f.shape
     n = labels.shape[0]

@@ -1,7 +1,7 @@
-"""When a kernel may be used, and its fallback in torch's own operations otherwise.
+"""Choose between a kernel and its fallback in torch operations.
 
-A kernel reads addresses. It cannot take a tensor without memory (batched by vmap, fake, of another class), on another
-device, or differentiated in a way that the kernel does not implement. :func:`kernels_may_take` decides;
+A kernel reads raw memory. It does not support tensors without memory (batched by vmap, fake, subclasses), tensors on
+another device, or derivatives that the kernel does not implement. :func:`kernels_may_take` decides;
 :class:`Pair` holds a kernel and its fallback.
 """
 
@@ -22,12 +22,12 @@ __all__ = ["Pair", "call_pair", "device_takes", "kernels_may_take"]
 
 
 def device_takes(device: torch.device, capability: tuple[int, int] = (1, 0)) -> bool:
-    """Whether kernels run on a device: CUDA of at least this compute capability, a compiler, and not turned off."""
+    """Return whether kernels run on a device: CUDA with this compute capability, a compiler, and not turned off."""
     return device.type == "cuda" and compiler.available() and compiler.capability(device) >= capability
 
 
 def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> bool:
-    """Whether kernels take these tensors: plain, real, not empty, on one device that runs them."""
+    """Return whether kernels support these tensors: plain, real, not empty, on one device that runs kernels."""
     device = tensors[0].device
     return (
         device.type == "cuda"
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
     Attributes:
         forward: maps F to the value and the tensors that ``gradient`` needs.
         gradient: maps (G, F, *those tensors) to dL/dF, G being the gradient of the value.
-        general: the same value by torch's operations, differentiable to any order under any transformation.
+        general: the same value in torch operations, differentiable to any order under any transformation.
     """
 
     forward: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
@@ -63,7 +63,7 @@ class _Paired(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None]:
         f, *factors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient itself is to be differentiated
+        if torch.is_grad_enabled():  # double backward
             return torch.autograd.grad(ctx.pair.general(f), f, g, create_graph=True)[0], None
         if kernels_may_take(f, g):
             return ctx.pair.gradient(g.contiguous(), f, *factors), None
@@ -75,7 +75,7 @@ class _Paired(Function):
 def call_pair(f: Tensor, pair: Pair) -> Tensor:
     """Call the kernels of a pair on F, for which :func:`kernels_may_take` holds.
 
-    Inside a transformation of another tensor, in which F is a constant, the fallback runs: torch would need a Function
-    of another form.
+    Inside a ``torch.func`` transformation of another tensor, in which F is a constant, the fallback runs, because such
+    transformations need another kind of Function.
     """
     return pair.general(f) if transforms_active() else _Paired.apply(f, pair)

@@ -1,4 +1,4 @@
-"""Chains of many small kernels, recorded as CUDA graphs and replayed: launching them costs more than running them."""
+"""Record sequences of small kernels as CUDA graphs and replay them, because launches cost more than the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["replayed"]
 
-_KEPT = 6  # graphs a thread remembers, each with its memory
+_KEPT = 6  # graphs cached per thread, each with its memory
 _thread = threading.local()
 
 Chain = Callable[..., tuple[Tensor, ...]]
@@ -38,7 +38,7 @@ def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Te
     """Call ``chain(*inputs)`` on CUDA tensors, replayed from a recording from the second call with the same shapes on.
 
     Args:
-        name: of the chain and of every argument of it that is not a tensor.
+        name: key of the chain, which includes all its arguments that are not tensors.
         chain: a function of tensors alone that neither synchronizes nor copies from the host.
         inputs: its arguments; they are copied.
 
@@ -66,7 +66,7 @@ def replayed(name: Hashable, chain: Chain, inputs: Sequence[Tensor]) -> tuple[Te
                 graph = recorded[key] = _Recorded(chain, inputs)
             except RuntimeError:  # other work on the device prevents recording
                 graph = recorded[key] = "impossible"
-                # The device's generator still waits for the end of the recording: dropout would fail.
+                # The generator is still in recording mode, in which dropout would fail.
                 random = torch.cuda.default_generators[inputs[0].get_device()]
                 random.graphsafe_set_state(random.clone_state())
         return chain(*inputs) if isinstance(graph, str) else graph(inputs)

@@ -8,11 +8,11 @@ from matbackprop.refinement import NOISE, OVERLAP, SAFE_RATIO, SEPARATED
 
 TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "float", torch.bfloat16: "float"}
 
-MAX_WARPS = 24  # of a block of the Jacobi solver: each thread then has 80 registers
+MAX_WARPS = 24  # per block of the Jacobi solver, so that each thread has 80 registers
 TILE, PRODUCT_THREADS = 64, 256  # edge of a tile of a product; threads that compute it
 LDT, DEPTH = 68, 16  # leading dimension of operands, which avoids bank conflicts; their rows in one step
 TENSOR_CORES = (8, 0)  # the first compute capability that has them for double precision
-CHUNK = 64  # columns of a matrix with few rows that a block keeps in shared memory
+CHUNK = 64  # columns that a block keeps in shared memory
 
 POOL_FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}
 FUNCTIONS = POOL_FUNCTIONS | {"exp": 4}
@@ -34,5 +34,5 @@ CONSTANTS: dict[str, str | int | float] = {
 
 
 def tile(rows: int) -> int:
-    """Numbers in CHUNK columns of a matrix, as ``rows.cuh`` lays them out."""
+    """Return the size of CHUNK columns of a matrix in the layout of ``rows.cuh``."""
     return CHUNK * (rows + rows % 2 + 2)

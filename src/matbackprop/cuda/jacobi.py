@@ -10,15 +10,15 @@ from torch import Tensor
 from matbackprop.cuda.compiler import Source
 from matbackprop.cuda.headers import CONSTANTS, MAX_WARPS
 
-MAX_ORDER = 64  # a warp finds the angles of all pairs at once
-_MAX_VECTOR_WARPS = 8  # they keep pace with the warps that rotate the matrix
+MAX_ORDER = 64  # one warp computes the angles of all pairs at once
+_MAX_VECTOR_WARPS = 8  # enough to be as fast as the warps that rotate the matrix
 _WARP = 32
 SOURCE = Source("jacobi.cu", CONSTANTS)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a block of the kernel for order n, as in ``jacobi.cuh``; lengths in numbers of the matrix's dtype."""
+    """Block sizes of the kernel for order n, as in ``jacobi.cuh``; lengths in numbers of the matrix's dtype."""
 
     n: int
 
@@ -29,7 +29,7 @@ class Sizes:
 
     @property
     def threads(self) -> int:
-        """Threads that find angles, rotate the matrix (one for each pair of pairs) and rotate eigenvectors."""
+        """Threads that compute angles, rotate the matrix (one for each pair of pairs) and rotate eigenvectors."""
         half = self.players // 2
         matrix_warps = 1 + -(-half * (half - 1) // 2 // _WARP)
         return _WARP * (matrix_warps + min(MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, -(-self.n // 4)))
@@ -41,12 +41,12 @@ class Sizes:
 
     @property
     def matrix(self) -> int:
-        """The matrix, in rows that avoid each other's memory banks."""
+        """The matrix, with rows padded against bank conflicts."""
         return self.players * (self.players | 1)
 
     @property
     def vectors(self) -> int:
-        """Eigenvectors, in rows that avoid each other's memory banks."""
+        """Eigenvectors, with rows padded against bank conflicts."""
         return max(self.n * ((self.players + 7) // 16 * 16 + 8), self.threads)
 
     def shared_bytes(self, itemsize: int, *, extra: int = 0, tile: int = 0) -> int:
@@ -55,7 +55,7 @@ class Sizes:
         Args:
             itemsize: bytes of a number.
             extra: further numbers.
-            tile: numbers that the memory of rotations and matrix, and that of the eigenvectors, holds before they do.
+            tile: smallest size of the memory of rotations and matrix, and of that of the eigenvectors, in numbers.
         """
         numbers = max(self.rotations + self.matrix, tile) + max(self.vectors, tile) + self.players + extra
         return numbers * itemsize + 4 * self.players

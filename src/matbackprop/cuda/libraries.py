@@ -59,8 +59,9 @@ def load_library(name: str) -> ctypes.CDLL | None:
 def without_magma(a: Tensor) -> Iterator[None]:
     """Let torch.linalg factor and solve matrices on CUDA by cuSOLVER and cuBLAS.
 
-    MAGMA, which torch prefers for some batches, aborts the process during CUDA graph capture. The routine is the same
-    with and without capture, so that a first call prepares the handles. Compiled code keeps torch's choice.
+    MAGMA, which torch prefers for some batches, aborts the process during CUDA graph capture. The same
+    routine is used with and without capture, so that the first call creates the handles. Compiled code keeps
+    torch's choice.
     """
     if torch.compiler.is_compiling() or not a.is_cuda:
         yield

@@ -1,6 +1,6 @@
 """Functions of symmetric matrices on CUDA: up to order 64 by two kernels, one forward and one backward.
 
-The Jacobi eigensolver and the products stay on chip, matrices are read and written once in their own dtype, and
+The Jacobi eigensolver and the products run in shared memory, matrices are read and written once in their dtype, and
 intermediate results are float64 (``matrix_function.cu``). Larger matrices use ``matrix_function_parts.py``.
 """
 
@@ -25,7 +25,7 @@ SOURCE = Source("matrix_function.cu", CONSTANTS, THIN=0)
 
 
 def applies(a: Tensor, function: SpectralFunction) -> bool:
-    """Whether kernels take square matrices ``(*batch, n, n)``: n ≤ 1024, and g is one that they have."""
+    """Return whether kernels support matrices ``(*batch, n, n)``: n ≤ 1024, and g is a built-in function."""
     return (
         a.is_cuda
         and function.name in FUNCTIONS
@@ -42,7 +42,7 @@ def _backward_bytes(n: int) -> int:
 
 @functools.cache
 def on_chip(n: int, shared_limit: int) -> bool:
-    """Whether a block with ``shared_limit`` bytes of shared memory holds a matrix."""
+    """Return whether a matrix fits into ``shared_limit`` bytes of shared memory."""
     if n > jacobi.MAX_ORDER:
         return False
     return max(jacobi.Sizes(n).shared_bytes(_REAL_BYTES), _backward_bytes(n)) <= shared_limit
@@ -53,12 +53,12 @@ def _kernels(a: Tensor, function: str) -> Module:
 
 
 def forward(a: Tensor, function: str, share: float, kernels: Module | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """g(A) in the dtype of A, and what :func:`gradient` needs: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
+    """g(A) in the dtype of A, and factors for :func:`gradient`: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
 
     Args:
-        a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part counts.
+        a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part is used.
         function: the name of g.
-        share: fraction of the largest eigenvalue by which one that counts as zero may be negative.
+        share: rounding error of an eigenvalue as a fraction of the largest; see ``matrix_function.cuh``.
         kernels: compiled kernels to run instead of those of the device of A.
     """
     n = a.shape[-1]
@@ -76,7 +76,7 @@ def forward(a: Tensor, function: str, share: float, kernels: Module | None = Non
 def gradient(
     g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str, kernels: Module | None = None
 ) -> Tensor:
-    """dL/dA in the dtype of A for the gradient G of g(A), whose symmetric part counts."""
+    """dL/dA in the dtype of A for the gradient G of g(A), whose symmetric part is used."""
     count, n = values.shape
     kernels = kernels or _kernels(a, function)
     out = torch.empty_like(a)
@@ -95,7 +95,7 @@ def matrix_function(
         function: the name of g.
         share: as in :func:`forward`.
         general: the same operator without the kernels.
-        solve: the eigensolver of the matrices that do not stay on chip.
+        solve: eigensolver for matrices that do not fit into shared memory.
     """
     if on_chip(a.shape[-1], shared_limit(a.get_device())):
         pair = Pair(

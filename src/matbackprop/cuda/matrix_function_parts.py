@@ -1,7 +1,7 @@
 """Functions of symmetric matrices of any order by an eigensolver, batched products and four kernels.
 
 Two are in ``matrix_function_parts.cu``: g of the eigenvalues, and its divided differences. Two of ``pool_parts.cu``
-convert dtypes and compute symmetric parts. Value and gradient take 11 launches besides the eigensolver's.
+convert dtypes and compute symmetric parts. Value and gradient take 11 launches in addition to the eigensolver's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.headers import FUNCTIONS, TYPES
 
 MAX_ORDER = pool_parts.MAX_ORDER
-_GROUP, _THREADS = 8, 256  # columns of U that a block takes; its threads
+_GROUP, _THREADS = 8, 256  # columns of U per block; threads per block
 SOURCE = Source("matrix_function_parts.cu", pool_parts.CONSTANTS, THIN=0, GROUP=_GROUP)
 
 
@@ -35,7 +35,7 @@ def _doubled(x: Tensor, kernels: Module) -> Tensor:
 
 
 def _finished(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
-    """The lower triangle of a product and its mirror image, in the dtype and shape of another tensor."""
+    """Mirror the lower triangle of a product and convert it to the dtype and shape of another tensor."""
     count, n, _ = product.shape
     out = torch.empty_like(like)
     unused = product.data_ptr()  # ε, which the primal form does not read here
@@ -46,12 +46,12 @@ def _finished(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
 def forward(
     a: Tensor, function: str, share: float, solve: pool_parts.Solver, kernels: Module | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """g(A) in the dtype of A, and what :func:`gradient` needs: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
+    """g(A) in the dtype of A, and factors for :func:`gradient`: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
 
     Args:
-        a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part counts.
+        a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part is used.
         function: the name of g.
-        share: fraction of the largest eigenvalue by which one that counts as zero may be negative.
+        share: rounding error of an eigenvalue as a fraction of the largest; see ``matrix_function.cuh``.
         solve: the eigensolver: symmetric matrices to ascending eigenvalues, and eigenvectors in columns.
         kernels: compiled kernels to run instead of those of the device of A.
     """
@@ -68,7 +68,7 @@ def forward(
 def gradient(
     g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str, kernels: Module | None = None
 ) -> Tensor:
-    """dL/dA in the dtype of A for the gradient G of g(A), whose symmetric part counts."""
+    """dL/dA in the dtype of A for the gradient G of g(A), whose symmetric part is used."""
     count, n = values.shape
     kernels = kernels or _kernels(a, function)
     w = torch.bmm(torch.bmm(vectors.mT, _doubled(g, kernels)), vectors)

@@ -1,8 +1,9 @@
 """Second-order pooling on CUDA: for features with a side up to 64, five kernels, two forward and three backward.
 
-``pool.cu`` holds the kernels, ``pool_forms.cuh`` the formulas for m < d and for m ≥ d. The Gram matrix and its Jacobi
-eigensolver stay on chip, features and outputs are read and written once in their own dtype, and intermediate results
-are float64. Features with longer sides use ``pool_parts.py``; ``pool_prepare.py`` applies weights and centering.
+The kernels are in ``pool.cu``, the formulas for m < d and for m ≥ d in ``pool_forms.cuh``. The Gram matrix and its
+Jacobi eigensolver use shared memory, features and outputs are read and written once in their dtype, and intermediate
+results are float64. Features with longer sides use ``pool_parts.py``. Weights and centering are applied by
+``pool_prepare.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from matbackprop.cuda.headers import (
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
-_MAX_ROWS = 4096  # that the one block of a matrix streams in the primal form
+_MAX_ROWS = 4096  # limit for one block per matrix in the primal form
 
 
 class _Factors(NamedTuple):
@@ -53,7 +54,7 @@ class Form(ABC):
 
     source: ClassVar[Source]
     terms: ClassVar[int]
-    """Kinds of rows in the gradient: those of Y, and those of T."""
+    """Blocks of rows in the gradient: Y, and T in the thin form."""
 
     def __init__(self, n: int, length: int) -> None:
         self.n, self.length = n, length
@@ -107,9 +108,9 @@ def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
 
 
 def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
-    """Whether kernels take features ``(*batch, m, d)``: 0 < min(m, d) ≤ 1024, g in closed form, a fixed ε > 0.
+    """Return whether kernels support features ``(*batch, m, d)``: min(m, d) in 1 … 1024, g in closed form, fixed ε > 0.
 
-    float64 features are left to the general operator, which refines small eigenvectors to the digits these carry.
+    float64 features use the general operator, which refines small eigenvectors to float64 digits.
     """
     return (
         f.is_cuda
@@ -125,13 +126,13 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
 
 @functools.cache
 def on_chip(m: int, d: int, shared_limit: int) -> bool:
-    """Whether a block with ``shared_limit`` bytes of shared memory holds a matrix; otherwise use :mod:`pool_parts`."""
+    """Return whether a matrix fits into ``shared_limit`` bytes of shared memory; otherwise use :mod:`pool_parts`."""
     short = min(m, d) <= jacobi.MAX_ORDER and (m < d or m <= _MAX_ROWS)
     return short and form_of(m, d).shared <= shared_limit
 
 
 def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
-    """For features F, and values C of a dtype."""
+    """Return the definitions for features F and outputs C of a dtype."""
     types = {"IN": TYPES[f.dtype], "OUT": TYPES[dtype]}
     source = form_of(*f.shape[-2:]).source
     return source.on(f.get_device(), REAL_IS_DOUBLE=1, FUNCTION=POOL_FUNCTIONS[function], **types)
@@ -167,7 +168,7 @@ def forward(
 def gradient(
     g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: str, kernels: Module | None = None
 ) -> Tensor:
-    """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
+    """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part is used."""
     m, d = f.shape[-2:]
     count, form = f.numel() // (m * d), form_of(m, d)
     n, length = form.n, form.length
@@ -202,7 +203,7 @@ def pool(
         eps: a number, or float64 on the device of F, one value per matrix of C.
         function: g.
         general: the same operator without the kernels, of F and the weights.
-        solve: the eigensolver of the matrices that do not stay on chip.
+        solve: eigensolver for matrices that do not fit into shared memory.
         weight: w ``(*batch, m)`` or ``(*batch, r, m)``, plain and without gradient, or None.
         center: whether the (weighted) mean row is subtracted first.
     """

@@ -2,7 +2,7 @@
 
 The kernels (``pool_parts.cu``) compute squared norms and weights of rows, add the identity and convert the dtype of C,
 compute the symmetric part of its gradient, and apply divided differences. Value and gradient take about 15 launches
-besides those of the eigensolver.
+in addition to those of the eigensolver.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from matbackprop.cuda.headers import FUNCTION_NUMBERS, POOL_FUNCTIONS, TYPES
 from matbackprop.cuda.separate import separate_by_kernel
 from matbackprop.refinement import NOISE, OVERLAP
 
-MAX_ORDER = 1024  # above, products take nearly all of the time
-EDGE, _THREADS, _MAX_THREADS = 32, 256, 1024  # side of a square; threads of a block; and where a row is long
-_LONG_ROW = 4096  # from here on a whole block takes one row
+MAX_ORDER = 1024  # above, products dominate the time
+EDGE, _THREADS, _MAX_THREADS = 32, 256, 1024  # side of a square; threads of a block; the same for long rows
+_LONG_ROW = 4096  # from this length on, one block per row
 CONSTANTS: dict[str, Constant] = {
     **FUNCTION_NUMBERS,
     "REAL": "double",
@@ -52,7 +52,7 @@ class Factors(NamedTuple):
 
 
 def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
-    """For features F, and values C of a dtype."""
+    """Return the kernels for features F and outputs C of a dtype."""
     m, d = f.shape[-2:]
     return SOURCES[m < d].on(f.get_device(), IN=TYPES[dtype], FUNCTION=POOL_FUNCTIONS[function])
 
@@ -78,11 +78,11 @@ def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, s
     count, n, length = x.shape
     shift = eps.reshape(-1) if isinstance(eps, Tensor) else x.new_full((count,), eps)
     values, vectors = solve(torch.bmm(x, x.mT))
-    # With an outlier in F the Gram matrix has lost the small eigenvalues, and their eigenvectors are mixed.
+    # An outlier in F makes the small eigenvalues of the Gram matrix inaccurate and mixes their eigenvectors.
     q, y = separate_by_kernel(vectors, torch.bmm(vectors.mT, x), shift, OVERLAP[False])
     values, a = values.contiguous(), y if m < d else q.mT
     s, weights, scaled = torch.empty_like(values), torch.empty_like(values), torch.empty_like(a)
-    # A direction at the noise floor, which 1/ε would amplify, is left out.
+    # Directions at the noise floor are dropped, because 1/ε would amplify them.
     level = (length * NOISE) ** 2
     rows, threads = (1, _MAX_THREADS) if length > _LONG_ROW else (_THREADS // 32, _THREADS)
     addresses = (t.data_ptr() for t in (y, a, scaled, values, shift, s, weights))
@@ -96,7 +96,7 @@ def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, s
 
 
 def gradient(g: Tensor, f: Tensor, factors: Factors, function: str) -> Tensor:
-    """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part counts."""
+    """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part is used."""
     m, d = f.shape[-2:]
     kernels = _kernels(f, g.dtype, function)
     s, weights, q, y, eps = factors

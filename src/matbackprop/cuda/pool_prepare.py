@@ -1,7 +1,7 @@
 """Weights and centering of second-order pooling: a prologue kernel applies them, an epilogue back-propagates them.
 
-The prologue computes R = √w ∘ (F − 1 meanᵀ) in float64, one matrix for each region (``pool_prepare.cu``). Sums are
-added in a fixed order, so results repeat exactly.
+The prologue computes R = √w ∘ (F − 1 meanᵀ) in float64, one matrix for each region (``pool_prepare.cu``). Sums have
+a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from matbackprop.cuda.compiler import Module, Source
 from matbackprop.cuda.fallback import Pair
 from matbackprop.cuda.headers import TYPES
 
-_STRIP = 16  # columns that a block takes: rows of R fill lines of memory
-_THREADS, _MAX_THREADS = 256, 1024  # of a block; and where a matrix has many rows
+_STRIP = 16  # columns per block, so that rows of R fill cache lines
+_THREADS, _MAX_THREADS = 256, 1024  # of a block; the same for many rows
 _MANY_ROWS = 128
 SOURCE = Source("pool_prepare.cu", REAL="double", STRIP=_STRIP, MAX_THREADS=_MAX_THREADS)
 _WEIGHTS = {torch.bool: "bool", torch.float32: "float", torch.float64: "double"}
@@ -26,12 +26,12 @@ def _kernels(f: Tensor, weight: Tensor | None) -> Module:
 
 
 def readable(weight: Tensor) -> Tensor:
-    """Weights as the kernels read them: contiguous, and in float32 where they come in half precision."""
+    """Convert weights for the kernels: contiguous, and float32 instead of half precision."""
     return weight.to(weight.dtype if weight.dtype in _WEIGHTS else torch.float32).contiguous()
 
 
 def _launch(name: str, source: Tensor, weight: Tensor | None, out: Tensor, f: Tensor, center: bool) -> None:
-    """Turn F into R, or the gradient of R into that of F: a block for each strip of columns of ``out``."""
+    """Convert F to R, or the gradient of R to that of F, with one block per strip of columns of ``out``."""
     m, d = f.shape[-2:]
     regions = 1 if weight is None else weight.numel() * d // f.numel()
     blocks = out.numel() // (m * d) * -(-d // _STRIP)
@@ -56,17 +56,17 @@ def forward(f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
 
 
 def gradient(g: Tensor, f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
-    """dL/dF in the dtype of F for the gradient G of R, whose memory is used up."""
+    """dL/dF in the dtype of F for the gradient G of R, whose memory is overwritten."""
     out = torch.empty_like(f)
     _launch("pool_prepare_gradient", g, weight, out, f, center)
     return out
 
 
 def prepared(pair: Pair, weight: Tensor | None, center: bool) -> Pair:
-    """A pair of F from one whose kernels take R; its fallback takes F already."""
+    """Convert a pair whose kernels take R to one of F; its fallback already takes F."""
     if weight is None and not center:
         return pair
-    kept = () if weight is None else (weight,)  # saved, so that autograd notices when they are written to
+    kept = () if weight is None else (weight,)  # saved, so that autograd detects in-place changes
 
     def value(f: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         rows = forward(f, weight, center)

@@ -1,4 +1,4 @@
-"""Launcher of ``separate.cu``: separates rows by one-sided Jacobi rotations and completes orthonormal rows."""
+"""Launch ``separate.cu``, which separates rows by one-sided Jacobi rotations and completes orthonormal rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCE = Source("separate.cu", CONSTANTS)
 def separate_by_kernel(
     q: Tensor, y: Tensor, eps: Tensor, limit: float, kernels: Module | None = None, threads: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Rotate the rows of matrices with an overlap above ``limit`` until none is; NaN if that fails."""
+    """Rotate rows until no overlap is above ``limit``; NaN if that fails."""
     n, k = y.shape[-2:]
     threads = threads or _threads(n)
     rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
@@ -38,10 +38,10 @@ def complete_by_kernel(v: Tensor, sigma: Tensor, kernels: Module | None = None, 
 
 
 def _threads(n: int) -> int:
-    """Threads of a block: a warp takes a pair of rows at a time."""
+    """Return the threads of a block: one warp processes one pair of rows at a time."""
     return 32 * min(MAX_WARPS, max(1, n // 4))
 
 
 def _dense(a: Tensor) -> Tensor:
-    """Matrices (batch, n, k) that follow each other in memory, each by rows or by columns."""
+    """Return contiguous matrices (batch, n, k), each row-major or column-major."""
     return a if a.is_contiguous() or a.mT.is_contiguous() else a.contiguous()

@@ -29,7 +29,7 @@ Factors = tuple[Tensor, Tensor, Tensor]
 
 
 def takes(x: Tensor, dtype: torch.dtype = torch.float64) -> bool:
-    """Whether the kernels decompose matrices ``(*batch, m, n)`` of a dtype, with a short side up to 64."""
+    """Return whether the kernels decompose matrices ``(*batch, m, n)`` of a dtype, with a short side up to 64."""
     return x.dtype == dtype and min(x.shape[-2:]) <= jacobi.MAX_ORDER and kernels_may_take(x)
 
 
@@ -48,7 +48,7 @@ def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Fact
     In float64, and in the dtype of X, which are the same tensors for float64.
 
     Args:
-        x: matrices ``(*batch, m, n)`` that the kernels take, float32 or float64.
+        x: matrices ``(*batch, m, n)`` that the kernels support, float32 or float64.
         limit: the largest |vᵢ·vⱼ| of the long side's vectors that may remain.
         kernels: compiled kernels to run instead of those of the device of X.
     """
@@ -88,15 +88,16 @@ def adjoint(
     flag: Tensor | None,
     kernels: Module | None = None,
 ) -> Tensor:
-    """dL/dX for the gradients of U, σ and Vᵀ, of which some may be absent, in the dtype of the gradients.
+    """dL/dX for the gradients of U, σ and Vᵀ, some of which may be absent, in the dtype of the gradients.
 
     Args:
         factors: U, σ and Vᵀ in float64, as :func:`factor` returns them.
         gradients: of the loss with respect to them, all of one dtype, float32 or float64.
         tolerance: fraction of the largest σ up to which a gap is a tie, whose rotation is left out.
         broadening: η > 0 as a fraction of the largest σ to use x/(x² + η²) for every 1/x instead; 0 otherwise.
-        gauge: fraction of the gradients by which a loss may depend on the choice of tied vectors; below 0 it may not.
-        flag: a boolean that becomes true if it does.
+        gauge: fraction of the gradients by which a loss may depend on the choice of tied vectors; if negative, it must
+            not depend on tied vectors.
+        flag: a boolean tensor that is set to true if the loss depends on that choice.
         kernels: compiled kernels to run instead of those of the device of the factors.
     """
     u, s, vh = (t.contiguous() for t in factors)

@@ -1,4 +1,4 @@
-"""The float64 eigensolver for matrices of some hundred rows: tridiagonal form, divide and conquer, reflections back.
+"""Float64 eigensolver for matrices of a few hundred rows: tridiagonal reduction and divide and conquer.
 
 ``tridiagonal.cu`` reduces a matrix to tridiagonal form in one kernel. Its leaves of at most 16 rows are solved by the
 Jacobi kernel and merged two by two (``conquer.cuh``); the products that apply a merge, and the reflections at the end,
@@ -15,7 +15,7 @@ from torch import Tensor
 from matbackprop.cuda import compiler, jacobi
 from matbackprop.cuda.compiler import Source
 
-MIN_ORDER = 49  # below, the Jacobi kernel is faster whatever the batch
+MIN_ORDER = 49  # below, the Jacobi kernel is faster for every batch size
 MAX_ORDER = 1024
 _MERGE_THREADS = 1024
 _MAX_LEAF = 16
@@ -29,12 +29,12 @@ SOURCE = Source(
     FACTOR_LANES=_FACTOR_LANES,
     LANES=_LANES,
     DOT_LANES=16,  # threads that share a product with a vector of the panel
-    MAX_GROUPS=8,  # of threads, which deal out the rows of a matrix
-    ROWS=4,  # that a thread updates at once
+    MAX_GROUPS=8,  # groups of threads that divide the rows of a matrix
+    ROWS=4,  # rows that a thread updates at once
 )
-_MIN_SHARED_ORDER = 128  # below, meeting other thread blocks takes longer than reading the matrix
-_MAX_BYTES = 2**29  # of matrices at a time: the steps need six times as much
-_FULL_RATE = ((7, 0), (8, 0), (9, 0), (10, 0))  # elsewhere float64 is 32 or 64 times slower than float32
+_MIN_SHARED_ORDER = 128  # below, synchronizing blocks takes longer than reading the matrix
+_MAX_BYTES = 2**29  # of matrices per call; workspace is six times as much
+_FULL_RATE = ((7, 0), (8, 0), (9, 0), (10, 0))  # on others float64 is 32 or 64 times slower than float32
 
 
 class Kernels(Protocol):
@@ -49,7 +49,7 @@ class Kernels(Protocol):
 
 
 class Plan(NamedTuple):
-    """How matrices of order n are cut and reduced."""
+    """Sizes for the reduction and the leaves of matrices of order n."""
 
     n: int
 
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
 
     @property
     def leaf(self) -> int:
-        """Rows of a leaf; the last leaves are filled up."""
+        """Rows of a leaf; the last leaves are padded."""
         return -(-self.n // self.parts)
 
     @property
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def takes(device: torch.device, n: int) -> bool:
-    """Whether matrices of order n are solved here: a compiler, full rate of float64, and shared memory for panels."""
+    """Return whether this solver supports order n: a compiler, full float64 rate, and shared memory for panels."""
     if not (MIN_ORDER <= n <= MAX_ORDER and compiler.available() and compiler.capability(device) in _FULL_RATE):
         return False
     return bool(_clusters(device, Plan(n)))
@@ -112,7 +112,7 @@ def _cluster(device: torch.device, batch: int, plan: Plan) -> int:
     fitting, units = _clusters(device, plan), torch.cuda.get_device_properties(device).multi_processor_count
     if plan.n < _MIN_SHARED_ORDER:
         return fitting[0]
-    # The blocks of a matrix have to be neighbours: of larger groups fewer fit than the multiprocessors would hold.
+    # The blocks of a matrix must be in one cluster, and fewer large clusters fit on the device than blocks.
     most = {1: batch, 2: units, 4: 3 * units // 4, 8: 3 * units // 4}
     return max((c for c in fitting if batch * c <= most[c]), default=fitting[0])
 
@@ -127,7 +127,7 @@ class Tridiagonal(NamedTuple):
 
 
 def reduce(a: Tensor, kernels: Kernels, cluster: int = 1, threads: int = 0) -> Tridiagonal:
-    """Bring contiguous (batch, n, n) float64 matrices, of which the lower triangles are read, to tridiagonal form."""
+    """Reduce contiguous (batch, n, n) float64 matrices, given by their lower triangles, to tridiagonal form."""
     batch, n, _ = a.shape
     plan = Plan(n)
     threads = threads or plan.threads
@@ -155,7 +155,7 @@ def conquer(t: Tridiagonal, values: Tensor, vectors: Tensor, kernels: Kernels) -
         t: the tridiagonal matrices.
         values: of the leaves ``(batch * parts, leaf)``, ascending.
         vectors: of the leaves ``(batch * parts, leaf, leaf)``, in columns.
-        kernels: run the steps.
+        kernels: launches the steps.
 
     Returns:
         Ascending eigenvalues ``(batch, n)`` and eigenvectors ``(batch, n, n)`` in columns; NaN if ``t.scale``

@@ -1,4 +1,4 @@
-"""The operators as modules of the same names; they store arguments and call :mod:`matbackprop.functional`."""
+"""Modules that store their options and call the operators of :mod:`matbackprop.functional`."""
 
 from matbackprop.nn._normalized_cut import NormalizedCutLoss as NormalizedCutLoss
 from matbackprop.nn._operators import EIG as EIG

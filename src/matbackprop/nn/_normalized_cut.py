@@ -51,8 +51,8 @@ class NormalizedCutLoss(Operator):
 
     Shape:
         f ``(*b, m, d)`` and labels ``(*b, m)`` or ``(*b, a, m)`` to a scalar, or ``(*b,)`` without reduction. With
-        ``maps``, f ``(b, c, h, w)`` and labels ``(b, H, W)`` or, of several annotators, ``(b, a, H, W)``: the label of
-        a cell is that of its center pixel. A weight is then ``(b, h, w)``.
+        ``maps``, f ``(b, c, h, w)`` and labels ``(b, H, W)``, or ``(b, a, H, W)`` for several annotators. The label
+        of a cell is that of its center pixel. A weight is then ``(b, h, w)``.
 
     Example:
         >>> import torch
@@ -107,7 +107,7 @@ class NormalizedCutLoss(Operator):
         self.lam = None if lambda_features is None else nn.Parameter(torch.eye(lambda_features))
 
     def call(self, *data: Tensor, **more: Any) -> Tensor:
-        """The objective of the data with these options."""
+        """Evaluate the objective with these options."""
         own = {"ridge": self.ridge} if self.objective == "soft" else {"rank_tol": self.rank_tol}
         same = {"num_labels": self.num_labels, "precision": self.precision, "check": self.check}
         return _OBJECTIVES[self.objective](*data, **own, **same, **more)
@@ -120,9 +120,9 @@ class NormalizedCutLoss(Operator):
         weight: Tensor | None = None,
         offsets: Tensor | Sequence[int] | None = None,
     ) -> Tensor:
-        """Return the loss; ``weight`` and ``offsets`` as in the functional form."""
+        """Return the loss; ``weight`` and ``offsets`` are those of the function."""
         if self.ignore_index != -1:
-            labels = labels.long()  # bytes have no −1
+            labels = labels.long()  # unsigned bytes cannot hold −1
             labels = labels.masked_fill(labels == self.ignore_index, -1)
         if self.maps:
             if offsets is not None:
@@ -145,7 +145,7 @@ class NormalizedCutLoss(Operator):
         several = labels.ndim == f.ndim
         labels = labels.long()
         named = torch.ones_like(labels[..., :1], dtype=torch.bool)
-        if several:  # annotators without labels get those of another, and do not count in the mean
+        if several:  # annotators without labels get those of another and are excluded from the mean
             named = (labels >= 0).any(-1, keepdim=True)
             first = named.long().argmax(-2, keepdim=True)
             labels = torch.where(

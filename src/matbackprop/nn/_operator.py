@@ -22,8 +22,8 @@ class Operator(nn.Module):
 
     Args of the class statement:
         of: the function.
-        data: arguments that are given in every call.
-        checks: functions of options by name; each raises an error for a wrong one.
+        data: arguments of every call.
+        checks: functions of options by name that raise an error for an invalid value.
     """
 
     _function: ClassVar[Callable[..., Any]]

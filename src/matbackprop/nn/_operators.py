@@ -231,7 +231,7 @@ class GaussianCRF(
 
     Shape:
         mean ``(*b, m)`` or ``(*b, m, r)`` and confidence ``(*b, m)`` to the shape of mean; ``affinity=`` or
-        ``features=`` is given in the call, too.
+        ``features=`` is also passed in the call.
 
     Example:
         >>> import torch
@@ -259,7 +259,7 @@ class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, che
 class MatrixFunction(Operator, of=matrix_function, data=["a", "params"], checks=[resolve_function]):
     """A function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
 
-    For a trainable exponent use :class:`MatrixPower`. Parameters of a user-defined function are given in the call,
+    For a trainable exponent use :class:`MatrixPower`. Parameters of a user-defined function are passed in the call,
     ``params=``.
 
     Shape:
@@ -329,7 +329,7 @@ class MatrixInverse(Operator, of=matrix_inverse):
 
 
 class MatrixClamp(Operator, of=matrix_clamp, checks=[check_least]):
-    """Symmetric matrices with eigenvalues of a least value; see :func:`~matbackprop.matrix_clamp`.
+    """Clamp the eigenvalues of symmetric matrices from below; see :func:`~matbackprop.matrix_clamp`.
 
     Example:
         >>> import torch

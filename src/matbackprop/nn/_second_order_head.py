@@ -165,10 +165,10 @@ def replace_pool(
     Args:
         model: from torchvision, timm, transformers or any other source; changed in place.
         example: an input of the model whose last map has more than one location.
-        at: name of the layer, if it is not found or another is to be used.
+        at: name of the layer; by default it is found automatically.
         first_order: keep the pooled features and add second order; otherwise second order replaces them.
         prefix: number of tokens at the front that are not pooled, such as class, distillation and register tokens. By
-            default the tokens in excess of the cells of the map that they were made from.
+            default the number of tokens minus the number of cells of the map from which they were computed.
         **options: of :class:`SecondOrderHead`: ``reduce``, ``function``, ``exponent``, ``eps``, ``channel_dropout``.
 
     Returns:
@@ -211,9 +211,8 @@ class _Trace(NamedTuple):
     """One run of a model.
 
     Args:
-        outputs: by layer, in the order of calls, outputs with locations of layers that are called once.
-        pooled: inputs of layers, by name of the layer and position, that have no locations after the last output that
-            has.
+        outputs: outputs with locations, by layer in call order, of layers that are called once.
+        pooled: inputs without locations after the last of these outputs, by layer name and position.
         cells: numbers of cells of all maps ``(b, c, h, w)``.
     """
 
@@ -265,7 +264,7 @@ class _Trace(NamedTuple):
 
 
 def _channels_of(model: nn.Module, example: Tensor, trace: _Trace, name: str) -> int | None:
-    """The dimension of a layer's output along which an added vector is added to the pooled features, if any."""
+    """Find the dimension of a layer's output along which an added vector appears in the pooled features."""
     y = trace.outputs[name]
     for channels in (1, -1) if y.ndim == 4 else (-1, 1):
         generator = torch.Generator().manual_seed(0)
@@ -313,7 +312,7 @@ def _named_layer(model: nn.Module, example: Tensor, trace: _Trace, at: str) -> t
 
 
 def _prefix_tokens(model: nn.Module, trace: _Trace, tokens: Tensor) -> int:
-    """Tokens in excess of the cells of a map."""
+    """Return the number of tokens minus the number of cells of a map."""
     n = tokens.shape[1]
     if fits := [c for c in trace.cells if n / 2 < c <= n]:
         return n - max(fits)

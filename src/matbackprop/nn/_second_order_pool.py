@@ -86,7 +86,7 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
 
     def forward(self, f: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return C, or its upper triangle."""
-        if f.ndim > 3:  # of a feature map, image rows would be pooled
+        if f.ndim > 3:  # for a feature map, image rows would be pooled
             raise ShapeError(
                 f"SecondOrderPool takes rows (m, d) or (b, m, d), one per location, got shape {tuple(f.shape)}. For a "
                 f"feature map (b, channels, height, width) pass f.flatten(2).mT; for more batch dimensions call "

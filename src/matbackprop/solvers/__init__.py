@@ -1,4 +1,4 @@
-"""The solvers that every operator uses: batched symmetric eigenproblems and singular values, and their routes."""
+"""Batched symmetric eigensolver and singular value decomposition, used by every operator."""
 
 from matbackprop.solvers.eigh import batched_eigh, route
 from matbackprop.solvers.svd import batched_svd

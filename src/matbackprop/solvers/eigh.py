@@ -23,9 +23,9 @@ _DTYPES = (*_REAL, *_COMPLEX)
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 _MIN_WORK = 5e5  # batch·n³ from which distributing a batch over threads pays, measured on 2 and 16 cores
-_MAX_THREADED = 200  # above order 250, LAPACK starts its own threads in each of ours
+_MAX_THREADED = 200  # above order 250, LAPACK starts threads inside each worker thread
 _CHUNKS_PER_THREAD = 2
-_LARGE_BATCH = 400  # fills an H200 several times over
+_LARGE_BATCH = 400  # enough to fill an H200 several times
 _MAX_JACOBI = {torch.float32: 64, torch.float64: 60}  # up to which the Jacobi kernel is the fastest on an H200
 _MAX_JACOBI_OF_MANY = 48  # the same for large batches
 _MAX_HOST = 32  # complex orders for which torch calls cuSOLVER's Jacobi routine, accurate to 1e-10 at ties
@@ -40,7 +40,7 @@ class _Problem(NamedTuple):
     batch: int
 
     def pays_threads(self) -> bool:
-        """Whether distributing the batch over threads is faster than LAPACK's own threads."""
+        """Whether distributing the batch over threads is faster than the threads of LAPACK."""
         many = self.batch > 1 and self.batch * float(self.n) ** 3 >= _MIN_WORK
         return many and self.n <= _MAX_THREADED and torch.get_num_threads() > 1
 
@@ -150,7 +150,7 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
         device: device of the matrices.
         dtype: float32, float64, complex64 or complex128.
         n: their order.
-        batch: how many there are.
+        batch: number of matrices.
 
     Returns:
         The name of the route.
@@ -166,8 +166,8 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
 def _solve_reflected(a: Tensor) -> tuple[Tensor, Tensor]:
     """Retry in float64 after a Householder similarity.
 
-    LAPACK's divide and conquer can fail if much of a matrix is zero (Gram matrices of masked features): rounding errors
-    underflow. H A H with a dense reflection H = I − 2vvᵀ has the same eigenvalues and rounding errors of one size.
+    LAPACK's divide and conquer can fail if much of a matrix is zero (Gram matrices of masked features), because
+    rounding errors underflow. H A H with a dense reflection H = I − 2vvᵀ has the same eigenvalues and no zero blocks.
     """
     double = a.to(_DOUBLE.get(a.dtype, a.dtype))
     v = torch.arange(1, a.shape[-1] + 1, dtype=torch.float64).cos()
@@ -182,7 +182,7 @@ def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
     batch, n = a.shape[:-2], a.shape[-1]
     chosen = _route(_Problem(a.device, a.dtype, n, batch.numel()))
     try:
-        if chosen.solve is _torch_eigh:  # takes any leading dimensions
+        if chosen.solve is _torch_eigh:  # accepts any leading dimensions
             return _torch_eigh(a)
         values, vectors = chosen.solve(a.reshape(-1, n, n))
     except torch.linalg.LinAlgError as error:
@@ -198,7 +198,7 @@ def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("matbackprop::batched_eigh", mutates_args=(), device_types="cuda")
 def _operator(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Form for torch.compile and vmap on CUDA, which cannot trace the routes."""
+    """Custom operator for torch.compile and vmap on CUDA, which cannot trace the routes."""
     values, vectors = _solve(a)
     return values.contiguous(), vectors.contiguous()
 
@@ -216,7 +216,7 @@ def _(info, in_dims, a):  # type: ignore[no-untyped-def]
 def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     r"""Eigendecomposition of symmetric or Hermitian matrices, A = U diag(λ) Uᴴ, by the route of :func:`route`.
 
-    Every operator of the package calls this function. It is not differentiable: the operators have their own adjoints.
+    Every operator of the package calls this function. It is not differentiable: the operators implement adjoints.
     On CUDA, real matrices are solved without synchronizing, and can be captured into a CUDA graph after one call with
     the same shapes. Exceptions: for float64 matrices above order 128 that cuSOLVER solves, the second call with a shape
     records a graph, which synchronizes once. Complex matrices synchronize.
@@ -231,7 +231,7 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         SolverError: a matrix on the CPU could not be solved.
-        ShapeError, DtypeError: ``a`` is not a batch of square matrices of such a dtype.
+        ShapeError, DtypeError: ``a`` is not a batch of square matrices of one of these dtypes.
 
     Gradient:
         None; results are detached.

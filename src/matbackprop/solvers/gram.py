@@ -2,7 +2,7 @@
 
 An eigensolver computes eigenvalues and eigenvectors of XXᵀ to rounding of the largest eigenvalue. With one outlier in X
 the small eigenvalues lose their digits and their eigenvectors mix. Y = QᵀX, computed from X itself, has these digits:
-its rows are rotated until they are orthogonal to rounding of their own norms. A Newton step suffices for small angles;
+its rows are rotated until they are orthogonal relative to each row's norm. A Newton step suffices for small angles;
 larger ones need a decomposition level by level, or Jacobi rotations in a CUDA kernel. :mod:`matbackprop.refinement`
 holds the thresholds.
 """
@@ -29,8 +29,8 @@ def squared_norms(y: Tensor) -> Tensor:
 def drop_noise(s: Tensor, eps: Tensor, shape: torch.Size) -> Tensor:
     """Squared singular values of X, set to zero at the noise floor, σ ≤ max(m, d) u σ_max.
 
-    Those that underflow are zero too, unless ε is above the range. A direction that X does not have is noise, which 1/ε
-    would amplify to 1e-11 of a gradient; a zero in s leaves it out.
+    Those that underflow are also zero, unless ε is above the range. Directions below the noise floor would contribute
+    up to 1e-11 of a gradient, amplified by 1/ε; zeros in s remove them.
     """
     if s.shape[-1] == 0:
         return s
@@ -45,7 +45,7 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> t
         x: X ``(*batch, n, k)``, real or complex.
         eps: ε ≥ 0 ``(*batch,)``; errors of s far below it do not matter.
         fine: whether X carries float64 digits; otherwise those of float32 are computed.
-        products: whether Y is always returned; otherwise it is empty if s + ε has its digits without it.
+        products: whether Y is always returned; otherwise it is empty if s + ε is accurate without it.
     """
     s, q = batched_eigh(x @ x.mH)
     seen = is_double(x.dtype) and x.numel() > 0 and x.is_cpu and is_plain(q, eps)
@@ -60,14 +60,14 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> t
 
 
 def _narrow(s: Tensor, shift: Tensor, fine: bool) -> bool:
-    """Whether s + shift has its digits in every matrix; s is ascending."""
-    # Numbers, not tensors: for one small matrix a comparison of tensors would cost more than its products.
+    """Return whether s + shift is accurate in every matrix; s is ascending."""
+    # Compare numbers, because for one small matrix comparing tensors costs more than the products.
     columns = (t.reshape(-1).tolist() for t in (s.select(-1, 0), shift, s.select(-1, -1)))
     return all(low + more > max(high / SPREAD[fine], 1e-300) for low, more, high in zip(*columns, strict=True))
 
 
 def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
-    """Rotate Q and Y = QᵀX until the rows of Y are orthogonal to rounding of their own norms, not of the largest.
+    """Rotate Q and Y = QᵀX until the rows of Y are orthogonal relative to each row's norm, not to the largest.
 
     On CUDA nothing synchronizes: for ``fine`` a Newton step is always taken, and a kernel inspects the rows.
 
@@ -153,7 +153,7 @@ def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("matbackprop::separate_rows", mutates_args=())
 def _operator(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
-    """Form for torch.compile and vmap, under which no value can be read."""
+    """Custom operator for torch.compile and vmap, under which no value can be read."""
     new_q, new_y = _separate(q.clone(), y.clone(), eps, fine, limit)
     return new_q.contiguous(), new_y.contiguous()
 

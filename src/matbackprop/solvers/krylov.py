@@ -55,9 +55,9 @@ class _Budget:
 
 
 def _clear(x: Tensor, *bases: Tensor) -> tuple[Tensor, Tensor]:
-    """x made orthogonal to the rows of the bases, and its coefficients in the last of them."""
+    """Orthogonalize x against the rows of the bases; also return its coefficients in the last one."""
     total = torch.zeros_like(bases[-1][:, 0])
-    for _ in range(2):  # once loses the digits that cancel
+    for _ in range(2):  # twice, because of cancellation
         for basis in bases:
             coefficients = basis.conj() @ x
             x = x - coefficients @ basis
@@ -86,7 +86,7 @@ def _lanczos(
             t[: j + 1, j], t[j, : j + 1] = h, h.conj()
             beta = torch.linalg.vector_norm(w)
             if not bool(beta > 16 * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(h)):
-                w, _ = _clear(budget.random(), locked, q[: j + 1])  # the span is invariant: continue in another one
+                w, _ = _clear(budget.random(), locked, q[: j + 1])  # the span is invariant: restart randomly
                 beta = 0 * beta
                 w = w / torch.linalg.vector_norm(w) if j + 1 < n - len(locked) else 0 * w
                 q[j + 1] = w
@@ -112,15 +112,15 @@ def leading_pairs(
 ) -> Leading:
     """The k largest eigenvalues of a symmetric operator and their vectors, by Lanczos with thick restarts.
 
-    A Krylov space of one vector contains a repeated eigenvalue once. So the largest eigenvalue outside of the pairs
-    found is computed afterwards, until it is below λ_k: that finds all copies and the gap.
+    A Krylov space of one vector contains a repeated eigenvalue only once. Therefore the largest eigenvalue outside the
+    span of the pairs found is computed until it is below λ_k, which finds all copies and the gap.
 
     Args:
         products: maps columns ``(n, r)`` to A times them.
-        like: ``(n,)``, has the order, dtype and device.
-        k: how many pairs.
+        like: ``(n,)`` tensor with the order, dtype and device of A.
+        k: number of pairs.
         tolerance: residuals ‖Av − λv‖ to stop at, as a fraction of the largest |λ|.
-        most: limit of products.
+        most: largest number of products.
         generator: for random vectors.
 
     Raises:

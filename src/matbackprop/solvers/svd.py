@@ -1,7 +1,7 @@
 """The batched singular value decomposition and the function that chooses its route.
 
 With the short side of X first (k rows, l ≥ k columns), XXᵀ = Q diag(s) Qᵀ, and Y = QᵀX has orthogonal rows σᵢvᵢᵀ. Small
-singular values and their vectors, which a Gram matrix loses, are recomputed from Y, as in :mod:`.gram`.
+singular values and their vectors are inaccurate in a Gram matrix and are recomputed from Y, as in :mod:`.gram`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Factors = tuple[Tensor, Tensor, Tensor]
 
 
 def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kernel", "small", "gram"]:
-    """The first route that takes the matrices.
+    """Return the first route that supports the matrices.
 
     ``torch`` is :func:`torch.linalg.svd`: on the CPU for float64 digits. ``kernel`` is ``svd.cu``, for CUDA and a short
     side up to 64. ``small`` is LAPACK on the CPU for float32 digits, checked. ``gram`` is the eigensolver.
@@ -80,7 +80,7 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
 
 
 def _thin_svd(x: Tensor, fine: bool) -> Factors:
-    """By the Gram matrix of the shorter side."""
+    """Decompose by the Gram matrix of the shorter side."""
     tall = x.shape[-2] > x.shape[-1]
     if fine or not (x.is_cpu and is_plain(x)):
         u, s, vh = _gram_svd(x.mH if tall else x, fine)
@@ -100,9 +100,9 @@ def _thin_svd(x: Tensor, fine: bool) -> Factors:
 
 
 def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> Factors:
-    """Of X with k rows and l ≥ k columns; Q are the eigenvectors of XXᵀ, if they are known."""
+    """Decompose X with k rows and l ≥ k columns; Q are the eigenvectors of XXᵀ, if known."""
     unit = None
-    if fine:  # a power of two, so that no square overflows or vanishes; those of float32 numbers do not
+    if fine:  # a power of two, so that no square overflows or underflows; squares of float32 numbers do not
         exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
         unit = torch.exp2(exponent.to(x.dtype))
         x = x / unit
@@ -110,7 +110,7 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> Factors:
         _, q = batched_eigh(x @ x.mH)
     y = (x.mH @ q).mH
     q, y = separate_rows(q, _cleared(y), x.new_zeros(x.shape[:-2]), fine, SVD_OVERLAP[fine])
-    y = _cleared(y)  # again: separation makes an absent direction smaller than rounding
+    y = _cleared(y)  # repeated, because separation can move a direction below the noise floor
     s, order = squared_norms(y).sort(-1, descending=True)
     q = q.gather(-1, order.unsqueeze(-2).expand(q.shape))
     y = y.gather(-2, order.unsqueeze(-1).expand(y.shape))
@@ -125,15 +125,15 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> Factors:
 
 
 def _cleared(y: Tensor) -> Tensor:
-    """Y with zeros for rows at the noise floor, directions that X does not have."""
+    """Set rows of Y at the noise floor to zero."""
     s = squared_norms(y)
     return y * (s > noise_floor(y.shape, s.dtype) ** 2 * s.amax(-1, keepdim=True)).unsqueeze(-1)
 
 
 def _complete(v: Tensor, there: Tensor) -> Tensor:
-    """Fill the rows of V that are not there, of singular values of zero, with rows orthonormal to the others."""
+    """Complete the rows of V whose singular values are zero with rows orthonormal to the others."""
     k, size = v.shape[-2:]
-    # Any rows that no structure of V can hide, generated on the device: a copy would synchronize.
+    # Pseudo-random rows, generated on the device because a copy would synchronize.
     new = (
         torch.arange(1, k * size + 1, dtype=v.dtype, device=v.device)
         .square()

@@ -1,6 +1,6 @@
 """Geometry of symmetric positive definite matrices, and layers of networks on them.
 
-Three metrics, by name: ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. Functions take any
+Three metrics are available: ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. Functions take any
 leading batch dimensions, real matrices and complex Hermitian ones, and mixtures of both.
 """
 

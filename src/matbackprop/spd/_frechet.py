@@ -80,8 +80,8 @@ def frechet_distance(
         DomainError: products of their entries leave the range of floating point.
 
     Gradient:
-        In both, finite always: :math:`2(X - U_rY)` for centered samples, where :math:`U_r` is the polar factor of the
-        cross product of X and Y on the singular values above rounding. One order, and forward mode.
+        For both arguments, always finite: :math:`2(X - U_rY)` for centered samples, where :math:`U_r` is the polar
+        factor of the cross product of X and Y on the singular values above rounding. One order, and forward mode.
 
     Example:
         >>> import torch
@@ -99,7 +99,7 @@ def frechet_distance(
         if a.shape[-2] < 2:
             raise ShapeError(f"{name} must hold at least two samples (*batch, m, d), got shape {tuple(a.shape)}.")
     if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
-        raise ShapeError(f"x and y must have one batch and dimension, got {tuple(x.shape)} and {tuple(y.shape)}.")
+        raise ShapeError(f"x and y must have the same batch and dimension, got {tuple(x.shape)} and {tuple(y.shape)}.")
     dtype = compute_dtype(precision)
     if wants_check(check, x, y):
         for name, a in (("x", x), ("y", y)):
@@ -108,7 +108,7 @@ def frechet_distance(
     with autocast_off(x.device.type):
         a, b = x.to(dtype), y.to(dtype)
         bad = ~(a.detach().isfinite().all(-1).all(-1) & b.detach().isfinite().all(-1).all(-1))
-        a, b = (torch.where(bad[..., None, None], 0, s) for s in (a, b))  # LAPACK refuses NaN
+        a, b = (torch.where(bad[..., None, None], 0, s) for s in (a, b))  # LAPACK does not accept NaN
         apart = (a.mean(-2) - b.mean(-2)).square().sum(-1)
         a, b = ((s - s.mean(-2, keepdim=True)) * (s.shape[-2] - 1) ** -0.5 for s in (a, b))
         (q, r), (p, t) = _factors(a.detach(), b.detach()), _factors(b.detach(), a.detach())

@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     """Checked arguments.
 
     Args:
-        matrices: in the dtype of the computation, symmetric bitwise, of one shape; the identity if undefined.
+        matrices: in the dtype of the computation, bitwise symmetric, of one shape; the identity for undefined matrices.
         mark: one factor per matrix of the batch, 1, or NaN if one of the matrices is not positive definite.
         check_values: whether values are checked.
         dtype: of the results, that of the first matrix, complex if any is.
@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
     dtype: torch.dtype
 
     def result(self, out: Tensor, name: str, remedy: str) -> Tensor:
-        """Matrices with NaN in undefined ones, or an error if one is not finite and values are checked."""
+        """Set undefined results to NaN; raise if a result is not finite and values are checked."""
         out = out * self.mark[..., None, None]
         if self.check_values:
             check_result(out, name, remedy)
@@ -75,7 +75,7 @@ def prepare(
         check_matrix(a, name, square=True, or_complex=True)
     shapes = " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
     if len({a.shape[-1] for a in matrices.values()}) > 1:
-        raise ShapeError(f"Matrices must have one order, got {shapes}.")
+        raise ShapeError(f"Matrices must have the same order, got {shapes}.")
     try:
         shape = torch.broadcast_shapes(*(a.shape for a in matrices.values()))
     except RuntimeError as error:
@@ -321,7 +321,7 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
             column rank.
 
     Returns:
-        ``(*batch, k, k)``, symmetric bitwise.
+        ``(*batch, k, k)``, bitwise symmetric.
 
     Raises:
         ShapeError, DtypeError: shapes or dtypes do not fit.

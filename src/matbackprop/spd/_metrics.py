@@ -24,7 +24,7 @@ from matbackprop.solvers import batched_eigh
 
 __all__ = ["Geometry", "Metric", "descending", "geometry", "of_matrix"]
 
-_LOWEST = -300.0  # exponents below it count as those of zero
+_LOWEST = -300.0  # exponents below this count as zero
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
 
@@ -45,13 +45,13 @@ class Geometry(Protocol):
 
 
 def geometry(metric: Metric) -> Geometry:
-    """The metric of a name."""
+    """Return the metric with this name."""
     check_option(metric, get_args(Metric), "metric")
     return _METRICS[metric]
 
 
 def of_matrix(a: Tensor, function: str) -> Tensor:
-    """A named function of matrices, definite whatever their units, in their own precision."""
+    """Apply a named function to definite matrices in any units, in their precision."""
     known = batched_eigh(a.detach())
     return from_one_decomposition(a, [resolve_function(function)], False, real_dtype(a.dtype), known)[0]
 
@@ -59,7 +59,7 @@ def of_matrix(a: Tensor, function: str) -> Tensor:
 def descending(a: Tensor) -> Tensor:
     """The permutation matrix P for which the diagonal of PAPᵀ descends.
 
-    In this order Cholesky factors of channels in different units are graded, and keep their small entries.
+    In this order Cholesky factors of channels in different units are graded, and their small entries stay accurate.
     """
     order = a.detach().diagonal(dim1=-2, dim2=-1).real.argsort(-1, descending=True)
     return (order.unsqueeze(-1) == torch.arange(a.shape[-1], device=a.device)).to(a.dtype)
@@ -133,7 +133,7 @@ class _BuresWasserstein:
         return symmetrize(v @ inside @ v.mH)
 
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
-        # ‖L_A − L_B U‖² with the best orthogonal U: the traces of the usual formula cancel for close matrices.
+        # ‖L_A − L_B U‖² with the best orthogonal U, because the traces of the usual formula cancel for close matrices.
         one, other = definite_factor(a, False, "a"), definite_factor(b, False, "b")
         return _squared(one - other @ orthogonal_factor(other.mH @ one, False, a.dtype, None, "polar factor"))
 

@@ -184,7 +184,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
         raise DataError(f"{path} has too many pixels. At most {MAX_PIXELS / 1e6:g} million are decoded.") from None
     except UnidentifiedImageError:
         hint = (
-            " HEIC files need pillow-heif: pip install pillow-heif."
+            " HEIC files need pillow-heif. Install it with: pip install pillow-heif"
             if path.suffix.lower() in (".heic", ".heif")
             else ""
         )
