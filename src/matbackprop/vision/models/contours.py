@@ -51,7 +51,7 @@ def _resample(x: Tensor, source: _Grid, target: _Grid, size: tuple[int, int]) ->
 
 def _convolution(inputs: int, outputs: int) -> nn.Sequential:
     norm = nn.GroupNorm(max(1, outputs // 6), outputs)
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), norm, nn.ReLU())
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), norm, nn.ReLU(inplace=True))
 
 
 class ContourNet(PretrainedMixin, nn.Module):
@@ -119,8 +119,12 @@ class ContourNet(PretrainedMixin, nn.Module):
             if sides:
                 levels.append(_resample(self.side[level](x), grid, _PIXELS, (height, width)).squeeze(1))
         assert x is not None
+        del maps, lateral  # large at full resolution is only what follows
         detail = self.stem(image)
-        fused = self.fuse(torch.cat([_resample(x, coarse, _PIXELS, (height, width)).to(detail.dtype), detail], 1))
+        fused = torch.cat([_resample(x, coarse, _PIXELS, (height, width)).to(detail.dtype), detail], 1)
+        del detail, x
+        for layer in self.fuse:
+            fused = layer(fused)
         return [fused.squeeze(1), *levels]
 
     def contours(self, image: Tensor) -> Tensor:
