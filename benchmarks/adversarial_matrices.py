@@ -1,6 +1,6 @@
 """Call every operator with ill-conditioned and invalid matrices: ``python -m benchmarks adversarial_matrices``.
 
-The cases are those of ``tests/helpers/hostile.py``; each is determined by its number and can be repeated:
+The cases are those of ``tests/helpers/adversarial.py``; each is determined by its number and can be repeated:
 ``--only 1234``. An interrupted run resumes. 20,000 cases take half an hour on one processor, and half as long if gmpy2
 is installed. The summary is ``benchmarks/results/adversarial_matrices.json``.
 """
@@ -29,14 +29,14 @@ def judge(task: tuple[int, int]) -> dict:
     """Judge one case; what the suite itself does not survive counts as its own failure."""
     import torch
 
-    from helpers import hostile
+    from helpers import adversarial
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     try:
-        return hostile.judge(*task)
+        return adversarial.judge(*task)
     except Exception as error:
-        case, _ = hostile.make(*task)
+        case, _ = adversarial.make(*task)
         text = f"{type(error).__name__}: {error}"
         return {"number": task[1], "operator": case.row.name, "kind": case.draw.kind, "verdict": "crash", "error": text}
 

@@ -1,6 +1,6 @@
 """Read damaged files of every kind: ``python -m benchmarks corrupted_files``.
 
-Each damage is one of ``tests/helpers/hostile_files.py``, determined by its number, and can be repeated:
+Each damage is one of ``tests/helpers/corrupted_files.py``, determined by its number, and can be repeated:
 ``--only READER --first N --files 1``. The summary is ``benchmarks/results/corrupted_files.json``.
 """
 
@@ -26,14 +26,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 
 def _attack(job: tuple[str, int]) -> tuple[str, int, Any]:
-    from helpers.hostile_files import attack
+    from helpers.corrupted_files import attack
 
     return *job, attack(*job)
 
 
 def main() -> int:
     """Harm the files in turn and write the summary; the exit code says whether all promises were kept."""
-    from helpers.hostile_files import GOOD, MEMORY, READERS, SECONDS, prepare
+    from helpers.corrupted_files import GOOD, MEMORY, READERS, SECONDS, prepare
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=5000, help="number of files")

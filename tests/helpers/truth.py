@@ -336,6 +336,8 @@ def sylvester(a, b, c):
     """X with AX + XB = C, by the linear system of its columns."""
     a, b = sym(a), sym(b)
     m, n = c.rows, c.cols
+    if m * n == 0:
+        return c
     system, right = mpmath.matrix(m * n, m * n), mpmath.matrix(m * n, 1)
     for i, j in itertools.product(range(m), range(n)):
         right[j * m + i] = c[i, j]
@@ -461,6 +463,28 @@ def spd_distance(a, b, metric):
         whole = sym(a) + sym(b) - 2 * _roots(up * sym(b) * up)[0]
         return mpmath.matrix([mpmath.sqrt(sum(whole[i, i] for i in range(a.rows)))])
     return mpmath.matrix([mpmath.sqrt(sum(x * x for x in gap))])
+
+
+def _centered_samples(x):
+    """Samples minus their mean, over the square root of their number minus one."""
+    mean = [sum(x[i, j] for i in range(x.rows)) / x.rows for j in range(x.cols)]
+    rows = [[x[i, j] - mean[j] for j in range(x.cols)] for i in range(x.rows)]
+    return mpmath.matrix(rows) / mpmath.sqrt(x.rows - 1), mpmath.matrix(mean)
+
+
+def cross_singular_values(x, y):
+    """Singular values of XYᵀ for centered samples, without those that centering makes zero."""
+    product = _centered_samples(x)[0] * _centered_samples(y)[0].T
+    return singular(product)[0][: min(x.rows - 1, y.rows - 1, x.cols)]
+
+
+def frechet_distance(x, y):
+    """‖μ − ν‖² + tr(A) + tr(B) − 2 tr((A^(½)BA^(½))^(½)), the last trace as a nuclear norm."""
+    if min(x.rows, y.rows) < 2:
+        raise Undefined("two samples")
+    (one, mean), (other, mean_other) = _centered_samples(x), _centered_samples(y)
+    squares = sum(v * v for part in (one, other, mean - mean_other) for v in part)
+    return mpmath.matrix([squares - 2 * sum(cross_singular_values(x, y))])
 
 
 def spd_geodesic(a, b, t, metric):

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("resource", reason="needs fork and limits on memory")
 
-from helpers.hostile_files import GOOD, READERS, attack, run_in_child
+from helpers.corrupted_files import GOOD, READERS, attack, run_in_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and /proc")
 

@@ -1,4 +1,4 @@
-"""Hostile matrices: every operator on every kind of bad input, judged by the truth and by the truth's own condition.
+"""Adversarial matrices: every operator on every kind of bad input, judged by the truth and by the truth's own condition.
 
 A case is a number: it decides the operator, the kind of matrix, dtype, scale, layout, options, directions. The operator
 is called as a user would, and its value, gradient, directional derivative and second derivative are compared with
@@ -1119,6 +1119,30 @@ def _matrix_field(draw):
     return y, c, f @ f.T * draw.scale
 
 
+def _samples(draw):
+    """Two sets of samples of one dimension, some with fewer samples than dimensions."""
+    d = int(draw.rng.integers(1, 4))
+    m, k = (0, 0) if draw.kind == "empty" else draw.rng.integers(2, 6, 2).tolist()
+    return draw.features(m, d), draw.features(k, d, kind=draw.pick("plain", draw.kind))
+
+
+def _of_cross_product(x, y, case):
+    """Whether the cross product of the centered samples has the largest rank that their numbers allow."""
+    if min(x.rows, y.rows) < 2:
+        return True
+    values = truth.cross_singular_values(x, y)
+    return values[-1] > mpf(10) ** -12 * values[0]
+
+
+def _cross_condition(case):
+    x, y = (a - a.mean(0) if len(a) else a for a in case.arrays)
+    if min(len(x), len(y)) < 2:
+        return 1.0
+    x, y = (a / (np.abs(a).max() or 1.0) for a in (x, y))
+    values = np.linalg.svd(x @ y.T, compute_uv=False)[: min(len(x) - 1, len(y) - 1, x.shape[1])]
+    return float(values[0] / max(values[-1], 1e-16)) if values[0] else 1.0
+
+
 def _triangle(a, case):
     root = mpmath.sqrt(2)
     out = [a[i, j] * (1 if i == j else root) for i in range(a.rows) for j in range(i, a.rows)]
@@ -1216,7 +1240,7 @@ def _without_labels(case):
 
 
 def _two(draw):
-    """A hostile symmetric matrix, and another or a tame one, of the same scale or of an ordinary one."""
+    """An adversarial symmetric matrix, and another or a tame one, of the same scale or of an ordinary one."""
     a = draw.symmetric()
     return a, draw.symmetric(kind=draw.pick("plain", draw.kind), scale=draw.pick(1.0, draw.scale, draw.scale))
 
@@ -1761,5 +1785,21 @@ ROWS = [
         call=lambda x, m, b, v, s: mb.spd.batch_norm(x, m, bias=b, variance=v.squeeze(-1), scale=s.squeeze(-1)),
         symmetric=(0, 1, 2),
         relative=(3, 4),
+    ),
+    Row(
+        "sylvester",
+        lambda draw: (*_two(draw), draw.rng.uniform(-1, 1, (draw.n, draw.n))),
+        lambda a, b, c, case: [truth.sylvester(a, b, c)],
+        call=mb.sylvester,
+        symmetric=(0, 1),
+        pole=True,
+    ),
+    Row(
+        "spd_frechet_distance",
+        _samples,
+        lambda x, y, case: [truth.frechet_distance(x, y)],
+        smooth=_of_cross_product,
+        condition=_cross_condition,
+        orders=1,
     ),
 ]

@@ -6,39 +6,41 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import hostile
+from helpers import adversarial
 from helpers.operators import CASES
 
 EACH = 2
 
 
 @pytest.mark.quick(4)
-@pytest.mark.parametrize("row", range(len(hostile.ROWS)), ids=[row.name for row in hostile.ROWS])
+@pytest.mark.parametrize("row", range(len(adversarial.ROWS)), ids=[row.name for row in adversarial.ROWS])
 @pytest.mark.filterwarnings("ignore")
 def test_no_answer_is_wrong_in_silence_and_each_error_says_what_to_do(row):
-    for number in range(row, EACH * len(hostile.ROWS), len(hostile.ROWS)):
-        record = hostile.judge(0, number)
+    for number in range(row, EACH * len(adversarial.ROWS), len(adversarial.ROWS)):
+        record = adversarial.judge(0, number)
         assert record["verdict"] in ("exact", "undetermined", "clear error"), record
 
 
 def test_every_operator_has_its_truth():
     """Complex rows are twins of real ones."""
-    assert {case.name for case in CASES if not case.name.startswith("complex_")} <= {row.name for row in hostile.ROWS}
+    assert {case.name for case in CASES if not case.name.startswith("complex_")} <= {
+        row.name for row in adversarial.ROWS
+    }
 
 
 def test_the_suite_notices_a_wrong_value_a_wrong_gradient_and_an_unclear_error(monkeypatch):
     """A program that is wrong in one way at a time: in the logarithm of a plain matrix."""
     plain = ("plain", 1.0, torch.float64)
-    logarithms = range(0, 10**6, len(hostile.ROWS))
-    draws = ((n, hostile.make(0, n)[0].draw) for n in logarithms)
+    logarithms = range(0, 10**6, len(adversarial.ROWS))
+    draws = ((n, adversarial.make(0, n)[0].draw) for n in logarithms)
     number = next(n for n, d in draws if (d.kind, d.scale, d.dtype) == plain and d.n > 1)
-    right = hostile.mb.matrix_log
-    row = hostile.ROWS[0]
+    right = adversarial.mb.matrix_log
+    row = adversarial.ROWS[0]
 
     def verdict(call):
-        rows = [hostile.Row(row.name, row.draw, row.truth, call, symmetric=(0,)), *hostile.ROWS[1:]]
-        monkeypatch.setattr(hostile, "ROWS", rows)
-        return hostile.judge(0, number)["verdict"]
+        rows = [adversarial.Row(row.name, row.draw, row.truth, call, symmetric=(0,)), *adversarial.ROWS[1:]]
+        monkeypatch.setattr(adversarial, "ROWS", rows)
+        return adversarial.judge(0, number)["verdict"]
 
     def unclear(a):
         raise KeyError("p")
@@ -70,15 +72,15 @@ def _infinite(sign):
 def test_large_numbers_without_digits_near_a_pole_and_infinities_beyond_the_range_alone_may_pass(
     monkeypatch, name, kind, scale, answer, verdict
 ):
-    index, row = next((i, row) for i, row in enumerate(hostile.ROWS) if row.name == name)
+    index, row = next((i, row) for i, row in enumerate(adversarial.ROWS) if row.name == name)
     changed = replace(row, call=lambda a: answer(a.detach()), orders=0)
-    monkeypatch.setattr(hostile, "ROWS", [*hostile.ROWS[:index], changed, *hostile.ROWS[index + 1 :]])
+    monkeypatch.setattr(adversarial, "ROWS", [*adversarial.ROWS[:index], changed, *adversarial.ROWS[index + 1 :]])
     wanted = (kind, scale, torch.float64)
-    for number in range(index, 10**6, len(hostile.ROWS)):
-        case, _ = hostile.make(0, number)
+    for number in range(index, 10**6, len(adversarial.ROWS)):
+        case, _ = adversarial.make(0, number)
         if (case.draw.kind, case.draw.scale, case.dtype) == wanted and _suits(case):
             break
-    assert hostile.judge(0, number)["verdict"] == verdict
+    assert adversarial.judge(0, number)["verdict"] == verdict
 
 
 def _suits(case):

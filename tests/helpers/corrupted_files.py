@@ -1,4 +1,4 @@
-"""Damaged and hostile files for every reader, and what must come of them.
+"""Corrupted files for every reader, and what must come of them.
 
 ``READERS`` maps a name to a :class:`Reader`: a folder of valid files, which of them are harmed, and the calls that read
 them, most of them commands. :func:`attack` harms one file in a way that a number decides and makes the calls in a
@@ -364,7 +364,7 @@ def _turned() -> Image.Exif:
 @cache
 def _trained(recipe: str) -> Path:
     """A run folder, trained once."""
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    folder = Path(tempfile.mkdtemp(prefix="corrupted-"))
     os.environ["MATBACKPROP_CACHE"] = str(folder / "cache")
     short = {"o2p": "--data.made 6 --data.batch-size 6", "ncuts": "--data.made 4 --data.workers 1"}[recipe]
     words = (
@@ -600,7 +600,7 @@ def prepare() -> None:
 def attack(name: str, number: int) -> Attack:
     """Harm a file of a reader in the way that ``number`` decides, and read it."""
     reader, draw = READERS[name], random.Random(f"{name} {number}")
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    folder = Path(tempfile.mkdtemp(prefix="corrupted-"))
     try:
         reader.make(folder)
         files = sorted(path for pattern in reader.harmed for path in folder.glob(pattern) if path.is_file())
