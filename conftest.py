@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from helpers.offline import sitecustomize
-from helpers.signals import heed_signals
+from helpers.signals import restore_signals
 
 
 def pytest_addoption(parser):
@@ -25,7 +25,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
-    heed_signals()
+    restore_signals()
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the environment
         _isolate(config)
 

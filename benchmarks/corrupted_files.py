@@ -32,13 +32,13 @@ def _attack(job: tuple[str, int]) -> tuple[str, int, Any]:
 
 
 def main() -> int:
-    """Harm the files in turn and write the summary; the exit code says whether all promises were kept."""
+    """Corrupt the files in turn and write the summary; the exit code says whether all promises were kept."""
     from helpers.corrupted_files import GOOD, MEMORY, READERS, SECONDS, prepare
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=5000, help="number of files")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
-    parser.add_argument("--processes", type=int, default=2, help="harmed files at a time")
+    parser.add_argument("--processes", type=int, default=2, help="corrupted files at a time")
     parser.add_argument("--only", choices=READERS, help="one reader only")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "corrupted_files.json")
     options = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> int:
         "revision": git.stdout.strip(),
         "readers": {
             name: {
-                "harmed": list(READERS[name].harmed),
+                "corrupted": list(READERS[name].corrupted),
                 "verdicts": dict(verdicts[name]),
                 "largest_megabytes": largest[name] >> 20,
                 "slowest_seconds": round(slowest[name], 2),

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def main() -> int:
     """Inject the faults in turn and write the summary; the exit code says whether all were survived."""
-    from helpers.signals import heed_signals
+    from helpers.signals import restore_signals
     from helpers.training_faults import FAULTS, inject
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "faults.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    heed_signals()
+    restore_signals()
     logging.getLogger("matbackprop").addHandler(logging.NullHandler())
     logging.getLogger("matbackprop").propagate = False
     names = [options.only] if options.only else list(FAULTS)

@@ -1,8 +1,8 @@
 """Load test of the web page with many visitors at once: ``python -m benchmarks load``.
 
 Clients of ``matbackprop serve`` upload photographs, other files, decompression bombs and huge files, and send paths and
-names of others; every answer is searched for traces of the machine and for other visitors' photographs. The summary is
-``benchmarks/results/load.json``.
+names of other visitors; every response is searched for traces of the machine and for other visitors' photographs.
+The summary is ``benchmarks/results/load.json``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-MEGABYTES = 8  # that the line through the memory of the second half may rise by
+MEGABYTES = 8  # allowed rise of the line fitted to the memory of the second half
 
 
 def main() -> int:
-    """Start the page, besiege it, stop it and write the summary; the exit code says whether all promises were kept."""
+    """Start the page, run the clients and write the summary. Exit code 0 if no response was wrong."""
     from helpers.long_runs import rise
-    from helpers.page_load import SECONDS, besiege
+    from helpers.page_load import SECONDS, run_clients
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=16, help="visitors at the same time")
@@ -60,7 +60,7 @@ def main() -> int:
         watcher = threading.Thread(target=watch)
         watcher.start()
         started = time.perf_counter()
-        tally = besiege(address, options.clients, options.requests)
+        tally = run_clients(address, options.clients, options.requests)
         seconds = time.perf_counter() - started
         ended.set()
         watcher.join()

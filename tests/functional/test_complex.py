@@ -7,7 +7,7 @@ import scipy.linalg
 import torch
 
 import matbackprop as mb
-from helpers.matrices import SPECTRA, generator, made_complex, symmetric, with_singular_values
+from helpers.matrices import SPECTRA, generator, symmetric, to_complex, with_singular_values
 from matbackprop.errors import DomainError, DtypeError, GaugeWarning, SymmetryError, TieError
 from matbackprop.solvers import batched_eigh, route
 
@@ -22,7 +22,7 @@ MPMATH = {
 
 
 def hermitian(spectrum, *batch, seed=0):
-    return made_complex(symmetric(spectrum, *batch, seed=seed))
+    return to_complex(symmetric(spectrum, *batch, seed=seed))
 
 
 def cnormal(*shape, seed=0):
@@ -164,7 +164,7 @@ def test_a_loss_that_sees_the_phase_of_a_vector_is_refused(vectors):
 
 
 def test_vectors_of_a_zero_singular_value_are_free_against_each_other():
-    x = made_complex(with_singular_values(3, 3, (2.0, 1.0, 0.0))).requires_grad_()
+    x = to_complex(with_singular_values(3, 3, (2.0, 1.0, 0.0))).requires_grad_()
     u, _, vh = mb.svd(x)
     with pytest.raises(TieError):
         (u[:, 2:] @ vh[2:]).real.sum().backward()

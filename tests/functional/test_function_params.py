@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import matbackprop as mb
-from helpers.matrices import generator, made_complex, symmetric, with_singular_values
+from helpers.matrices import generator, symmetric, to_complex, with_singular_values
 from matbackprop.divided_differences import SpectralFunction
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, OrderError
 
@@ -20,7 +20,7 @@ def _parameters():
 
 
 @pytest.mark.parametrize("spectrum", ["separated", "repeated", "identity"])
-@pytest.mark.parametrize("kind", [lambda a: a, made_complex], ids=["real", "complex"])
+@pytest.mark.parametrize("kind", [lambda a: a, to_complex], ids=["real", "complex"])
 def test_gradcheck_of_the_matrix_and_the_parameters(spectrum, kind):
     a = kind(symmetric(spectrum, 2)).requires_grad_()
 

@@ -5,14 +5,14 @@ import scipy.linalg
 import torch
 
 import matbackprop as mb
-from helpers.matrices import generator, made_complex, symmetric
+from helpers.matrices import generator, symmetric, to_complex
 from matbackprop.errors import DomainError, ShapeError, SymmetryError
 
 A, B = symmetric("separated", 2, seed=1), symmetric((-0.2, 0.4, 2.0), 2, seed=2)
 C = torch.randn(2, 4, 3, generator=generator(3), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", [lambda x: x, made_complex], ids=["real", "complex"])
+@pytest.mark.parametrize("kind", [lambda x: x, to_complex], ids=["real", "complex"])
 def test_values_are_those_of_scipy(kind):
     a, b = kind(A), kind(B)
     x = mb.sylvester(a, b, C)

@@ -5,7 +5,7 @@ import torch
 from torch.func import jacrev, vmap
 
 import matbackprop as mb
-from helpers.matrices import generator, made_complex, symmetric, with_singular_values
+from helpers.matrices import generator, symmetric, to_complex, with_singular_values
 from matbackprop.errors import DomainError, NonFiniteError, NumericalWarning, SymmetryError, TieError
 from matbackprop.numerics import zero_tolerance
 
@@ -226,7 +226,7 @@ def test_whitening_of_pixels_in_float32():
 @pytest.mark.parametrize("shape", [(20, 12, 12), (5, 8, 12), (5, 12, 8)])
 def test_pooling_is_symmetric_bitwise(shape):
     f = torch.rand(*shape, generator=generator(0), dtype=torch.float64)
-    for x in (f, made_complex(f)):
+    for x in (f, to_complex(f)):
         c = mb.second_order_pool(x)
         assert torch.equal(c, c.mH)
 

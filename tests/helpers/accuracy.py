@@ -1,7 +1,7 @@
-"""The gradients of the operators to the last digit: what float32 and float64 input lose, beside many digits.
+"""Errors of the operators' gradients for float32 and float64 input, against references with many digits.
 
 One row per operator: the call, its definition in `helpers.truth`, and inputs with simple values, with values that are
-equal to the bit, with values 1e-9 apart, and with values spread over three decades. The true gradient is the difference
+bitwise equal, with values 1e-9 apart, and with values spread over three decades. The true gradient is the difference
 quotient of the definition, entry by entry.
 """
 
@@ -24,7 +24,7 @@ CASES = ("simple", "equal", "1e-9 apart", "κ = 1e3")
 PROMISED = {torch.float32: 2e-7, torch.float64: 5e-12}
 _DIGITS, _STEP = 75, mpf(10) ** -20
 
-# With entries ±½: products with small integers are exact in every dtype, so that values are equal to the bit.
+# With entries ±½: products with small integers are exact in every dtype, so values are bitwise equal.
 _HALVES = torch.eye(4, dtype=torch.float64) - 0.5
 
 
@@ -61,9 +61,9 @@ class Row:
 
     Args:
         name: of the operator.
-        call: takes tensors and gives one, or several.
-        truth: takes the same as mpmath matrices and gives a list of them.
-        make: takes a case and gives the inputs in float64; None where the operator has no gradient.
+        call: takes tensors and returns one or several.
+        truth: takes the same as mpmath matrices and returns a list of them.
+        make: takes a case and returns the inputs in float64; None if the operator has no gradient.
         symmetric: which inputs are symmetric matrices, or stacks of them.
     """
 
@@ -88,7 +88,7 @@ def _pair(cotangents, outs):
 
 
 def _moves(t, is_symmetric):
-    """Unit directions of a tensor, each with the entries of the gradient that it tells."""
+    """Unit directions of a tensor, each with the entries of the gradient that it determines."""
     for index in np.ndindex(*t.shape):
         i, j = (0, 0, *index)[-2:]
         if is_symmetric and j > i:
@@ -126,7 +126,7 @@ def true_gradients(row: Row, inputs: Iterable[torch.Tensor], cotangents: list[li
 
 
 def gradient_error(row: Row, case: str, dtype: torch.dtype) -> float | None:
-    """‖gradient − truth‖/‖truth‖ over all inputs; None where the operator has no gradient."""
+    """‖gradient − truth‖/‖truth‖ over all inputs; None if the operator has no gradient."""
     made = row.make(case)
     if made is None:
         return None
@@ -138,9 +138,9 @@ def gradient_error(row: Row, case: str, dtype: torch.dtype) -> float | None:
     ]
     got = torch.autograd.grad(outs, inputs, cotangents)
     flat = [c.double().flatten().tolist() for c in cotangents]
-    wanted = true_gradients(row, [t.detach() for t in inputs], flat)
-    missed = sum(float(((g.double().numpy() - w) ** 2).sum()) for g, w in zip(got, wanted, strict=True)) ** 0.5
-    return missed / sum(float((w**2).sum()) for w in wanted) ** 0.5
+    expected = true_gradients(row, [t.detach() for t in inputs], flat)
+    missed = sum(float(((g.double().numpy() - w) ** 2).sum()) for g, w in zip(got, expected, strict=True)) ** 0.5
+    return missed / sum(float((w**2).sum()) for w in expected) ** 0.5
 
 
 def _of_symmetric(name, call, definition, tied=(1, 1, 2, 2)):
@@ -148,12 +148,12 @@ def _of_symmetric(name, call, definition, tied=(1, 1, 2, 2)):
 
 
 def _untied(make):
-    """Inputs of operators that have no gradient where values are equal."""
+    """Inputs of operators without a gradient at equal values."""
     return lambda case: None if case in ("equal", "1e-9 apart") else make(case)
 
 
 def _of_vectors(values, vectors):
-    values, vectors = values.double(), vectors.double()  # the rounding of a loss is not the operator's
+    values, vectors = values.double(), vectors.double()  # exclude the rounding error of the loss
     return values, vectors @ vectors.mT, (vectors * values) @ vectors.mT, vectors[:, :1] @ vectors[:, :1].mT
 
 
@@ -182,7 +182,7 @@ def _values_and_projector(pairs):
 
 
 def _spaced(case):
-    """Symmetric matrices whose largest value stands alone."""
+    """Symmetric matrices whose largest eigenvalue is separated."""
     return (symmetric(case, (1, 1, 1, 2)),)
 
 

@@ -1,9 +1,10 @@
-"""Adversarial matrices: every operator on every kind of bad input, judged by the truth and by the truth's own condition.
+"""Adversarial matrices: every operator on every kind of bad input, compared with mpmath.
 
-A case is a number: it decides the operator, the kind of matrix, dtype, scale, layout, options, directions. The operator
-is called as a user would, and its value, gradient, directional derivative and second derivative are compared with
-`helpers.truth`. What counts as wrong is decided by the truth: it is evaluated again at inputs that differ by rounding,
-and an answer may differ from it by some hundred times what that moves it. A new operator enters by one row of `ROWS`.
+A case is identified by a number, which determines operator, kind of matrix, dtype, scale, layout, options and
+directions. The operator is called as a user would, and its value, gradient, directional derivative and second
+derivative are compared with `helpers.truth`. The tolerance follows from the condition of the problem: the reference is
+recomputed at inputs perturbed by rounding, and an answer may differ by 200 times the change. A new operator is one new
+row of `ROWS`.
 """
 
 import math
@@ -54,7 +55,7 @@ SCALES = {
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "beside", "behind")
 VERDICTS = ("exact", "undetermined", "clear error", "needless error", "unclear error", "silently wrong")
 
-_REMEDY = re.compile(
+_FIX = re.compile(
     r"\b(add|pass|scale|use|choose|give|look|convert|make|raise|take|keep|end|drop|leave|detach|must|needs?|mark)\b",
     re.I,
 )
@@ -62,7 +63,7 @@ _SLACK, _ROUNDING = 200, 2.0**-53
 
 
 class Draw:
-    """What one case is made of, decided by its number."""
+    """Random choices of one case; its number is the seed."""
 
     def __init__(self, seed: int, number: int, kind: str):
         self.rng = rng = np.random.default_rng([seed, number])
@@ -107,7 +108,7 @@ class Draw:
 
     @staticmethod
     def scaled(a, scale):
-        """Times the scale; other scales than 1 are those of the largest entry, so that nothing leaves the range."""
+        """Scale the largest entry to ``scale``, unless that is 1; entries stay in the range of the dtype."""
         peak = np.abs(a).max() if a.size else 0.0
         return a if scale == 1 or peak == 0 else a / peak * scale
 
@@ -149,7 +150,7 @@ class Draw:
         return self.scaled(f, self.scale)
 
     def held(self, *choices):
-        """One of the numbers that the dtype can hold; for a neighbour in the batch the first, which does no harm."""
+        """One of the numbers that the dtype can represent; the first for the other matrix of a batch."""
         info = torch.finfo(self.dtype)
         picked = self.pick(*(x for x in choices if info.tiny < abs(x) < info.max))
         return choices[0] if self.calm else picked
@@ -167,33 +168,33 @@ class Draw:
 
 @dataclass(frozen=True)
 class Row:
-    """An operator, what it is called with, and its truth.
+    """An operator, its inputs, and its reference.
 
     Args:
-        name: of a row of `helpers.operators.CASES`, or one more.
-        draw: makes the inputs as float64 arrays (integers are not moved), and may put options into ``draw.options``.
-        truth: takes the inputs as mpmath matrices, and the case, and gives a list of matrices.
-        call: the operator, that of the row of that name unless given.
+        name: that of a row of `helpers.operators.CASES`, or a new one.
+        draw: returns the inputs as float64 arrays (or integers, which are not perturbed), and may set ``draw.options``.
+        truth: takes the inputs as mpmath matrices, and the case, and returns a list of matrices.
+        call: the operator; by default that of the row of the same name.
         seen: turns its outputs into tensors without a gauge freedom.
         keeps_rank: the operator has derivatives only along variations that keep the rank.
         symmetric: which inputs are symmetric matrices.
-        relative: which inputs move in proportion to themselves (weights, ε).
+        relative: which inputs are perturbed in proportion to their entries (weights, ε).
         orders: how many derivatives are compared.
-        unit: what the operator promises, as the backward error of its inputs.
-        mixed: the scales of inputs and options meet in one sum.
-        least: the size that its rounding is measured by where the value itself is smaller, as a difference of ranks is.
-        composed: ``seen`` computes with rounded outputs, which then carry the rounding of their dtype. So does the
-            gradient that reaches them, and the condition number lifts it.
-        pole: the value has no bound near some matrices, as an inverse has none near a singular one. There, within some
-            hundred roundings, every large number may come back, also one beyond the range, but no small one.
-        noisy: directions at the level of rounding may count or not (``case.noise``).
-        smooth: whether there is a derivative at the inputs, where the truth has directional ones only.
-        left_out: the largest direction that counts as rounding, as a share of the smallest that does not: the operator
-            takes the one for zero, as it says, and its derivatives differ by that share.
-        loss: how many times rounding its second derivative may lose, by its documentation.
+        unit: documented accuracy, as a backward error of the inputs.
+        mixed: inputs and options of different scales are added.
+        least: lower bound of the size that rounding is relative to (for values that are differences of larger numbers).
+        composed: ``seen`` computes with outputs rounded to their dtype; so is the incoming gradient, and the condition
+            number amplifies the error.
+        pole: the value is unbounded near some matrices, such as an inverse near a singular matrix. Within some
+            hundred roundings of these, any large number is accepted, also one beyond the range, but no small one.
+        noisy: directions at the level of rounding may be dropped or not (``case.noise``).
+        smooth: whether the operator is differentiable at the inputs; the reference has only directional derivatives.
+        left_out: the largest direction that counts as rounding, as a fraction of the smallest that does not: the
+            operator documents that it drops the former, which changes derivatives by that fraction.
+        loss: documented error of the second derivative, in roundings.
         system: the condition number of the system that its derivatives solve, to a residual of ``unit``.
-        condition: a condition number that the directions of the case may not show: of the features, of the system.
-        passes: NaN and Inf go through it, as through a permutation of entries.
+        condition: condition number of the features or of the system; the random directions may not reveal it.
+        passes: NaN and Inf propagate, as through a permutation of entries.
     """
 
     name: str
@@ -221,7 +222,7 @@ class Row:
 
 @dataclass
 class Case:
-    """One call: the row, the draw, the inputs as they were rounded to the dtype, and the options."""
+    """One call: the row, the draw, the inputs rounded to the dtype, and the options."""
 
     row: Row
     draw: Draw
@@ -251,7 +252,7 @@ def _tensor(array, dtype):
 
 
 def _laid_out(t, layout, other):
-    """The same values in another place of memory; with a batch, the slot that holds them comes with it."""
+    """The same values in another memory layout, or in a batch with another matrix."""
     if layout == "transposed" and t.ndim >= 2:
         return t.mT.contiguous().mT
     if layout == "strided" and t.ndim >= 1:
@@ -292,14 +293,14 @@ def _floats(t):
 
 @dataclass
 class Answers:
-    """What the operator gave: outputs, ⟨G, Df[V]⟩ by reverse and by forward mode, ⟨G, D²f[V, V]⟩; or errors."""
+    """Results of the operator: outputs, ⟨G, Df[V]⟩ by reverse and by forward mode, ⟨G, D²f[V, V]⟩; or errors."""
 
     value: object = None
     gradient: object = None
     tangent: object = None
     second: object = None
     weight: object = 0
-    infinite: dict = field(default_factory=dict)  # of gradient and second, an input and the place of an entry of it
+    infinite: dict = field(default_factory=dict)  # name → (input, index of an infinite entry)
 
 
 def _call(case, tensors):
@@ -307,7 +308,7 @@ def _call(case, tensors):
     call = row.call or next(c.call for c in CASES if c.name == row.name)
     out = call(*tensors, **case.options)
     out = out if isinstance(out, tuple) else (out,)
-    # What the suite itself makes of narrow outputs must not leave their range.
+    # ``seen`` must not overflow in half precision.
     out = tuple(o.double() for o in out) if row.composed else out
     return tuple(_slot(o, case.draw.layout) for o in row.seen(*out))
 
@@ -316,8 +317,8 @@ def _inner(cotangents, outs):
     return sum(((g * o).sum() for g, o in zip(cotangents, outs, strict=True)), outs[0].new_zeros(()))
 
 
-def ask(case, others, directions):
-    """Call the operator in every mode; ``directions`` are those of the inputs as arrays, None for integers."""
+def evaluate(case, others, directions):
+    """Call the operator in every mode; ``directions`` are arrays, None for integer inputs."""
     draw, row = case.draw, case.row
     rng = np.random.default_rng(draw.rng.integers(2**32))
 
@@ -350,15 +351,15 @@ def ask(case, others, directions):
         return torch.autograd.grad(_inner(cotangents, _call(case, tensors)), moving, allow_unused=True)
 
     def contract(gradients, moved):
-        """⟨gradients, V⟩; what it is made of measures the rounding of entries that are right to the last bit."""
+        """⟨gradients, V⟩; the sum of absolute terms measures the rounding error of exact entries."""
         total = answers.weight = mpf(0)
         for g, v in zip(gradients, moved, strict=True):
             if g is None:
                 continue
             for a, b in zip(_floats(g), _floats(v), strict=True):
-                if b == 0 and math.isinf(a):  # beyond the range, and not asked for
+                if b == 0 and math.isinf(a):  # overflow in an entry that is not used
                     continue
-                total += mpf(a) * mpf(b) if math.isfinite(a) else mpf(abs(a))  # NaN and inf stay what they are
+                total += mpf(a) * mpf(b) if math.isfinite(a) else mpf(abs(a))  # NaN and inf propagate
                 answers.weight += abs(mpf(a) * mpf(b)) if math.isfinite(a) else 0
         return total
 
@@ -369,7 +370,7 @@ def ask(case, others, directions):
                 answers.infinite[name] = i, k
 
     moved = [v for v in tangents if v is not None]
-    straight = [lay(v, torch.float64) for v in directions if v is not None]  # as they are, not rounded to the dtype
+    straight = [lay(v, torch.float64) for v in directions if v is not None]  # not rounded to the dtype
     try:
         gradients = reverse()
         answers.gradient = contract(gradients, straight)
@@ -399,22 +400,22 @@ def ask(case, others, directions):
             )
             pairs = [(g, v) for g, v in zip(first, moved, strict=True) if g is not None and g.requires_grad]
             units = [max(abs(x) for x in _floats(v)) or 1.0 if v.numel() else 1.0 for _, v in pairs]
-            if pairs:  # ⟨gradient, V⟩ must not leave the range on the way
+            if pairs:  # ⟨gradient, V⟩ must not overflow
                 slope = sum((g * (v / u)).sum() * u for (g, v), u in zip(pairs, units, strict=True))
-                turned = torch.autograd.grad(slope, moving, allow_unused=True)
-                answers.second = contract(turned, moved)
-                note_infinite("second", turned)
+                hessian_vector = torch.autograd.grad(slope, moving, allow_unused=True)
+                answers.second = contract(hessian_vector, moved)
+                note_infinite("second", hessian_vector)
         except Exception as error:
             answers.second = error
     answers.weight = max(answers.weight, made_of)
     return answers, cotangents
 
 
-# --- the truth -------------------------------------------------------------------------------------------------------
+# --- the reference ---------------------------------------------------------------------------------------------------
 
 
 def _direction(case, index, array):
-    """How an input moves with t: not at all, ("add", V), or ("turn", C, B) for (I + tC)X(I + tB) with C or B zero."""
+    """Direction of an input: None, ("add", V), or ("rotate", C, B) for (I + tC)X(I + tB) with C or B zero."""
     rng, row = case.draw.rng, case.row
     if array.dtype.kind == "i":
         return None
@@ -424,7 +425,7 @@ def _direction(case, index, array):
             left = np.diag(np.diag(left))
         right = rng.uniform(-1, 1, (array.shape[1],) * 2)
         side = rng.random() < 0.5
-        return "turn", 0.25 * side * left, 0.25 * (not side) * right
+        return "rotate", 0.25 * side * left, 0.25 * (not side) * right
     size = float(np.abs(array).max()) if array.size else 0.0
     v = rng.uniform(-1, 1, array.shape)
     v = v * np.abs(array) if index in row.relative or rng.random() < 0.3 else v * (size or 1.0)
@@ -450,7 +451,7 @@ def _velocity(array, how):
 
 
 def _digits(case):
-    """Decades between the numbers that meet: inside each input, or between all inputs and options."""
+    """Decades between the numbers that are added: within each input, or between all inputs and options."""
 
     def logs(values):
         return [math.log10(abs(x)) for x in values if x]
@@ -466,7 +467,7 @@ def _digits(case):
 
 @dataclass
 class Told:
-    """The truth at one point: values, first and second directional derivatives, each a list of matrices; or why not."""
+    """The reference at one point: values, first and second directional derivatives (lists of matrices), or errors."""
 
     value: object
     first: object
@@ -497,7 +498,7 @@ def tell(case, inputs, how, step):
 
 
 def _drift(case, index, how):
-    """The size of a direction as a share of the input, of features as a share of the rows that count."""
+    """The size of a direction as a fraction of the input; for features, of the rows that count."""
     array = case.arrays[index]
     v = _velocity(array, how)
     if index == 0 and len(case.arrays) > 2 and case.arrays[1].dtype.kind == "i":
@@ -507,14 +508,14 @@ def _drift(case, index, how):
 
 
 def _slip(array, how, dtype):
-    """The share of a direction that rounding to the dtype changes, as it is handed to forward mode."""
+    """The fraction of a direction that rounding to the dtype changes in forward mode."""
     v = _velocity(array, how)
     peak = np.abs(v).max() if v.size else 0.0
     return float(np.abs((_tensor(v, dtype).double().numpy() - v) / peak).max()) if peak else 0.0
 
 
 def _pair(cotangents, matrices):
-    """⟨G, M⟩ and a size that it is small beside where it cancels."""
+    """⟨G, M⟩ and its size without cancellation."""
     total, size = mpf(0), mpf(0)
     for g, m in zip(cotangents, matrices, strict=True):
         for a, b in zip(_floats(g), list(m), strict=True):
@@ -527,42 +528,42 @@ def _pair(cotangents, matrices):
 
 
 def _of_error(error, judged):
-    """The verdict on an error: clear if it is ours and names a remedy; needless where the truth is well determined."""
-    if not (type(error).__module__ == errors.__name__ and _REMEDY.search(str(error))):
+    """Verdict on an error: clear if it is ours and names a fix; needless if the reference is well determined."""
+    if not (type(error).__module__ == errors.__name__ and _FIX.search(str(error))):
         return "unclear error"
     return "needless error" if judged and not isinstance(error, errors.TieError) else "clear error"
 
 
-def _of_number(got, wanted, allowed, size, dtype, tiny):
-    """The verdict on a number that belongs to something of a size: without digits if less than one is determined."""
+def _of_number(got, expected, allowed, size, dtype, tiny):
+    """Verdict on a number: "undetermined" if the tolerance exceeds half of ``size``."""
     if mpmath.isinf(got):
-        beyond = (wanted if got > 0 else -wanted) + allowed
+        beyond = (expected if got > 0 else -expected) + allowed
         return "exact" if beyond >= torch.finfo(dtype).max else "silently wrong"
-    if abs(got - wanted) <= allowed + tiny:  # not so NaN
+    if abs(got - expected) <= allowed + tiny:  # false for NaN
         return "exact" if allowed <= size / 2 or allowed <= tiny else "undetermined"
     return "silently wrong"
 
 
 def _spread(around, i, slacks):
-    """How far an entry of the truth moves with rounding of its inputs; None if it may not exist."""
+    """Change of an entry of the reference under rounding of the inputs; None if it may not exist."""
     if any(isinstance(x, ArithmeticError) for x in around):
         return None
     return _farthest([x[i] for x in around], slacks)
 
 
 def _farthest(around, slacks):
-    """Some hundred times what rounding of the inputs moves, eight times less where it was made eight times larger."""
-    centre, *others = around
-    return max(slack * abs(x - centre) for slack, x in zip(slacks, others, strict=True))
+    """Largest change under perturbations, each times its slack."""
+    center, *others = around
+    return max(slack * abs(x - center) for slack, x in zip(slacks, others, strict=True))
 
 
 def make(seed, number):
-    """The case of that number: rows first, then kinds, so that few cases already hold every row."""
+    """Build the case of a number; consecutive numbers cycle through the rows."""
     row = ROWS[number % len(ROWS)]
     kind = KINDS[(number // len(ROWS) + number) % len(KINDS)]
     draw = Draw(seed, number, kind)
     draw.options = {}
-    if row.composed:  # what is made of the outputs, and gradients that reach them, may be larger or smaller than they
+    if row.composed:  # leave a margin for ``seen`` and its gradients
         draw.scale = min(max(draw.scale, 1e-300), {torch.float64: 1e300, torch.float32: 1e30}.get(draw.dtype, 1e300))
     arrays = list(row.draw(draw))
     plain = Draw(seed, number, kind)
@@ -589,7 +590,7 @@ def make(seed, number):
 
 
 def judge(seed, number):
-    """Make a case, ask the operator, and compare: a record with the worst verdict and what it is about."""
+    """Build a case, evaluate the operator, and return a record with the worst verdict."""
     case, others = make(seed, number)
     draw, row = case.draw, case.row
     record = {
@@ -611,7 +612,7 @@ def judge(seed, number):
             _velocity(a, h) if finite else (None if h is None else np.zeros_like(a))
             for a, h in zip(case.arrays, how, strict=True)
         ]
-        answers, cotangents = ask(case, others, directions)
+        answers, cotangents = evaluate(case, others, directions)
         if not finite:
             ok = isinstance(answers.value, Exception)
             if row.passes and not ok:
@@ -635,9 +636,9 @@ def judge(seed, number):
 
 
 def _is_beyond(name, case, inputs, how, cotangents, place, told, step):
-    """Whether a derivative that came back infinite is made of numbers that the dtype cannot hold.
+    """Whether an infinite derivative really exceeds the range of the dtype.
 
-    Of a gradient, and of a second derivative, the partial derivative at an infinite entry is asked; of a tangent the
+    For a gradient and a second derivative, computes the partial derivative at an infinite entry; for a tangent, the
     largest entry.
     """
     limit = mpf(torch.finfo(case.dtype).max) * mpf("0.99")
@@ -649,7 +650,7 @@ def _is_beyond(name, case, inputs, how, cotangents, place, told, step):
     by = step * (truth.norm(x) or 1)
 
     def at(way, t):
-        """⟨G, f⟩ with the entry moved, and then all along the direction."""
+        """⟨G, f⟩ with the entry perturbed, then all inputs along the direction."""
         moved = x.copy()
         if case.arrays[i].ndim == 2:
             row, column = divmod(k, x.cols)
@@ -673,12 +674,12 @@ def _is_beyond(name, case, inputs, how, cotangents, place, told, step):
 
 
 def _least_near_pole(case, inputs, unit, k):
-    """A quarter of the smallest that output k can be where eigenvalues move by some hundred roundings."""
+    """A quarter of the smallest size of output k if eigenvalues change by 200 roundings."""
     if not case.row.symmetric:
         return mpf(0)
     sizes = []
-    for share in (-_SLACK, _SLACK):
-        a = inputs[0] + share * unit * truth.norm(inputs[0]) * mpmath.eye(inputs[0].rows)
+    for factor in (-_SLACK, _SLACK):
+        a = inputs[0] + factor * unit * truth.norm(inputs[0]) * mpmath.eye(inputs[0].rows)
         try:
             sizes.append(truth.norm(case.row.truth(a, *inputs[1:], case=case)[k]))
         except ArithmeticError:
@@ -692,7 +693,7 @@ def _compare(case, answers, cotangents, how, step, record):
     inputs = [_as_matrix(a) for a in case.arrays]
     unit = max(row.unit, info.eps / 2) if row.composed else row.unit
     loose = 10 * row.unit if row.unit > _ROUNDING else 0.0
-    lost = mpf(2) ** -1074  # where numbers below the range are rounded
+    lost = mpf(2) ** -1074  # smallest subnormal number
 
     def shaken(share, seed):
         rng = np.random.default_rng(seed)
@@ -718,7 +719,7 @@ def _compare(case, answers, cotangents, how, step, record):
             out.append(new)
         return out
 
-    # The mirror image of a change, too: at the edge of a domain an eigenvalue of zero counts on one side only.
+    # Perturb in both directions: at the edge of a domain an eigenvalue of zero is valid on one side only.
     changes = [(1, 1), (8, 2), (-8, 2)] if row.symmetric else [(1, 1), (8, 2)]
     tells = [tell(case, inputs, how, step)] + [tell(case, shaken(*change), how, step) for change in changes]
     slacks = [_SLACK / abs(share) for share, _ in changes]
@@ -726,7 +727,7 @@ def _compare(case, answers, cotangents, how, step, record):
         case.noise = True
         tells.append(tell(case, inputs, how, step))
         slacks.append(2)
-    centre = tells[0]
+    center = tells[0]
     verdicts = {}
     moderate = all(
         1e-40 < abs(x) < 1e40 or x == 0 for a in case.arrays for x in np.asarray(a, float).reshape(-1).tolist()
@@ -734,7 +735,7 @@ def _compare(case, answers, cotangents, how, step, record):
     moderate &= (not row.mixed or _digits(case) < 30) and row.condition(case) < 1e12
     moderate &= all(1e-40 < abs(x) < 1e40 or x == 0 for x in case.options.values() if isinstance(x, float))
     fits = 4 * info.tiny
-    if isinstance(centre.value, ArithmeticError):
+    if isinstance(center.value, ArithmeticError):
         if isinstance(answers.value, Exception):
             return {"value": _of_error(answers.value, False)}
         lifted = [
@@ -744,14 +745,14 @@ def _compare(case, answers, cotangents, how, step, record):
         if any(not isinstance(t.value, ArithmeticError) for t in (*tells, tell(case, lifted, how, step))):
             numbers = not any(math.isnan(x) for out in answers.value for x in out)
             return {"value": "undetermined" if numbers else "silently wrong"}
-        if isinstance(centre.value, truth.Overflow):
+        if isinstance(center.value, truth.Overflow):
             return {"value": "exact" if any(math.isinf(x) for out in answers.value for x in out) else "silently wrong"}
-        record["truth"] = f"undefined: {centre.value}"
+        record["truth"] = f"undefined: {center.value}"
         return {"value": "silently wrong"}
     # The value, output by output.
     worst, determined, bounded = "exact", True, True
     given = answers.value if not isinstance(answers.value, Exception) else None
-    for k, matrix in enumerate(centre.value):
+    for k, matrix in enumerate(center.value):
         if matrix is None or any(not isinstance(t.value, ArithmeticError) and t.value[k] is None for t in tells):
             continue  # undetermined here
         around = [t.value if isinstance(t.value, ArithmeticError) else list(t.value[k]) for t in tells]
@@ -762,7 +763,7 @@ def _compare(case, answers, cotangents, how, step, record):
         least = mpf(0)
         if row.pole and allowed is not None and max(spread, default=mpf(0)) > size:
             least = _least_near_pole(case, inputs, unit, k)
-            # Within some hundred roundings there is a pole, where every large value is taken; elsewhere it is smaller.
+            # A pole within 200 roundings: any large value is accepted.
             allowed = None if least < size else allowed
         bounded &= allowed is not None
         determined &= (
@@ -773,15 +774,15 @@ def _compare(case, answers, cotangents, how, step, record):
         if allowed is None and max(map(abs, given[k]), default=0.0) < least - fits:
             worst = "silently wrong"
             record["value"] = ["small near a pole", mpmath.nstr(size, 8), mpmath.nstr(least, 3)]
-        for got, wanted in zip(given[k], list(matrix), strict=True):
-            if allowed is None:  # near a pole a number may be beyond the range, and elsewhere where the truth is
-                beyond = math.isinf(got) and (row.pole or mpmath.sign(got) * wanted > info.max)
+        for got, expected in zip(given[k], list(matrix), strict=True):
+            if allowed is None:  # infinity is accepted near a pole, or if the reference overflows
+                beyond = math.isinf(got) and (row.pole or mpmath.sign(got) * expected > info.max)
                 verdict = "undetermined" if math.isfinite(got) or beyond else "silently wrong"
             else:
-                verdict = _of_number(mpf(got), wanted, allowed, max(size, row.least), dtype, fits)
+                verdict = _of_number(mpf(got), expected, allowed, max(size, row.least), dtype, fits)
             if VERDICTS.index(verdict) > VERDICTS.index(worst):
                 worst = verdict
-                record["value"] = [got, mpmath.nstr(wanted, 8), None if allowed is None else mpmath.nstr(allowed, 3)]
+                record["value"] = [got, mpmath.nstr(expected, 8), None if allowed is None else mpmath.nstr(allowed, 3)]
     if given is None:
         return {"value": _of_error(answers.value, determined and moderate)}
     verdicts["value"] = worst
@@ -791,11 +792,11 @@ def _compare(case, answers, cotangents, how, step, record):
     count = sum(a.size for a in case.arrays) + 1
     slip = max((_slip(a, h, dtype) for h, a in zip(how, case.arrays, strict=True) if h), default=0.0)
     drift = max((_drift(case, i, h) for i, h in enumerate(how) if h), default=mpf(0))
-    for name, wanted in (("gradient", "first"), ("tangent", "first"), ("second", "second")):
+    for name, order in (("gradient", "first"), ("tangent", "first"), ("second", "second")):
         got = getattr(answers, name)
         if got is None:
             continue
-        told = [getattr(t, wanted) for t in tells]
+        told = [getattr(t, order) for t in tells]
         bad = any(isinstance(t, ArithmeticError) for t in told) or (row.pole and not bounded)
         if bad:
             if isinstance(got, Exception):
@@ -804,10 +805,10 @@ def _compare(case, answers, cotangents, how, step, record):
                 verdicts[name] = "silently wrong" if mpmath.isnan(got) else "undetermined"
             continue
         pairs = [_pair(cotangents, t) for t in told]
-        sizes = [mpf(0), *(truth.norm(m) for m in centre.value)]
+        sizes = [mpf(0), *(truth.norm(m) for m in center.value)]
         ordinary = max(*sizes, row.least) * drift ** (2 if name == "second" else 1)
         spread = max(_farthest([p[i] for p in pairs], slacks) for i in (0, 1))
-        digits = 1e-10 if name == "second" else 1e-11  # an answer with as many is not called wrong
+        digits = 1e-10 if name == "second" else 1e-11  # an answer with this relative error is not called wrong
         by_digits = digits * (pairs[0][1] + ordinary)
         allowed = spread + by_digits + 8 * info.eps * (pairs[0][1] + ordinary)
         allowed += (64 * _ROUNDING + 2 * info.eps) * answers.weight
@@ -819,7 +820,7 @@ def _compare(case, answers, cotangents, how, step, record):
             allowed += 4 * slip * (pairs[0][1] + ordinary * row.condition(case))
         if name == "second":
             allowed += 64 * _ROUNDING * row.loss(case) * pairs[0][1]
-        if any(not a.any() for a in case.arrays):  # where the difference quotient is all that there is
+        if any(not a.any() for a in case.arrays):  # error of the difference quotient
             allowed += mpf(10) ** -60
         tiny = fits * count * (mpf(speed) ** (2 if name == "second" else 1) + 1)
         if isinstance(got, Exception):
@@ -832,7 +833,7 @@ def _compare(case, answers, cotangents, how, step, record):
             verdicts[name] = "exact"
             record.setdefault("beyond the range", []).append(name)
         elif name == "second" and not mpmath.isfinite(got) and "beyond the range" in record:
-            verdicts[name] = "undetermined"  # of a gradient that is beyond the range itself
+            verdicts[name] = "undetermined"  # the gradient itself overflows
         else:
             verdicts[name] = _of_number(got, pairs[0][0], allowed, pairs[0][1] + ordinary, dtype, tiny)
             error = abs(got - pairs[0][0])
@@ -852,7 +853,7 @@ def _of_matrix(draw):
 
 
 def _of_matrix_and(*choices):
-    """A symmetric matrix and a number as a tensor that learns."""
+    """A symmetric matrix and a number as a trainable tensor."""
     return lambda draw: (draw.symmetric(), np.array(draw.held(*choices)))
 
 
@@ -865,7 +866,7 @@ def _number(*choices, name="p", **more):
     return draw_number
 
 
-def _share(case):
+def _zero_tolerance(case):
     n = case.arrays[-1 if case.row.name == "whiten_by_statistics" else 0].shape[-1]
     return rounding_of_zero(case.dtype, torch.float64, max(n, 1))
 
@@ -879,7 +880,7 @@ def _features(draw):
 
 
 def _pooled(m, d, *parts):
-    """Features with a share of the rows, and by name weights, ε, an exponent."""
+    """Features, and by name weights, ε, an exponent."""
 
     def draw_pooled(draw):
         f = draw.features(0 if draw.kind == "empty" else m, d)
@@ -927,7 +928,7 @@ def _spread_of(f, tol):
 
 
 def _scaled_rows(case, degrees):
-    """The features whose span a cut takes: rows that count, over the root of their degrees for J1."""
+    """The features whose span a cut uses: labeled rows, for J1 divided by the root of their degrees."""
     f, labels, *more = (np.asarray(a, float) for a in case.arrays)
     f = f / (np.abs(f).max() or 1.0) if f.size else f
     w = (more[0] if more else np.ones(len(f))) * (labels >= 0)
@@ -947,7 +948,7 @@ def _cut_condition(degrees):
 
 
 def _left_out(kept, left):
-    """The largest of those that do not count over the smallest of those that do."""
+    """The largest dropped value over the smallest kept one."""
     return float(left[0] / kept[-1]) if left.size and kept.size else 0.0
 
 
@@ -963,12 +964,12 @@ def _left_out_of_span(case):
 
 
 def _clean(left_out):
-    """Directions that do not count are far below those that do: the others have no derivative of their own."""
+    """Options of rows that drop small directions; differentiable if these are far below the others."""
     return {"left_out": left_out, "smooth": lambda *inputs, case: left_out(case) < 1e-6}
 
 
 def _soft_condition(case):
-    """Of the features with their ridge; where weights of zero learn beside fewer rows than channels, of the ridge."""
+    """Condition of the features with their ridge; of the ridge if fewer rows than channels have weight."""
     f, labels, *more = case.arrays
     if more and 0 < ((more[0] > 0) & (labels >= 0)).sum() < min(f.shape):
         return 1 / case.options["ridge"]
@@ -987,7 +988,7 @@ def _span_condition(case):
 
 
 def _field_condition(case):
-    """Of the system: the degrees over the confidence, which alone makes it definite."""
+    """Condition of the system: degrees over confidence."""
     _, c, w = (np.asarray(a, float) for a in case.arrays)
     if not c.size:
         return 1.0
@@ -1068,7 +1069,7 @@ def _moments(x, y):
     return x.T * y if x.rows else mpmath.matrix(x.cols, x.cols)
 
 
-def _labelled(objective, *names, **options):
+def _labeled(objective, *names, **options):
     def call(f, labels, *more, **given):
         return objective(f, labels, num_labels=3, **dict(zip(names, more, strict=True)), **options, **given)
 
@@ -1170,13 +1171,13 @@ def _off_the_kink(a, case):
 
 
 def _positive(a, case):
-    """Whether the square root has a derivative that rounding does not hide."""
+    """Whether the square root is differentiable in floating point."""
     values = truth.eig(a)[0]
-    return not values or values[0] > _share(case) * values[-1]
+    return not values or values[0] > _zero_tolerance(case) * values[-1]
 
 
 def _widest_over_narrowest(case):
-    """The largest eigenvalue over the smallest gap that is divided by where a derivative is all that is known."""
+    """The largest eigenvalue over the smallest gap that a divided difference is divided by."""
     a = case.arrays[0]
     peak = np.abs(a).max() if a.size else 0.0
     x = np.linalg.eigvalsh(a / peak) if peak else np.zeros(0)
@@ -1235,12 +1236,12 @@ def _rank_one_of(x, **options):
 
 
 def _without_labels(case):
-    """The features alone, all rows of which count."""
+    """The features alone, with all rows."""
     return Case(case.row, case.draw, [case.arrays[0], np.zeros(len(case.arrays[0]))])
 
 
 def _two(draw):
-    """An adversarial symmetric matrix, and another or a tame one, of the same scale or of an ordinary one."""
+    """An adversarial symmetric matrix and a second one, adversarial or ordinary, scaled or not."""
     a = draw.symmetric()
     return a, draw.symmetric(kind=draw.pick("plain", draw.kind), scale=draw.pick(1.0, draw.scale, draw.scale))
 
@@ -1251,13 +1252,13 @@ def _definite_second(draw):
 
 
 def _pencil_in_range(draw):
-    """Of a scale at which products of the eigenvectors, and gradients that reach them, stay in the range."""
+    """Limit the scale so that products of eigenvectors and their gradients stay in the range."""
     limit = 1e70 if draw.dtype == torch.float64 else 1e8
     draw.scale = min(max(draw.scale, 1 / limit), limit)
     return _definite_second(draw)
 
 
-_FACTORED = 4 * _ROUNDING  # the backward error of a matrix that is known by its Cholesky factor
+_FACTORED = 4 * _ROUNDING  # backward error of a Cholesky factorization
 
 
 def _velocity_at(draw):
@@ -1267,7 +1268,7 @@ def _velocity_at(draw):
 
 
 def _apart(a, b, *_, case):
-    """Whether rounding tells the matrices apart, at one of which the distance has a kink."""
+    """Whether the matrices differ by more than rounding; the distance has a kink at equal ones."""
     return not a.rows or truth.norm(a - b) > mpf(10) ** -10 * truth.norm(a)
 
 
@@ -1280,18 +1281,18 @@ def _with_weights(draw):
 
 
 def _largest_condition(case):
-    """Of the two matrices, where they are positive definite."""
+    """The larger condition number of the two matrices."""
     spectra = [np.linalg.eigvalsh(a / (np.abs(a).max() or 1.0)) for a in case.arrays[:2] if a.size]
     return max((1.0, *(float(x[-1] / max(x[0], 1e-16)) for x in spectra)))
 
 
 def _root_condition(case):
-    """Of the Cholesky factors."""
+    """Condition number of the Cholesky factors."""
     return _largest_condition(case) ** 0.5
 
 
 def _geometry(metric):
-    """The rows of a metric; second derivatives of the maps of the log-Euclidean one are not promised."""
+    """The rows of a metric; the maps of the log-Euclidean metric have one derivative."""
     factored = {} if metric == "log_euclidean" else {"unit": _FACTORED, "system": _root_condition}
     both = {"symmetric": (0, 1), **factored}
     named = {
@@ -1351,7 +1352,7 @@ _arctan = (torch.arctan, lambda x: 1 / (1 + x * x))
 
 ROWS = [
     _spectral("matrix_log", lambda a, case: truth.log(a)),
-    _spectral("matrix_sqrt", lambda a, case: truth.sqrt(a, _share(case)), smooth=_positive),
+    _spectral("matrix_sqrt", lambda a, case: truth.sqrt(a, _zero_tolerance(case)), smooth=_positive),
     _spectral("matrix_inv_sqrt", lambda a, case: truth.power(a, mpf(-0.5))),
     _spectral("matrix_exp", lambda a, case: truth.exp(a), mixed=True),
     _spectral("matrix_inverse", lambda a, case: truth.inverse(a), pole=True),
@@ -1366,7 +1367,7 @@ ROWS = [
         "matrix_power_of_a_number",
         _number(0, 1, 2, 5, -1, -3, 0.5, -0.5, 2.5, -1.7, 1e-8, 60.5),
         lambda a, case: [
-            truth.sqrt(a, _share(case))
+            truth.sqrt(a, _zero_tolerance(case))
             if case.options["p"] == 0.5
             else truth.power(a, case.options["p"] if isinstance(case.options["p"], int) else mpf(case.options["p"]))
         ],
@@ -1389,7 +1390,7 @@ ROWS = [
     Row(
         "matrix_functions",
         _of_matrix,
-        lambda a, case: [truth.sqrt(a, _share(case)), truth.power(a, mpf(0.3)), truth.inverse(a)],
+        lambda a, case: [truth.sqrt(a, _zero_tolerance(case)), truth.power(a, mpf(0.3)), truth.inverse(a)],
         call=lambda a: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"]),
         smooth=_positive,
         symmetric=(0,),
@@ -1399,7 +1400,7 @@ ROWS = [
     Row(
         "inverse_root",
         _number(2, 4, 1, 2.5, name="p", eps=(0.1, 0.0, 1e-8, 1e-300)),
-        lambda a, case: [truth.inverse_root(a, case.options["p"], case.options["eps"], _share(case))],
+        lambda a, case: [truth.inverse_root(a, case.options["p"], case.options["eps"], _zero_tolerance(case))],
         call=mb.inverse_root,
         smooth=_positive,
         symmetric=(0,),
@@ -1408,7 +1409,9 @@ ROWS = [
     Row(
         "inverse_root_relative",
         _number(2, 4, name="p", eps=(0.1, 1e-8, 1e-14)),
-        lambda a, case: [truth.inverse_root(a, case.options["p"], case.options["eps"], _share(case), relative=True)],
+        lambda a, case: [
+            truth.inverse_root(a, case.options["p"], case.options["eps"], _zero_tolerance(case), relative=True)
+        ],
         call=lambda a, p, eps: mb.inverse_root(a, p, eps=eps, relative=True),
         smooth=lambda a, case: _positive(a, case) and _simple_top(a, case),
         symmetric=(0,),
@@ -1529,7 +1532,7 @@ ROWS = [
     Row(
         "whiten_by_statistics",
         lambda draw: (draw.rng.normal(size=(3, draw.n)), draw.rng.normal(size=draw.n), *_number(eps=(0.1, 1e-8))(draw)),
-        lambda x, mean, a, case: [truth.whiten_by(x, mean, a, _eps(case), _share(case))],
+        lambda x, mean, a, case: [truth.whiten_by(x, mean, a, _eps(case), _zero_tolerance(case))],
         call=lambda x, mean, a, eps: mb.whiten(x, mean=mean, covariance=a, eps=eps),
         smooth=lambda x, mean, a, case: _positive(a, case),
         symmetric=(2,),
@@ -1644,7 +1647,7 @@ ROWS = [
         "normalized_cut_value",
         lambda draw: (lambda w: (w, draw.labels(w.shape[0])))(_affinities(draw)[0]),
         lambda w, labels, case: [truth.cut_value(w, labels)],
-        call=_labelled(mb.normalized_cut_value),
+        call=_labeled(mb.normalized_cut_value),
         symmetric=(0,),
         least=1.0,
     ),
@@ -1652,7 +1655,7 @@ ROWS = [
         "normalized_cut_j1",
         _cut("w", "l", positive=True),
         lambda f, labels, w, lam, case: [truth.j1(f, labels, case.gram_tol(f.cols), w, lam)],
-        call=_labelled(mb.normalized_cut_j1, "weight", "lam"),
+        call=_labeled(mb.normalized_cut_j1, "weight", "lam"),
         keeps_rank=True,
         symmetric=(3,),
         relative=(2,),
@@ -1664,7 +1667,7 @@ ROWS = [
         "normalized_cut_j1_plain",
         _cut(positive=True),
         lambda f, labels, case: [truth.j1(f, labels, case.gram_tol(f.cols))],
-        call=_labelled(mb.normalized_cut_j1),
+        call=_labeled(mb.normalized_cut_j1),
         keeps_rank=True,
         least=4.0,
         condition=_cut_condition(True),
@@ -1674,7 +1677,7 @@ ROWS = [
         "normalized_cut_j2",
         _cut("w"),
         lambda f, labels, w, case: [truth.j2(f, labels, case.gram_tol(f.cols), w)],
-        call=_labelled(mb.normalized_cut_j2, "weight"),
+        call=_labeled(mb.normalized_cut_j2, "weight"),
         keeps_rank=True,
         relative=(2,),
         least=4.0,
@@ -1685,7 +1688,7 @@ ROWS = [
         "normalized_cut_soft",
         _cut("ridge"),
         lambda f, labels, case: [truth.soft(f, labels, case.options["ridge"])],
-        call=_labelled(mb.normalized_cut_soft),
+        call=_labeled(mb.normalized_cut_soft),
         least=4.0,
         smooth=lambda f, *_, case: truth.norm(f) > 0,
         condition=_soft_condition,
@@ -1694,7 +1697,7 @@ ROWS = [
         "normalized_cut_soft_weighted",
         _cut("ridge", "w"),
         lambda f, labels, w, case: [truth.soft(f, labels, case.options["ridge"], w)],
-        call=_labelled(mb.normalized_cut_soft, "weight"),
+        call=_labeled(mb.normalized_cut_soft, "weight"),
         relative=(2,),
         least=4.0,
         smooth=lambda f, *_, case: truth.norm(f) > 0,

@@ -1,10 +1,10 @@
-"""Corrupted files for every reader, and what must come of them.
+"""Corrupted files for every reader, and the required outcome.
 
-``READERS`` maps a name to a :class:`Reader`: a folder of valid files, which of them are harmed, and the calls that read
-them, most of them commands. :func:`attack` harms one file in a way that a number decides and makes the calls in a
-process of its own. What is promised: the files are read, or one line names the bad one and says why; never a traceback,
-a warning, a crash, an endless wait, more than a gigabyte of memory, or a half-written result.
-``python -m benchmarks corrupted_files`` repeats this as often as one likes.
+``READERS`` maps a name to a :class:`Reader`: a folder of valid files, the files among them to corrupt, and the
+calls that read them, most of them commands. :func:`attack` corrupts one file, determined by a number, and runs the
+calls in a separate process. Required: the files are read, or a one-line error names the bad file and the reason. A
+traceback, a warning, a crash, a hang, more than a gigabyte of memory, or a half-written result is a failure.
+``python -m benchmarks corrupted_files`` repeats this many times.
 """
 
 import copy
@@ -48,13 +48,13 @@ for module in (
     *(f"vision.training.{name}" for name in ("engine", "o2p", "ncuts")),
     *("vision.data.check", "vision.models.backbones.base"),
 ):
-    importlib.import_module(f"matbackprop.{module}")  # once, not in every process that is forked
+    importlib.import_module(f"matbackprop.{module}")  # once, not in every forked process
 
-MEMORY = 1 << 30  # bytes above what the process had before
+MEMORY = 1 << 30  # bytes above the level before the call
 SECONDS = 60.0
 GOOD = ("read", "refused")
 
-# ----------------------------------------------------------------------------------------------------- what harms files
+# ------------------------------------------------------------------------------------------------------- corruptions
 
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 2**31, 2**63, 10**30, 1e308, -0.0, float("nan"), float("inf"), "", "x", "\0", "nan",
@@ -65,32 +65,32 @@ VALUES: list[Any] = [
 DEEP = (b"[" * 200_000, b'{"a":' * 200_000, b"[" * 50_000 + b"]" * 50_000)
 
 
-def harm_bytes(data: bytes, draw: random.Random) -> bytes:
+def corrupt_bytes(data: bytes, draw: random.Random) -> bytes:
     """Change, remove, insert, repeat or cut bytes in a few places."""
-    harmed = bytearray(data)
+    corrupted = bytearray(data)
     for _ in range(draw.choice((1, 1, 3, 10, 40))):
-        place = draw.randrange(len(harmed) + 1)
+        place = draw.randrange(len(corrupted) + 1)
         many = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 9)))
         change = draw.randrange(7)
-        if change == 0 and harmed:
-            harmed[place % len(harmed)] ^= 1 << draw.randrange(8)
+        if change == 0 and corrupted:
+            corrupted[place % len(corrupted)] ^= 1 << draw.randrange(8)
         elif change == 1:
-            del harmed[place : place + draw.randrange(1, 50)]
+            del corrupted[place : place + draw.randrange(1, 50)]
         elif change == 2:
-            harmed[place:place] = many
+            corrupted[place:place] = many
         elif change == 3:
-            harmed[place : place + len(many)] = many
+            corrupted[place : place + len(many)] = many
         elif change == 4:
             edge = draw.choice((b"\xff", b"\x00", b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f", b"\xff" * 8))
-            harmed[place : place + len(edge)] = edge
+            corrupted[place : place + len(edge)] = edge
         elif change == 5:
-            harmed[place:place] = harmed[place : place + draw.randrange(1, 400)]
+            corrupted[place:place] = corrupted[place : place + draw.randrange(1, 400)]
         elif draw.random() < 0.3:
-            del harmed[place:]
-    return bytes(harmed)
+            del corrupted[place:]
+    return bytes(corrupted)
 
 
-def harm_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:
+def corrupt_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:
     """Replace or remove a few values anywhere in nested lists and dictionaries."""
     tree = copy.deepcopy(tree)
     for _ in range(draw.choice((1, 1, 1, 3, 6))):
@@ -113,22 +113,22 @@ def harm_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) ->
     return tree
 
 
-def harm_json(data: bytes, draw: random.Random) -> bytes:
+def corrupt_json(data: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.05:
         return draw.choice(DEEP)
-    return json.dumps(harm_tree(json.loads(data), draw)).encode()
+    return json.dumps(corrupt_tree(json.loads(data), draw)).encode()
 
 
-def harm_lines(data: bytes, draw: random.Random) -> bytes:
-    """Harm one line of JSON among many."""
+def corrupt_lines(data: bytes, draw: random.Random) -> bytes:
+    """Corrupt one line of JSON among many."""
     lines = data.splitlines() or [b"{}"]
     place = draw.randrange(len(lines))
-    lines[place] = harm_json(lines[place], draw)
+    lines[place] = corrupt_json(lines[place], draw)
     return b"\n".join(lines) + b"\n" * draw.randrange(2)
 
 
-def harm_safetensors(data: bytes, draw: random.Random) -> bytes:
-    """Harm the header, whose length stays right, or the tensors."""
+def corrupt_safetensors(data: bytes, draw: random.Random) -> bytes:
+    """Corrupt the header, with a valid length, or the tensors."""
     length = int.from_bytes(data[:8], "little")
     if draw.random() < 0.3:
         from safetensors.torch import load, save
@@ -139,13 +139,13 @@ def harm_safetensors(data: bytes, draw: random.Random) -> bytes:
             (state[name] * math.nan, state[name].to(torch.int64), torch.zeros(3), state[name].flatten()[1:])
         )
         return save({k: v.contiguous() for k, v in state.items()})
-    head = json.dumps(harm_tree(json.loads(data[8 : 8 + length]), draw)).encode()
+    head = json.dumps(corrupt_tree(json.loads(data[8 : 8 + length]), draw)).encode()
     claimed = draw.choice((len(head), len(head), len(head), 2**63, len(head) + 1, 0))
     return claimed.to_bytes(8, "little") + head + data[8 + length :]
 
 
-def harm_png(data: bytes, draw: random.Random) -> bytes:
-    """Harm the header or claim another size, with the right checksum."""
+def corrupt_png(data: bytes, draw: random.Random) -> bytes:
+    """Corrupt the header or its size, with a valid checksum."""
     width, height, *rest = struct.unpack(">IIBBBBB", data[16:29])
     sizes = (0, 1, 3, 65_000, 2**31 - 1, 2**32 - 1, 9_459, width, height)
     if draw.random() < 0.5:
@@ -156,8 +156,8 @@ def harm_png(data: bytes, draw: random.Random) -> bytes:
     return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]
 
 
-def harm_npz(data: bytes, draw: random.Random) -> bytes:
-    """Other arrays, or a harmed member with the right checksum."""
+def corrupt_npz(data: bytes, draw: random.Random) -> bytes:
+    """Write other arrays, or a corrupted member with a valid checksum."""
     out = BytesIO()
     if draw.random() < 0.6:
         arrays = {draw.choice(("labels", "ks", "a", "../x")): _strange_array(draw) for _ in range(draw.randrange(3))}
@@ -165,11 +165,11 @@ def harm_npz(data: bytes, draw: random.Random) -> bytes:
         return out.getvalue()
     with zipfile.ZipFile(BytesIO(data)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
-            new.writestr(name, harm_bytes(old.read(name), draw))
+            new.writestr(name, corrupt_bytes(old.read(name), draw))
     return out.getvalue()
 
 
-def harm_npy(data: bytes, draw: random.Random) -> bytes:
+def corrupt_npy(data: bytes, draw: random.Random) -> bytes:
     out = BytesIO()
     if draw.random() < 0.5:
         np.save(out, _strange_array(draw), allow_pickle=True)
@@ -204,8 +204,8 @@ def _strange_array(draw: random.Random) -> np.ndarray:
     return draw.choice(kinds)()
 
 
-def harm_mat(data: bytes, draw: random.Random) -> bytes:
-    """Other variables, or bytes harmed inside a compressed variable."""
+def corrupt_mat(data: bytes, draw: random.Random) -> bytes:
+    """Write other variables, or corrupt bytes inside a compressed variable."""
     if draw.random() < 0.5:
         cell = np.empty((1, 2), object)
         cell[:] = [[draw.choice(({"Segmentation": _savable(draw)}, _savable(draw))) for _ in range(2)]]
@@ -214,7 +214,7 @@ def harm_mat(data: bytes, draw: random.Random) -> bytes:
         savemat(out, {name: draw.choice((cell, _savable(draw)))}, do_compression=draw.random() < 0.7)
         return out.getvalue()
     head, rest = data[:128], data[136:]
-    packed = zlib.compress(harm_bytes(zlib.decompress(rest), draw))
+    packed = zlib.compress(corrupt_bytes(zlib.decompress(rest), draw))
     return head + struct.pack("<II", 15, len(packed)) + packed
 
 
@@ -229,15 +229,15 @@ class _Evil:
         return os.system, ("touch executed",)
 
 
-def harm_checkpoint(data: bytes, draw: random.Random) -> bytes:
-    """Another content with a right checksum: harmed values, or code."""
+def corrupt_checkpoint(data: bytes, draw: random.Random) -> bytes:
+    """Write other contents with a valid checksum: corrupted values, or code."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.ckpt"
         path.write_bytes(data)
         if draw.random() < 0.5:
             values = [None, 0, -1, 2**40, math.nan, "", "x", [], {}, (), torch.zeros(3), torch.tensor(math.nan), b""]
-            harmed = harm_tree(load_checkpoint(path), draw, values)
-            save_checkpoint(harmed if isinstance(harmed, torch.Tensor) or harmed else {}, path)
+            corrupted = corrupt_tree(load_checkpoint(path), draw, values)
+            save_checkpoint(corrupted if isinstance(corrupted, torch.Tensor) or corrupted else {}, path)
             return path.read_bytes()
     out = BytesIO()
     if draw.random() < 0.5:
@@ -247,14 +247,14 @@ def harm_checkpoint(data: bytes, draw: random.Random) -> bytes:
     return out.getvalue()
 
 
-HARMS: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    ".json": harm_json, ".jsonl": harm_lines, ".safetensors": harm_safetensors, ".png": harm_png, ".npz": harm_npz,
-    ".npy": harm_npy, ".mat": harm_mat, ".ckpt": harm_checkpoint,
+CORRUPTIONS: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    ".json": corrupt_json, ".jsonl": corrupt_lines, ".safetensors": corrupt_safetensors, ".png": corrupt_png,
+    ".npz": corrupt_npz, ".npy": corrupt_npy, ".mat": corrupt_mat, ".ckpt": corrupt_checkpoint,
 }  # fmt: skip
 
 
-def harm(path: Path, draw: random.Random) -> str:
-    """Harm a file, and say how."""
+def corrupt(path: Path, draw: random.Random) -> str:
+    """Corrupt a file and return the kind of corruption."""
     data = path.read_bytes()
     path.unlink()
     change = draw.random()
@@ -274,11 +274,11 @@ def harm(path: Path, draw: random.Random) -> str:
         }
         make[kind]()
         return kind
-    structured = HARMS.get(path.suffix)
+    structured = CORRUPTIONS.get(path.suffix)
     if structured is not None and change < 0.65:
         path.write_bytes(structured(data, draw))
         return "structure"
-    path.write_bytes(harm_bytes(data, draw))
+    path.write_bytes(corrupt_bytes(data, draw))
     return "bytes"
 
 
@@ -287,28 +287,28 @@ def _sparse(path: Path, data: bytes, size: int) -> None:
     os.truncate(path, size)
 
 
-# --------------------------------------------------------------------------------------------------------- what is read
+# -------------------------------------------------------------------------------------------------------------- readers
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Valid files, and what reads them.
+    """Valid files and the calls that read them.
 
     Attributes:
         make: writes valid files into a folder.
-        harmed: patterns of those that are harmed.
-        calls: what reads them, each with the folder: words of a command, or a function.
-        turns: how often it has its turn among the others; the slow ones have fewer.
+        corrupted: patterns of the files to corrupt.
+        calls: functions of the folder that read the files.
+        turns: relative frequency; slow readers have fewer.
     """
 
     make: Callable[[Path], Any]
-    harmed: tuple[str, ...]
+    corrupted: tuple[str, ...]
     calls: tuple[Callable[[Path], Any], ...]
     turns: int = 8
 
 
 def command(text: str) -> Callable[[Path], None]:
-    """A command whose words may begin with ``@``, the folder."""
+    """Return a call of a command; ``@`` stands for the folder."""
     return lambda folder: main([word.replace("@", str(folder)) for word in text.split()])
 
 
@@ -488,8 +488,8 @@ READERS: dict[str, Reader] = {
 
 
 def _segment_one(folder: Path, options: str = "") -> None:
-    """Segment the one picture that was harmed, whose name a file beside them holds."""
-    name = (folder / "harmed").read_text()
+    """Segment the corrupted picture, named in the file ``corrupted``."""
+    name = (folder / "corrupted").read_text()
     command(f"segment @/{name} --model none --side 24 --out @/out {options}")(folder)
 
 
@@ -498,7 +498,7 @@ def _segment_one(folder: Path, options: str = "") -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a call: its exit code, what it said, its time and memory."""
+    """Outcome of a call: exit code, output, time and memory."""
 
     code: int
     said: str
@@ -506,7 +506,7 @@ class Outcome:
     bytes: int
 
     def verdict(self, name: str, memory: int) -> str:
-        """One word: read or refused, or what is wrong."""
+        """Return "read", "refused" or the kind of failure."""
         if self.code == -signal.SIGALRM:
             return "hang"
         if self.bytes > memory:
@@ -525,7 +525,7 @@ class Outcome:
 def run_in_child(
     call: Callable[[Path], Any], folder: Path, *, seconds: float = SECONDS, memory: int = MEMORY
 ) -> Outcome:
-    """Call in a forked process of its own, under limits, and see what it says and takes."""
+    """Run a call in a forked process with limits, and measure it."""
     said = folder / "said"
     (folder / "tmp").mkdir(exist_ok=True)
     out, into = os.pipe()
@@ -548,7 +548,7 @@ def run_in_child(
             os.dup2(file, 1), os.dup2(file, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             os.environ["MATBACKPROP_CACHE"], os.environ["TMPDIR"] = str(folder / "cache"), str(folder / "tmp")
-            os.environ.pop("MATBACKPROP_DATA", None)  # what is harmed is all there is
+            os.environ.pop("MATBACKPROP_DATA", None)  # use the corrupted files only
             tempfile.tempdir = None
             call(folder)
             code = 0
@@ -581,7 +581,7 @@ def run_in_child(
 
 @dataclass(frozen=True)
 class Attack:
-    """What one harmed file led to: the worst verdict of all calls."""
+    """Outcome of one corrupted file: the worst verdict of all calls."""
 
     verdict: str
     file: str
@@ -592,27 +592,27 @@ class Attack:
 
 
 def prepare() -> None:
-    """Train what is harmed later, once, before this process is forked."""
+    """Train the models to corrupt once, before this process is forked."""
     for recipe in ("o2p", "ncuts"):
         _trained(recipe)
 
 
 def attack(name: str, number: int) -> Attack:
-    """Harm a file of a reader in the way that ``number`` decides, and read it."""
+    """Corrupt a file of a reader, determined by ``number``, and read it."""
     reader, draw = READERS[name], random.Random(f"{name} {number}")
     folder = Path(tempfile.mkdtemp(prefix="corrupted-"))
     try:
         reader.make(folder)
-        files = sorted(path for pattern in reader.harmed for path in folder.glob(pattern) if path.is_file())
+        files = sorted(path for pattern in reader.corrupted for path in folder.glob(pattern) if path.is_file())
         victim = draw.choice(files)
-        how = harm(victim, draw)
-        (folder / "harmed").write_text(victim.name)
+        how = corrupt(victim, draw)
+        (folder / "corrupted").write_text(victim.name)
         verdicts = []
         for call in reader.calls:
             outcome = run_in_child(call, folder)
             verdict = outcome.verdict(victim.stem, MEMORY)
             if verdict == "unclear" and not victim.is_file() and str(victim.parent) in outcome.said:
-                verdict = "refused"  # the folder that lacks it is named
+                verdict = "refused"  # the message names its folder
             if verdict in GOOD:
                 verdict = _left_behind(folder, outcome) or verdict
             verdicts.append((verdict, outcome))
@@ -629,7 +629,7 @@ def attack(name: str, number: int) -> Attack:
 
 
 def _left_behind(folder: Path, outcome: Outcome) -> str | None:
-    """What a call left that it should not have."""
+    """Name the files that a call should not have left."""
     if any(not path.name.startswith("torchinductor") for path in (folder / "tmp").iterdir()) or list(
         folder.rglob("*.tmp")
     ):

@@ -57,7 +57,7 @@ class Kernels:
         self.launched: list[str] = []
 
     def launch(self, name, grid, threads, shared, arguments):
-        """Run one kernel; integers go as 64 bits, enough for an address, of which an int reads the lower half."""
+        """Run one kernel; integers are passed as 64 bits, which also fit addresses."""
         self.launched.append(name)
         x, y, z = (*grid, 1, 1)[:3]
         self.library.begin_launch(x, y, z, ctypes.c_longlong(shared))

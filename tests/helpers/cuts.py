@@ -49,7 +49,7 @@ def features(*shape, seed=0, dtype=torch.float64, device="cpu"):
 
 
 def regions(*shape, k=4, ignored=0.0, seed=0, device="cpu"):
-    """Labels in which every region occurs; a share of the rows is −1."""
+    """Labels in which every region occurs; a fraction of the rows is −1."""
     generator = torch.Generator().manual_seed(seed + 100)
     labels = torch.randint(k, shape, generator=generator)
     labels[..., :k] = torch.arange(k)

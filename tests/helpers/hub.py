@@ -1,4 +1,4 @@
-"""A server on this machine that speaks as much of the Hugging Face hub's protocol as sharing a model needs."""
+"""A local server with the part of the Hugging Face hub's protocol that sharing a model needs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Hub(ThreadingHTTPServer):
 
 @contextmanager
 def running_hub() -> Iterator[Hub]:
-    """A hub that answers while the ``with`` statement runs."""
+    """Run a hub during a ``with`` statement."""
     hub = Hub()
     thread = threading.Thread(target=hub.serve_forever, daemon=True)
     thread.start()

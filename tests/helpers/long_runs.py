@@ -1,6 +1,6 @@
-"""Work that takes long, and what it may leave behind: nothing.
+"""Long runs that must not leak memory, files, threads or processes.
 
-``python -m benchmarks long_runs`` does it at full length, the tests a little of it.
+``python -m benchmarks long_runs`` runs them at full length, the tests run a short version.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ from matbackprop.nn import SecondOrderPool
 from matbackprop.vision.inference import load_segmenter, segment_photograph
 from matbackprop.vision.training.engine import System, fit, seed_all
 
-SAMPLES = 40  # looks at the process in a long run
+SAMPLES = 40  # measurements in a long run
 
 
 def footprint(folder: Path) -> dict[str, int]:
-    """What this process holds: memory in bytes, open files, threads, child processes, and files in ``folder``.
+    """Resources of this process: memory in bytes, open files, threads, child processes, and files in ``folder``.
 
-    What is free within the process is given back first, so that the allocator's reserves do not count.
+    Free memory is returned to the system first, so that the reserves of the allocator do not count.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -45,9 +45,9 @@ def footprint(folder: Path) -> dict[str, int]:
 
 
 class Steady:
-    """Looks at the process now and then, and says what grew in the second half, when every cache is full.
+    """Measures the process at intervals and reports growth in the second half, when every cache is full.
 
-    Memory wavers with the allocator, so that a line is fitted to it: its rise, and the standard error of that.
+    Memory fluctuates with the allocator, so a line is fitted to it: its rise and the standard error.
     """
 
     def __init__(self, count: int, folder: Path) -> None:
@@ -82,7 +82,7 @@ def rise(numbers: Sequence[float]) -> dict[str, float]:
 
 
 class PoolingModule(System):
-    """Second-order pooling and a normalized cut on features that learn."""
+    """Second-order pooling and a normalized cut on trainable features."""
 
     def __init__(self, config) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class PoolingModule(System):
 
 
 def train_long(steps: int, folder: Path) -> dict[str, object]:
-    """Train for so many steps, with validations and checkpoints, and watch the process."""
+    """Train for ``steps`` steps with validations and checkpoints, and measure the process."""
     epochs = max(steps // 100, 2)
     options = {"log_every": 20, "checkpoint_every_steps": max(steps // 10, 1), "validate_every": max(epochs // 10, 1)}
     config = replace(tiny_config(folder / "run", max_epochs=epochs, **options), items=4 * (steps // epochs))
@@ -124,7 +124,7 @@ def train_long(steps: int, folder: Path) -> dict[str, object]:
 
 
 def segment_long(photographs: int, folder: Path, sizes: tuple[int, int] = (40, 120)) -> dict[str, object]:
-    """Segment made-up photographs of random or equal sizes with the network in the package, and watch the process.
+    """Segment synthetic photographs of random or equal sizes with the network in the package, and measure the process.
 
     The same photographs come again and again, and the process is looked at after each round: what differs from one look
     to the next is then no matter of sizes.

@@ -1,6 +1,6 @@
-"""The operators, called from many threads and processes at once: all must give what one call alone gives.
+"""Call the operators from several threads and processes; the results must equal those of single calls.
 
-A process that is spawned imports this file, so it imports little.
+Spawned processes import this file, so it imports little.
 """
 
 import multiprocessing
@@ -12,7 +12,7 @@ import matbackprop
 
 
 def operators(seed: int) -> list[torch.Tensor]:
-    """Values and gradients of the operators on inputs that ``seed`` draws."""
+    """Values and gradients of the operators on random inputs."""
     generator = torch.Generator().manual_seed(seed)
     f = (torch.rand(2, 9, 5, generator=generator, dtype=torch.float64) + 0.1).requires_grad_()
     labels = torch.arange(9).remainder(3).expand(2, 9)
@@ -36,7 +36,7 @@ def operators(seed: int) -> list[torch.Tensor]:
 
 
 def same(seed: int, expected: list[torch.Tensor]) -> bool:
-    """Whether the operators give what they gave before."""
+    """Whether the operators repeat their results."""
     return all(torch.equal(a, b) for a, b in zip(operators(seed), expected, strict=True))
 
 

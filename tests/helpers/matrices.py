@@ -1,4 +1,4 @@
-"""Matrices and feature maps of every kind that has made somebody's gradient fail."""
+"""Matrices and feature maps at which gradients of other implementations fail."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def orthogonal(n: int, *batch: int, seed: int = 0, dtype: torch.dtype = torch.fl
     return torch.linalg.qr(torch.randn(*batch, n, n, generator=generator(seed), dtype=wide))[0].to(dtype)
 
 
-def made_complex(a: Tensor) -> Tensor:
+def to_complex(a: Tensor) -> Tensor:
     """QAQᴴ with random unitary Q: complex matrices ``(*batch, m, n)`` of the same singular values.
 
     Symmetric ones become Hermitian, of the same eigenvalues.
@@ -50,7 +50,7 @@ def with_singular_values(m: int, d: int, values: tuple[float, ...] | Tensor, *ba
 
 
 def relu_features(m: int, d: int, *batch: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """What a convolutional network hands to the layer."""
+    """Features as a convolutional network produces them."""
     return torch.randn(*batch, m, d, generator=generator(seed), dtype=torch.float64).relu().to(dtype)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import matbackprop as mb
-from helpers.matrices import generator, made_complex, relu_features, symmetric, with_singular_values
+from helpers.matrices import generator, relu_features, symmetric, to_complex, with_singular_values
 from matbackprop import spd
 from matbackprop.spd._metrics import Metric
 
@@ -26,12 +26,12 @@ def _tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator and what its properties are tested on.
+    """An operator and the inputs on which its properties are tested.
 
     Args:
         name: of the row.
-        call: takes the tensors that ``make`` makes, and the options ``check`` and ``precision`` where ``options`` says
-            so.
+        call: takes the tensors that ``make`` returns, and the options ``check`` and ``precision`` if ``options`` is
+            true.
         make: the inputs, float64 with a leading batch of two. ``"separated"`` has simple values, ``"repeated"`` tied
             ones.
         invariants: turns the outputs into tensors without a gauge freedom.
@@ -41,7 +41,7 @@ class Case:
         traced: whether torch.compile and vmap can follow it.
         single: the first input alone is enough to call it, as tests of bad input and of shapes do.
         orders: how many derivatives it has; two or more unless it is a derivative itself.
-        composed: of torch's own operations, with their derivatives.
+        composed: built from torch operations with their derivatives.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Case:
         return self.make("separated")[0].is_complex()
 
     def __call__(self, *inputs: Tensor, **options: object) -> tuple[Tensor, ...]:
-        """The outputs without their gauge; of the symmetric part where finite differences move one entry at a time."""
+        """The outputs without their gauge, as a function of the symmetric part: gradcheck perturbs single entries."""
         if self.takes_symmetric:
             inputs = (0.5 * (inputs[0] + inputs[0].mH), *inputs[1:])
         return self.invariants(*_tuple(self.call(*inputs, **options)))
@@ -97,7 +97,7 @@ def _features(m: int, d: int) -> Make:
         f = with_singular_values(m, d, values, 2, seed=2)
         if spectrum == "repeated":
             f = f.clone()
-            f[1, 1] = f[1, 0]  # a duplicate row beside the repeated spectrum
+            f[1, 1] = f[1, 0]  # a duplicate row and a repeated spectrum
         return (f,)
 
     return make
@@ -162,7 +162,7 @@ def _of_singular_triples(u: Tensor, s: Tensor, vh: Tensor) -> tuple[Tensor, ...]
     return tuple(out)
 
 
-def _labelled(objective: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
+def _labeled(objective: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
     """An objective with labels, and with more inputs by name."""
 
     def call(x: Tensor, *more: Tensor, **options: object) -> Tensor:
@@ -396,7 +396,7 @@ CASES = [
     Case("normalized_affinity", lambda w: mb.normalized_affinity(w), _affinities, takes_symmetric=True, options=False),
     Case(
         "normalized_cut_value",
-        _labelled(mb.normalized_cut_value),
+        _labeled(mb.normalized_cut_value),
         _affinities,
         _per_image,
         takes_symmetric=True,
@@ -404,19 +404,19 @@ CASES = [
     ),
     Case(
         "normalized_cut_j1",
-        _labelled(mb.normalized_cut_j1, "weight", "lam"),
+        _labeled(mb.normalized_cut_j1, "weight", "lam"),
         _with(_positive(5, 2), _rand(2, 5, seed=8) + 0.5, torch.eye(2).double() + 0.5 * _rand(2, 2, 2, seed=9)),
         _per_image,
         single=False,
     ),
     Case(
         "normalized_cut_j2",
-        _labelled(mb.normalized_cut_j2, "weight"),
+        _labeled(mb.normalized_cut_j2, "weight"),
         _with(_positive(5, 2), _rand(2, 5, seed=8) + 0.5),
         _per_image,
         single=False,
     ),
-    Case("normalized_cut_soft", _labelled(mb.normalized_cut_soft), _positive(5, 2), _per_image),
+    Case("normalized_cut_soft", _labeled(mb.normalized_cut_soft), _positive(5, 2), _per_image),
     Case(
         "spectral_embedding",
         lambda f, **o: mb.spectral_embedding(f, 2, **o),
@@ -492,7 +492,7 @@ CASES = [
     ),
 ]
 
-# Rows that have a complex twin, and how many of their inputs are complex in it.
+# Rows with a complex counterpart → the number of its complex inputs.
 _WITH_COMPLEX = {
     "matrix_functions": 1,
     "matrix_power": 1,
@@ -535,15 +535,15 @@ _WITH_COMPLEX = {
 }
 
 
-def _complex_twin(case: Case, number: int) -> Case:
+def _complex_case(case: Case, number: int) -> Case:
     def make(spectrum: str) -> tuple[Tensor, ...]:
         inputs = case.make(spectrum)
-        return *(made_complex(t) for t in inputs[:number]), *inputs[number:]
+        return *(to_complex(t) for t in inputs[:number]), *inputs[number:]
 
     return replace(case, name=f"complex_{case.name}", make=make)
 
 
-CASES += [_complex_twin(case, _WITH_COMPLEX[case.name]) for case in CASES if case.name in _WITH_COMPLEX]
+CASES += [_complex_case(case, _WITH_COMPLEX[case.name]) for case in CASES if case.name in _WITH_COMPLEX]
 
 TRACED = [case for case in CASES if case.traced]
 WITH_OPTIONS = [case for case in CASES if case.options]

@@ -1,6 +1,6 @@
-"""Many visitors of the page at once, with good and with adversarial requests.
+"""Concurrent clients of the web page, with valid and adversarial requests.
 
-``python -m benchmarks load`` sends thousands of requests from many clients, the tests a few.
+``python -m benchmarks load`` sends thousands of requests from many clients, the tests send a few.
 """
 
 import io
@@ -38,7 +38,7 @@ STOLEN = (
 
 
 def photograph(number: int) -> bytes:
-    """A PNG of two halves whose colour says whose it is."""
+    """A PNG of two halves whose color identifies the client."""
     pixels = np.full((48, 64, 3), (number * 37) % 200, np.uint8)
     pixels[:, 32:] = (220, (number * 91) % 250, 20)
     out = io.BytesIO()
@@ -47,7 +47,7 @@ def photograph(number: int) -> bytes:
 
 
 def bomb(side: int) -> bytes:
-    """A small PNG that claims, and unfolds to, side × side pixels."""
+    """A small PNG that decompresses to side × side pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -60,7 +60,7 @@ def bomb(side: int) -> bytes:
 
 @dataclass
 class Tally:
-    """What all clients saw."""
+    """Outcomes of all clients."""
 
     kinds: Counter = field(default_factory=Counter)
     answers: Counter = field(default_factory=Counter)
@@ -88,7 +88,7 @@ class Client:
         self.seen: bytes = b""
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict | None = None) -> tuple[int, bytes]:
-        """Send a request and read the whole answer."""
+        """Send a request and read the response."""
         connection = HTTPConnection(self.host, timeout=SECONDS)
         try:
             connection.request(method, path, body, headers or {})
@@ -122,18 +122,18 @@ class Client:
         return self.ask("GET", f"/gradio_api/queue/data?session_hash={session}")
 
     def drop(self, path: object, session: str | None = None) -> tuple[int, bytes]:
-        """Let the page analyse a file that it is told to lie at ``path``."""
+        """Request the analysis of the file at ``path``."""
         file = {"path": path, "orig_name": "photo.png", "meta": {"_type": "gradio.FileData"}}
         return self.call("add_photographs", [None, [file], "regions"], session)
 
 
 def _waits(said: bytes) -> bool:
-    """Whether a visitor was told that too many others wait."""
+    """Whether the response says that the queue is full."""
     return b"queue is full" in said.lower()
 
 
 def good(client: Client, draw: random.Random) -> str | None:
-    """Upload a photograph, have it analysed, and read it back: it must be one's own."""
+    """Upload a photograph, request its analysis, and compare the picture that comes back."""
     content = photograph(client.number)
     status, answer = client.upload(content, f"own-{client.number}.png")
     if status in (429, 503, 507):
@@ -154,30 +154,30 @@ def good(client: Client, draw: random.Random) -> str | None:
 
 
 def not_a_picture(client: Client, draw: random.Random) -> str | None:
-    """Upload bytes that are not a picture: one sentence."""
+    """Upload bytes that are not a picture; expect a one-sentence error."""
     _, answer = client.upload(draw.randbytes(draw.randrange(1, 5000)), draw.choice(("a.png", "a.jpg", "a.exe")))
     _, said = client.drop(json.loads(answer)[0])
     return None if b"not a picture" in said or b"damaged" in said or _waits(said) else f"{said[-300:]!r}"
 
 
 def picture_bomb(client: Client, draw: random.Random) -> str | None:
-    """Upload a picture that unfolds to gigabytes: it is not unfolded."""
+    """Upload a decompression bomb; expect that it is not decompressed."""
     _, answer = client.upload(BOMB, "bomb.png")
     _, said = client.drop(json.loads(answer)[0])
     return None if b"million are decoded" in said or _waits(said) else f"{said[-300:]!r}"
 
 
 def huge_upload(client: Client, draw: random.Random) -> str | None:
-    """Upload more than is taken."""
+    """Upload more than the limit."""
     try:
         status, _ = client.upload(b"\0" * (51 << 20), "huge.png")
-    except OSError:  # the server hangs up
+    except OSError:  # the server closes the connection
         return None
     return None if status in (413, 400, 507) else f"status {status}"
 
 
 def foreign_path(client: Client, draw: random.Random) -> str | None:
-    """Have files of the machine analysed, or fetch them."""
+    """Request files of the server, for analysis or download."""
     if draw.random() < 0.5:
         path = draw.choice(("/etc/passwd", "/tmp/../etc/passwd", "../../etc/passwd"))
         status, said = client.drop(path)
@@ -187,14 +187,14 @@ def foreign_path(client: Client, draw: random.Random) -> str | None:
 
 
 def foreign_name(client: Client, draw: random.Random) -> str | None:
-    """Upload under a name that climbs out of the folder."""
+    """Upload under a name that points outside the folder."""
     name = draw.choice(("../../../evil.png", "/etc/cron.d/evil", "..\\..\\evil.png", "a" * 5000 + ".png", "\x00.png"))
     client.upload(photograph(client.number), name)
     return "written outside" if Path("/etc/cron.d/evil").exists() else None
 
 
 def nonsense(client: Client, draw: random.Random) -> str | None:
-    """Requests that no page sends."""
+    """Send a malformed request."""
     body = draw.choice((b"", b"[" * 100_000, b"{}", b"null", draw.randbytes(300), b'{"data": ' + b"1" * (2 << 20)))
     status, said = client.ask("POST", "/gradio_api/queue/join", body, {"Content-Type": "application/json"})
     return None if status >= 400 else f"status {status}: {said[:200]!r}"
@@ -213,7 +213,7 @@ BOMB = bomb(9_000)
 
 
 def visit(address: str, number: int, requests: int, tally: Tally) -> None:
-    """One client's requests, drawn by its number."""
+    """Send the requests of one client; its number is the seed."""
     draw = random.Random(number)
     client = Client(address, number, tally)
     for _ in range(requests):
@@ -235,12 +235,12 @@ def visit(address: str, number: int, requests: int, tally: Tally) -> None:
         client.ask = ask  # type: ignore[method-assign]
         leak = next((m for content in answers if (m := LEAKS.search(content))), None)
         if leak and not wrong:
-            wrong = f"tells of the machine: {leak.string[max(leak.start() - 80, 0) : leak.end() + 80]!r}"
+            wrong = f"leaks details of the server: {leak.string[max(leak.start() - 80, 0) : leak.end() + 80]!r}"
         tally.add(kind.__name__, "right" if wrong is None else "wrong", time.monotonic() - started, wrong)
 
 
-def besiege(address: str, clients: int, requests: int) -> Tally:
-    """All clients at once."""
+def run_clients(address: str, clients: int, requests: int) -> Tally:
+    """Run all clients concurrently."""
     tally = Tally()
     each = -(-requests // clients)
     workers = [threading.Thread(target=visit, args=(address, n, each, tally)) for n in range(clients)]

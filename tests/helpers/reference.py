@@ -1,4 +1,4 @@
-"""References in 80-bit and arbitrary precision, written apart from the library: other formulas, other solvers."""
+"""References in 80-bit and arbitrary precision, independent of the library: other formulas and solvers."""
 
 import mpmath
 import numpy as np
@@ -69,7 +69,7 @@ def pool_longdouble(f, g, eps, name):
     s = (y * y).sum(1)
     rise = slope(s + eps, eps)
     c = value(eps) * np.eye(d, dtype=LD) + (y.T * rise) @ y
-    # (g[λᵢ, λⱼ] − g[λⱼ, ε])/sᵢ needs sᵢ the larger of the two; both zero leave nothing, for Y is zero there.
+    # (g[λᵢ, λⱼ] − g[λⱼ, ε])/sᵢ needs sᵢ the larger of the two; if both are zero, Y is zero.
     low, high = np.minimum(s[:, None], s[None, :]), np.maximum(s[:, None], s[None, :])
     second = (slope(low + eps, high + eps) - slope(low + eps, eps)) / np.where(high > 0, high, 1)
     yg = y @ g

@@ -1,4 +1,4 @@
-"""Images that leave a trace when they are read, for tests of long preparations."""
+"""Images that record each read, for tests of long preparations."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,7 @@ from matbackprop.vision.data.bsds import BSDSSample
 
 
 class TracedImages:
-    """Small images with one map; reading one leaves a file of its number."""
+    """Small images with one map; reading one writes a file named by its index."""
 
     def __init__(self, folder: Path, count: int):
         self.folder, self.ids = Path(folder), [f"{i:03}" for i in range(count)]

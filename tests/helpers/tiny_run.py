@@ -1,6 +1,6 @@
 """A tiny system for the engine's tests: regression with dropout, keyed augmentation, momentum and a schedule.
 
-``python -m helpers.tiny_run RUN [--option value …]`` trains it in a process of its own.
+``python -m helpers.tiny_run RUN [--option value …]`` trains it in a separate process.
 """
 
 import sys

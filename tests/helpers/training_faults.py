@@ -1,9 +1,9 @@
-"""Faults that a training must survive, and what must be left after each.
+"""Faults that training must survive.
 
-``FAULTS`` maps a name to a function ``fault(folder, draw)``, which trains the tiny system in ``folder``, does harm at a
-moment that ``draw`` chooses, and asserts what is promised: nothing is lost but the steps since the last checkpoint, a
-resumed run ends with the bits and the lines of metrics of an undisturbed one, and an error says what to do.
-``python -m benchmarks faults`` repeats them as often as one likes.
+``FAULTS`` maps a name to a function ``fault(folder, draw)``, which trains the tiny system in ``folder``, injects the
+fault at a random moment, and asserts that only the steps since the last checkpoint are lost, that a resumed run is
+bitwise equal to an undisturbed one, with the same lines of metrics, and that an error says how to fix it.
+``python -m benchmarks faults`` repeats them many times.
 """
 
 import ctypes
@@ -42,14 +42,14 @@ SAVED = "last.ckpt"
 
 @dataclass
 class Ended:
-    """How a training in a process of its own ended."""
+    """Outcome of training in a separate process."""
 
     code: int
     said: str
 
 
 def in_process(config, prepare=lambda: None, meanwhile=lambda process, run: None) -> Ended:
-    """Train in a forked process, after ``prepare()`` there, while ``meanwhile(process, run)`` happens here."""
+    """Train in a forked process after calling ``prepare()`` there; call ``meanwhile(process, run)`` here."""
     said = Path(mkdtemp()) / "said"
 
     def body():
@@ -84,7 +84,7 @@ def wait_for_step(process, run, step):
 
 
 def lines(run):
-    """The lines of metrics, without what depends on the clock."""
+    """The lines of metrics without times."""
     drop = {"time", "train/steps_per_second"}
     return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
 
@@ -95,13 +95,13 @@ def state(run):
 
 @cache
 def undisturbed(**options):
-    """State and lines of a training that nothing disturbed."""
+    """State and lines of metrics of an undisturbed run."""
     run, _ = train(tiny_config(Path(mkdtemp()) / "run", **(OPTIONS | options)))
     return state(run), lines(run)
 
 
 def assert_resumes(run, **options):
-    """Resume to the end, and compare with what would have been."""
+    """Resume to the end and compare with an undisturbed run."""
     ended = in_process(tiny_config(run.path, **(OPTIONS | options), resume=True))
     assert ended.code == 0, ended.said
     whole, whole_lines = undisturbed(**{k: v for k, v in options.items() if k != "pause"})
@@ -189,7 +189,7 @@ def interrupted(folder, draw):
 
 
 def interrupted_while_preparing(folder, draw):
-    """SIGTERM, SIGINT or SIGHUP before there is anything to save: it ends at once, and the run starts anew."""
+    """SIGTERM, SIGINT or SIGHUP before the first step: the process ends, and the run starts from the beginning."""
     run, signum = RunFolder(folder / "run"), draw.choice(SIGNALS)
 
     def prepare():
@@ -208,7 +208,7 @@ def interrupted_while_preparing(folder, draw):
 
 
 def read_only_folder(folder, draw):
-    """The folder of the run or of its checkpoints is read-only: the run ends with its name, and nothing is lost."""
+    """The folder of the run or of its checkpoints is read-only: an error names it, and nothing is lost."""
     run = RunFolder(folder / "run")
     _killed_at(run, draw.randrange(1, STEPS))
     locked = draw.choice([run.path, run.checkpoints])
@@ -222,12 +222,12 @@ def read_only_folder(folder, draw):
 
 
 def _drop_privileges():
-    """Let root keep to what the modes of files allow, as others have to: Linux's capset, with no capability left."""
+    """Drop all capabilities (Linux's capset), so that file modes apply to root too."""
     assert ctypes.CDLL(None, use_errno=True).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
 
 
 def disk_full(folder, draw):
-    """The disk is full while a checkpoint is written: what was saved before stays."""
+    """The disk is full while a checkpoint is written: the previous checkpoint stays."""
     run, limit = RunFolder(folder / "run"), draw.choice([500, 5000, 6000, 8000])
 
     def prepare():
@@ -282,7 +282,7 @@ def _killed_at(run, step):
 
 
 def two_runs_in_one_folder(folder, draw):
-    """A second process is refused, and the first does not notice it."""
+    """A second process is refused, and the first is not affected."""
     run, step = RunFolder(folder / "run"), draw.randrange(1, 7)
     option = draw.choice([{"resume": True}, {"overwrite": True}, {}])
 
@@ -296,7 +296,7 @@ def two_runs_in_one_folder(folder, draw):
 
 
 def clock_goes_backwards(folder, draw):
-    """The clock of the day jumps back by hours: nothing depends on it."""
+    """The system clock jumps back by hours: no result changes."""
     run, jump = RunFolder(folder / "run"), draw.uniform(1, 1e5)
 
     def prepare():
@@ -313,7 +313,7 @@ def clock_goes_backwards(folder, draw):
 
 
 def bad_batch(folder, draw):
-    """A batch is not finite: the run stops with a report, and no checkpoint is spoilt."""
+    """A batch is not finite: the run stops with a report, and no bad checkpoint is written."""
     run = RunFolder(folder / "run")
     ended = in_process(tiny_config(run.path, **OPTIONS, poison=draw.randrange(24)))
     assert ended.code == 2 and ended.said.startswith(NonFiniteError.__name__)
@@ -373,7 +373,7 @@ def damaged_cache(folder, draw):
 
 
 def worker_killed(folder, draw):
-    """A process that prepares images is killed: the work ends with the reason, and can be done again."""
+    """A process that prepares images is killed: an error gives the reason, and the preparation can be repeated."""
     (folder / "read").mkdir()
     data, after = TracedImages(folder / "read", 60), draw.randrange(4, 30)
 
@@ -417,5 +417,5 @@ FAULTS = {
 
 
 def inject(name, folder, seed):
-    """Do one fault; the seed decides its details."""
+    """Inject one fault; the seed determines its details."""
     FAULTS[name](Path(folder), random.Random(f"{name}-{seed}"))

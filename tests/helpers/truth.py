@@ -1,7 +1,7 @@
-"""The operators once more, from their definitions and with as many digits as it takes (mpmath).
+"""Reference implementations of the operators in arbitrary precision (mpmath), from their definitions.
 
-Written apart from the library: no divided differences, no adjoints, no Gram tricks. Inputs are mpmath matrices, outputs
-are lists of them without a gauge freedom. A derivative is the difference quotient of these functions with many digits.
+Independent of the library: no divided differences, no adjoints, no Gram matrices in place of singular values. Inputs
+are mpmath matrices, outputs are lists of them without a gauge freedom. Derivatives are difference quotients.
 """
 
 import itertools
@@ -11,11 +11,11 @@ from mpmath import mp, mpf
 
 
 class Undefined(ArithmeticError):
-    """The operator has no value here."""
+    """The operator is undefined at this input."""
 
 
 class Overflow(ArithmeticError):
-    """The value is beyond every floating-point number."""
+    """The value exceeds the range of floating point."""
 
 
 def norm(a):
@@ -47,11 +47,11 @@ def eig(a):
         return [mpf(0)] * n, mpmath.eye(n)
     values, vectors = mpmath.eigsy(sym(a) / size)
     order = sorted(range(n), key=lambda i: values[i])
-    turned = mpmath.matrix(n, n)
+    ordered = mpmath.matrix(n, n)
     for j, source in enumerate(order):
         for i in range(n):
-            turned[i, j] = vectors[i, source]
-    return [values[i] * size for i in order], turned
+            ordered[i, j] = vectors[i, source]
+    return [values[i] * size for i in order], ordered
 
 
 def compose(u, values, v=None):
@@ -64,7 +64,7 @@ def vector(values):
 
 
 def leading(values, u):
-    """uuᵀ of the first eigenvector, None where it is not determined."""
+    """uuᵀ of the first eigenvector, None if it is not determined."""
     n = len(values)
     if n == 0:
         return mpmath.matrix(u.rows, u.rows)
@@ -90,7 +90,7 @@ def log(a):
 
 
 def sqrt(a, share):
-    """Eigenvalues that are negative by less than a share of the largest one count as zero."""
+    """Square root; eigenvalues above −``share`` times the largest one count as zero."""
     values, u = eig(a)
     least = -share * max((abs(x) for x in values), default=mpf(0))
     if any(x < least for x in values):
@@ -142,7 +142,7 @@ def pool(f, eps, g, weights=None, center=False, noise=False):
 
 
 def span(x, tol):
-    """The projector on the columns of X, and its rank, by the eigenvalues of XᵀX above a share of the largest."""
+    """The projector on the columns of X, and its rank, by the eigenvalues of XᵀX above a fraction of the largest."""
     values, v = eig(x.T * x)
     most = max(values, default=mpf(0))
     kept = [i for i, value in enumerate(values) if value > tol * most and value > 0]
@@ -155,7 +155,7 @@ def span(x, tol):
 
 
 def singular(a):
-    """Descending singular values, and U, V of the thin decomposition; U is zero where σ is zero."""
+    """Descending singular values, and U, V of the thin decomposition; columns of U with σ = 0 are zero."""
     if a.rows < a.cols:
         values, u, v = singular(a.T)
         return values, v, u
@@ -192,7 +192,7 @@ def rotation(a, tol, reflection=False):
         raise Undefined("rank")
     if not reflection and n > 1 and values[-2] + values[-1] <= tol * values[0]:
         raise Undefined("unique")
-    if values[-1] <= mpf(10) ** (-mp.dps // 3) * values[0]:  # the last vector is what is left
+    if values[-1] <= mpf(10) ** (-mp.dps // 3) * values[0]:  # the last vector completes the basis
         if reflection:
             raise Undefined("rank")
         for i in range(n):
@@ -224,12 +224,12 @@ def indicators(labels, k, weights):
     return e
 
 
-def labelled(f, labels, weights):
-    """Rows that count: labelled, with positive weight, as many times as the weight says (their square root)."""
+def labeled(f, labels, weights):
+    """Rows times the square root of their weight, and the weights; rows without a label have weight 0."""
     weights = [mpf(1)] * f.rows if weights is None else list(weights)
     weights = [w if label >= 0 else mpf(0) for w, label in zip(weights, labels, strict=True)]
     if weights and not any(w > 0 for w in weights):
-        raise Undefined("labelled rows")
+        raise Undefined("labeled rows")
     return diagonal([mpmath.sqrt(w) for w in weights]) * f, weights
 
 
@@ -241,14 +241,14 @@ def distance(one, other):
 def j2(f, labels, tol, weights=None, k=3):
     if f.rows == 0:
         return mpmath.matrix(1, 1)
-    x, w = labelled(f, labels, weights)
+    x, w = labeled(f, labels, weights)
     return distance(span(x, tol)[0], span(indicators(labels, k, w), mpf(10) ** -30)[0])
 
 
 def j1(f, labels, tol, weights=None, lam=None, k=3):
     if f.rows == 0:
         return mpmath.matrix(1, 1)
-    x, w = labelled(f, labels, weights)
+    x, w = labeled(f, labels, weights)
     lam = mpmath.eye(f.cols) if lam is None else lam
     root = mpmath.matrix([mpmath.sqrt(v) for v in w])
     full = x * lam * (x.T * root)  # √w times the degrees
@@ -263,7 +263,7 @@ def j1(f, labels, tol, weights=None, lam=None, k=3):
 def soft(f, labels, ridge, weights=None, k=3):
     if f.rows == 0:
         return mpmath.matrix(1, 1)
-    x, w = labelled(f, labels, weights)
+    x, w = labeled(f, labels, weights)
     c = x.T * x
     trace = sum(c[i, i] for i in range(f.cols))
     onto = mpmath.matrix(f.rows, f.rows)
@@ -274,7 +274,7 @@ def soft(f, labels, ridge, weights=None, k=3):
 
 
 def cut_value(w, labels, k=3):
-    """Σ over regions of what leaves the region over all that it has."""
+    """Σ over regions of the cut over the volume."""
     if w.rows == 0:
         return mpmath.matrix(1, 1)
     total = mpf(0)
@@ -328,7 +328,7 @@ def solve(a, b):
         return b
     try:
         return mpmath.inverse(a) * b
-    except (ZeroDivisionError, TypeError) as error:  # what mpmath raises at a pivot of zero
+    except (ZeroDivisionError, TypeError) as error:  # raised by mpmath at a zero pivot
         raise Undefined("nonsingular") from error
 
 
@@ -380,7 +380,7 @@ def pencil_function(a, b, g, domain=positive):
 
 
 def inverse_root(a, p, eps, share, relative=False):
-    """(A + εI)^(−1/p), eigenvalues that are negative by rounding alone taken as zero."""
+    """(A + εI)^(−1/p); eigenvalues negative by rounding count as zero."""
     values, u = eig(a)
     top = max((abs(x) for x in values), default=mpf(0))
     values = [mpf(0) if -share * top <= x < 0 else x for x in values]
@@ -411,7 +411,7 @@ def whiten(x, w, eps, noise=False, axes=False):
 
 
 def whiten_by(x, mean, a, eps, share):
-    """The same by a mean and a covariance that are given."""
+    """Whitening by a given mean and covariance."""
     centered = x - mpmath.ones(x.rows, 1) * mean.T
     return centered * inverse_root(a, 2, eps, share)
 
@@ -442,7 +442,7 @@ def _roots(a):
 
 
 def _slope(f, a, e):
-    """The derivative of f at A in the direction E, by a difference quotient that leaves two thirds of the digits."""
+    """The derivative of f at A in the direction E, by a difference quotient with two thirds of the digits."""
     step = mpf(10) ** (-mp.dps // 3)
     return (f(a + step * e) - f(a - step * e)) / (2 * step)
 
@@ -504,7 +504,7 @@ def spd_exp_map(p, v, metric):
     if metric == "log_euclidean":
         size = norm(p) or mpf(1)
         exponent = log(p / size) + _slope(log, p / size, v / size)
-        if any(x < -300 for x in eig(exponent)[0]):  # which is zero in floating point
+        if any(x < -300 for x in eig(exponent)[0]):  # zero in floating point
             raise Undefined("positive definite")
         return size * exp(exponent)
     values, u = eig(p)
@@ -534,7 +534,7 @@ def spd_batch_norm(x, mean, bias, variance, scale, eps):
 
 
 def spd_mean_of_two(a, b, weights, metric):
-    """The mean of two matrices lies on the geodesic between them."""
+    """The mean of two matrices, a point on their geodesic."""
     if any(w < 0 for w in weights) or not sum(weights):
         raise Undefined("weights")
     return spd_geodesic(a, b, weights[1] / sum(weights), metric)
@@ -576,4 +576,4 @@ def spd_mean(points, weights, metric):
         m = nudged(m, list(by))
         if norm(by) < mpf(10) ** (-mp.dps * 9 // 10) * norm(m):
             return m
-    raise ArithmeticError("Newton's steps did not converge")
+    raise ArithmeticError("Newton's method did not converge")

@@ -17,7 +17,7 @@ def free_port():
 
 
 def run_two(config, prepare=None, train=train, processes=2):
-    """Train in two forked processes, or so many, that find themselves as torchrun would start them."""
+    """Train in several forked processes with the environment of torchrun."""
     port = free_port()
 
     def body(rank):

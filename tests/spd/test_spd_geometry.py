@@ -12,7 +12,7 @@ import scipy.linalg
 import torch
 
 from helpers import truth
-from helpers.matrices import generator, made_complex, symmetric
+from helpers.matrices import generator, symmetric, to_complex
 from matbackprop import spd
 from matbackprop.errors import (
     ConfigurationError,
@@ -138,7 +138,7 @@ def test_the_affine_invariant_mean_has_the_mean_of_log_determinants():
 
 @metrics
 def test_complex_means(metric):
-    a = made_complex(points(m=4))
+    a = to_complex(points(m=4))
     middle = spd.mean(a, metric=metric)
     assert middle.dtype == torch.complex128
     m = middle.clone().requires_grad_()
@@ -284,13 +284,13 @@ def test_bures_means_of_many_channels_in_different_units_converge():
 
 
 @metrics
-@pytest.mark.parametrize("kind", [lambda x: x, made_complex], ids=["real", "complex"])
+@pytest.mark.parametrize("kind", [lambda x: x, to_complex], ids=["real", "complex"])
 def test_the_gradient_of_the_distance_of_equal_matrices_is_zero(metric, kind):
     a = kind(gram(200, seed=5)).requires_grad_()
     (grad,) = torch.autograd.grad(spd.distance(a, a.detach(), metric=metric).sum(), a)
     assert torch.equal(grad, torch.zeros_like(grad))
     moved = torch.func.vmap(torch.func.grad(lambda x, y: spd.distance(x, y, metric=metric)))
-    if kind is not made_complex:
+    if kind is not to_complex:
         assert torch.equal(moved(a.detach(), a.detach()), torch.zeros_like(grad))
     (slope,) = torch.autograd.grad(spd.distance(a, a.detach(), metric=metric, squared=True).sum(), a, create_graph=True)
     assert float(slope.detach().abs().max()) < 1e-9

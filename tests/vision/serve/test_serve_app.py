@@ -145,7 +145,7 @@ def test_the_page_answers_and_loads_nothing_from_elsewhere(page, folder, address
 @pytest.mark.parametrize("kind", page_load.KINDS, ids=lambda kind: kind.__name__)
 def test_visitors_get_only_their_own_files(kind, address, monkeypatch):
     monkeypatch.setattr(page_load, "KINDS", {kind: 1})
-    assert not page_load.besiege(address, 2, 2).wrong
+    assert not page_load.run_clients(address, 2, 2).wrong
 
 
 @pytest.mark.filterwarnings("ignore")
