@@ -114,7 +114,7 @@ def test_failures_are_marked_without_a_wait():
 
 
 @pytest.mark.parametrize("n", [36, 100, 140])
-def test_nothing_waits_for_the_device(n):
+def test_no_call_synchronizes(n):
     a = symmetric(16, n)
     for _ in range(3):
         batched_eigh(a)

@@ -223,7 +223,7 @@ def test_batched_gradients_of_the_layer_by_kernels(layer):
     torch.testing.assert_close(rows, torch.einsum("ik,kj->kij", u, vh))
 
 
-def test_rotations_that_do_not_converge_are_marked(tmp_path):
+def test_unconverged_rotations_become_nan(tmp_path):
     """With one sweep, a matrix whose rows need rotations becomes NaN; one with orthogonal rows does not."""
     choices = {"K": 3, "L": 3, "IN": "double", "SWEEPS": 1}
     hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, kernel.TINY, TINY_LAUNCHER, shared=True, **choices))

@@ -15,21 +15,21 @@ EACH = 2
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("row", range(len(adversarial.ROWS)), ids=[row.name for row in adversarial.ROWS])
 @pytest.mark.filterwarnings("ignore")
-def test_no_answer_is_wrong_in_silence_and_each_error_says_what_to_do(row):
+def test_results_are_exact_or_refused_with_a_clear_error(row):
     for number in range(row, EACH * len(adversarial.ROWS), len(adversarial.ROWS)):
         record = adversarial.judge(0, number)
         assert record["verdict"] in ("exact", "undetermined", "clear error"), record
 
 
-def test_every_operator_has_its_truth():
-    """Complex rows are twins of real ones."""
+def test_every_operator_has_a_reference():
+    """Complex rows repeat real ones."""
     assert {case.name for case in CASES if not case.name.startswith("complex_")} <= {
         row.name for row in adversarial.ROWS
     }
 
 
-def test_the_suite_notices_a_wrong_value_a_wrong_gradient_and_an_unclear_error(monkeypatch):
-    """A program that is wrong in one way at a time: in the logarithm of a plain matrix."""
+def test_wrong_values_wrong_gradients_and_unclear_errors_are_detected(monkeypatch):
+    """Replace the logarithm by wrong implementations."""
     plain = ("plain", 1.0, torch.float64)
     logarithms = range(0, 10**6, len(adversarial.ROWS))
     draws = ((n, adversarial.make(0, n)[0].draw) for n in logarithms)
@@ -69,21 +69,21 @@ def _infinite(sign):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_large_numbers_without_digits_near_a_pole_and_infinities_beyond_the_range_alone_may_pass(
+def test_only_large_numbers_near_a_pole_and_overflow_to_infinity_are_accepted(
     monkeypatch, name, kind, scale, answer, verdict
 ):
     index, row = next((i, row) for i, row in enumerate(adversarial.ROWS) if row.name == name)
     changed = replace(row, call=lambda a: answer(a.detach()), orders=0)
     monkeypatch.setattr(adversarial, "ROWS", [*adversarial.ROWS[:index], changed, *adversarial.ROWS[index + 1 :]])
-    wanted = (kind, scale, torch.float64)
+    selected = (kind, scale, torch.float64)
     for number in range(index, 10**6, len(adversarial.ROWS)):
         case, _ = adversarial.make(0, number)
-        if (case.draw.kind, case.draw.scale, case.dtype) == wanted and _suits(case):
+        if (case.draw.kind, case.draw.scale, case.dtype) == selected and _suits(case):
             break
     assert adversarial.judge(0, number)["verdict"] == verdict
 
 
 def _suits(case):
-    """Of several rows, and where it is to be singular not to the bit."""
+    """Whether the matrix has several rows and is singular only up to rounding."""
     a = case.arrays[0]
     return len(a) > 2 and (case.draw.kind != "singular" or 0 < abs(np.linalg.eigvalsh(a)).min() < 1e-15)

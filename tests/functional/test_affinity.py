@@ -1,4 +1,4 @@
-"""W, M, Ω and the normalised cut."""
+"""Affinity W, normalized affinity M, target Ω and the normalized cut."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_affinity_and_its_derivatives():
     assert gradgradcheck(affinity, (f, lam))
 
 
-def test_affinity_gradient_of_a_non_symmetric_lambda_is_the_corrected_one():
+def test_affinity_gradient_of_a_nonsymmetric_lambda_is_corrected():
     f, lam, g = features(6, 3).requires_grad_(), lambda_matrix(3), torch.rand(6, 6, dtype=torch.float64)
     (affinity(f, lam) * g).sum().backward()
     torch.testing.assert_close(f.grad, g @ f @ lam.mT + g.mT @ f @ lam)
@@ -66,7 +66,7 @@ def test_cut_is_k_minus_the_trace_of_bach_and_jordan():
     torch.testing.assert_close(normalized_cut_value(w, labels), expected)
 
 
-def test_cut_of_separate_groups_is_zero_and_ignored_rows_do_not_exist():
+def test_cut_of_separate_groups_is_zero_and_ignored_rows_do_not_count():
     labels = torch.tensor([0, 0, 1, 1, -1])
     w = (labels.unsqueeze(-1) == labels.unsqueeze(-2)).double()
     w[4, :] = w[:, 4] = 5.0

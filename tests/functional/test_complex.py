@@ -1,4 +1,4 @@
-"""Hermitian and complex input against mpmath, SciPy, torch's own derivatives, and the real operators themselves."""
+"""Hermitian and complex input against mpmath, SciPy, derivatives of torch, and the real operators."""
 
 import mpmath
 import numpy as np
@@ -30,7 +30,7 @@ def cnormal(*shape, seed=0):
 
 
 def doubled(a):
-    """X + iY as the real matrix [[X, −Y], [Y, X]], which adds and multiplies as A does; symmetric for Hermitian A."""
+    """X + iY as the real matrix [[X, −Y], [Y, X]], an isomorphism; symmetric for Hermitian A."""
     return torch.cat([torch.cat([a.real, -a.imag], -1), torch.cat([a.imag, a.real], -1)], -2)
 
 
@@ -72,8 +72,8 @@ def test_powers_of_hermitian_matrices_against_scipy(p):
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
 @pytest.mark.parametrize("function", ["log", "sqrt", "inverse"])
-def test_pooling_is_the_pooling_of_real_matrices_of_twice_the_order(shape, function):
-    """Fᴴ diag(w) F + εI doubled is the real problem of the doubled F; so are all gradients, which this takes twice."""
+def test_complex_pooling_equals_real_pooling_of_twice_the_order(shape, function):
+    """Fᴴ diag(w) F + εI doubled is the real problem of the doubled F; so are all gradients, up to a factor of 2."""
     f, g = cnormal(*shape), cnormal(shape[1], shape[1], seed=1)
     w = torch.rand(shape[0], generator=generator(2), dtype=torch.float64)
     results = []
@@ -89,8 +89,8 @@ def test_pooling_is_the_pooling_of_real_matrices_of_twice_the_order(shape, funct
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_gradients_are_those_of_torch_where_torch_has_them():
-    """The same convention, ∂L/∂Re + i ∂L/∂Im, for a loss without gauge and a spectrum without ties."""
+def test_gradients_equal_those_of_torch_without_ties():
+    """Convention ∂L/∂Re + i ∂L/∂Im, for a loss without gauge and a spectrum without ties."""
     g = cnormal(4, 4)
 
     def by_vectors(values, vectors):
@@ -152,7 +152,7 @@ def test_procrustes_finds_the_unitary_matrix_between_complex_points():
     ],
     ids=["eigh", "svd", "generalized_eigh"],
 )
-def test_a_loss_that_sees_the_phase_of_a_vector_is_refused(vectors):
+def test_loss_depending_on_the_phase_of_a_vector_is_refused(vectors):
     a = hermitian("separated").requires_grad_()
     with pytest.raises(TieError, match="phase of a complex vector"):
         vectors(a)[..., 0].real.sum().backward()
@@ -163,7 +163,7 @@ def test_a_loss_that_sees_the_phase_of_a_vector_is_refused(vectors):
     assert a.grad.isfinite().all()
 
 
-def test_vectors_of_a_zero_singular_value_are_free_against_each_other():
+def test_loss_of_vectors_of_a_zero_singular_value_is_refused():
     x = to_complex(with_singular_values(3, 3, (2.0, 1.0, 0.0))).requires_grad_()
     u, _, vh = mb.svd(x)
     with pytest.raises(TieError):
@@ -181,7 +181,7 @@ def test_complex64_is_computed_in_complex128(name):
 
 
 def test_features_with_an_outlier_keep_their_small_directions():
-    """As the real ones do: eigenvectors that a Gram matrix mixes are separated again."""
+    """Eigenvectors that a Gram matrix mixes are refined."""
     f = cnormal(6, 9)
     f[0] *= 1e7
     expected = mb.second_order_pool(doubled(f), eps=1e-3)
@@ -199,7 +199,7 @@ def test_hermitian_input_is_checked():
         mb.matrix_log(hermitian((-1.0, 1.0, 2.0)))
 
 
-def test_the_solver_takes_complex_matrices_by_its_own_routes_on_the_cpu_and_by_torch_on_cuda():
+def test_solver_routes_of_complex_matrices():
     assert route("cuda", torch.complex64, n=36, batch=100) == route("cuda", C, n=512) == "torch"
     a = hermitian(tuple(torch.linspace(1, 2, 24).tolist()), 64)
     threads = torch.get_num_threads()
@@ -221,7 +221,7 @@ def test_hermitian_systems_and_their_gradients():
     )
 
 
-def test_hermitian_matrices_as_vectors_keep_inner_products_and_come_back():
+def test_vectorized_hermitian_matrices_keep_inner_products_and_round_trip():
     a, b = hermitian("separated", 2), hermitian("repeated", 2, seed=3)
     v, w = mb.vectorize_symmetric(a), mb.vectorize_symmetric(b)
     torch.testing.assert_close((v.conj() * w).real.sum(-1), (a.conj() * b).real.sum((-2, -1)))
@@ -233,8 +233,8 @@ def rows(m, d, seed=6):
 
 
 @pytest.mark.parametrize(("m", "d"), [(12, 3), (3, 5)])
-def test_whitened_complex_samples_are_white_and_those_of_the_doubled_problem(m, d):
-    """Each sample doubled is two real ones, of which the mean of the second is not taken: given statistics are."""
+def test_whitened_complex_samples_are_white_and_equal_the_doubled_problem(m, d):
+    """Each complex sample corresponds to two real ones; statistics are passed because the means differ."""
     x, g = rows(m, d).requires_grad_(), cnormal(m, d, seed=1)
     y = mb.whiten(x, eps=0.1)
     centered = x.detach() - x.detach().mean(0)
@@ -251,7 +251,7 @@ def test_whitened_complex_samples_are_white_and_those_of_the_doubled_problem(m, 
     assert x.grad.abs().max() > 0
 
 
-def test_complex_principal_components_have_a_phase_of_their_own():
+def test_phases_of_complex_principal_components_are_fixed():
     x = rows(12, 3).requires_grad_()
     y = mb.whiten(x, method="pca", eps=1e-13)
     torch.testing.assert_close(y.mH @ y / 12, torch.eye(3, dtype=C), rtol=0, atol=1e-10)
@@ -263,7 +263,7 @@ def test_complex_principal_components_have_a_phase_of_their_own():
     assert torch.autograd.gradcheck(lambda t: mb.whiten(t, method="pca", eps=0.1), x, check_forward_ad=True)
 
 
-def test_a_layer_of_complex_channels_whitens_them_and_keeps_their_statistics():
+def test_whitening_layer_of_complex_channels_and_its_statistics():
     torch.manual_seed(0)
     layer = mb.nn.Whitening(4, groups=2, affine=False, momentum=None, dtype=torch.complex64)
     mix = torch.block_diag(cnormal(2, 2), cnormal(2, 2, seed=1)).to(torch.complex64)
@@ -284,14 +284,14 @@ def test_a_layer_of_complex_channels_whitens_them_and_keeps_their_statistics():
 
 
 def entries(a):
-    """The matrix as a sparse one; torch's own conversion has no gradient for complex entries."""
+    """Convert to a sparse matrix; torch's conversion has no gradient for complex entries."""
     places = torch.cartesian_prod(*(torch.arange(n) for n in a.shape)).mT
     return torch.sparse_coo_tensor(places, a.flatten(), a.shape, check_invariants=True)
 
 
 @pytest.mark.parametrize("largest", [True, False])
-def test_leading_pairs_of_hermitian_operators_by_every_way(largest):
-    """Dense, sparse, by products alone: one answer, one gradient."""
+def test_leading_pairs_of_hermitian_operators_by_every_route(largest):
+    """Dense, sparse and matrix-free routes agree in values and gradients."""
     a = hermitian((-2.0, -1.0, 0.5, 1.0, 2.0, 3.0))
     g = cnormal(6, 2, seed=3)
     lam, u = torch.linalg.eigh(a)

@@ -98,7 +98,7 @@ def test_user_defined_functions_at_zero_and_between_signs():
 
 
 def test_wide_gaps_of_user_defined_functions_are_quotients():
-    """Over which a rule of quadrature has few digits: log between a thousandth and ten."""
+    """Quadrature is inaccurate over wide gaps: log between 0.001 and 10."""
     function = SpectralFunction.from_derivative(torch.log, torch.reciprocal)
     expected = float((mpmath.log(10) - mpmath.log(0.001)) / (10 - mpmath.mpf(0.001)))
     assert function.first(_tensor(0.001), _tensor(10.0)).item() == pytest.approx(expected, rel=1e-15)
@@ -113,7 +113,7 @@ def test_second_differences_of_user_defined_functions_at_ties(point, spread):
     assert abs(function.second(*map(_tensor, points)).item() - expected) <= 1e-13
 
 
-def test_what_is_not_a_function():
+def test_invalid_functions_are_refused():
     with pytest.raises(DomainError, match="unknown matrix function 'logarithm'"):
         resolve_function("logarithm")
     with pytest.raises(DomainError, match="needs exponent"):
@@ -128,7 +128,7 @@ def test_what_is_not_a_function():
         resolve_function("power", "2")
 
 
-def test_what_there_is_no_derivative_of_is_said():
+def test_missing_derivatives_are_reported():
     function, _ = resolve_function("log")
     with pytest.raises(OrderError, match="no derivative in a parameter"):
         in_parameter(function)
@@ -141,7 +141,7 @@ def test_what_there_is_no_derivative_of_is_said():
     ("p", "low", "high"),
     [(40.0, 1e-12, 1.0), (60.5, 1e-12, 1.0), (-40.0, 0.5, 1e12), (0.7, 1e-12, 1.0), (1e-8, 1e-300, 1e10)],
 )
-def test_powers_of_numbers_far_apart_do_not_leave_the_range_on_the_way(p, low, high):
+def test_powers_of_distant_numbers_do_not_overflow(p, low, high):
     function, (exponent,) = power_function(torch.tensor(p, dtype=torch.float64))
     actual = function.first(_tensor(low), _tensor(high), exponent).item()
     expected = divided_difference(lambda x: x ** mpmath.mpf(p), (low, high))

@@ -50,7 +50,7 @@ def test_gradcheck_of_a_pencil_with_parameters():
 
 
 @pytest.mark.parametrize("name", ["power law", "power", "log"])
-def test_no_name_loses_the_gradient_of_a_parameter(name):
+def test_parameter_gradient_does_not_depend_on_the_function_name(name):
     """A function named "power law" once counted as a built-in power."""
     function = SpectralFunction.from_derivative(*TANH, name=name)
     t, s = _parameters()
@@ -105,7 +105,7 @@ def test_a_network_as_a_function():
     assert loss() < before
 
 
-def test_a_closure_that_would_lose_a_gradient_is_refused():
+def test_closure_over_a_trainable_tensor_is_refused():
     t = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     pair = (lambda x: torch.tanh(t * x), lambda x: t * (1 - torch.tanh(t * x) ** 2))
     a, f = symmetric("separated"), with_singular_values(3, 4, (1.0, 2.0, 3.0))

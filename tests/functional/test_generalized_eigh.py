@@ -1,4 +1,4 @@
-"""The generalised eigenproblem: values against SciPy, gradients for both matrices, ties."""
+"""The generalized eigenproblem: values against SciPy, gradients for both matrices, ties."""
 
 import mpmath
 import pytest
@@ -23,7 +23,7 @@ A = symmetric((-1.0, 0.5, 1.2, 2.1), 2, seed=1)
 B = symmetric((0.3, 0.7, 1.0, 4.0), 2, seed=2)
 
 
-def test_values_and_vectors_of_scipy():
+def test_values_and_vectors_equal_scipy():
     values, vectors = generalized_eigh(A, B)
     for i in range(2):
         expected, _ = scipy.linalg.eigh(A[i].numpy(), B[i].numpy())
@@ -33,7 +33,7 @@ def test_values_and_vectors_of_scipy():
     torch.testing.assert_close(nn.GeneralizedEigh()(A, B).eigenvalues, values)
 
 
-def test_with_the_identity_it_is_eigh():
+def test_identity_as_b_gives_eigh():
     a = A.clone().requires_grad_()
     eye = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
     one, other = generalized_eigh(a, eye), eigh(a)
@@ -65,12 +65,12 @@ def test_ties_and_bad_pencils():
         generalized_eigh(A, B[0])
 
 
-def test_functions_from_one_decomposition_are_the_single_ones():
+def test_functions_from_one_decomposition_equal_single_calls():
     p = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
     own = (torch.tanh, lambda x: 1 - torch.tanh(x) ** 2)
-    wanted = [("sqrt", None), ("inv_sqrt", None), ("power", 0.3), ("power", p), (own, None)]
+    functions = [("sqrt", None), ("inv_sqrt", None), ("power", 0.3), ("power", p), (own, None)]
     outs = matrix_functions(B, ["sqrt", "inv_sqrt", 0.3, p, own])
-    for out, (function, exponent) in zip(outs, wanted, strict=True):
+    for out, (function, exponent) in zip(outs, functions, strict=True):
         assert torch.equal(out, matrix_function(B, function, exponent=exponent))
     outs[3].sum().backward()
     assert p.grad is not None
@@ -79,7 +79,7 @@ def test_functions_from_one_decomposition_are_the_single_ones():
     assert matrix_functions(B, []) == ()
 
 
-def test_one_decomposition_is_one(monkeypatch):
+def test_matrix_functions_decompose_once(monkeypatch):
     from matbackprop.functional import _matrix_function
 
     calls = []
@@ -89,7 +89,7 @@ def test_one_decomposition_is_one(monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_function_of_a_pencil_is_that_of_its_eigenpairs():
+def test_function_of_a_pencil_equals_that_of_its_eigenpairs():
     values, vectors = generalized_eigh(A, B)
     side = B @ vectors
     for name, g in (("exp", torch.exp), ("inverse", torch.reciprocal)):
@@ -102,7 +102,7 @@ def test_a_function_of_a_pencil_is_that_of_its_eigenpairs():
     torch.testing.assert_close(generalized_matrix_function(A, B, "exp")[0], B[0] @ torch.from_numpy(inside))
 
 
-def test_functions_of_pencils_move_with_a_change_of_basis_and_are_those_of_the_geometry():
+def test_functions_of_pencils_are_equivariant_and_equal_the_geometry():
     a, w = A @ A + 0.1 * B, torch.linspace(-1, 2, 16, dtype=torch.float64).reshape(4, 4).sin() + torch.eye(4)
     root = generalized_matrix_function(a, B, "sqrt")
     turned = generalized_matrix_function(w.mT @ a @ w, w.mT @ B @ w, "sqrt")
@@ -117,11 +117,11 @@ def test_functions_of_pencils_move_with_a_change_of_basis_and_are_those_of_the_g
         generalized_matrix_function(A, B, "log")
 
 
-def test_eigenvalues_that_spread_far_keep_the_digits_that_the_matrices_determine():
-    """B of condition 1e12 beside a tame A: against 120 digits. The reduced matrix alone tells five."""
+def test_wide_spectra_are_as_accurate_as_the_matrices_determine():
+    """B of condition 1e12, against 120 digits. The reduced matrix alone determines five digits."""
     a, b = symmetric((2.0, 2.3, 2.9), seed=3), symmetric((1e-12, 1e-6, 1.0), seed=4)
     g, da, db = (symmetric((-1.0, 0.4, 1.0), seed=i) for i in (5, 6, 7))
-    db = b @ db @ b  # which leaves the small eigenvalues of B in place
+    db = b @ db @ b  # a direction that keeps the small eigenvalues of B
     with mpmath.workdps(120):
         x, y, e, h = (mpmath.matrix(m.tolist()) for m in (a, b, da, db))
 

@@ -13,7 +13,7 @@ from matbackprop.errors import DomainError, NumericalError
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 1.82])
 @pytest.mark.parametrize("spectrum", ["separated", "repeated", "near_repeated", "ill_conditioned"])
 def test_values_against_mpmath(p, spectrum):
-    """To the error of one rounding of A: u·‖A‖·max|g'|."""
+    """The error is that of one rounding of A: u·‖A‖·max|g'|."""
     a = symmetric(spectrum)
     expected = torch.from_numpy(
         matrix_function_mpmath(a.numpy(), lambda x: (x + mpmath.mpf(1e-3)) ** (-1 / mpmath.mpf(p)))
@@ -23,14 +23,14 @@ def test_values_against_mpmath(p, spectrum):
     assert (inverse_root(a, p, eps=1e-3) - expected).norm() <= 50 * 2.3e-16 * values[-1] * slope + 1e-15
 
 
-def test_the_root_is_undone_by_its_power():
+def test_power_inverts_the_root():
     a = symmetric("separated", 3)
     root = inverse_root(a, 4)
     torch.testing.assert_close(torch.linalg.matrix_power(root, 4) @ a, torch.eye(4, dtype=a.dtype).expand(3, 4, 4))
     torch.testing.assert_close(nn.InverseRoot(4)(a), root)
 
 
-def test_damping_relative_to_the_largest_eigenvalue_is_absolute_damping_by_its_share():
+def test_relative_damping_equals_absolute_damping_times_the_largest_eigenvalue():
     a = torch.stack([symmetric("separated"), 1e4 * symmetric("repeated")])
     one = inverse_root(a, 4, eps=1e-2, relative=True)
     for i, largest in enumerate((3.4, 2e4)):
@@ -40,8 +40,8 @@ def test_damping_relative_to_the_largest_eigenvalue_is_absolute_damping_by_its_s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_statistics_of_few_gradients_are_singular_and_allowed(dtype):
-    """Zero eigenvalues that rounding made negative count as zero: λ + ε is ε however small that is."""
+def test_singular_statistics_are_accepted(dtype):
+    """Eigenvalues that are negative by rounding count as zero: λ + ε is ε, however small."""
     g = torch.randn(16, 3, generator=generator(0)).to(dtype)
     a = g @ g.mT
     root = inverse_root(a, 4, eps=1e-12, precision=torch.float64).double()
@@ -52,7 +52,7 @@ def test_statistics_of_few_gradients_are_singular_and_allowed(dtype):
         inverse_root(torch.stack([torch.eye(2), torch.diag(torch.tensor([1.0, -1.0]))]), 2, eps=0.5)
 
 
-def test_gradient_is_that_of_the_power_of_the_damped_matrix():
+def test_gradient_equals_that_of_the_power_of_the_damped_matrix():
     a = symmetric("repeated", 2).requires_grad_()
     target = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4)
     (ours,) = torch.autograd.grad((inverse_root(a, 3, eps=0.2) * target).sum(), a)
@@ -62,7 +62,7 @@ def test_gradient_is_that_of_the_power_of_the_damped_matrix():
 
 
 @pytest.mark.parametrize("bad", [0, -2, float("nan"), float("inf"), True, "4"])
-def test_roots_that_are_none(bad):
+def test_invalid_roots_are_refused(bad):
     for build in (lambda: inverse_root(torch.eye(2), bad), lambda: nn.InverseRoot(bad)):
         with pytest.raises(DomainError, match="p must be a positive number"):
             build()

@@ -46,7 +46,7 @@ def test_dense_solution(symmetric, a_batch, b_shape, device):
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_dense_derivatives(symmetric):
     a, b = positive_definite(4), random(2, 4, 2, seed=1).requires_grad_()
-    a = (a if symmetric else a + 2 * a.triu(1)).requires_grad_()  # an adjoint that forgets to transpose would show
+    a = (a if symmetric else a + 2 * a.triu(1)).requires_grad_()  # not symmetric, to detect a missing transpose
 
     def function(a, b):
         return linear_solve(symmetrize(a) if symmetric else a, b, symmetric=symmetric)
@@ -127,7 +127,7 @@ def test_conjugate_gradients_compute_in_float64():
     torch.testing.assert_close(single, exact, rtol=1e-4, atol=1e-4)
 
 
-def test_integer_and_unused_parameters_do_no_harm():
+def test_integer_and_unused_parameters_are_accepted():
     theta, order = random(4).requires_grad_(), torch.tensor([3, 1, 0, 2])
     x = conjugate_gradient_solve(lambda x, t, order: t * x + 0 * x[..., order], random(4, seed=1), (theta, order))
     x.sum().backward()
@@ -147,7 +147,7 @@ def test_gaussian_field_is_the_minimum_of_its_energy():
     assert (x - y).abs().max() > 0.05
 
 
-def test_gaussian_field_of_features_is_that_of_their_affinity():
+def test_gaussian_field_of_features_equals_that_of_their_affinity():
     y, c, f = random(2, 9, 3), 0.5 + random(2, 9, seed=1), random(2, 9, 4, seed=2)
     dense = gaussian_crf(y, c, affinity=f @ f.mT)
     torch.testing.assert_close(gaussian_crf(y, c, features=f), dense, rtol=1e-8, atol=1e-9)
@@ -173,7 +173,7 @@ def test_gaussian_field_derivatives(kind):
     assert gradgradcheck(function, inputs)
 
 
-def test_confident_values_stay_and_a_strong_field_flattens():
+def test_high_confidence_keeps_values_and_a_strong_field_smooths_them():
     y, f = random(6), random(6, 2, seed=1)
     torch.testing.assert_close(gaussian_crf(y, torch.full((6,), 1e9).double(), features=f), y, rtol=0, atol=1e-6)
     flat = gaussian_crf(y, torch.full((6,), 1e-6).double(), features=f)
@@ -235,7 +235,7 @@ def test_bad_input(call, error):
         call()
 
 
-def test_conjugate_gradients_say_when_they_did_not_converge():
+def test_conjugate_gradients_report_failed_convergence():
     scale = torch.logspace(0, 8, 50, dtype=torch.float64)
     with pytest.raises(SolverError, match="5 iterations at a relative residual"):
         conjugate_gradient_solve(lambda x, s: s * x, random(50), (scale,), max_iterations=5)

@@ -1,4 +1,4 @@
-"""Clamped eigenvalues: the nearest positive semidefinite matrix, and divided differences of functions of two pieces."""
+"""Clamped eigenvalues: the nearest positive semidefinite matrix, and divided differences of piecewise functions."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def test_the_nearest_positive_semidefinite_matrix():
         assert (A - f @ f.mT).norm() >= rest.norm()
 
 
-def test_what_lies_above_is_left_alone():
+def test_eigenvalues_above_the_bound_do_not_change():
     torch.testing.assert_close(matrix_clamp(A, -2.0), A)
     torch.testing.assert_close(nn.MatrixClamp(3.0)(A), 3 * torch.eye(4).double())
     a = (A @ A).requires_grad_()
@@ -35,7 +35,7 @@ def test_what_lies_above_is_left_alone():
 
 @pytest.mark.parametrize("function", [STEP, KEEP_LARGE, CLAMP], ids=lambda f: f.name)
 def test_divided_differences_of_two_pieces(function):
-    """Against their definition where arguments differ, and the slope of the piece where they do not."""
+    """Against the definition for different arguments, and the slope of the piece for equal ones."""
     t = torch.tensor(0.7, dtype=torch.float64)
     points = [torch.tensor(x, dtype=torch.float64) for x in (-2.0, -0.9, -0.1, 0.5, 0.8, 3.0)]
     g = {float(x): function.value(x, t) for x in points}
@@ -50,7 +50,7 @@ def test_divided_differences_of_two_pieces(function):
         assert function.second(a, a, a, t) == 0
 
 
-def test_a_least_value_is_a_number():
+def test_least_must_be_a_number():
     for build in (lambda: matrix_clamp(A, float("nan")), lambda: nn.MatrixClamp(float("inf"))):
         with pytest.raises(DomainError, match="least must be finite"):
             build()

@@ -1,4 +1,4 @@
-"""Each kind of bad input has its own error, which says what to do."""
+"""Each kind of bad input raises an error that says how to fix it."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_bad_lambdas(lam, error):
         normalized_cut_j1(F, L, lam=lam)
 
 
-def test_compile_and_vmap_ask_for_num_labels():
+def test_compile_and_vmap_need_num_labels():
     with pytest.raises(LabelError, match="num_labels"):
         torch.func.vmap(normalized_cut_j2)(F, L)
 

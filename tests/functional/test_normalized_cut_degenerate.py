@@ -1,4 +1,4 @@
-"""Zero features, zero degrees, absent regions, lost rank and low precision: finite, documented results."""
+"""Zero features, zero degrees, absent regions, rank deficiency and low precision give finite, documented results."""
 
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_zero_features_have_zero_gradient(name, expected):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_dead_image_does_not_touch_the_others(name):
+def test_an_image_of_zeros_does_not_change_the_others(name):
     f, labels = features(2, 20, 3), regions(2, 20)
     f[1] = 0
     f.requires_grad_()
@@ -54,7 +54,7 @@ def test_a_row_of_degree_zero_is_left_out_of_j1():
     assert torch.isfinite(a.grad).all()
 
 
-def test_a_zero_row_is_one_of_the_rows_of_j2():
+def test_zero_rows_count_in_j2():
     f, labels = features(20, 3), regions(20)
     f[7] = 0
     torch.testing.assert_close(normalized_cut_j2(f, labels), dense_value("j2", f, labels), rtol=0, atol=1e-10)
@@ -82,7 +82,7 @@ def test_dead_and_duplicate_channels(name):
 
 
 @pytest.mark.parametrize("function", [normalized_cut_j1, normalized_cut_j2])
-def test_the_rank_follows_the_precision_that_the_data_carry(function):
+def test_rank_tolerance_follows_the_dtype_of_the_data(function):
     """A rank-3 map computed in float32 and cast to float64 has float32 rank; a float64 tolerance ruins the gradient."""
     labels = regions(200, k=3)
     exact = features(200, 3) @ features(3, 8, seed=1)
@@ -99,7 +99,7 @@ def test_the_rank_follows_the_precision_that_the_data_carry(function):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_float32_features_lose_nothing_but_their_own_rounding(name):
+def test_float32_features_are_as_accurate_as_their_rounding(name):
     f, labels = features(3, 300, 12, dtype=torch.float32), regions(3, 300, k=9)
     a, b = f.clone().requires_grad_(), f.double().requires_grad_()
     value, expected = thin(name, a, labels), thin(name, b, labels)
@@ -127,7 +127,7 @@ def test_half_precision_features_are_computed_in_float64_and_cast_back(name, dty
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_precision_float32_is_near_and_cheaper_arithmetic(name):
+def test_precision_float32_has_single_precision(name):
     f, labels = features(200, 6, dtype=torch.float32), regions(200)
     near = thin(name, f, labels, precision=torch.float32)
     torch.testing.assert_close(near, thin(name, f, labels), rtol=1e-3, atol=1e-3)
@@ -161,7 +161,7 @@ def test_labels_out_of_bounds_are_ignored_when_values_are_not_checked(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_results_are_the_same_bit_for_bit(name, device):
+def test_results_are_bitwise_reproducible(name, device):
     f, labels = features(4, 50, 5, device=device), regions(4, 50, device=device)
     first, again = ([*torch.autograd.grad(thin(name, x, labels).sum(), x)] for x in (f.requires_grad_(), f))
     assert torch.equal(first[0], again[0])
@@ -186,7 +186,7 @@ def test_a_whole_image_needs_little_memory():
     assert peak_memory() - before < 300
     assert torch.isfinite(f.grad).all()
     torch.empty(100_000_000).fill_(1.0)
-    assert peak_memory() - before > 150  # the measure works
+    assert peak_memory() - before > 150  # the measurement works
 
 
 def test_lambda_may_be_a_batch_of_one_shape_only():
@@ -214,7 +214,7 @@ def _soft_mpmath(f, labels, ridge, digits=60):
 
 
 @pytest.mark.parametrize("ridge", [0.3, 1e-4, 1e-6, 1e-8])
-def test_a_small_ridge_costs_no_digits_with_fewer_rows_than_features(ridge):
+def test_a_small_ridge_is_accurate_with_fewer_rows_than_features(ridge):
     f, labels = features(6, 10).requires_grad_(), torch.arange(6) % 3
     value = normalized_cut_soft(f, labels, ridge=ridge)
     value.backward()
@@ -223,7 +223,7 @@ def test_a_small_ridge_costs_no_digits_with_fewer_rows_than_features(ridge):
     assert np.linalg.norm(f.grad.numpy() - gradient) < 1e-12 * np.linalg.norm(gradient)
 
 
-def test_fewer_rows_than_features_with_weights_is_the_repeated_problem():
+def test_weights_equal_repeated_rows_with_fewer_rows_than_features():
     f, labels = features(5, 9), regions(5, k=2)
     weight = torch.tensor([1.0, 2.0, 1.0, 0.0, 3.0], dtype=torch.float64).requires_grad_()
     value = normalized_cut_soft(f, labels, weight=weight)
@@ -241,7 +241,7 @@ def outlier_rows(size, d=3):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [1e2, 1e4])
-def test_forward_mode_beside_a_row_far_larger_than_the_others_has_the_digits_of_the_gradient(name, size):
+def test_forward_mode_with_an_outlier_row_is_as_accurate_as_the_gradient(name, size):
     f, labels = outlier_rows(size)
     objective = partial(OBJECTIVES[name][0], labels=labels, num_labels=3)
     v = f @ torch.randn(3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -253,19 +253,19 @@ def test_forward_mode_beside_a_row_far_larger_than_the_others_has_the_digits_of_
 
 
 @pytest.mark.parametrize("size", [1e6, 3e6, 8e6, 2e7])
-def test_j2_beside_an_outlier_is_that_of_the_singular_vectors(size):
-    """Gram matrices know the other directions to a few per cent only; near the tolerance of rank, too."""
+def test_j2_with_an_outlier_equals_that_of_the_singular_vectors(size):
+    """Gram matrices determine the other directions to a few percent only."""
     f, labels = outlier_rows(size)
     u, s, _ = torch.linalg.svd(f, full_matrices=False)
     u = u[:, s > (16 * 3 * torch.finfo(torch.float64).eps) ** 0.5 * s[0]]
     e = torch.nn.functional.one_hot(labels).double()[:, [0, 2]]
     overlap = (u.mT @ (e / e.sum(0).sqrt())).square().sum()
-    wanted = 0.5 * (u.shape[1] + 2) - overlap
-    torch.testing.assert_close(normalized_cut_j2(f, labels, num_labels=3), wanted, rtol=0, atol=1e-16 * 30 * size)
+    expected = 0.5 * (u.shape[1] + 2) - overlap
+    torch.testing.assert_close(normalized_cut_j2(f, labels, num_labels=3), expected, rtol=0, atol=1e-16 * 30 * size)
 
 
 def test_soft_values_of_features_of_rank_one():
-    """Π = 11ᵀ/m · 1/(1 + ridge/d), whatever the weights: nothing cancels by the ridge."""
+    """Π = 11ᵀ/m · 1/(1 + ridge/d) for any weights, without cancellation."""
     w = torch.tensor([1.84, 1.75, 1.24, 1.51], dtype=torch.float64)
     labels, ridge = torch.tensor([1, 2, 1, 2]), 1e-3
     value = normalized_cut_soft(torch.ones(4, 4, dtype=torch.float64), labels, weight=w, num_labels=3, ridge=ridge)
@@ -273,8 +273,8 @@ def test_soft_values_of_features_of_rank_one():
     assert abs(float(value) - (0.5 * share**2 - share + 1)) < 2e-15
 
 
-def test_rows_without_a_label_cost_the_soft_objective_no_digits():
-    """Fewer rows count than there are features, and the largest row does not: the objective is all but constant."""
+def test_unlabeled_rows_do_not_reduce_the_accuracy_of_soft():
+    """Fewer rows than features are labeled, and the largest row is not: the objective is nearly constant."""
     f, labels = outlier_rows(1e4)
     v = torch.randn(5, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     labels = torch.tensor([-1, 2, 1, -1, -1])
@@ -294,8 +294,8 @@ def test_rows_without_a_label_cost_the_soft_objective_no_digits():
 @pytest.mark.parametrize("shape", [(3, 5), (6, 3)])
 @pytest.mark.parametrize("ridge", [1e-3, 1e-8])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_soft_cuts_of_features_that_spread_over_five_decades_keep_their_digits(shape, ridge, weighted):
-    """Whose Gram matrix knows the small directions to half of their digits: value and slope with 60 digits."""
+def test_soft_cuts_are_accurate_over_five_decades_of_singular_values(shape, ridge, weighted):
+    """The Gram matrix determines small directions to half of their digits. Reference with 60 digits."""
     m, d = shape
     k = min(m, d)
     left, right = orthogonal(m, seed=1)[:, :k], orthogonal(d, seed=2)[:k]

@@ -43,7 +43,7 @@ def test_second_derivatives_of_all_inputs(name, device):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_derivatives_without_weights(name, device):
-    """The usual call; on a GPU the objectives J₂ and soft then run in kernels of their own."""
+    """The usual call; on a GPU, J₂ and soft use CUDA kernels."""
     labels, function = regions(2, M, k=K, ignored=0.2, device=device), OBJECTIVES[name][0]
     f = features(2, M, D, device=device).requires_grad_()
     assert gradcheck(lambda f: function(f, labels, num_labels=K), f)
@@ -59,7 +59,7 @@ def test_derivatives_of_j1_without_lambda():
 
 @pytest.mark.parametrize("name", ["j1", "j2"])
 def test_derivatives_at_lost_rank_along_variations_that_keep_it(name):
-    """F = XY with two columns in X has rank 2 of 4 whatever X and Y do."""
+    """F = XY with two columns in X has rank 2 of 4 for any X and Y."""
     labels, function = regions(M, k=K), OBJECTIVES[name][0]
     inputs = (features(M, 2).requires_grad_(), features(2, 4, seed=1).requires_grad_())
     assert gradcheck(lambda x, y: function(x @ y, labels), inputs, check_forward_ad=True)

@@ -1,4 +1,4 @@
-"""The thin objectives equal the dense definitions, whatever the layout of the batch."""
+"""The thin objectives equal the dense definitions for every batch layout."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_j1_with_lambda_equals_dense_in_value_and_gradients(symmetric, device):
 
 def test_j1_with_a_singular_lambda_equals_dense(device):
     f, labels = features(30, 4, device=device), regions(30, device=device)
-    half = lambda_matrix(4, device=device)[:, :3]  # Λ = HHᵀ keeps rank 3 whatever H does
+    half = lambda_matrix(4, device=device)[:, :3]  # Λ = HHᵀ has rank 3 for any H
     ours, theirs = ([x.clone().requires_grad_() for x in (f, half)] for _ in range(2))
     value = normalized_cut_j1(ours[0], labels, lam=ours[1] @ ours[1].mT)
     reference = dense_value("j1", theirs[0], labels, lam=theirs[1] @ theirs[1].mT)
@@ -60,7 +60,7 @@ def test_j1_with_a_singular_lambda_equals_dense(device):
         torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-9)
 
 
-def test_j2_and_soft_do_not_see_an_invertible_mixing_of_features_as_j2_promises():
+def test_j2_is_invariant_to_an_invertible_mixing_of_features():
     f, labels, lam = features(30, 4), regions(30), lambda_matrix(4)
     torch.testing.assert_close(normalized_cut_j2(f @ lam, labels), normalized_cut_j2(f, labels), rtol=0, atol=1e-10)
     assert (normalized_cut_soft(f @ lam, labels) - normalized_cut_soft(f, labels)).abs() > 1e-3
@@ -145,7 +145,7 @@ def test_packed_and_padded_batches_agree_with_single_images(name, as_tensor, dev
         name, packed, torch.cat([x for _, x in images]), offsets=torch.tensor(offsets) if as_tensor else offsets
     )
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-11)
-    padded = torch.rand(3, 30, 4, dtype=torch.float64, device=device)  # what stands in the padding does not matter
+    padded = torch.rand(3, 30, 4, dtype=torch.float64, device=device)  # padding may hold any values
     padded_labels = torch.full((3, 30), -1, device=device)
     for i, (f, x) in enumerate(images):
         padded[i, : len(f)], padded_labels[i, : len(f)] = f, x
@@ -160,7 +160,7 @@ def test_packed_and_padded_batches_agree_with_single_images(name, as_tensor, dev
             assert (padded.grad[i, n:] == 0).all()
 
 
-def test_packed_weights_and_annotators_travel_along():
+def test_packed_weights_and_annotators():
     sizes, offsets = [9, 14], [0, 9, 23]
     f, weight = features(23, 3), 1 + torch.rand(23, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     labels = torch.stack([regions(23, k=3, seed=s) for s in range(2)])
@@ -185,7 +185,7 @@ def test_annotators_are_averaged_and_empty_ones_left_out(name):
     torch.testing.assert_close(value[1], each[1, :2].mean(), rtol=0, atol=1e-11)
 
 
-def test_j1_takes_one_lambda_an_image_with_annotators():
+def test_j1_accepts_one_lambda_per_image_with_annotators():
     f, lam = features(2, 20, 3), torch.stack([lambda_matrix(3, seed=s) for s in range(2)])
     labels = torch.stack([regions(2, 20, k=k) for k in (2, 3)], dim=1)
     value = normalized_cut_j1(f, labels, lam=lam)
@@ -195,7 +195,7 @@ def test_j1_takes_one_lambda_an_image_with_annotators():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(NAMES))
-def test_objectives_do_not_see_the_numbering_of_labels_or_the_order_of_rows(seed, name):
+def test_objectives_are_invariant_to_label_numbers_and_row_order(seed, name):
     generator = torch.Generator().manual_seed(seed)
     f, labels = features(15, 3, seed=seed), regions(15, k=4, ignored=0.1, seed=seed)
     value = thin(name, f, labels)
@@ -215,7 +215,7 @@ def test_bounds_of_j2(seed):
 
 
 @pytest.mark.parametrize("name", ["j1", "j2"])
-def test_a_perfect_map_costs_nothing(name):
+def test_perfect_features_have_zero_loss(name):
     labels = regions(30, k=4)
     f = torch.nn.functional.one_hot(labels).double() @ lambda_matrix(4)
     f.requires_grad_()
@@ -230,7 +230,7 @@ def test_a_small_ridge_is_j2_and_the_soft_rank_has_a_gradient():
     torch.testing.assert_close(
         normalized_cut_soft(f, labels, ridge=1e-9), normalized_cut_j2(f, labels), rtol=0, atol=1e-5
     )
-    # A fourth direction orthogonal to the regions: J2 does not see its size, the soft objective shrinks it.
+    # A fourth direction orthogonal to the regions: J2 does not depend on its size; the soft objective does.
     e = torch.nn.functional.one_hot(labels).double()
     useless = torch.randn(30, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     useless = useless - e @ torch.linalg.lstsq(e, useless).solution
@@ -244,18 +244,18 @@ def test_a_small_ridge_is_j2_and_the_soft_rank_has_a_gradient():
 @pytest.mark.parametrize("name", ["j2", "soft"])
 @pytest.mark.parametrize("annotators", [1, 3])
 def test_weights_and_annotators_reach_the_kernels(name, annotators, monkeypatch):
-    """The kernels see flat batches; their twin, which is handed the same, stands for them here."""
+    """Record the arguments of the kernels, which take flat batches, and compute with the fallback."""
     f, weight = features(2, 20, 4), features(2, 20, seed=3)
     labels = torch.stack([regions(2, 20, ignored=0.2, seed=s) for s in range(annotators)], 1)
     labels = labels.squeeze(1) if annotators == 1 else labels
     expected = OBJECTIVES[name][0](f, labels, weight=weight)
     handed = []
 
-    def twin(x, y, w, k, ridge, tol, general):
+    def fallback(x, y, w, k, ridge, tol, general):
         handed.append((x.shape, y.shape, w.shape))
         return general(x.reshape(-1, 20, 4), y.reshape(-1, 20), w.reshape(-1, 20)).reshape(y.shape[:-1])
 
     monkeypatch.setattr(cuts, "applies", lambda *_: True)
-    monkeypatch.setattr(cuts, "objective", twin)
+    monkeypatch.setattr(cuts, "objective", fallback)
     torch.testing.assert_close(OBJECTIVES[name][0](f, labels, weight=weight), expected)
     assert handed == [((2, 20, 4), labels.shape, (2, 20))]

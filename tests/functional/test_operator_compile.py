@@ -1,7 +1,7 @@
-"""torch.compile of every operator, and what the default backend makes of the formulas.
+"""torch.compile of every operator, and accuracy of the formulas with the default backend.
 
-``aot_eager`` checks tracing and the adjoint graph without generating code. The default backend, inductor, has its own
-versions of the elementary functions; all formulas that use them are compared in one kernel. To generate code for every
+``aot_eager`` checks tracing and the adjoint graph without generating code. The default backend, inductor, implements
+elementary functions itself; all formulas that use them are compared in one kernel. To generate code for every
 operator, which takes minutes, pass ``--compile-backend inductor``.
 """
 
@@ -22,8 +22,8 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-# Complex twins are traced like the real operators, and what is composed of them like its parts; some of them stand for
-# all, because tracing takes a second each.
+# Complex operators are traced like real ones, and compositions like their parts; a few represent all, because tracing
+# takes a second each.
 COMPLEX = ("complex_matrix_clamp", "complex_pool_primal_log", "complex_eigh", "complex_svd_wide", "complex_polar_wide")
 COMPOSED = ("spd_distance_bures_wasserstein", "spd_exp_map_log_euclidean", "spd_log_map_log_euclidean")
 SOME = (*COMPLEX, *COMPOSED, "generalized_matrix_function")
@@ -76,7 +76,7 @@ def test_transformations_inside_a_compiled_function(case, transform, compile_bac
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # jacrev(grad)
 @pytest.mark.parametrize("number", range(len(TRANSFORMED)), ids=lambda number: TRANSFORMED[number].name)
-def test_every_operator_with_one_of_the_transformations_inside_a_compiled_function(number, compile_backend):
+def test_one_transformation_of_every_operator_inside_a_compiled_function(number, compile_backend):
     transform = list(TRANSFORMS)[number % len(TRANSFORMS)]
     _compare_transformed(TRANSFORMED[number], transform, compile_backend)
 
@@ -92,8 +92,8 @@ def test_dual_numbers_keep_their_tangent_in_a_compiled_function(case, compile_ba
 
 
 @pytest.mark.slow
-def test_inductor_keeps_the_digits_of_divided_differences():
-    """At gaps from zero to large ones, for every function; vectors of 16 entries, for which it writes SIMD code."""
+def test_divided_differences_are_accurate_with_inductor():
+    """At gaps from zero to large ones, for every function; vectors of 16 entries, for which it generates SIMD code."""
     functions = [resolve_function(name) for name in ("log", "sqrt", "inv_sqrt", "exp", "inverse")]
     functions += [resolve_function("power", p) for p in (0.7, -1.3, 3)]
     functions.append(resolve_function((torch.tanh, lambda x: 1 - torch.tanh(x) ** 2)))
@@ -119,12 +119,12 @@ def test_a_compiled_training_step_with_inductor():
     pool = nn.SecondOrderPool(eps=0.1, function="power", exponent=0.7, learn_exponent=True)
     x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
     model = pool.double()
-    wanted = [x, *model.parameters()]
+    leaves = [x, *model.parameters()]
     expected = model(x)
-    grads = torch.autograd.grad(expected.square().sum(), wanted)
+    grads = torch.autograd.grad(expected.square().sum(), leaves)
     out = torch.compile(model, fullgraph=WHOLE_GRAPHS)(x)
     torch.testing.assert_close(out, expected)
-    for one, other in zip(torch.autograd.grad(out.square().sum(), wanted), grads, strict=True):
+    for one, other in zip(torch.autograd.grad(out.square().sum(), leaves), grads, strict=True):
         torch.testing.assert_close(one, other)
 
 

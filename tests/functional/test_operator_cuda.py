@@ -1,4 +1,4 @@
-"""On a GPU (--device cuda): the results of the CPU, no synchronisation unless asked for, capture in a CUDA graph."""
+"""On a GPU (--device cuda): results equal those of the CPU, no synchronization, capture in a CUDA graph."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_equals_the_cpu(case, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("m", "d"), [(8, 8), (90, 70), (36, 64), (80, 96)])
 @pytest.mark.parametrize("outlier", ["row", "column"])
-def test_outliers_do_not_hide_the_rest(m, d, outlier, dtype, device):
+def test_small_directions_next_to_outliers_are_accurate(m, d, outlier, dtype, device):
     f = torch.randn(3, m, d, generator=generator(1), dtype=dtype)
     (f[:2] if outlier == "row" else f[:2].mT)[:, 0] *= 1e7
     g = torch.randn(3, d, d, generator=generator(2), dtype=dtype)
@@ -49,10 +49,10 @@ STEPS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", STEPS)
-def test_nothing_waits_for_the_device(name, dtype, device):
+def test_no_call_synchronizes(name, dtype, device):
     f, operator = STEPS[name](device)
     f = f.to(device, dtype).requires_grad_()
-    torch.autograd.grad(operator(f).sum(), f)  # kernels are compiled and handles made on the first call
+    torch.autograd.grad(operator(f).sum(), f)  # the first call compiles kernels and creates handles
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -99,7 +99,7 @@ def test_a_training_step_in_a_cuda_graph(m, device):
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
 
 
-def test_a_host_eps_is_moved_and_a_wrong_shape_is_refused(device):
+def test_eps_on_the_cpu_is_moved_and_a_wrong_shape_is_refused(device):
     f = relu_features(6, 9, 2).to(device, torch.float32)
     expected = second_order_pool(f, eps=1e-3)
     torch.testing.assert_close(second_order_pool(f, eps=torch.tensor(1e-3)), expected)

@@ -18,7 +18,7 @@ SLOPES = {
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("name", SLOPES)
 def test_at_a_multiple_of_the_identity(name, scale):
-    """dL/dA = g'(c) G_sym at A = cI, exactly where autograd through eigh gives NaN."""
+    """dL/dA = g'(c) G_sym at A = cI, where autograd through eigh gives NaN."""
     if name == "exp" and scale > 1:
         scale = 100.0
     a = (scale * torch.eye(4, dtype=torch.float64)).requires_grad_()
@@ -28,7 +28,7 @@ def test_at_a_multiple_of_the_identity(name, scale):
     torch.testing.assert_close(a.grad, expected, rtol=1e-13, atol=0)
 
 
-def test_a_tie_split_by_rounding_changes_nothing():
+def test_gradient_is_continuous_at_a_tie():
     """The gradient is continuous through the tie: gaps of 0, 1e-15, 1e-12 and 1e-9 agree to the gap."""
     q = orthogonal(3)
     g = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3)
@@ -42,8 +42,8 @@ def test_a_tie_split_by_rounding_changes_nothing():
         torch.testing.assert_close(grad, grads[0], rtol=1e-8, atol=1e-8)
 
 
-def test_inverse_of_the_general_formula():
-    """−A⁻¹GA⁻¹ does not know eigenvalues at all."""
+def test_inverse_gradient_equals_the_closed_form():
+    """−A⁻¹GA⁻¹ needs no eigenvalues."""
     a = symmetric("repeated").requires_grad_()
     g = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4)
     mb.matrix_inverse(a).backward(0.5 * (g + g.mT))
@@ -62,7 +62,7 @@ def test_sqrt_solves_the_lyapunov_equation_at_a_tie():
 @pytest.mark.parametrize(("m", "d"), [(4, 6), (6, 4)])
 @pytest.mark.parametrize("function", ["log", "sqrt", "inverse"])
 def test_pool_gradient_of_rank_deficient_features(m, d, function):
-    """Equal to the chain rule through the d×d matrix function, which sees the repeated eigenvalue ε."""
+    """Equal to the chain rule through the d×d matrix function, with the repeated eigenvalue ε."""
     g = torch.linspace(-1, 1, d * d, dtype=torch.float64).reshape(d, d)
     f = rank_deficient(m, d, 2, 2).requires_grad_()
     mb.second_order_pool(f, eps=0.1, function=function).backward(g.expand(2, d, d))
@@ -98,7 +98,7 @@ def test_a_row_without_weight_gets_no_gradient_but_its_weight_does():
 
 @pytest.mark.parametrize(("m", "d"), [(4, 6), (6, 4)])
 def test_square_root_pooling_without_eps(m, d):
-    """√(FᵀF) at a rank-deficient F: the value is right, and directions that F lacks pull at nothing."""
+    """√(FᵀF) at a rank-deficient F: the value is right, and the gradient is zero outside the span of F."""
     f = rank_deficient(m, d, 2).requires_grad_()
     root = mb.second_order_pool(f, eps=0.0, function="sqrt")
     torch.testing.assert_close(root @ root, f.mT @ f, rtol=1e-9, atol=1e-9)
@@ -108,7 +108,7 @@ def test_square_root_pooling_without_eps(m, d):
 
 
 def test_tiny_and_huge_features():
-    """The gradient scales as it must: dL/dF of log at cF is that of F over c, once ε is nothing beside it."""
+    """dL/dF of log at cF is that at F over c if ε is negligible."""
     f = relu_features(4, 6)
     g = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(6, 6)
     grads = {}

@@ -7,12 +7,12 @@ import matbackprop as mb
 from helpers.operators import WITH_OPTIONS, case_id, real_parts
 from matbackprop.errors import DtypeError
 
-# Two of them compute something in the dtype of the inputs, before the operator or in the user's products.
+# These compute in the dtype of the inputs before the operator or in user-defined products.
 ROUNDED = [case for case in WITH_OPTIONS if not case.name.endswith(("projector_symmetric", "conjugate_gradient_solve"))]
 
 
 def _raw(case, *inputs, **options):
-    """The outputs as they are, squared against the free sign, or phase, of a vector."""
+    """The outputs, squared if the sign or phase of a vector is free."""
     if case.takes_symmetric:
         inputs = (0.5 * (inputs[0] + inputs[0].mH), *inputs[1:])
     out = case.call(*inputs, **options)
@@ -29,7 +29,7 @@ LOW = [torch.bfloat16, torch.float16, torch.float32]
 @pytest.mark.parametrize(
     ("case", "low"), [(c, low) for c in ROUNDED for low in LOW if not c.complex or low is torch.float32], ids=case_id
 )
-def test_low_precision_is_rounded_once(case, low, device):
+def test_low_precision_results_are_rounded_once(case, low, device):
     """The result is the float64 result for the same input, rounded to the input's dtype; the gradient too."""
     inputs = tuple(t.requires_grad_() for t in case.inputs("separated", device, low))
     wide = tuple(_wide(t.detach()).requires_grad_() for t in inputs)
@@ -40,7 +40,7 @@ def test_low_precision_is_rounded_once(case, low, device):
         assert out.dtype.to_real() == low
         if device.type == "cpu" and not case.name.startswith("svd"):
             assert torch.equal(out, exact.to(out.dtype))
-        else:  # kernels of their own for float32 features add in another order; singular vectors have a sign
+        else:  # float32 kernels add in another order; singular vectors have a sign
             eps = torch.finfo(low).eps
             torch.testing.assert_close(_wide(out).abs(), exact.abs(), rtol=eps, atol=eps)
     # The first output is determined: values, and not vectors, of a decomposition.
@@ -74,10 +74,10 @@ def _all_derivatives(case, inputs):
 
 
 @pytest.mark.parametrize("case", [case for case in WITH_OPTIONS if "full" not in case.name], ids=case_id)
-def test_autocast_does_not_reach_inside(case, device):
-    """In float32, for autocast leaves float64 alone; with every derivative taken inside it.
+def test_autocast_does_not_change_results(case, device):
+    """In float32, because autocast ignores float64; derivatives are taken inside autocast.
 
-    Of what is composed of torch's own factorisations the value: autocast reaches their derivatives.
+    For compositions of torch factorizations only the value, because autocast changes their derivatives.
     """
     inputs = tuple(t.requires_grad_() for t in case.inputs("separated", device, torch.float32))
     every = _value if case.composed else _all_derivatives
@@ -88,7 +88,7 @@ def test_autocast_does_not_reach_inside(case, device):
     assert all(torch.equal(one, other) for one, other in zip(inside, expected, strict=True))
 
 
-def test_features_of_an_autocast_layer_are_taken():
+def test_features_of_an_autocast_layer_are_accepted():
     layer = torch.nn.Linear(4, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         c = mb.second_order_pool(layer(torch.ones(3, 4)))

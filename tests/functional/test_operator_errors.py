@@ -1,4 +1,4 @@
-"""Bad input: each kind gets its own error, which says what came, what was needed and what to try."""
+"""Bad input: each kind raises an error with the problem and a fix."""
 
 import warnings
 
@@ -33,7 +33,7 @@ def test_non_finite_entries(case, bad):
         case.call(a)
 
 
-def test_a_sum_that_overflows_is_not_taken_for_bad_entries():
+def test_overflow_of_a_sum_is_not_reported_as_bad_entries():
     f = torch.diag(torch.full((3,), 3e38))
     assert f.sum().isinf()
     torch.testing.assert_close(mb.svd(f)[1], torch.full((3,), 3e38))
@@ -60,7 +60,7 @@ def test_complex_input_of_real_operators(case):
 def test_complex_numbers_of_16_bits_and_mixed_pairs():
     a = symmetric("separated")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about such numbers
+        warnings.simplefilter("ignore")  # a warning of torch about complex32
         half = a.to(torch.complex32)
     with pytest.raises(DtypeError, match=r"got torch\.complex32; convert it to torch\.complex64"):
         mb.matrix_log(half)
@@ -98,14 +98,14 @@ def test_matrices_that_are_not_symmetric(case):
         assert out.isnan().all()
 
 
-def test_each_matrix_is_measured_by_its_own_size():
+def test_symmetry_tolerance_is_relative_to_each_matrix():
     a = torch.stack([1e9 * torch.eye(3), torch.tensor([[1.0, 0.1, 0], [0, 1, 0], [0, 0, 1]])])
     with pytest.raises(SymmetryError, match=r"largest entry is 1, it differs from its transpose by up to 0\.1"):
         mb.matrix_log(a)
 
 
 @pytest.mark.parametrize(
-    ("name", "spectrum", "wanted"),
+    ("name", "spectrum", "required"),
     [
         ("matrix_log", (-1.0, 1.0), "positive"),
         ("matrix_log", (0.0, 1.0), "positive"),
@@ -115,11 +115,11 @@ def test_each_matrix_is_measured_by_its_own_size():
         ("matrix_power_tensor", (-1.0, 1.0), "positive"),
     ],
 )
-def test_eigenvalues_outside_the_domain(name, spectrum, wanted):
+def test_eigenvalues_outside_the_domain(name, spectrum, required):
     a = torch.diag(torch.tensor(spectrum, dtype=torch.float64))
     more = {"matrix_power": (0.3,), "matrix_power_tensor": (torch.tensor(0.3),)}.get(name, ())
     name = name.removesuffix("_tensor")
-    with pytest.raises(DomainError, match=f"needs {wanted} eigenvalues; the smallest of a is .* Add a multiple"):
+    with pytest.raises(DomainError, match=f"needs {required} eigenvalues; the smallest of a is .* Add a multiple"):
         getattr(mb, name)(a, *more)
 
 
@@ -205,7 +205,7 @@ def test_options():
             operator(torch.eye(3), broadening=0.0)
 
 
-def test_vectors_that_are_no_triangle():
+def test_vectors_of_no_triangular_number_are_refused():
     with pytest.raises(ShapeError, match=r"n\(n\+1\)/2 entries"):
         mb.unvectorize_symmetric(torch.ones(2, 4))
     with pytest.raises(ShapeError):

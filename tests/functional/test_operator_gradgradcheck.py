@@ -10,7 +10,7 @@ from matbackprop.errors import OrderError
 
 
 def _one(case, spectrum, device):
-    """Inputs with a batch of one, so that the check stays short."""
+    """Inputs with a batch of one, to save time."""
     return tuple(t[1:].requires_grad_() for t in case.inputs(spectrum, device))
 
 
@@ -38,7 +38,7 @@ def test_eigenvalues_alone_have_two_orders(dtype):
     assert gradcheck(eigenvalues, x) and gradgradcheck(eigenvalues, x)
 
 
-def test_second_derivative_at_the_identity_is_that_of_the_series():
+def test_second_derivative_at_the_identity_equals_the_series():
     """log(I + H) = H − H²/2 + …, so the second derivative at I in H and H is −H²."""
     h = torch.tensor([[0.3, -1.0, 0.2], [-1.0, 0.5, 0.7], [0.2, 0.7, -0.4]], dtype=torch.float64)
     eye = torch.eye(3, dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_second_derivative_at_the_identity_is_that_of_the_series():
 
 
 @pytest.mark.parametrize("operator", [matrix_log, lambda a: second_order_pool(a, eps=0.1)])
-def test_a_third_derivative_says_that_it_is_not_there(operator):
+def test_third_derivatives_are_refused(operator):
     a = (torch.eye(3, dtype=torch.float64) * 2).requires_grad_()
     (first,) = torch.autograd.grad(operator(a).square().sum(), a, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), a, create_graph=True)

@@ -1,4 +1,4 @@
-"""Laws that hold for every input, tried on inputs that Hypothesis makes."""
+"""Laws that hold for every input, tested with Hypothesis."""
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -28,7 +28,7 @@ def _symmetric(values, seed):
 
 @law
 @given(eigenvalues, seeds, functions)
-def test_functions_turn_with_the_matrix(values, seed, function):
+def test_functions_are_orthogonally_equivariant(values, seed, function):
     """f(QAQᵀ) = Q f(A) Qᵀ."""
     a, q = _symmetric(values, seed), orthogonal(len(values), seed=seed + 1)
     turned = q @ a @ q.mT
@@ -39,7 +39,7 @@ def test_functions_turn_with_the_matrix(values, seed, function):
 
 @law
 @given(eigenvalues, seeds)
-def test_exp_and_log_undo_each_other(values, seed):
+def test_exp_and_log_are_inverse(values, seed):
     a = _symmetric(values, seed)
     torch.testing.assert_close(mb.matrix_exp(mb.matrix_log(a)), a, rtol=1e-10, atol=1e-10)
     b = _symmetric(np.log(values), seed)
@@ -67,7 +67,7 @@ def test_square_roots(values, seed):
 
 @law
 @given(features(), seeds, st.sampled_from(["log", "sqrt", "inverse"]))
-def test_pooling_does_not_see_the_order_of_pixels(f, seed, function):
+def test_pooling_is_invariant_to_pixel_order(f, seed, function):
     f = torch.from_numpy(f)
     order = torch.randperm(len(f), generator=torch.Generator().manual_seed(seed))
     expected = mb.second_order_pool(f, eps=0.1, function=function)
@@ -76,7 +76,7 @@ def test_pooling_does_not_see_the_order_of_pixels(f, seed, function):
 
 @law
 @given(features(), seeds)
-def test_pooling_turns_with_the_features_and_not_with_the_pixels(f, seed):
+def test_pooling_is_equivariant_in_features_and_invariant_in_pixels(f, seed):
     f = torch.from_numpy(f)
     m, d = f.shape
     q, r = orthogonal(d, seed=seed), orthogonal(m, seed=seed + 1)
@@ -87,7 +87,7 @@ def test_pooling_turns_with_the_features_and_not_with_the_pixels(f, seed):
 
 @law
 @given(features(), st.integers(1, 3))
-def test_a_repeated_row_is_a_weight(f, times):
+def test_repeated_rows_equal_weights(f, times):
     f = torch.from_numpy(f)
     weight = torch.ones(len(f), dtype=torch.float64)
     weight[0] = times
@@ -98,7 +98,7 @@ def test_a_repeated_row_is_a_weight(f, times):
 
 @law
 @given(features(), st.lists(st.floats(-5, 5), min_size=6, max_size=6))
-def test_centred_pooling_does_not_see_the_mean(f, shift):
+def test_centered_pooling_is_invariant_to_the_mean(f, shift):
     f = torch.from_numpy(f)
     moved = f + torch.tensor(shift[: f.shape[1]], dtype=torch.float64)
     expected = mb.second_order_pool(f, eps=0.1, center=True)
@@ -108,7 +108,7 @@ def test_centred_pooling_does_not_see_the_mean(f, shift):
 @law
 @given(features())
 def test_gradients_are_finite_and_euler_holds(f):
-    """log det: ⟨dL/dF, F⟩ = 2 tr(A⁻¹FᵀF) for L = tr log A, whatever the ties of F."""
+    """log det: ⟨dL/dF, F⟩ = 2 tr(A⁻¹FᵀF) for L = tr log A, also at ties of F."""
     f = torch.from_numpy(f).requires_grad_()
     mb.second_order_pool(f, eps=0.1).diagonal().sum().backward()
     assert f.grad.isfinite().all()

@@ -1,4 +1,4 @@
-"""Rounding is told from bad input: covariances of low rank, matrices that differ from their transposes by rounding."""
+"""Rounding errors are not bad input: covariances of low rank, matrices symmetric up to rounding."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ OF_SYMMETRIC = {
 
 @pytest.mark.parametrize("n", [2, 5, 9, 30])
 @pytest.mark.parametrize("name", OF_SYMMETRIC)
-def test_results_are_symmetric_to_the_bit(name, n):
-    """So that what is made of them by sums stays symmetric."""
+def test_results_are_bitwise_symmetric(name, n):
+    """Sums of symmetric results stay symmetric."""
     if n < 5 and "projector" in name:
         pytest.skip("the projectors here need five rows")
     a = symmetric(tuple(torch.linspace(0.3, 4, n).tolist()), 3, seed=n)
@@ -33,7 +33,7 @@ def test_results_are_symmetric_to_the_bit(name, n):
 @pytest.mark.parametrize("n", [2, 5, 12, 30])
 @pytest.mark.parametrize("condition", [1e2, 1e6])
 def test_the_textbook_karcher_mean(n, condition):
-    """S ← S^½ exp(mean log(S^−½ Aᵢ S^−½)) S^½ from plain products of results, until the step is rounding."""
+    """S ← S^½ exp(mean log(S^−½ Aᵢ S^−½)) S^½ with plain products of results, until convergence."""
     stretch = mb.matrix_sqrt(symmetric(tuple(condition ** (-i / (n - 1)) for i in range(n)), seed=n))
     a = stretch @ symmetric(tuple(torch.linspace(0.5, 2, n).tolist()), 8, seed=n + 1) @ stretch
     mean = a.mean(0)
@@ -42,11 +42,11 @@ def test_the_textbook_karcher_mean(n, condition):
         step = mb.matrix_log(inverse @ a @ inverse).mean(0)
         mean = root @ mb.matrix_exp(step) @ root
     assert torch.linalg.matrix_norm(step) < 1e-9
-    mb.matrix_exp(root @ inverse - inverse @ root)  # zero but for rounding
+    mb.matrix_exp(root @ inverse - inverse @ root)  # zero up to rounding
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_a_matrix_of_one_kind_of_asymmetry_is_refused_in_every_dtype(dtype):
+def test_asymmetric_matrices_are_refused_in_every_dtype(dtype):
     a = symmetric("separated").to(dtype)
     mb.matrix_exp(a + 0.2 * torch.finfo(dtype).eps * a.triu())
     a[0, 1] += 0.5
@@ -57,7 +57,7 @@ def test_a_matrix_of_one_kind_of_asymmetry_is_refused_in_every_dtype(dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("m", [20, 49, 64])
 def test_square_root_of_a_covariance_of_low_rank(dtype, m):
-    """Its zero eigenvalues come out negative at the rounding of the dtype that the data carry."""
+    """Its zero eigenvalues are computed as negative rounding errors."""
     for seed in range(10):
         f = torch.randn(m, 64, generator=generator(seed)).to(dtype)
         f = f - f.mean(0)
@@ -70,14 +70,14 @@ def test_square_root_of_a_covariance_of_low_rank(dtype, m):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_a_negative_eigenvalue_is_not_taken_for_rounding(dtype):
+def test_negative_eigenvalues_above_rounding_are_refused(dtype):
     a = torch.diag(torch.tensor([1.0, -0.05, 0.5])).to(dtype)
     with pytest.raises(DomainError, match="needs nonnegative eigenvalues"):
         mb.matrix_sqrt(a)
 
 
 def test_the_derivative_of_a_square_root_at_a_singular_matrix_is_refused():
-    """It is infinite there: an error, not NaN."""
+    """It is infinite there: raise an error instead of returning NaN."""
     a = torch.diag(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))
     for way in (mb.matrix_sqrt, lambda x: mb.matrix_power(x, 0.5)):
         out = way(a.clone().requires_grad_())
@@ -90,7 +90,7 @@ def test_the_derivative_of_a_square_root_at_a_singular_matrix_is_refused():
         ):
             way(torch.autograd.forward_ad.make_dual(a, torch.eye(3, dtype=torch.float64)))
     f = relu_features(3, 5).requires_grad_()
-    mb.second_order_pool(f, function="sqrt", eps=0.0).sum().backward()  # a function of F has one
+    mb.second_order_pool(f, function="sqrt", eps=0.0).sum().backward()  # as a function of F it is finite
     assert f.grad.isfinite().all()
 
 
@@ -114,7 +114,7 @@ def test_a_result_too_large_for_float32_is_infinite():
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
-def test_one_exponent_of_any_shape(shape, batch):
+def test_exponent_with_one_element_of_any_shape(shape, batch):
     a = symmetric("separated", *batch)
     p = torch.full(shape, 0.3, dtype=torch.float64, requires_grad=True)
     out = mb.matrix_power(a, p)
@@ -124,7 +124,7 @@ def test_one_exponent_of_any_shape(shape, batch):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_exponents_that_are_no_numbers(bad):
+def test_invalid_exponents_are_refused(bad):
     a = symmetric("separated")
     for exponent in (bad, torch.tensor(bad)):
         with pytest.raises(ValueError, match="exponent"):
@@ -134,7 +134,7 @@ def test_exponents_that_are_no_numbers(bad):
 
 
 def test_orthogonal_congruence_is_within_rounding_of_symmetric():
-    """QAQᵀ as plain products: what a user hands in after a change of basis."""
+    """QAQᵀ as plain products, as after a change of basis."""
     q = orthogonal(30)
     a = q @ symmetric(tuple(torch.linspace(0.1, 2, 30).tolist())) @ q.mT
     torch.testing.assert_close(mb.matrix_exp(mb.matrix_log(a)), 0.5 * (a + a.mT))

@@ -1,4 +1,4 @@
-"""What leaves the range of floating point inside is refused, and what does not is right at any scale."""
+"""Intermediate overflow is refused, and other results are right at any scale."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ FREE = {name: call for name, call in CUTS.items() if name != "embedding"} | {
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e-90, 1e90, 1e170, 1e300])
-def test_features_whose_degrees_leave_the_range_are_refused(scale):
-    """Without this the embedding's eigenvalues of 1e170·I were 0 instead of 1."""
+def test_features_whose_degrees_overflow_are_refused(scale):
+    """Regression: the embedding's eigenvalues of 1e170·I were 0 instead of 1."""
     with pytest.raises(DomainError, match="Scale it"):
         CUTS["embedding"](scale * EYE)
     with pytest.raises(DomainError, match="Scale it"):  # one image of a batch
@@ -35,23 +35,23 @@ def test_features_whose_degrees_leave_the_range_are_refused(scale):
 
 @pytest.mark.parametrize("name", FREE)
 @pytest.mark.parametrize("scale", [1e-310, 1e-300, 1e-170, 1e170, 1e300, 1.2e308])
-def test_what_does_not_see_the_scale_is_scaled_first(name, scale):
-    """Without this J2 of 1e170·I was 2 instead of 0, and the projector of 1.2e308·I was 0."""
+def test_scale_invariant_operators_do_not_overflow(name, scale):
+    """Regression: J2 of 1e170·I was 2 instead of 0, and the projector of 1.2e308·I was 0."""
     torch.testing.assert_close(FREE[name](scale * EYE), FREE[name](EYE))
     torch.testing.assert_close(FREE[name](torch.stack([EYE, scale * EYE]))[1], FREE[name](EYE))
 
 
 @pytest.mark.parametrize("name", CUTS)
 @pytest.mark.parametrize("scale", [1e-70, 1e-8, 1e8, 1e70])
-def test_what_does_not_see_the_scale_is_the_same_at_every_other_scale(name, scale):
+def test_scale_invariant_operators_are_equal_at_every_scale(name, scale):
     f = torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     torch.testing.assert_close(CUTS[name](scale * f), CUTS[name](f))
     plain, scaled = (torch.autograd.grad(CUTS[name](s * f).sum(), f)[0] for s in (1.0, scale))
     torch.testing.assert_close(scaled, plain, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(CUTS[name](0 * f), CUTS[name](0 * EYE))  # zero may stand
+    torch.testing.assert_close(CUTS[name](0 * f), CUTS[name](0 * EYE))  # zero is accepted
 
 
-def test_single_precision_has_a_range_of_its_own():
+def test_float32_computation_checks_the_range_of_float32():
     with pytest.raises(DomainError, match="float32"):
         mb.spectral_embedding(1e12 * EYE.float(), 4, ties="drop", precision=torch.float32)
     torch.testing.assert_close(mb.spectral_embedding(1e12 * EYE.float(), 4, ties="drop")[0], torch.ones(4))
@@ -67,21 +67,21 @@ def test_pooling_refuses_squares_that_overflow():
     torch.testing.assert_close(mb.second_order_pool(1e-170 * EYE), expected)
 
 
-def test_a_gradient_that_leaves_the_range_on_its_way_is_refused():
-    """Of near ties at the end of the range: in units of the matrix it is finite, in those of the computation not."""
+def test_intermediate_overflow_of_a_gradient_is_refused():
+    """Near ties of huge matrices: the gradient is finite, but an intermediate result is not."""
     a = (1e300 * torch.diag(torch.tensor([1.0, 1.0 + 1e-12, 2.0], dtype=torch.float64))).requires_grad_()
     _, u = mb.eigh(a)
     with pytest.raises(DomainError, match="Scale them"):
         (1e300 * u[1, 0]).backward()
 
 
-def test_functions_of_the_largest_matrices_are_finite_where_their_values_are():
+def test_functions_of_the_largest_matrices_are_finite():
     a = torch.tensor([[1.2e308, -1.2e308], [-1.2e308, 1.2e308]], dtype=torch.float64).mul(0.7)
     torch.testing.assert_close(mb.matrix_power(a, 1), a)
 
 
-def test_an_eigenvalue_beyond_the_range_is_said_and_not_lost():
-    """Its inverse root would be zero in the sum."""
+def test_an_eigenvalue_beyond_the_range_is_reported():
+    """Its inverse root would be added as zero."""
     a = torch.full((2, 2), 1.2e308, dtype=torch.float64) + torch.diag(torch.tensor([1e300, 0.0], dtype=torch.float64))
     with pytest.raises(DomainError, match="An eigenvalue of a overflows"):
         mb.matrix_inv_sqrt(a)

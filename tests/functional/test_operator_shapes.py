@@ -57,7 +57,7 @@ def test_a_map_without_locations_pools_to_the_value_at_eps(method):
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3), (0, 0)])
 @pytest.mark.parametrize("full", [False, True])
-def test_derivatives_of_the_svd_of_nothing(shape, full):
+def test_derivatives_of_the_svd_of_empty_matrices(shape, full):
     x = torch.zeros(shape, dtype=torch.float64)
     outs, tangents = torch.func.jvp(lambda a: tuple(mb.svd(a, full)), (x,), (x,))
     assert [t.shape for t in tangents] == [o.shape for o in outs]
@@ -68,8 +68,8 @@ def test_derivatives_of_the_svd_of_nothing(shape, full):
     assert grad.shape == (5, *shape)
 
 
-def test_kept_indices_do_not_cross_modes():
-    """A triangle made in inference mode or for fake tensors must not serve a training step of the same order."""
+def test_cached_indices_are_not_shared_between_modes():
+    """Indices cached in inference mode or for fake tensors must not be used in a training step."""
     order = 17
     with torch.inference_mode():
         mb.vectorize_symmetric(torch.ones(order, order))
@@ -95,7 +95,7 @@ def test_meta(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.traced], ids=case_id)
 def test_fake_tensors(case):
-    """What torch.export and shape propagation outside of torch.compile use."""
+    """Fake tensors as in torch.export and shape propagation."""
     shapes = [(t.shape, t.dtype) for t in case.inputs("separated", dtype=torch.float32)]
     with FakeTensorMode():
         inputs = tuple(torch.ones(shape, dtype=dtype, requires_grad=True) for shape, dtype in shapes)
@@ -107,7 +107,7 @@ def test_fake_tensors(case):
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_deterministic(case, dtype):
-    """Bit for bit the same twice, gradients too, and with torch's deterministic mode on."""
+    """Values and gradients are bitwise reproducible, also in torch's deterministic mode."""
     inputs = case.inputs("separated", dtype=dtype)
     torch.use_deterministic_algorithms(True)
     try:
@@ -127,7 +127,7 @@ def test_nothing_writes_into_its_inputs(case, device):
 
 
 def test_inputs_are_left_alone():
-    """No operator writes into what it was given, also where it is not contiguous."""
+    """No operator modifies its inputs, contiguous or not."""
     f = relu_features(9, 5, 2).mT
     before = f.clone()
     w = torch.ones(2, 5, dtype=torch.float64)

@@ -43,10 +43,10 @@ def test_raise_is_the_default():
 
 @pytest.mark.parametrize("scale", [2.0, 1.0])
 @pytest.mark.parametrize("direction", [[[1.0, 2.0], [2.0, -1.0]], [[1.0, 0.5], [0.5, 1.0]]])
-def test_what_a_tie_does_not_tell_is_refused(scale, direction):
-    """log A through the factors: the loss does not see the basis, and its gradient has a part that is 0/0 here.
+def test_undetermined_gradients_at_a_tie_are_refused(scale, direction):
+    """log A through the factors: the loss does not depend on the basis, but part of its gradient is 0/0 here.
 
-    At the identity, where log is zero, the vectors receive zeros and only the values tell that they are used.
+    At the identity, where log is zero, the vectors receive zero gradients.
     """
     direction = torch.tensor(direction, dtype=torch.float64)
     a = (scale * torch.eye(2, dtype=torch.float64)).requires_grad_()
@@ -61,17 +61,19 @@ def test_what_a_tie_does_not_tell_is_refused(scale, direction):
 
 
 def test_a_near_tie_within_the_rounding_of_the_data_is_refused():
-    """float32 data whose smallest eigenvalues differ by less than they resolve: no gradient that is off in silence."""
+    """The smallest eigenvalues differ by less than float32 resolves: the gradient would be silently wrong."""
     q = orthogonal(4)
-    target = (q[:, 2] + 1e-4 * q[:, 1]).float()  # hardly sees the tied vector, which turns 1e7 times as fast
+    target = (
+        q[:, 2] + 1e-4 * q[:, 1]
+    ).float()  # nearly independent of the tied vector, which rotates 1e7 times as fast
     a = (q * torch.tensor([1e-8, 3e-8, 0.5, 1.0], dtype=torch.float64)) @ q.mT
     a = (0.5 * (a + a.mT)).float().requires_grad_()
     with pytest.raises(TieError):
         (mb.eigh(a)[1][..., 0] * target).sum().backward()
 
 
-def test_ties_of_vectors_that_are_not_used_do_no_harm():
-    """The leading vector of a matrix of low rank, whose other eigenvalues are all zero: its own formula."""
+def test_ties_of_unused_vectors_are_accepted():
+    """The leading vector of a matrix of low rank, whose other eigenvalues are all zero, by its closed form."""
     f = with_singular_values(6, 6, (3.0, 2.0, 0.0, 0.0, 0.0, 0.0))
     target = torch.arange(6.0, dtype=torch.float64)
     a = (f @ f.mT).requires_grad_()
@@ -92,7 +94,7 @@ def test_ties_of_vectors_that_are_not_used_do_no_harm():
     assert x.grad.isfinite().all()
 
 
-def test_results_have_the_names_that_torch_gives_them():
+def test_results_have_the_field_names_of_torch():
     a = symmetric("separated")
     assert mb.eigh(a)._fields == ("eigenvalues", "eigenvectors")
     assert mb.svd(a)._fields == ("U", "S", "Vh")
@@ -183,20 +185,20 @@ def test_svd_policies(name):
 
 @pytest.mark.parametrize("name", SVD_TIES)
 def test_svd_without_gauge_passes(name):
-    """A loss of the singular values is blind to the gauge."""
+    """A loss of the singular values does not depend on the gauge."""
     a = SVD_TIES[name].clone().requires_grad_()
     _, s, _ = mb.svd(a, ties="raise")
     (grad,) = torch.autograd.grad(s.square().sum(), a)
     torch.testing.assert_close(grad, 2 * a.detach())
 
 
-def test_the_choice_of_the_null_basis_counts_as_gauge():
+def test_loss_depending_on_the_null_basis_is_refused():
     a = with_singular_values(5, 2, (2.0, 1.0)).requires_grad_()
     u, _, _ = mb.svd(a, full_matrices=True)
     with pytest.raises(TieError):
         u[0, 2].backward()
     u, _, _ = mb.svd(a, full_matrices=True)
-    (u[:, 2:] @ u[:, 2:].mT).square().sum().backward()  # the projector on it is none of its choice
+    (u[:, 2:] @ u[:, 2:].mT).square().sum().backward()  # the projector does not depend on the basis
 
 
 def test_the_papers_gauge_for_the_null_basis():
@@ -240,7 +242,7 @@ LOSSES = {
 @pytest.mark.parametrize("way", UNCHECKED)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_tie_that_cannot_be_reported_makes_the_gradient_nan(name, way):
-    """Under torch.func there are no values to check: "raise" once acted as "drop" there."""
+    """Under torch.func values cannot be checked. Regression: "raise" acted as "drop"."""
     loss, tied, apart = LOSSES[name]
     assert UNCHECKED[way](loss, tied).isnan().any()
     separate = apart.clone().requires_grad_()
@@ -268,7 +270,7 @@ def test_only_the_tied_matrix_of_a_batch_becomes_nan():
 
 
 @pytest.mark.cuda
-def test_on_a_gpu_nothing_is_waited_for(device):
+def test_ties_become_nan_without_synchronization(device):
     a = symmetric("repeated").to(device).requires_grad_()
     loss = _one_vector_loss(a)
     torch.cuda.synchronize()

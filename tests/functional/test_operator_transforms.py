@@ -52,7 +52,7 @@ def test_autograd_through_a_pullback(case):
         torch.testing.assert_close(x, y)
 
 
-def test_four_ways_to_a_hessian():
+def test_hessians_by_nested_modes_agree():
     """Forward and reverse nested in each order agree, for F, ε, weight and exponent at once."""
     f = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).sin()
     p = torch.tensor(0.7, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_four_ways_to_a_hessian():
 
 @pytest.mark.parametrize("layer", [lambda a: eigh(a)[0].sum(), lambda a: svd(a)[1].sum()], ids=["eigh", "svd"])
 def test_forward_over_forward_through_a_decomposition_is_refused(layer):
-    """torch would return zero without a word."""
+    """torch would silently return zero."""
     a = torch.diag(torch.tensor([1.0, 2.0], dtype=torch.float64))
     with pytest.raises(OrderError, match="forward mode"):
         jacfwd(jacfwd(layer))(a)
@@ -80,7 +80,7 @@ def test_forward_over_forward_through_a_decomposition_is_refused(layer):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4), (3, 3)])
 def test_forward_mode_of_the_svd_in_every_dtype_and_shape(dtype, shape):
-    """Outputs that are views of the solver's own memory broke it for float32."""
+    """Regression: outputs that are views of solver memory failed in float32."""
     generator = torch.Generator().manual_seed(0)
     a, v = (torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(2))
     (_, s, _), (du, ds, _) = jvp(svd, (a.to(dtype),), (v.to(dtype),))

@@ -76,7 +76,7 @@ def test_sqrt_takes_singular_matrices():
     torch.testing.assert_close(root @ root, a)
 
 
-def test_own_functions_equal_the_built_in_ones():
+def test_user_defined_functions_equal_built_in_ones():
     a = symmetric("near_repeated", 2)
     torch.testing.assert_close(mb.matrix_function(a, (torch.log, torch.reciprocal)), mb.matrix_log(a))
     pair = (torch.log, lambda x, y: torch.where(x == y, 1 / x, (x / y).log() / torch.where(x == y, 1, x - y)))
@@ -133,7 +133,7 @@ def test_centering_is_the_covariance():
     covariance = torch.from_numpy(np.cov(f.numpy(), rowvar=False, bias=True)) * 20
     expected = mb.matrix_sqrt(covariance + 0.1 * torch.eye(4, dtype=torch.float64))
     torch.testing.assert_close(mb.second_order_pool(f, eps=0.1, function="sqrt", center=True), expected)
-    # a weighted mean needs no normalised weights
+    # weights need not be normalized
     w = torch.rand(20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     covariance = torch.from_numpy(np.cov(f.numpy(), rowvar=False, aweights=w.numpy(), ddof=0)) * w.sum()
     expected = mb.matrix_sqrt(covariance + 0.1 * torch.eye(4, dtype=torch.float64))
@@ -143,7 +143,7 @@ def test_centering_is_the_covariance():
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])
 @pytest.mark.parametrize("method", ["svd", "eig"])
 def test_reference_routes_agree_at_full_rank(shape, method):
-    """Values and gradients of all inputs, where no pair that matters is tied."""
+    """Values and gradients of all inputs, without ties."""
     grads = []
     for route in ("fused", method):
         f = relu_features(*shape, 2, seed=3).requires_grad_()
@@ -158,8 +158,8 @@ def test_reference_routes_agree_at_full_rank(shape, method):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
 
 
-def test_reference_routes_stay_finite_and_wrong_at_ties():
-    """A repeated singular value: dropping the pair loses what it carries, so the fused form is the default."""
+def test_reference_routes_are_finite_and_wrong_at_ties():
+    """A repeated singular value: dropping the pair loses part of the gradient."""
     target = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(6, 6)
     grads = {}
     for method in ("fused", "svd", "eig"):
@@ -187,7 +187,7 @@ def test_eigh_and_svd_rebuild_their_inputs():
             torch.testing.assert_close(u.mT @ u, torch.eye(u.shape[-1], dtype=torch.float64).expand(2, -1, -1))
 
 
-def test_vectorizing_keeps_inner_products_and_comes_back():
+def test_vectorizing_keeps_inner_products_and_round_trips():
     a, b = symmetric("separated", 2, seed=1), symmetric("repeated", 2, seed=2)
     v, w = mb.vectorize_symmetric(a), mb.vectorize_symmetric(b)
     assert v.shape == (2, 10)

@@ -42,7 +42,7 @@ def test_bad_weights_are_refused(name, weight, error):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_mask_is_a_weight_of_zeros_and_ones(name):
+def test_masks_equal_weights_of_zeros_and_ones(name):
     mask = torch.tensor([True, True, False, True])
 
     def first(out):

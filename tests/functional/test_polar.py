@@ -1,4 +1,4 @@
-"""Polar factors, rotations and low rank: values against SciPy, and derivatives where others give NaN."""
+"""Polar factors, rotations and low rank: values against SciPy, and derivatives at ties."""
 
 import pytest
 import scipy.linalg
@@ -16,7 +16,7 @@ def random(*shape, seed=0):
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6)])
-def test_polar_factors_of_scipy(shape):
+def test_polar_factors_equal_scipy(shape):
     a = random(*shape)
     q, p = polar(a)
     for one, other in zip((q, p), scipy.linalg.polar(a.numpy()), strict=True):
@@ -32,7 +32,7 @@ def test_the_derivative_at_the_identity_is_the_skew_part():
     torch.testing.assert_close(along, 0.5 * (e - e.mT))
 
 
-def test_the_second_derivative_at_the_identity_is_that_of_the_exponential():
+def test_the_second_derivative_at_the_identity_equals_that_of_the_exponential():
     """Along a skew direction S, Q(I + tS) = I + tS + t² S²/2 + …, as exp(tS) to second order."""
     s = random(3, 3)
     s = s - s.mT
@@ -45,7 +45,7 @@ def test_the_second_derivative_at_the_identity_is_that_of_the_exponential():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rotations_are_those_of_scipy(seed):
+def test_rotations_equal_scipy(seed):
     x, y = random(9, 3, seed=seed), random(9, 3, seed=seed + 50)
     expected, _ = scipy.spatial.transform.Rotation.align_vectors(y.numpy(), x.numpy())
     torch.testing.assert_close(procrustes(x, y), torch.from_numpy(expected.as_matrix()).mT)
@@ -56,7 +56,7 @@ def test_rotations_are_those_of_scipy(seed):
     torch.testing.assert_close(r @ r.mT, torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
 
 
-def test_weights_count_points_several_times():
+def test_weights_equal_repeated_points():
     x, y = random(4, 3), random(4, 3, seed=1)
     repeated = torch.tensor([0, 0, 1, 2, 3, 3, 3])
     torch.testing.assert_close(
@@ -74,7 +74,7 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("name", DEGENERATE)
-def test_rotations_have_derivatives_wherever_they_are_unique(name):
+def test_rotations_are_differentiable_if_unique(name):
     q, v = orthogonal(3), orthogonal(3, seed=1)
     q, v = q * torch.linalg.det(q).sign(), v * torch.linalg.det(v).sign()
     a = ((q * torch.tensor(DEGENERATE[name], dtype=torch.float64)) @ v.mT).requires_grad_()
@@ -101,7 +101,7 @@ def test_points_in_a_plane_determine_a_rotation():
         (lambda: procrustes(torch.ones(5, 3), torch.ones(5, 3)), "no unique rotation between the points"),
     ],
 )
-def test_what_is_not_unique_is_refused(call, message):
+def test_nonunique_rotations_are_refused(call, message):
     with pytest.raises(DomainError, match=message):
         call()
 
@@ -113,7 +113,7 @@ def test_shapes_of_points():
 
 @pytest.mark.parametrize("shape", [(5, 4), (4, 5), (4, 4)])
 @pytest.mark.parametrize("rank", [0, 1, 3, 4, 9])
-def test_low_rank_is_the_truncated_decomposition(shape, rank):
+def test_low_rank_equals_the_truncated_svd(shape, rank):
     a = random(2, *shape)
     u, s, vh = torch.linalg.svd(a, full_matrices=False)
     s[..., rank:] = 0
@@ -161,7 +161,7 @@ def test_modules():
     assert torch.equal(nn.Procrustes(reflection=True)(a, a.flip(0)), procrustes(a, a.flip(0), reflection=True))
 
 
-def test_derivatives_at_the_end_of_the_range_are_refused_and_values_are_not():
+def test_derivatives_beyond_the_range_are_refused_and_values_are_not():
     a = 1.2e308 * with_singular_values(4, 3, [1.0, 1e-2, 1e-4])
     a = a / a.abs().max() * 1.2e308
     q, _ = polar(a)
@@ -170,8 +170,8 @@ def test_derivatives_at_the_end_of_the_range_are_refused_and_values_are_not():
         polar(a.requires_grad_())
 
 
-def test_the_largest_matrices_have_their_factors():
-    """P is as large as A, and so is what it is made of on the way."""
+def test_polar_factors_of_the_largest_matrices():
+    """Neither P nor intermediate results overflow."""
     a = torch.tensor([[-1.7e308], [1e306]], dtype=torch.float64)
     q, p = polar(a)
     torch.testing.assert_close(q @ p, a)

@@ -1,4 +1,4 @@
-"""Second-order pooling against an 80-bit reference: values and gradients, at every stress that breaks other layers."""
+"""Second-order pooling against an 80-bit reference: values and gradients, at ill-conditioned features."""
 
 import functools
 
@@ -30,7 +30,7 @@ def _relative(a, reference):
 
 @functools.cache
 def _problem(kind, m, d, function):
-    """Features and a gradient that float32 holds exactly, so that one reference serves both dtypes."""
+    """Features and a gradient that are exact in float32, so that one reference serves both dtypes."""
     f = FEATURES[kind](m, d, dtype=torch.float32)
     g = torch.randn(d, d, generator=generator(5), dtype=torch.float32)
     return f, g, *pool_longdouble(f.numpy(), g.numpy(), EPS, function)
@@ -85,7 +85,7 @@ def test_the_80_bit_eigensolver():
 @pytest.mark.parametrize(("low", "high"), [(-2, 3), (-4, 2), (-0.5, 1.5), (0, 1.49)])
 @pytest.mark.parametrize(("m", "d"), [(6, 9), (9, 6)])
 def test_wide_spectra_against_mpmath(m, d, low, high):
-    """Singular values over many orders: eigenvectors of the Gram matrix alone would leave 1e-8."""
+    """Singular values over many orders: eigenvectors of the Gram matrix alone have errors of 1e-8."""
     f = with_singular_values(m, d, torch.logspace(low, high, 6, dtype=torch.float64), seed=3)
     g = torch.randn(d, d, generator=generator(2), dtype=torch.float64)
     expected = pool_gradient_mpmath(f.numpy(), g.numpy(), EPS, mpmath.log)
@@ -100,7 +100,7 @@ def test_wide_spectra_against_mpmath(m, d, low, high):
 @pytest.mark.parametrize("outlier", ["row", "column"])
 @pytest.mark.parametrize(("m", "d"), [(8, 8), (12, 5), (5, 8)])
 def test_outliers_against_mpmath(m, d, outlier, dtype, scale):
-    """One row or channel hides all others in the Gram matrix; the features still have them."""
+    """One row or channel dominates the Gram matrix; the features still determine the others."""
     f = torch.randn(m, d, generator=generator(7), dtype=dtype)
     (f if outlier == "row" else f.mT)[0] *= scale
     g = torch.randn(d, d, generator=generator(8), dtype=dtype)
@@ -116,8 +116,8 @@ def test_outliers_against_mpmath(m, d, outlier, dtype, scale):
 
 @pytest.mark.parametrize("function", ["log", "sqrt"])
 @pytest.mark.parametrize("high", [2.99, 3.01])
-def test_float32_features_on_both_sides_of_the_short_way_against_80_bits(high, function):
-    """Up to s_max/s_min = 1e6 eigenvalues are the solver's own and the gradient a product with F."""
+def test_float32_features_around_the_condition_limit_of_the_short_route_against_80_bits(high, function):
+    """Up to s_max/s_min = 1e6 the eigenvalues are not refined and the gradient is a product with F."""
     f = with_singular_values(30, 8, torch.logspace(0, high, 8, dtype=torch.float64), seed=5).float().requires_grad_()
     g = torch.randn(8, 8, generator=generator(3))
     c = second_order_pool(f, eps=1e-6, function=function)
@@ -127,8 +127,8 @@ def test_float32_features_on_both_sides_of_the_short_way_against_80_bits(high, f
 
 
 @pytest.mark.parametrize("high", [0.0, 1.49])
-def test_a_narrow_spectrum_with_weights_equals_the_general_way(high):
-    """The CPU looks at s and takes the short way; under vmap no value is looked at."""
+def test_narrow_spectrum_with_weights_equals_the_general_route(high):
+    """The CPU checks s and takes the short route; vmap cannot."""
     f = with_singular_values(9, 6, torch.logspace(0, high, 6, dtype=torch.float64), seed=4)
     w = 0.5 + torch.rand(9, generator=generator(1), dtype=torch.float64)
     g = torch.randn(6, 6, generator=generator(2), dtype=torch.float64)
@@ -185,7 +185,7 @@ def test_weight_gradients_with_masks_against_mpmath(m, d):
     w = torch.tensor([1.0, 0.0, 0.5, 0.0, 2.0, 1.0, 1.0, 0.0, 1.0][:m], dtype=torch.float64).requires_grad_()
     g = torch.randn(d, d, generator=generator(8), dtype=torch.float64)
     (second_order_pool(f, weight=w, eps=EPS) * g).sum().backward()
-    # Row i as a map of its own: the derivative of log(A + t fᵢᵀfᵢ) at t = 0, by many digits.
+    # Row i alone: the derivative of log(A + t fᵢᵀfᵢ) at t = 0, by many digits.
     with mpmath.workdps(60):
         a = mpmath.matrix((f.mT @ torch.diag(w.detach()) @ f).tolist()) * 0 + EPS * mpmath.eye(d)
         rows = [mpmath.matrix([row]) for row in f.tolist()]
@@ -205,8 +205,8 @@ def test_weight_gradients_with_masks_against_mpmath(m, d):
     )
 
 
-def test_float32_inside_is_a_choice():
-    """precision=torch.float32 costs digits, which shows that float64 inside is what buys them."""
+def test_precision_float32_reduces_accuracy():
+    """precision=torch.float32 is less accurate than the default, float64."""
     f, g, _, gradient = _problem("relu", 36, 256, "log")
     x = f.clone().requires_grad_()
     second_order_pool(x, eps=EPS, precision=torch.float32).backward(g)
@@ -216,8 +216,8 @@ def test_float32_inside_is_a_choice():
 @pytest.mark.parametrize("d", [9, 4])
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("weight", [None, "mask", "regions"])
-def test_weights_and_centring_reach_the_kernels(weight, center, d, monkeypatch):
-    """The twin stands for the kernels here."""
+def test_weights_and_centering_reach_the_kernels(weight, center, d, monkeypatch):
+    """The fallback replaces the kernels here."""
     f = relu_features(6, d, 2).float()
     w = {
         None: None,
@@ -230,7 +230,9 @@ def test_weights_and_centring_reach_the_kernels(weight, center, d, monkeypatch):
     (expected_grad,) = torch.autograd.grad((expected * g).sum(), exact)
     handed = []
     monkeypatch.setattr(pool_kernels, "applies", lambda *_: True)
-    monkeypatch.setattr(pool_kernels, "pool", lambda x, eps, fn, twin, solve, w, center: handed.append(x) or twin(x, w))
+    monkeypatch.setattr(
+        pool_kernels, "pool", lambda x, eps, fn, fallback, solve, w, center: handed.append(x) or fallback(x, w)
+    )
     x = f.clone().requires_grad_()
     value = second_order_pool(x, weight=w, center=center, check=False)
     (grad,) = torch.autograd.grad((value * g).sum(), x)
@@ -238,19 +240,19 @@ def test_weights_and_centring_reach_the_kernels(weight, center, d, monkeypatch):
     assert _relative(value, expected.detach().numpy()) < 2e-7 and _relative(grad, expected_grad.numpy()) < 2e-7
     if w is not None and w.is_floating_point():
         second_order_pool(x, weight=w.clone().requires_grad_(), center=center, check=False)
-        assert len(handed) == 1  # a weight that learns is for the general operator
+        assert len(handed) == 1  # trainable weights use the general operator
 
 
-def test_the_gradient_of_the_exponent_sees_no_direction_that_the_rows_do_not_have():
-    """Two rows, parallel but for rounding, far above ε: all but one direction has the eigenvalue ε."""
+def test_exponent_gradient_ignores_directions_outside_the_row_space():
+    """Two rows, parallel up to rounding, far above ε: all but one direction has the eigenvalue ε."""
     row = torch.tensor([0.96, 0.0, 1.0], dtype=torch.float64) * 1e15
     w, eps = torch.tensor([1.2e10, 0.87e10], dtype=torch.float64), 1e-12
     p = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     c = second_order_pool(row.expand(2, 3), weight=w, eps=eps, function="power", exponent=p)
     (gradient,) = torch.autograd.grad(c.diagonal().sum(), p)
     top = w.sum() * row.square().sum()
-    wanted = top**0.3 * top.log() + 2 * eps**0.3 * np.log(eps)
-    assert abs(float(gradient / wanted) - 1) < 1e-12
+    expected = top**0.3 * top.log() + 2 * eps**0.3 * np.log(eps)
+    assert abs(float(gradient / expected) - 1) < 1e-12
 
 
 def test_gradients_of_weights_with_a_variance_that_rounding_may_make_negative():
@@ -259,13 +261,13 @@ def test_gradients_of_weights_with_a_variance_that_rounding_may_make_negative():
     w = torch.rand(6, generator=generator(6), dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad((second_order_pool(f, weight=w, eps=0.1, function="sqrt") * g).sum(), w)
     a = f.mT @ (w.unsqueeze(-1) * f) + 0.1 * torch.eye(3, dtype=torch.float64)
-    (wanted,) = torch.autograd.grad((matrix_sqrt(a) * g).sum(), w)
-    torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-14)
+    (expected,) = torch.autograd.grad((matrix_sqrt(a) * g).sum(), w)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
 @pytest.mark.parametrize("share", [1e-3, 1.0, 1e10])
-def test_features_whose_squares_leave_the_range_have_the_gradient_of_scaled_ones(shape, share):
+def test_gradient_of_features_whose_squares_underflow(shape, share):
     """log(c²A) = log A + log(c²)I, so that the gradient of cF is that of F over c; c = 2^-500, ε in units of F²."""
     scale = 2.0**-500
     f = torch.randn(*shape, generator=generator(3), dtype=torch.float64)
@@ -285,7 +287,7 @@ def test_features_whose_squares_leave_the_range_have_the_gradient_of_scaled_ones
     torch.testing.assert_close(small_tangent, tangent, rtol=1e-11, atol=1e-11 / share)
 
 
-def test_moments_below_the_range_beside_eps_keep_their_digits():
+def test_moments_below_the_range_next_to_eps_are_accurate():
     f = torch.randn(3, 3, generator=generator(7), dtype=torch.float64)
     w = torch.full((3,), 2.0**-33, dtype=torch.float64)
     small = second_order_pool(f * 2.0**-498, weight=w, eps=2.0**-996)  # their squares are 2^-1029 and less

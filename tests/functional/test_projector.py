@@ -79,7 +79,7 @@ def test_symmetric_gradient_is_symmetric_and_the_same_along_symmetric_variations
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("m", "r", "d"), [(200, 3, 20), (20, 3, 64), (500, 1, 8)])
-def test_rounding_does_not_raise_the_rank_and_weak_directions_survive(dtype, m, r, d):
+def test_rounding_does_not_increase_the_rank_and_weak_directions_are_kept(dtype, m, r, d):
     low = (random(m, r).abs() @ random(r, d, seed=1).abs()).to(dtype)
     assert projector(low).float().trace().round() == r
     u, v = torch.linalg.qr(random(m, 2))[0], torch.linalg.qr(random(d, 2, seed=1))[0]
@@ -109,7 +109,7 @@ def test_zero_and_empty_matrices():
 
 
 @pytest.mark.parametrize("options", [{"rank": 2}, {"threshold": 2.5}])
-def test_spectral_projector_takes_the_leading_eigenvectors(options):
+def test_spectral_projector_uses_the_leading_eigenvectors(options):
     a = with_spectrum(4.0, -5.0, 3.0, 2.0)
     values, vectors = torch.linalg.eigh(a)
     expected = vectors[:, -2:] @ vectors[:, -2:].mT

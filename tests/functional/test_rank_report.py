@@ -34,7 +34,7 @@ def test_certificate_holds_for_a_nearly_perfect_map_only():
     assert (near.alignment < far.alignment).all()
 
 
-def test_rank_of_float32_maps_and_of_nothing():
+def test_rank_of_float32_and_empty_maps():
     low = (features(50, 2).float() @ features(2, 6, seed=1).float()).double()
     labels = regions(50, k=2)
     assert rank_report(low, labels, rank_tol=torch.float32).rank == 2

@@ -29,7 +29,7 @@ def test_the_largest_coefficient_of_each_eigenvector_is_positive():
     assert bool((largest > 0).all())
 
 
-def test_weights_repeat_rows():
+def test_weights_equal_repeated_rows():
     f, weight = features(12, 3), torch.tensor([1.0, 2, 3, 0, 1, 1, 2, 1, 1, 1, 1, 4], dtype=torch.float64)
     values, vectors, degrees = spectral_embedding(f, 3, weight=weight)
     times = weight.long()
@@ -39,14 +39,14 @@ def test_weights_repeat_rows():
     torch.testing.assert_close(degrees.repeat_interleave(times), repeated[2])
 
 
-def test_derivatives_where_eigenvalues_are_separate():
+def test_derivatives_at_separated_eigenvalues():
     f = features(8, 3).requires_grad_()
     function = lambda f: spectral_embedding(f, 2)  # noqa: E731
     assert gradcheck(function, f, check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(function, f)
 
 
-def test_losses_of_vectors_are_refused_at_ties_and_the_projector_takes_those_of_the_span():
+def test_losses_of_vectors_are_refused_at_ties_and_losses_of_the_span_are_not():
     """Two separate groups: eigenvalue 1 twice."""
     f = torch.tensor([[1.0, 0], [2, 0], [0, 1], [0, 3]], dtype=torch.float64).requires_grad_()
     target = torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -61,7 +61,7 @@ def test_losses_of_vectors_are_refused_at_ties_and_the_projector_takes_those_of_
     assert torch.autograd.gradcheck(lambda x: projector(x * (x @ x.sum(0)).rsqrt().unsqueeze(-1)), f)
 
 
-def test_lost_rank_and_dead_rows_give_zeros():
+def test_rank_deficiency_and_zero_rows_give_zeros():
     f = features(10, 2)
     f = torch.cat([f, f[:, :1]], 1)
     f[4] = 0
@@ -93,8 +93,8 @@ def test_bad_input(call, error):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_some_pairs_of_a_large_problem_equal_those_of_the_whole(weighted):
-    """Without a gradient LAPACK is asked for k pairs; with one it decomposes the whole matrix."""
+def test_partial_decomposition_equals_the_full_one(weighted):
+    """Without a gradient LAPACK computes k pairs; with one it decomposes the whole matrix."""
     f = torch.rand(300, 140, generator=torch.Generator().manual_seed(0), dtype=torch.float64).square()
     weight = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64) if weighted else None
     some = spectral_embedding(f, 6, weight=weight)
@@ -104,8 +104,8 @@ def test_some_pairs_of_a_large_problem_equal_those_of_the_whole(weighted):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gradients_beside_an_outlier_are_those_of_the_singular_vectors(weighted):
-    """The d×d problem knows the second pair to rounding over its square; singular vectors know it far better."""
+def test_gradients_with_an_outlier_equal_those_of_the_singular_vectors(weighted):
+    """Singular vectors determine the second pair far better than the d×d problem."""
     f = features(6, 3).clone()
     f[0] *= 1e7
     w = torch.tensor([1.0, 2, 1, 0.5, 1, 3], dtype=torch.float64) if weighted else None

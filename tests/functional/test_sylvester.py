@@ -13,7 +13,7 @@ C = torch.randn(2, 4, 3, generator=generator(3), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kind", [lambda x: x, to_complex], ids=["real", "complex"])
-def test_values_are_those_of_scipy(kind):
+def test_values_equal_scipy(kind):
     a, b = kind(A), kind(B)
     x = mb.sylvester(a, b, C)
     assert x.dtype == a.dtype

@@ -1,4 +1,4 @@
-"""Leading eigenpairs of dense, sparse and implicit operators against the whole decomposition."""
+"""Leading eigenpairs of dense, sparse and implicit operators against the full decomposition."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def loss(pairs):
 
 @pytest.mark.parametrize("largest", [True, False])
 def test_an_operator_equals_its_matrix(largest):
-    """W = FΛFᵀ, indefinite: values, vectors and the gradients of F and Λ, of the matrix and of the whole eigh."""
+    """W = FΛFᵀ, indefinite: values, vectors and gradients of F and Λ, against the dense route and eigh."""
     f, lam = features(N, N).requires_grad_(), symmetric("separated").requires_grad_()
     part = 0.5 * (lam + lam.mT)
     metric = torch.block_diag(part, -2 * part, *[0.3 * part] * 4)
@@ -69,7 +69,7 @@ def test_derivatives_of_both_orders_through_products_alone():
     assert gradgradcheck(lambda *x: sum(y.square().sum() for y in call(*x)), (f, lam), check_fwd_over_rev=True)
 
 
-def test_a_large_dense_matrix_takes_the_iteration():
+def test_large_dense_matrices_use_the_iteration():
     n = 600
     spectrum = torch.cat([torch.linspace(-1, 1, n - 3, dtype=torch.float64), torch.tensor([2.0, 3.0, 3.5])])
     q = orthogonal(n)
@@ -83,15 +83,15 @@ def test_a_large_dense_matrix_takes_the_iteration():
 
 
 @pytest.mark.parametrize("largest", [True, False])
-def test_pairs_without_a_gradient_are_those_with_one(largest):
-    """A large matrix of which no derivative is asked is given to LAPACK's driver for some pairs."""
+def test_pairs_with_and_without_a_gradient_are_equal(largest):
+    """A large matrix without requires_grad uses LAPACK's partial driver."""
     spectrum = torch.linspace(-3, 2, 150, dtype=torch.float64)
     q = orthogonal(150)
     a = (q * spectrum) @ q.mT
     alone, whole = topk_eigh(a, 3, largest=largest), topk_eigh(a.clone().requires_grad_(), 3, largest=largest)
     for one, other in zip(alone, whole, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=0, atol=1e-11)
-    spectrum[[3, -4]] = spectrum[[2, -3]]  # a tie behind the third
+    spectrum[[3, -4]] = spectrum[[2, -3]]  # a tie after the third
     expected = spectrum.sort(descending=largest).values[:3]
     values = topk_eigh((q * spectrum) @ q.mT, 3, largest=largest).eigenvalues
     torch.testing.assert_close(values, expected)
@@ -137,7 +137,7 @@ def test_the_subspace_is_exact_at_ties_to_second_order(spectrum):
     assert gradgradcheck(lambda x: (projector(x) * weight).sum(), a, check_fwd_over_rev=True)
 
 
-def test_a_loss_of_the_subspace_that_sees_its_basis():
+def test_loss_depending_on_the_basis_of_the_subspace_warns():
     a = symmetric((3.0, 2.0, 1.0)).requires_grad_()
     v = topk_subspace(a, 2)
     with pytest.warns(GaugeWarning, match="topk_subspace"):
@@ -168,7 +168,7 @@ def test_a_tie_behind_the_last_pair(implicit, k):
     (grad,) = torch.autograd.grad(values.sum(), a)
     assert grad.trace().item() == pytest.approx(k)
     v = call().eigenvectors
-    v[:, 0].sum().square().backward()  # its own eigenvalue is simple
+    v[:, 0].sum().square().backward()  # its eigenvalue is simple
     assert a.grad.isfinite().all()
     if k == 2:
         with pytest.raises(TieError, match="repeated"):
@@ -181,7 +181,7 @@ def test_a_tie_behind_the_last_pair(implicit, k):
 
 
 def test_tolerances_follow_the_precision():
-    """With precision=float32 residuals of 1e-11 cannot be reached, and relative gaps of 0.0025 are no ties."""
+    """With precision=float32 residuals of 1e-11 are unreachable, and relative gaps of 0.0025 are no ties."""
     n, q = 600, orthogonal(600)
     spectrum = torch.linspace(0, 0.5, n, dtype=torch.float64)
     spectrum[-3:] = torch.tensor([0.9, 0.9975, 1.0])
@@ -194,7 +194,7 @@ def test_tolerances_follow_the_precision():
 
 @pytest.mark.parametrize("n", [150, 300])
 def test_the_smallest_pairs_of_a_graph_of_five_components(n):
-    """Five zero eigenvalues: an index range of LAPACK's subset driver once came back empty."""
+    """Five zero eigenvalues: regression: LAPACK's subset driver returned an empty range."""
     size = n // 5
     block = size * torch.eye(size, dtype=torch.float64) - 1
     laplacian = torch.block_diag(*[block] * 5)
@@ -228,7 +228,7 @@ def test_a_sparse_matrix_equals_the_dense_one(layout):
     dense = topk_eigh(sparse.to_dense(), 3)
     torch.testing.assert_close(ours.eigenvalues, dense.eigenvalues)
     torch.testing.assert_close(ours.eigenvectors, dense.eigenvectors, rtol=0, atol=1e-9)
-    if layout == torch.sparse_csr:  # torch gives no gradient through the conversion
+    if layout == torch.sparse_csr:  # the conversion has no gradient in torch
         return
     one, other = (torch.autograd.grad(loss(pairs), values, retain_graph=True)[0] for pairs in (ours, dense))
     torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
@@ -252,8 +252,8 @@ def test_second_derivatives_of_the_entries_of_a_graph():
     assert gradgradcheck(lambda e: sum(y.square().sum() for y in picture(e)), entries)
 
 
-def test_a_graph_whose_matrix_is_never_made():
-    """20,000 nodes: 3.2 GB as a dense matrix. The eigenvalue moves with an edge as 2 vᵢvⱼ says."""
+def test_large_graph_without_a_dense_matrix():
+    """20,000 nodes: 3.2 GB as a dense matrix. The derivative of the eigenvalue in an edge is 2 vᵢvⱼ."""
     n = 20_000
     places, weight = graph(n, 4)
     weight.requires_grad_()
@@ -319,7 +319,7 @@ def test_the_module_and_reproducible_starts():
     assert torch.equal(topk_eigh(big, 2).eigenvectors, topk_eigh(big, 2).eigenvectors)
 
 
-def test_second_derivatives_do_not_see_how_close_the_other_eigenvalues_are():
+def test_second_derivatives_are_accurate_if_other_eigenvalues_are_close():
     """Against the projector of rank 1, a matrix function that is exact at ties; forward mode over it, too."""
     q = orthogonal(5, seed=1)
     a = (q * torch.tensor([1.0, 2e-12, 1.1e-12, 1e-12, 1e-12], dtype=torch.float64)) @ q.mT
@@ -334,10 +334,10 @@ def test_second_derivatives_do_not_see_how_close_the_other_eigenvalues_are():
         _, vectors = topk_eigh(x, 1)
         return vectors @ vectors.mT
 
-    wanted = slope(lambda x: spectral_projector(x, rank=1))
-    torch.testing.assert_close(slope(leading), wanted, rtol=0, atol=1e-12)
+    expected = slope(lambda x: spectral_projector(x, rank=1))
+    torch.testing.assert_close(slope(leading), expected, rtol=0, atol=1e-12)
     _, ahead = torch.func.jvp(torch.func.grad(lambda x: (leading(x) * g).sum()), (a,), (v,))
-    torch.testing.assert_close(0.5 * (ahead + ahead.mT), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(0.5 * (ahead + ahead.mT), expected, rtol=0, atol=1e-12)
 
 
 def test_derivatives_of_several_leading_pairs_of_a_dense_matrix():
@@ -352,7 +352,7 @@ def test_derivatives_of_several_leading_pairs_of_a_dense_matrix():
 
 
 def test_all_pairs_of_a_product_have_the_derivatives_of_the_matrix():
-    """Nothing is left outside of the span of the vectors then."""
+    """The vectors then span the whole space."""
     a = symmetric((0.5, 1.2, 2.1), seed=3).requires_grad_()
 
     def products(x, a):

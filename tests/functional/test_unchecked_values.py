@@ -51,7 +51,7 @@ UNDEFINED = {
 
 
 @pytest.mark.parametrize("name", UNDEFINED)
-def test_an_error_if_values_are_checked_and_nan_if_not(name):
+def test_undefined_results_are_errors_if_checked_and_nan_if_not(name):
     operator, a, error = UNDEFINED[name]
     with pytest.raises(error):
         operator(a)
@@ -162,7 +162,7 @@ def test_a_large_entry_does_not_hide_the_asymmetry_of_small_ones():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rounding_of_products_is_no_asymmetry(dtype):
-    """D·A·D, S^(−½)AS^(−½) and X diag(λ) Xᵀ are symmetric but for rounding."""
+    """D·A·D, S^(−½)AS^(−½) and X diag(λ) Xᵀ are symmetric up to rounding."""
     for seed in range(20):
         x = torch.randn(6, 6, generator=generator(seed), dtype=dtype)
         a = x @ x.mT
@@ -231,7 +231,7 @@ def test_pooling_is_symmetric_bitwise(shape):
         assert torch.equal(c, c.mH)
 
 
-def test_feature_maps_of_convolutions_are_noticed():
+def test_feature_maps_of_convolutions_are_detected():
     maps = torch.rand(2, 16, 7, 7, generator=generator(0))
     with pytest.warns(NumericalWarning, match=r"flatten\(2\)\.mT"):
         mb.second_order_pool(maps)

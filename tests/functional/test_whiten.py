@@ -1,4 +1,4 @@
-"""Whitening: what it promises of its result, statistics, principal axes and the module with running ones."""
+"""Whitening: properties of the result, statistics, principal axes, and the module with running statistics."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_the_result_is_white(method):
 
 @pytest.mark.parametrize(("m", "d"), [(20, 5), (4, 9)])
 def test_zca_in_80_bits(m, d):
-    """On both sides of the samples, with a covariance of low rank on one."""
+    """More and fewer samples than channels; the covariance of fewer has low rank."""
     x = samples(m=m, d=d)
     rows = x.numpy().astype(LD)
     rows = rows - rows.mean(0)
@@ -41,7 +41,7 @@ def test_zca_in_80_bits(m, d):
     torch.testing.assert_close(whiten(x.float(), eps=0.1), expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_zca_is_the_nearest_white_sample():
+def test_zca_is_the_nearest_whitened_sample():
     x = samples()
     x = x - x.mean(0)
     y = whiten(x, eps=1e-12)
@@ -69,7 +69,7 @@ def test_masked_samples_do_not_count_and_weights_are_repetitions():
 
 
 @pytest.mark.parametrize("method", ["zca", "pca"])
-def test_given_statistics_do_what_those_of_the_samples_do(method):
+def test_given_statistics_equal_those_of_the_samples(method):
     x = samples(2)
     given = whiten(x, method=method, mean=x.mean(-2), covariance=covariance(x))
     torch.testing.assert_close(given, whiten(x, method=method))
@@ -78,7 +78,7 @@ def test_given_statistics_do_what_those_of_the_samples_do(method):
 
 
 def test_ties_of_variances():
-    """Equal variances do zca no harm, also at first and second order; principal axes are not determined."""
+    """ZCA and its derivatives are exact at equal variances; principal axes are not determined."""
     x = with_singular_values(6, 3, (1.0, 1.0, 1.0)) - 0.0
     x = (x - x.mean(0)).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: whiten(t, eps=0.1), x)
@@ -119,8 +119,8 @@ def test_bad_arguments():
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_with_a_group_per_channel_it_is_batch_normalisation(momentum):
-    """In training, in evaluation, and in what it keeps."""
+def test_one_channel_per_group_is_batch_normalization(momentum):
+    """In training, in evaluation, and in the running statistics."""
     torch.manual_seed(0)
     ours, theirs = nn.Whitening(6, groups=6, momentum=momentum), torch.nn.BatchNorm2d(6, momentum=momentum)
     for layer in (ours, theirs):
@@ -134,7 +134,7 @@ def test_with_a_group_per_channel_it_is_batch_normalisation(momentum):
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-5)
 
 
-def test_groups_are_whitened_by_themselves_and_running_statistics_converge():
+def test_groups_are_whitened_separately_and_running_statistics_converge():
     torch.manual_seed(0)
     mix = torch.randn(4, 4)
     layer = nn.Whitening(4, groups=2, affine=False, momentum=None)
@@ -156,7 +156,7 @@ def test_groups_are_whitened_by_themselves_and_running_statistics_converge():
     torch.testing.assert_close(covariance(without(torch.randn(50, 4))), torch.eye(4), rtol=0, atol=1e-3)
 
 
-def test_a_network_learns_through_it():
+def test_a_network_with_whitening_trains():
     torch.manual_seed(0)
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), nn.Whitening(8, groups=2), torch.nn.Flatten(), torch.nn.LazyLinear(1)
@@ -192,14 +192,14 @@ def test_a_covariance_with_negative_variances_is_refused(method):
         whiten(x, mean=x.mean(-2), covariance=EYE - 1.5 * EYE[:1].mT @ EYE[:1], method=method)
 
 
-def test_an_eps_that_is_lost_in_a_given_covariance_is_refused():
+def test_eps_below_the_rounding_of_a_given_covariance_is_refused():
     x = samples(m=4)
     with pytest.raises(DomainError, match="Raise eps"):
         whiten(x, mean=x.mean(-2), covariance=1e15 * torch.ones(3, 3, dtype=torch.float64), method="pca", eps=1e-8)
 
 
 def test_principal_axes_of_rows_without_variance_in_a_direction():
-    """Three rows count, so that one variance is zero: rows that do not count are measured by ε along it alone."""
+    """Three rows have weight, so one variance is zero; the other rows are scaled by ε alone along it."""
     x = 1e15 * torch.randn(5, 3, generator=generator(2), dtype=torch.float64)
     w = torch.tensor([1.0, 2.0, 1.5, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
     rows, eps = x.clone().requires_grad_(), 1e8
@@ -213,7 +213,7 @@ def test_principal_axes_of_rows_without_variance_in_a_direction():
 
 
 def test_samples_whose_rounding_is_larger_than_eps_are_refused():
-    """Two equal samples have no variance: what their mean leaves is rounding, and may not be divided by √ε."""
+    """Two equal samples have no variance: their centered values are rounding errors and must not be divided by √ε."""
     x = 1e30 * torch.tensor([[0.1, 0.3], [0.1, 0.3]], dtype=torch.float64)
     with pytest.raises(DomainError, match="lost in the rounding of samples"):
         whiten(x, weight=torch.tensor([0.3, 0.9], dtype=torch.float64), eps=1e8)
