@@ -1,4 +1,4 @@
-"""The comparison of kernels with their fallbacks finds what is wrong."""
+"""The comparison of kernels with their fallbacks detects errors."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def failing(x):
     return x
 
 
-def test_a_wrong_value_a_wrong_gradient_nan_and_a_failure_are_found():
+def test_wrong_values_wrong_gradients_nan_and_failures_are_detected():
     functions = (wrong_value, WrongGradient.apply, lambda x: x * (torch.nan if kernels_enabled() else 1), failing)
     comparisons = compare_kernels("cpu", [Case("x.cu", function, (2, 3)) for function in functions])
     assert not any(one.right for one in comparisons)

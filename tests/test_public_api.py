@@ -1,4 +1,4 @@
-"""The public names, and what importing them loads."""
+"""The public names and the modules that importing them loads."""
 
 import inspect
 import pickle

@@ -80,7 +80,7 @@ def whitened(x):
 
 
 def pencil(x):
-    """Of a graded matrix D(I + S)D, whose small eigenvalues are determined by its entries."""
+    """Graded matrix D(I + S)D; its entries determine the small eigenvalues."""
     scale = torch.logspace(0, -5, 4, dtype=x.dtype)
     a = scale.unsqueeze(-1) * (torch.eye(4, dtype=x.dtype) + 0.1 * (x[:4] + x[:4].mT)) * scale
     return generalized_eigh(a, torch.eye(4, dtype=x.dtype)).eigenvalues.log() @ torch.arange(1, 5, dtype=x.dtype)
@@ -105,7 +105,7 @@ def test_transformed_gradients_equal_eager_ones(name):
         torch.testing.assert_close(gradient(f), expected, rtol=0, atol=1e-9 * float(expected.abs().max()), msg=mode)
 
 
-def test_the_decision():
+def test_condition_for_refinement():
     narrow, wide = torch.tensor([0.1, 1.0]), torch.tensor([1e-5, 1.0])
     assert not refinement_needed(ill_determined(narrow))
     assert refinement_needed(ill_determined(torch.stack([narrow, wide])))

@@ -1,4 +1,4 @@
-"""Measuring, records of peers that are missing or fail, files of results, and the page."""
+"""Measurements, records of missing and failing peers, result files, and the page."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def test_measure_counts_calls_and_orders_quartiles():
     assert 2 <= timing.low_ms <= timing.median_ms <= timing.high_ms
 
 
-def test_measure_repeats_a_long_one_once_only():
+def test_measure_runs_a_long_call_once():
     calls = []
     timing = measure(lambda: calls.append(time.sleep(0.03)), CPU, seconds=0.005)
     assert timing.repeats == 1 and len(calls) == 2
@@ -38,7 +38,7 @@ def test_measure_is_not_misled_by_a_long_first_call():
     assert timing.repeats >= 3 and timing.median_ms < 30
 
 
-def test_measure_sees_memory():
+def test_measure_reports_memory():
     timing = measure(lambda: torch.ones(20_000_000).add_(1), CPU, seconds=0.01)
     assert timing.peak_mb > 40
 
@@ -73,7 +73,7 @@ def test_records_of_all_outcomes():
     assert nan.error == "nan"
 
 
-def test_need_raises_its_own_kind():
+def test_need_raises_missing_peer():
     with pytest.raises(MissingPeer):
         need("a_package_that_nobody_has")
     assert need("json") is json
@@ -165,5 +165,5 @@ def test_unknown_suite_and_device():
             run_suites(["pooling"], "cuda")
 
 
-def test_every_suite_has_its_place_on_the_page():
+def test_every_suite_is_on_the_page():
     assert list(SUITES) == list(TITLES)

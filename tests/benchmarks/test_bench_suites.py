@@ -1,4 +1,4 @@
-"""The suites run, and the peers and references they compare with compute what they say."""
+"""The suites run, and their peers and references are correct."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_our_side_of_every_suite_runs(suite):
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_every_case_has_somebody_to_compare_with(suite):
+def test_every_case_has_a_peer(suite):
     cases = {}
     for entry in SUITES[suite](CPU, "full"):
         cases.setdefault(entry.case, []).append(entry.method)
@@ -37,14 +37,14 @@ def test_suite_of_errors_end_to_end():
     assert len(ours) > 4 and max(ours) < 2e-7
 
 
-def test_newton_schulz_tends_to_the_root():
+def test_newton_schulz_converges_to_the_root():
     x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = x @ x.mT
     root = peers.isqrt(a, steps=20)
     torch.testing.assert_close(root @ root, a, rtol=1e-8, atol=1e-8)
 
 
-def test_the_gradient_of_newton_schulz_steps_as_mpn_cov_writes_it_is_that_of_the_steps():
+def test_mpn_cov_gradient_equals_that_of_the_newton_schulz_steps():
     x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = (x @ x.mT).requires_grad_()
     g = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_the_gradient_of_newton_schulz_steps_as_mpn_cov_writes_it_is_that_of_the
 
 @pytest.mark.parametrize(("root", "digits"), [(peers.pade_root, 1e-6), (peers.taylor_root, 3e-3)])
 def test_series_of_the_square_root_approximate_it_and_its_gradient(root, digits):
-    """Of a well-conditioned matrix, for which their authors' terms are enough."""
+    """For a well-conditioned matrix, with the number of terms of the authors."""
     x = torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = (x @ x.mT).requires_grad_()
     g = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_series_of_the_square_root_approximate_it_and_its_gradient(root, digits)
     )
 
 
-def test_coupled_newton_tends_to_the_inverse_root():
+def test_coupled_newton_converges_to_the_inverse_root():
     x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = x @ x.mT
     root = peers.coupled_newton(a, 4, 1e-3, tolerance=1e-12)
@@ -110,14 +110,14 @@ def test_references_are_the_gradients():
     )
 
 
-def test_scene_is_made_of_regions():
+def test_scene_consists_of_regions():
     image, f = scene(12, 20, 5)
     assert image.shape == (12, 20, 3) and f.shape == (12, 20, 5)
     assert f.min() > 0 and f.max() <= 1
     assert np.array_equal(image, scene(12, 20, 5)[0])
 
 
-def test_the_stand_in_for_newer_torch_has_the_gradient_of_eigh(monkeypatch):
+def test_batched_eigh_fallback_has_the_gradient_of_eigh(monkeypatch):
     monkeypatch.setattr(peers.cusolver, "solve", lambda a: tuple(torch.linalg.eigh(a)))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, 5, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks speed`` from the command line's side."""
+"""The command ``python -m benchmarks speed``."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_measures_prints_and_writes(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_suite_in_a_process_of_its_own():
+def test_a_suite_in_a_separate_process():
     results = measure_alone(Config(quick=True, seconds=0.01, revision="abc", threads=1), "inverse-root", "cpu")
     assert results.revision == "abc" and results.machine["threads"] == 1
     assert {r.suite for r in results.records} == {"inverse-root"} and any(r.status == "ok" for r in results.records)

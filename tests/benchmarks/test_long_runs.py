@@ -1,4 +1,4 @@
-"""A little of ``python -m benchmarks long_runs``: nothing stays behind, and threads and processes agree."""
+"""A short ``python -m benchmarks long_runs``: resources do not grow, and threads and processes agree."""
 
 import sys
 import tempfile
@@ -13,18 +13,18 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("work", "count"), [(train_long, 200), (segment_long, 20)])
-def test_nothing_stays_behind(work, count, tmp_path, monkeypatch):
+def test_resources_do_not_grow(work, count, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     result = work(count, tmp_path)
     assert result["megabytes_in_second_half"]["amount"] < 64
     assert max(result["grew"].values()) <= 0, result
 
 
-def test_eight_threads_get_what_one_gets():
+def test_eight_threads_agree_with_one():
     assert call_in_threads(8, 3)["wrong"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_get_what_this_one_gets(method):
+def test_processes_agree_with_this_one(method):
     assert call_in_processes(method, 1)["wrong"] == 0

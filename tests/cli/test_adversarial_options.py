@@ -1,4 +1,4 @@
-"""Options, names and places that nobody should give: one message, exit code 2, and nothing is written."""
+"""Adversarial options, names and paths: one message, exit code 2, and no output files."""
 
 import os
 import re
@@ -95,7 +95,7 @@ def call(*words):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes and links")
 @pytest.mark.parametrize(("words", "said"), CASES, ids=[words[:60] for words, _ in CASES])
-def test_what_cannot_be_done_is_one_message(folder, capsys, words, said):
+def test_invalid_options_are_one_message(folder, capsys, words, said):
     if words.startswith("export"):
         pytest.importorskip("onnxscript")
     before = sorted(folder.rglob("*"))
@@ -107,7 +107,7 @@ def test_what_cannot_be_done_is_one_message(folder, capsys, words, said):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_name_that_no_encoding_has_is_printed_all_the_same(folder, tmp_path):
+def test_a_name_that_cannot_be_encoded_is_printed(folder, tmp_path):
     name = os.fsdecode(b"caf\xe9.png")
     (folder / "photo.png").rename(folder / name)
     command = [sys.executable, "-m", "matbackprop", "segment", str(folder / name), "--model", "none"]
@@ -118,12 +118,12 @@ def test_a_name_that_no_encoding_has_is_printed_all_the_same(folder, tmp_path):
     assert (folder / "out" / os.fsdecode(b"caf\xe9-coco.json")).is_file()
 
 
-def test_patterns_do_not_follow_links_in_circles(tmp_path):
+def test_patterns_do_not_follow_circular_links(tmp_path):
     inner = tmp_path / "a" / ".hidden"
     inner.mkdir(parents=True)
     for place in (tmp_path, tmp_path / "a", inner):
         (place / "x.png").touch()
-    for name in "bcdefgh":  # each way round doubles the paths
+    for name in "bcdefgh":  # each cycle doubles the paths
         (tmp_path / name).symlink_to(".")
     assert find_pictures([tmp_path / "**" / "*.png"]) == [tmp_path / "a" / "x.png", tmp_path / "x.png"]
     assert find_pictures([tmp_path / "a" / "**"]) == [tmp_path / "a" / "x.png"]

@@ -1,4 +1,4 @@
-"""The command line: every command explains itself, errors are one message, presets and files and options resolve."""
+"""The command line: help of every command, errors as one message, presets, files and options."""
 
 import importlib
 import json
@@ -46,7 +46,7 @@ def test_overview_lists_everything(capsys):
         assert all(name in out and command.summary in out for name, command in COMMANDS.items())
 
 
-def test_every_command_has_its_parts():
+def test_every_command_defines_its_functions():
     for name, command in COMMANDS.items():
         module = importlib.import_module(command.module)
         assert callable(getattr(module, command.main)), name
@@ -76,7 +76,7 @@ def test_python_dash_m():
     assert "usage: matbackprop COMMAND" in done.stdout
 
 
-def test_an_own_error_is_one_line_and_exit_code_two(tmp_path, capsys):
+def test_errors_of_the_package_are_one_line_and_exit_code_two(tmp_path, capsys):
     assert call("data", "check", str(tmp_path / "nothing")) == 2
     err = capsys.readouterr().err
     assert err == (
@@ -100,13 +100,13 @@ def _failing(error):
     return fail
 
 
-def test_what_else_can_end_a_command(monkeypatch, capsys):
+def test_other_exceptions_end_a_command(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name="gradio.themes")))
     assert call("serve") == 2
     assert "gradio is not installed. Install it with: pip install 'matbackprop[serve]'" in capsys.readouterr().err
     monkeypatch.setattr(cli, "run", _failing(KeyboardInterrupt()))
     assert call("serve") == 130
-    monkeypatch.setattr(cli, "run", _failing(ZeroDivisionError("a bug of ours")))
+    monkeypatch.setattr(cli, "run", _failing(ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError):
         main(["serve"])
     from matbackprop.vision.training.engine import RunInterrupted
@@ -136,7 +136,7 @@ def without(modules, *words):
     return subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
 
 
-def test_the_doctor_needs_nothing_but_the_core():
+def test_doctor_needs_the_core_only():
     done = without(EVERY_EXTRA, "doctor", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["gradients"]["right"]
@@ -152,7 +152,7 @@ def test_the_doctor_needs_nothing_but_the_core():
         (("evaluate", "segmentations", "a", "--ground-truth", "b"), "tyro", "metrics"),
     ],
 )
-def test_a_missing_dependency_is_answered_with_the_one_extra_that_is_enough(words, module, extra, monkeypatch, capsys):
+def test_a_missing_dependency_names_the_extra_to_install(words, module, extra, monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name=module)))
     assert call(*words) == 2
     assert capsys.readouterr().err.endswith(
@@ -172,7 +172,7 @@ def test_control_characters_of_names_are_escaped(tmp_path, capsys):
     assert "a\\x1b[31mb is not a folder" in capsys.readouterr().err
 
 
-def test_help_ends_in_a_narrow_terminal():
+def test_help_in_a_narrow_terminal():
     environment = os.environ | {"COLUMNS": "5"}
     command = [sys.executable, "-m", "matbackprop", "segment", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
@@ -180,15 +180,15 @@ def test_help_ends_in_a_narrow_terminal():
 
 
 @pytest.fixture
-def heeded():
-    """Signals that are not ignored, as they are in a program that a shell started in the background."""
+def default_signals():
+    """Restore signals that a shell ignores in background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum, code):
+def test_signals_end_a_command_with_one_line(default_signals, monkeypatch, capsys, signum, code):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     cleaned = []
 
@@ -197,7 +197,7 @@ def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum
             os.kill(os.getpid(), signum)
             time.sleep(10)
         except KeyboardInterrupt:
-            os.kill(os.getpid(), signum)  # a process and its group were signalled: the same once more
+            os.kill(os.getpid(), signum)  # the process and its group are signaled: the same signal twice
             cleaned.append(True)
             raise RuntimeError("a worker process ended early") from None
 
@@ -211,7 +211,7 @@ def test_signals_end_a_command_with_one_line(heeded, monkeypatch, capsys, signum
 def test_a_later_signal_ends_a_command_at_once():
     program = (
         "import os, signal, time; from matbackprop import cli\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also where a shell ignores it
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also if a shell ignores it
         "def work(*_, **__):\n"
         "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally: time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); time.sleep(30)\n"
@@ -222,7 +222,7 @@ def test_a_later_signal_ends_a_command_at_once():
 
 
 @pytest.mark.parametrize("words", [("train", "o2p"), ("train", "ncuts")])
-def test_long_commands_explain_themselves_without_loading_what_they_run(words):
+def test_help_of_long_commands_loads_no_heavy_modules(words):
     program = (
         "import sys; from matbackprop import cli\n"
         f"try: cli.main([*{words!r}, '--help'])\n"
@@ -239,7 +239,7 @@ def test_wrong_options_are_named(capsys):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_commands_and_options(shell, capsys):
+def test_completion_lists_commands_and_options(shell, capsys):
     assert call("completion", shell) == 0
     out = capsys.readouterr().out
     for word in ("matbackprop", "ncuts", "segmentations", "--engine.max-epochs", "--verify"):
@@ -248,7 +248,7 @@ def test_completion_knows_commands_and_options(shell, capsys):
 
 def test_completion_for_an_unknown_shell():
     command = [sys.executable, "-m", "matbackprop", "completion", "fish"]
-    done = subprocess.run(command, capture_output=True, text=True)  # tyro 0.9.1 remembers what it was given before
+    done = subprocess.run(command, capture_output=True, text=True)  # tyro 0.9.1 caches the previous call
     assert done.returncode == 2 and "bash" in done.stderr
 
 
@@ -323,7 +323,7 @@ def test_data_cache(tmp_path, capsys):
     assert not (tmp_path / "two").exists()
 
 
-def test_removing_caches_leaves_what_is_not_ours(tmp_path, capsys):
+def test_removing_caches_keeps_foreign_files(tmp_path, capsys):
     import numpy as np
 
     from matbackprop.vision.data.cache import write_cache
@@ -368,7 +368,7 @@ def test_doctor(capsys):
     assert max(actual["gradients"]["relative errors"].values()) < 1e-6
 
 
-def test_doctor_notices_wrong_gradients(capsys, monkeypatch):
+def test_doctor_detects_wrong_gradients(capsys, monkeypatch):
     import torch
 
     import matbackprop
@@ -388,7 +388,7 @@ def test_doctor_notices_wrong_gradients(capsys, monkeypatch):
     assert "WRONG" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_made_is_one_message(tmp_path, capsys):
+def test_a_folder_that_cannot_be_created_is_one_message(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert call("train", "o2p", "--run", str(tmp_path / "file" / "run")) == 2
     said = capsys.readouterr().err
@@ -420,7 +420,7 @@ def test_help_has_no_markup(name, capsys):
     assert ":class:" not in capsys.readouterr().out
 
 
-def test_verified_cache_says_so(tmp_path, capsys):
+def test_verifying_a_cache_is_reported(tmp_path, capsys):
     import numpy as np
 
     from matbackprop.vision.data.cache import write_cache
@@ -430,7 +430,7 @@ def test_verified_cache_says_so(tmp_path, capsys):
     assert "all checksums agree" in capsys.readouterr().out
 
 
-def test_help_texts_have_no_line_breaks_of_their_own():
+def test_help_texts_have_no_extra_line_breaks():
     """tyro keeps a break before an indented line, so a help text of several lines is a string in brackets."""
     import ast
     from pathlib import Path
@@ -455,7 +455,7 @@ def test_the_package_run_as_a_module_is_the_command_line(monkeypatch, capsys):
     assert "matbackprop" in capsys.readouterr().out
 
 
-def test_the_doctor_says_where_data_are_looked_for(monkeypatch, tmp_path):
+def test_doctor_shows_the_data_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path))
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     report = doctor._data()

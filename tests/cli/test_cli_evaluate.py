@@ -171,7 +171,7 @@ def test_wrong_options(capsys, folders):
 
 @pytest.fixture
 def contours(tmp_path):
-    """Soft vertical contours of two strengths as PNG, NPY and MAT, and what people drew."""
+    """Soft vertical contours of two strengths as PNG, NPY and MAT, and human boundaries."""
     shape = (60, 90)
     truth, maps = tmp_path / "human", tmp_path / "contours"
     truth.mkdir()
@@ -189,13 +189,13 @@ def contours(tmp_path):
     return maps, truth
 
 
-def test_soft_contours_of_all_kinds_have_one_score(capsys, contours):
+def test_soft_contours_of_all_formats_have_equal_scores(capsys, contours):
     document = as_json(capsys, contours[0], "--ground-truth", contours[1], "--thresholds", 19, command="contours")
     values = [row["boundary_f"] for row in document["per_image"]]
     assert [row["id"] for row in document["per_image"]] == ["a", "b", "c", "d"]
     assert values == pytest.approx([values[0]] * 4, abs=1e-3)
     ods, curve = document["ods"], document["curve"]
-    # At high thresholds only the true contour at column 29 is left, one of the two that people drew; its ends fade.
+    # At high thresholds only the true contour at column 29 is left, one of the two that people drew.
     assert ods["threshold"] >= 0.35 and ods["precision"] == pytest.approx(1)
     assert 0.4 < ods["recall"] <= 0.5
     assert ods["f"] == document["scores"]["boundary_ods"] == pytest.approx(max(curve["f"]))

@@ -1,4 +1,4 @@
-"""--json prints one document whose keys are those of the page of the command line; --quiet prints nothing."""
+"""--json prints one document with the documented keys; --quiet prints nothing."""
 
 import json
 import re
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
 
 
 def documented():
-    """Command → the keys of its document, from the table of the page; no brackets, nothing after a colon."""
+    """Command → keys of its document, from the table of the documentation."""
     table = {}
     for commands, keys in re.findall(r"^\| (`[^|]+`) \| (`[^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
         own = [re.findall(r"`(\w+)`", part.split(":")[0]) for part in re.sub(r"\([^)]*\)", "", keys).split(";")]
@@ -62,7 +62,7 @@ def test_documents_have_the_keys_that_are_documented(cases, capsys):
         assert document["command"] == name and document["exit_code"] == 0
 
 
-def test_a_command_ends_with_its_summary_and_says_nothing_when_it_is_told_to(cases, capsys):
+def test_a_command_ends_with_its_summary_and_quiet_prints_nothing(cases, capsys):
     for name, words in cases.items():
         assert call(*name.split(), *words, "--json") == 0
         said = json.loads(capsys.readouterr().out).get("summary")
@@ -73,7 +73,7 @@ def test_a_command_ends_with_its_summary_and_says_nothing_when_it_is_told_to(cas
         assert capsys.readouterr() == ("", ""), name
 
 
-def test_errors_are_said_in_spite_of_quiet_and_leave_standard_output_alone(tmp_path, capsys):
+def test_errors_are_printed_to_stderr_despite_quiet(tmp_path, capsys):
     for flag in ("--quiet", "--json"):
         assert call("segment", tmp_path / "none.png", flag) == 2
         out, err = capsys.readouterr()
@@ -81,7 +81,7 @@ def test_errors_are_said_in_spite_of_quiet_and_leave_standard_output_alone(tmp_p
         assert "none.png" in err
 
 
-def test_documents_hold_only_what_json_knows():
+def test_documents_are_strict_json():
     assert plain_numbers({"a": Path("b/c"), "d": (1.5, float("nan"), {"e": float("inf")})}) == {
         "a": "b/c",
         "d": [1.5, None, {"e": None}],

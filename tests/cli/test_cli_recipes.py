@@ -1,4 +1,4 @@
-"""Every recipe runs from the command line on data made on the fly, resumes, and can be evaluated again."""
+"""Every recipe runs from the command line on synthetic data, resumes, and can be evaluated."""
 
 import json
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ def test_smoke_run(recipe, tmp_path, capsys):
     if structured:
         assert shares["layer forward"] > 0 and shares["layer backward"] > 0
 
-    # The same command does nothing without --resume, and resumes with it.
+    # The same command stops without --resume, and resumes with it.
     assert call(*words) == 2
     assert "already holds a run" in capsys.readouterr().err
     steps = run.read_summary()["steps"]
@@ -69,7 +69,7 @@ def test_smoke_run(recipe, tmp_path, capsys):
     assert again["val/loss"] == pytest.approx(run.read_summary()["val/loss"], rel=1e-4)
 
 
-def test_a_configuration_that_fits_no_recipe(tmp_path, capsys):
+def test_a_configuration_of_no_recipe_is_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"strange": 1}')
     assert call("evaluate", "run", str(tmp_path)) == 2
     err = capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
     ]
 
 
-def test_no_readable_picture_at_all_ends_with_2_and_writes_nothing(tmp_path):
+def test_no_readable_picture_exits_with_2_and_writes_nothing(tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
     document = main(Config((tmp_path / "*.png",), out=tmp_path / "out", model="none"))
     assert document["exit_code"] == 2
@@ -85,7 +85,7 @@ def test_no_readable_picture_at_all_ends_with_2_and_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_begin_is_refused_before_anything_is_said(picture, tmp_path, capsys):
+def test_invalid_requests_are_refused_before_any_output(picture, tmp_path, capsys):
     with pytest.raises(DataError, match="No picture"):
         main(Config(()))
     with pytest.raises(DataError, match="Nothing matches"):
@@ -142,12 +142,12 @@ def test_a_missing_device_is_an_error_without_a_network_too(picture, tmp_path):
         main(Config((picture,), out=tmp_path / "out", model="none", device="cuda"))
 
 
-def test_several_pictures_end_with_a_line_about_all_of_them(picture, tmp_path):
+def test_several_pictures_end_with_a_summary(picture, tmp_path):
     document = main(Config((picture, picture), out=tmp_path / "out", model="none"))
     assert document["summary"] == f"2 pictures segmented → {tmp_path / 'out'}"
 
 
-def test_sixteen_bits_are_rescaled_and_that_is_said(tmp_path, capsys):
+def test_sixteen_bits_are_rescaled_with_a_note(tmp_path, capsys):
     grey = np.zeros((50, 70), np.uint16)
     grey[:, 35:] = 900
     Image.fromarray(grey).save(tmp_path / "deep.png")
@@ -167,7 +167,7 @@ def test_other_formats(picture, tmp_path, capsys):
     assert len(coco["annotations"]) == 2 and coco["images"][0]["file_name"] == "photo.png"
 
 
-def test_what_is_written_can_be_scored(picture, tmp_path, capsys):
+def test_written_files_can_be_scored(picture, tmp_path, capsys):
     from matbackprop.cli import evaluate
 
     assert main(Config((picture,), out=tmp_path / "out", format=("npz",), ks=(2, 3), model="none"))["exit_code"] == 0
@@ -224,7 +224,7 @@ def test_the_command_writes_files_for_each_frame(tmp_path):
         assert len(file["merges"]) == file["regions"].max()  # the whole tree
 
 
-def test_frames_before_the_end_of_a_torn_file_are_kept_and_the_rest_is_named(tmp_path, capsys):
+def test_frames_of_a_truncated_file_are_kept_and_the_rest_is_reported(tmp_path, capsys):
     path = animation(tmp_path / "film.tiff")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 2 // 3])
@@ -259,7 +259,7 @@ def test_a_video_is_read_frame_by_frame(tmp_path):
             next(read_frames(bad))
 
 
-def test_a_video_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
+def test_a_video_without_its_reader_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtraError, match=r"matbackprop\[video\]"):
         next(read_frames(tmp_path / "film.mp4"))

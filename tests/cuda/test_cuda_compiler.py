@@ -101,17 +101,17 @@ def test_kernels_are_compiled_once_for_source_definitions_architecture_and_compi
     assert len(files) == 5 and all(file.suffix == ".cubin" for file in files)
 
 
-@pytest.mark.parametrize("harm", [lambda b: b[:-1], lambda b: b"", lambda b: b[:40] + b"?" + b[41:]])
-def test_a_corrupt_file_is_compiled_again(compiled, tmp_path, harm):
+@pytest.mark.parametrize("corrupt", [lambda b: b[:-1], lambda b: b"", lambda b: b[:40] + b"?" + b[41:]])
+def test_a_corrupted_file_is_recompiled(compiled, tmp_path, corrupt):
     first = compiler.cached_cubin("a", "sm_90", {})
     (file,) = (tmp_path / "kernels").iterdir()
-    file.write_bytes(harm(file.read_bytes()))
+    file.write_bytes(corrupt(file.read_bytes()))
     assert compiler.cached_cubin("a", "sm_90", {}) == first
     assert compiler.cached_cubin("a", "sm_90", {}) == first
     assert compiled == ["a", "a"]
 
 
-def test_a_folder_that_cannot_be_written_is_not_used(compiled, monkeypatch, tmp_path):
+def test_an_unwritable_folder_is_not_used(compiled, monkeypatch, tmp_path):
     (tmp_path / "kernels").write_text("a file in the way")
     for _ in range(2):
         assert compiler.cached_cubin("a", "sm_90", {})

@@ -1,4 +1,4 @@
-"""What only a GPU can show: routes agree, nothing waits for the device, CUDA graphs replay, kernels match the CPU."""
+"""Tests that need a GPU: routes agree, no synchronization, CUDA graphs replay, kernels match the CPU."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def check(a, values, vectors):
     assert (a @ vectors - vectors * values.unsqueeze(-2)).abs().amax() < tol * a.abs().amax()
 
 
-def test_the_fast_routes_are_there():
+def test_the_fast_routes_are_available():
     assert route("cuda", torch.float64, n=36, batch=100) == "jacobi"
     assert route("cuda", torch.float32, n=169, batch=100) == "tridiagonal"
     assert route("cuda", torch.float64, n=1024, batch=1) == "tridiagonal"
@@ -35,7 +35,7 @@ def test_the_fast_routes_are_there():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 3, 15, 16, 36, 63, 64])
-def test_jacobi_andcusolver_agree(n, dtype):
+def test_jacobi_and_cusolver_agree(n, dtype):
     a = symmetric(50, n, dtype)
     a[0] = 0
     a[1] = torch.eye(n)
@@ -48,11 +48,11 @@ def test_jacobi_andcusolver_agree(n, dtype):
 @pytest.mark.parametrize(
     ("n", "batch"), [(49, 3), (64, 200), (127, 3), (169, 100), (256, 64), (256, 2), (513, 2), (1024, 1)]
 )
-def test_tridiagonal_keeps_the_promise_of_lapack(n, batch):
+def test_tridiagonal_is_as_accurate_as_lapack(n, batch):
     """On 16 spectra, residual and orthogonality within 3 n·eps and eigenvalues within n·eps, in norms.
 
-    LAPACK itself reaches 1.6 n·eps. One, two, four or eight thread blocks share a matrix, and some batches exceed what
-    the device takes at once. Known exception: for the matrix of ones vectors are less orthogonal, at order 1024 on an
+    LAPACK itself reaches 1.6 n·eps. One, two, four or eight thread blocks share a matrix, and some batches exceed the
+    capacity of the device. Known exception: for the matrix of ones vectors are less orthogonal, at order 1024 on an
     H200 by 35 times LAPACK's defect (291 eps in the largest entry). There the threshold of LAPACK's suite, 50, holds.
     """
     spectra = hard_spectra(n, batch=min(batch, 2))
@@ -74,7 +74,7 @@ def test_tridiagonal_in_parts(monkeypatch):
     check(a, *tridiagonal.solve(a))
 
 
-def test_tridiagonal_marks_what_is_not_finite():
+def test_tridiagonal_returns_nan_for_nonfinite_matrices():
     a = symmetric(5, 130)
     a[1, 5, 3], a[3, 129, 129] = torch.nan, torch.inf
     values, vectors = tridiagonal.solve(a)
@@ -83,7 +83,7 @@ def test_tridiagonal_marks_what_is_not_finite():
 
 
 @pytest.mark.parametrize(("n", "batch"), [(65, 3), (200, 40), (600, 1)])
-def test_tridiagonal_in_a_graph_without_waiting(n, batch):
+def test_tridiagonal_in_a_graph_without_synchronization(n, batch):
     a, other = symmetric(batch, n), symmetric(batch, n, seed=1)
     batched_eigh(a)
     graph, own = torch.cuda.CUDAGraph(), a.clone()
@@ -105,7 +105,7 @@ def test_replayed_graphs_solve_new_matrices(dtype):
     check(symmetric(33, 131, dtype, 3), *kept)  # results are copies, not the recorded memory
 
 
-def test_failures_are_marked_without_a_wait():
+def test_failures_become_nan_without_synchronization():
     for n in (8, 100, 140):
         a = symmetric(4, n)
         a[2, 0, 0] = torch.nan
@@ -119,7 +119,7 @@ def test_no_call_synchronizes(n):
     for _ in range(3):
         batched_eigh(a)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")  # whatever waits, raises
+    torch.cuda.set_sync_debug_mode("error")  # synchronization raises
     try:
         values, vectors = batched_eigh(a)
     finally:
@@ -205,7 +205,7 @@ def test_pooling_by_the_tridiagonal_route_matches_the_cpu(name):
 @pytest.mark.parametrize(("m", "d"), [(36, 64), (36, 16), (70, 90), (90, 70)])
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("weight", [None, "mask", "regions"])
-def test_weighted_and_centred_pooling_matches_the_cpu(weight, center, m, d):
+def test_weighted_and_centered_pooling_matches_the_cpu(weight, center, m, d):
     generator = torch.Generator().manual_seed(5)
     f = torch.randn(3, m, d, generator=generator).relu() + 5
     mask, regions = torch.rand(3, m, generator=generator) > 0.3, torch.rand(3, 2, m, generator=generator)
@@ -267,7 +267,7 @@ def test_pooling_in_parts_with_orders_dtypes_and_eps(m, d):
 @pytest.mark.parametrize("n", [3, 32, 64, 65, 129, 256])
 @pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse", "exp"])
 def test_kernels_of_matrix_functions_match_the_cpu(name, n, dtype):
-    """Separated and tied eigenvalues, and entries of which the symmetric part counts."""
+    """Separated and tied eigenvalues, and nonsymmetric input, whose symmetric part is used."""
     generator = torch.Generator().manual_seed(n)
     a = symmetric(3, n).cpu() + torch.eye(n, dtype=torch.float64)
     lam, u = torch.linalg.eigh(a[1])
@@ -352,15 +352,15 @@ def test_components_match_the_cpu(connectivity):
     assert torch.equal(actual.cpu(), connected_components(labels, connectivity=connectivity))
 
 
-def test_a_chain_that_cannot_be_recorded_is_called():
+def test_functions_that_cannot_be_captured_are_called():
     for value in (1.0, 2.0, 3.0):
         x = torch.full((3,), value, device="cuda")
-        (out,) = replayed("waits for the device", lambda x: (x * float(x.sum()),), (x,))
+        (out,) = replayed("synchronizes", lambda x: (x * float(x.sum()),), (x,))
         assert out.tolist() == [3 * value * value] * 3
-    assert torch.rand(3, device="cuda").isfinite().all()  # random numbers do not wait for the recording to end
+    assert torch.rand(3, device="cuda").isfinite().all()  # random numbers are still available
 
 
-def test_replayed_kmeans_takes_new_points():
+def test_replayed_kmeans_accepts_new_points():
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         x = torch.rand(300, 3, generator=generator) + torch.arange(3).repeat_interleave(100).unsqueeze(-1) * 10
@@ -373,7 +373,7 @@ def test_replayed_kmeans_takes_new_points():
 @pytest.mark.parametrize(
     "shape", [(512, 50, 3), (1000, 3, 3), (20, 36, 36), (20, 36, 256), (3, 256, 256), (4, 200, 32)]
 )
-def test_svd_is_exact_and_waits_for_nothing(shape, dtype):
+def test_svd_is_accurate_and_does_not_synchronize(shape, dtype):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(shape, generator=generator, dtype=dtype)
     x[0] = 0
@@ -424,7 +424,7 @@ def test_gradients_of_svd_match_the_cpu():
 @pytest.mark.parametrize("symmetric_matrices", [True, False])
 @pytest.mark.parametrize(("batch", "n"), [(1, 40), (3, 100), (50, 20), (20, 600)])
 def test_linear_systems_in_a_graph(batch, n, symmetric_matrices):
-    """MAGMA would end the process here."""
+    """MAGMA would abort the process here."""
     a = symmetric(batch, n) + 4 * n * torch.eye(n, device="cuda", dtype=torch.float64)
     b = torch.ones(batch, n, device="cuda", dtype=torch.float64)
     mb.linear_solve(a, b, symmetric=symmetric_matrices)

@@ -9,13 +9,13 @@ from matbackprop.cuda.fallback import Pair, call_pair, is_plain, kernels_may_tak
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Pretends that plain CPU tensors are on a GPU; the names of what was called."""
+    """Treat plain CPU tensors as CUDA tensors, and record the names of calls."""
     monkeypatch.setattr(fallback, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
     return []
 
 
 def cube(calls):
-    """x³ with a kernel that needs memory to point to, and a fallback that does not."""
+    """x³ with a kernel that needs a data pointer, and a fallback that does not."""
 
     def forward(x):
         calls.append("forward kernel")
@@ -63,7 +63,7 @@ def test_a_constant_inside_a_transformation_takes_the_fallback(calls):
     assert calls == ["general"]
 
 
-def test_kernels_are_not_handed_tensors_of_the_cpu():
+def test_kernels_do_not_accept_cpu_tensors():
     assert not kernels_may_take(torch.ones(3))
 
 

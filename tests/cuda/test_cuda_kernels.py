@@ -138,14 +138,14 @@ def jacobi(request, tmp_path_factory):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_jacobi_ends_where_rounding_separates_equal_eigenvalues(jacobi, n):
+def test_jacobi_converges_if_rounding_separates_equal_eigenvalues(jacobi, n):
     noise = np.random.default_rng(0).standard_normal((60, n, n))
     a, values, vectors = jacobi(np.eye(n) + np.finfo(float).eps * (noise + noise.swapaxes(-1, -2)))
     assert np.abs(values - 1).max() < 20 * np.finfo(a.dtype).eps and np.isfinite(vectors).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_jacobi_diagonalises(jacobi, n):
+def test_jacobi_diagonalizes(jacobi, n):
     generator = np.random.default_rng(n)
     x = generator.standard_normal((2, n, n))
     tied = np.eye(n)
@@ -160,14 +160,14 @@ def test_jacobi_diagonalises(jacobi, n):
     assert np.abs(values - np.linalg.eigvalsh(a.astype(np.float64))).max() <= (60 * eps * scale[:, 0]).max()
 
 
-def test_jacobi_marks_what_it_cannot_solve(jacobi):
+def test_jacobi_returns_nan_if_it_fails(jacobi):
     a = np.stack([np.eye(3), np.full((3, 3), np.nan), np.diag([1.0, np.inf, 2.0]), 2 * np.eye(3)])
     _, values, vectors = jacobi(a)
     assert np.isnan(values[1:3]).all() and np.isnan(vectors[1:3]).all()
     assert (values[[0, 3]] == [[1, 1, 1], [2, 2, 2]]).all()
 
 
-def test_jacobi_takes_any_scale(jacobi):
+def test_jacobi_accepts_any_scale(jacobi):
     big = np.finfo(jacobi(np.eye(2)[None])[0].dtype)
     for scale in (big.tiny / 4, big.max / 4):
         _, values, _ = jacobi(scale * np.array([[[1.0, 1.0], [1.0, 1.0]]]))
@@ -187,13 +187,13 @@ def pool_kernels(tmp_path_factory):
 
 
 def check_pool(kernels, f, name, eps=1e-3):
-    """The kernels that stay on chip; eps is a number, or one of each matrix."""
+    """Check the kernels that stay on chip; eps is a number, or one per matrix."""
     c, work = pool.forward(f, eps, name, f.dtype, kernels)
     check_result(f, name, eps, c, lambda g: pool.gradient(g, f, eps, work, name, kernels))
 
 
 def check_result(f, name, eps, c, gradient):
-    """Value and gradient beside the operator's in float64."""
+    """Compare value and gradient with those of the operator in float64."""
     g = torch.randn(c.shape, generator=torch.Generator().manual_seed(1)).to(f)
     x = f.double().requires_grad_()
     expected = second_order_pool(x, eps=eps, function=name)
@@ -212,13 +212,13 @@ def test_pool_kernels_agree_with_the_operator(pool_kernels, name, kind):
     f[1, 3] = f[1, 2]
     f[1, 4] = 0  # a repeated and a zero singular value
     f[1] *= 0.01  # eigenvalues near ε, where the second differences come from the series
-    f[2, :, 0] = 1e7 * torch.rand(m, generator=generator)  # a channel that hides the others in the Gram matrix
+    f[2, :, 0] = 1e7 * torch.rand(m, generator=generator)  # a channel that dominates the Gram matrix
     f = f.to(kind)
     check_pool(pool_kernels(f, name), f, name)
 
 
 def features(m, d):
-    """Full rank, small, two rows, dead and equal channels, zero, a row and a channel that hide the others."""
+    """Full rank, small, two rows, zero and equal channels, zero, an outlier row and an outlier channel."""
     generator = torch.Generator().manual_seed(m)
     f = torch.randn(7, m, d, generator=generator).relu()
     f[1] *= 0.01
@@ -241,7 +241,7 @@ def test_primal_pool_kernels_agree_with_the_operator(pool_kernels, m, d, name):
 
 
 @pytest.mark.slow
-def test_primal_pool_kernels_take_centred_rows_in_float64(pool_kernels):
+def test_primal_pool_kernels_accept_centered_rows_in_float64(pool_kernels):
     f = features(70, 6)[:4].double()
     check_pool(pool_kernels(f, "log"), f - f.mean(-2, keepdim=True), "log")
 
@@ -262,7 +262,7 @@ def test_primal_pool_kernels_at_their_largest_order(pool_kernels):
 
 
 @pytest.mark.slow
-def test_primal_pool_kernels_give_nan_where_a_feature_is(pool_kernels):
+def test_primal_pool_kernels_propagate_nan(pool_kernels):
     f = features(9, 4)[:2]
     f[1, 2, 3] = torch.nan
     kernels = pool_kernels(f, "log")
@@ -323,7 +323,7 @@ def test_pooling_in_parts_gives_long_rows_a_block_each(parts, m, d, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
-def test_pooling_in_parts_takes_centred_rows_in_float64(parts, m, d):
+def test_pooling_in_parts_accepts_centered_rows_in_float64(parts, m, d):
     f = features(m, d)[:4].double()
     f = f - f.mean(-2, keepdim=True)
     check_result(f, "log", 1e-3, *parts(f, "log"))
@@ -331,7 +331,7 @@ def test_pooling_in_parts_takes_centred_rows_in_float64(parts, m, d):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
-def test_pooling_in_parts_takes_eigenvectors_in_rows_or_columns(parts, m, d):
+def test_pooling_in_parts_accepts_eigenvectors_in_rows_or_columns(parts, m, d):
     def solve(a, columns):
         values, q = torch.linalg.eigh(a)
         return values, q.contiguous() if columns else q.mT.contiguous().mT
@@ -355,7 +355,7 @@ def test_pooling_in_parts_with_an_eps_of_each_matrix(parts, m, d):
 
 @pytest.mark.parametrize(("m", "d"), [(9, 4), (4, 9)])
 def test_pooling_in_parts_gives_zero_at_zero_and_nan_at_nan(parts, m, d):
-    def solve(a):  # NaN where a matrix cannot be solved, as on a GPU
+    def solve(a):  # NaN if a matrix cannot be solved, as on a GPU
         bad = a.isnan().any(-1).any(-1)
         values, q = torch.linalg.eigh(a.nan_to_num())
         values[bad], q[bad] = torch.nan, torch.nan
@@ -395,7 +395,7 @@ def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype
 
 @pytest.fixture(scope="module")
 def prepare(tmp_path_factory):
-    """The kernels for weights and centring on the CPU, built once for each pair of dtypes."""
+    """The kernels for weights and centering on the CPU, built once for each pair of dtypes."""
 
     @functools.cache
     def build(dtype, kind):
@@ -436,10 +436,10 @@ def plain_rows(f, weight, center):
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", [None, "rows", "regions", "mask", "half", "double"])
 @pytest.mark.parametrize(("m", "d"), [(1, 1), (5, 16), (9, 37), (131, 3)])
-def test_weighted_and_centred_features_are_made_plain(prepare, kind, center, m, d):
+def test_prologue_applies_weights_and_centering(prepare, kind, center, m, d):
     generator = torch.Generator().manual_seed(d)
     f = torch.randn(2, m, d, generator=generator) + 100
-    f[0, :, 0] = 0.1  # a channel that centring takes away
+    f[0, :, 0] = 0.1  # a channel that centering makes zero
     f = f.double() if kind == "double" else f
     w = None if kind is None else prepare.readable(some_weights(kind, m))
     rows = prepare.forward(f, w, center)
@@ -451,7 +451,7 @@ def test_weighted_and_centred_features_are_made_plain(prepare, kind, center, m, 
     (exact,) = torch.autograd.grad(expected, x, g)
     gradient = prepare.gradient(g.clone(), f, w, center)
     assert gradient.dtype == f.dtype
-    # Sums over regions are made in float64: what is left is the rounding of the result.
+    # Sums over regions are in float64: only the result is rounded.
     digits = {"rtol": torch.finfo(f.dtype).eps / 1.9, "atol": 1e-14 * float(exact.abs().max())}
     torch.testing.assert_close(gradient.double(), exact, **digits)
     if kind is None and center:
@@ -463,7 +463,7 @@ def test_weighted_and_centred_features_are_made_plain(prepare, kind, center, m, 
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", [None, "regions", "mask", "half"])
 @pytest.mark.parametrize(("m", "d"), [(5, 9), (9, 5)])
-def test_weighted_and_centred_pooling(pool_kernels, parts, prepare, kind, center, chip, m, d, monkeypatch):
+def test_weighted_and_centered_pooling(pool_kernels, parts, prepare, kind, center, chip, m, d, monkeypatch):
     monkeypatch.setattr(pool, "_kernels", lambda f, dtype, name: pool_kernels(f, name, dtype))
     monkeypatch.setattr(pool, "shared_limit", lambda device: 2**17 if chip else 0)
     monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", is_plain)
@@ -481,12 +481,12 @@ def test_weighted_and_centred_pooling(pool_kernels, parts, prepare, kind, center
     batched = torch.autograd.grad(c, f, torch.stack((g, 2 * g)), is_grads_batched=True, retain_graph=True)[0][1] / 2
     (second,) = torch.autograd.grad(again.square().sum(), f)
     (reference,) = torch.autograd.grad(exact.square().sum(), x)
-    for actual, wanted in ((c, expected), *((t, exact) for t in (gradient, again, batched)), (second, reference)):
-        assert actual.dtype == f.dtype and actual.shape == wanted.shape
-        assert (actual - wanted).norm() < 1e-6 * wanted.norm()
+    for actual, target in ((c, expected), *((t, exact) for t in (gradient, again, batched)), (second, reference)):
+        assert actual.dtype == f.dtype and actual.shape == target.shape
+        assert (actual - target).norm() < 1e-6 * target.norm()
 
 
-def test_weights_that_change_before_the_gradient_are_noticed(parts, prepare, monkeypatch):
+def test_weights_modified_before_backward_are_detected(parts, prepare, monkeypatch):
     monkeypatch.setattr(pool, "shared_limit", lambda device: 0)
     f, w = torch.randn(2, 5, 9, requires_grad=True), torch.ones(2, 5)
     c = _pool_by_kernels(f, w, True, 0.1, named_function("sqrt"))
@@ -495,7 +495,7 @@ def test_weights_that_change_before_the_gradient_are_noticed(parts, prepare, mon
         c.sum().backward()
 
 
-def test_pooling_stays_on_chip_where_a_block_can_hold_it():
+def test_pooling_stays_on_chip_if_it_fits_a_block():
     limit = 227 * 1024
     assert all(pool.on_chip(m, d, limit) for m, d in ((64, 64), (4096, 64), (64, 10000), (1, 1)))
     assert not any(pool.on_chip(m, d, limit) for m, d in ((65, 65), (4097, 8), (65, 256), (256, 65)))
@@ -514,11 +514,11 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
     images, annotators, m, d, k = 2, 2, 70, 4, 63  # more regions than one tile holds, most of them empty
     generator = torch.Generator().manual_seed(1)
     f = torch.rand(images, m, d, generator=generator)
-    f[1, :, 3] = f[1, :, 2]  # lost rank
+    f[1, :, 3] = f[1, :, 2]  # rank deficient
     labels = torch.randint(-1, k, (images, annotators, m), generator=generator)
     weight = torch.rand(images, m, generator=generator, dtype=torch.float64) if weighted else None
     far = labels.clone()
-    far[0, 0, 1] = labels[0, 0, 1] + 2**33  # no label, and none that 32 bits would make of it
+    far[0, 0, 1] = labels[0, 0, 1] + 2**33  # not a label, also after truncation to 32 bits
     labels[0, 0, 1] = -1
     tol = gram_tolerance(torch.float32, torch.float64, d, None)
     arguments = (

@@ -1,4 +1,4 @@
-"""Finding CUDA libraries, and clean answers where there are none."""
+"""Finding CUDA libraries, and clear errors if there are none."""
 
 import ctypes
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ def test_without_cuda_nothing_is_found(monkeypatch):
     assert libraries.load_library.__wrapped__("cusolver") is None
 
 
-def test_the_copy_beside_torch_is_opened(monkeypatch, tmp_path):
+def test_the_library_shipped_with_torch_is_opened(monkeypatch, tmp_path):
     folder = tmp_path / "nvidia" / "cu13" / "lib"
     folder.mkdir(parents=True)
     (folder / "libcusolver.so.12").touch()
@@ -30,7 +30,7 @@ def test_the_copy_beside_torch_is_opened(monkeypatch, tmp_path):
     assert opened == [str(folder / "libcusolver.so.12")]
 
 
-def test_a_library_that_does_not_open_is_passed_over(monkeypatch):
+def test_a_library_that_does_not_open_is_skipped(monkeypatch):
     def refuse(path):
         raise OSError(path)
 
@@ -39,7 +39,7 @@ def test_a_library_that_does_not_open_is_passed_over(monkeypatch):
     assert libraries.load_library.__wrapped__("nvrtc") is None
 
 
-def test_compiling_without_nvrtc_says_so(monkeypatch):
+def test_compiling_without_nvrtc_raises(monkeypatch):
     monkeypatch.setattr(compiler, "load_library", lambda name: None)
     with pytest.raises(SolverError, match="NVRTC"):
         compiler.compile_cubin("", "sm_90", {})
@@ -57,7 +57,7 @@ def test_every_order_fits_into_a_block(n):
     half = sizes.players // 2
     assert sizes.threads % 32 == 0 and sizes.threads <= 768
     assert sizes.threads >= n and sizes.threads > 32 + 32 * (-(-half * (half - 1) // 2 // 32)) - 1
-    assert sizes.shared_bytes(8) <= 160 * 1024  # what a block of an A100 may have
+    assert sizes.shared_bytes(8) <= 160 * 1024  # limit of a block on an A100
 
 
 def test_magma_is_not_chosen_for_matrices_on_cuda(monkeypatch):

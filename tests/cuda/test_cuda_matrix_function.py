@@ -1,4 +1,4 @@
-"""The CUDA kernels of matrix functions, compiled for the CPU and run thread by thread, beside the general operator."""
+"""The CUDA kernels of matrix functions, compiled for the CPU and run thread by thread, against the general operator."""
 
 import functools
 
@@ -43,13 +43,13 @@ extern "C" void launch_function_table(int blocks, int threads, REAL* w, REAL* va
 """
 
 
-def share_of_zero(a, name):
+def zero_tolerance_of(a, name):
     rounding = rounding_of_zero if name == "sqrt" else zero_tolerance
     return rounding(a.dtype, torch.float64, a.shape[-1])
 
 
 def marking(a):
-    """An eigensolver that marks matrices with NaN instead of raising, as those of a GPU do."""
+    """An eigensolver that returns NaN instead of raising, as on a GPU."""
     bad = a.isnan().any(-1).any(-1)
     values, vectors = torch.linalg.eigh(a.nan_to_num())
     values[bad], vectors[bad] = torch.nan, torch.nan
@@ -57,14 +57,14 @@ def marking(a):
 
 
 def in_rows(a):
-    """An eigensolver whose eigenvectors lie in memory one after the other, and not their entries."""
+    """An eigensolver with eigenvectors contiguous in memory."""
     values, vectors = torch.linalg.eigh(a)
     return values, vectors.contiguous() if vectors.mT.is_contiguous() else vectors.mT.contiguous().mT
 
 
 @pytest.fixture(scope="module")
 def compute(tmp_path_factory):
-    """Value, and gradient as a function of G, by one of the two ways."""
+    """Value, and gradient as a function of G, by one of the two routes."""
 
     @functools.cache
     def build(way, name, dtype):
@@ -76,7 +76,7 @@ def compute(tmp_path_factory):
     def by(way, a, name, solve=marking):
         kernels = build(way, name, a.dtype)
         options = {} if way is chip else {"solve": solve}
-        out, factors = way.forward(a, name, share_of_zero(a, name), kernels=kernels, **options)
+        out, factors = way.forward(a, name, zero_tolerance_of(a, name), kernels=kernels, **options)
         return out, lambda g: way.gradient(g, a, *factors, name, kernels=kernels)
 
     by.build = build
@@ -85,7 +85,7 @@ def compute(tmp_path_factory):
 
 @pytest.fixture(params=[chip, parts], ids=["chip", "parts"])
 def routed(request, compute, monkeypatch):
-    """Lets the operator itself take the kernels, on the CPU."""
+    """Let the operator use the kernels on the CPU."""
     way = request.param
     monkeypatch.setattr(chip, "applies", lambda a, function: is_plain(a))
     monkeypatch.setattr(chip, "shared_limit", lambda device: 2**18 if way is chip else 0)
@@ -95,8 +95,8 @@ def routed(request, compute, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_operator_takes_the_kernels_and_their_fallback(routed):
-    """First derivatives are the kernels', second ones and batches of gradients the fallback's."""
+def test_the_operator_uses_the_kernels_and_their_fallback(routed):
+    """Kernels compute first derivatives; the fallback computes second derivatives and batched gradients."""
 
     def log(x, check=False):
         return matrix_function(0.5 * (x + x.mT), "log", check=check)
@@ -145,11 +145,11 @@ def matrices(n, name, kinds=4):
         spectra[:, ::3] *= -1
     a = (q * spectra.unsqueeze(-2)) @ q.mT
     noise = torch.randn(a.shape, generator=generator, dtype=torch.float64)
-    return a + noise - noise.mT  # of which the symmetric part counts
+    return a + noise - noise.mT  # the symmetric part is used
 
 
 def check(a, name, out, gradient, tol):
-    """Value and gradient beside the operator's, each with the same input in float64."""
+    """Compare value and gradient with those of the operator in float64."""
     g = torch.randn(a.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(a.dtype)
     x = a.double().clone().requires_grad_()
     expected = matrix_function(0.5 * (x + x.mT), name, check=False)
@@ -161,7 +161,7 @@ def check(a, name, out, gradient, tol):
 
 
 def tolerance(dtype, kinds=4):
-    """What two eigensolvers may differ by: of a spectrum 1e6 wide they know the smallest eigenvalue to 1e-10."""
+    """Difference allowed between two eigensolvers: 1e-10 for the smallest eigenvalue of a spectrum 1e6 wide."""
     return torch.tensor([1e-12, 1e-12, 2e-9, 2e-9] if dtype == torch.float64 else [2e-7] * 4)[:kinds]
 
 
@@ -194,7 +194,7 @@ def test_in_parts_agrees_with_the_operator(compute, n, kinds, dtype, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solve", [in_rows, lambda a: torch.linalg.eigh(a)], ids=["rows", "columns"])
-def test_in_parts_takes_eigenvectors_in_rows_or_columns(compute, solve):
+def test_in_parts_accepts_eigenvectors_in_rows_or_columns(compute, solve):
     a = matrices(20, "log").unflatten(0, (2, 2))
     check(a, "log", *compute(parts, a, "log", solve=solve), tolerance(a.dtype))
 
@@ -212,7 +212,7 @@ def test_the_identity_is_exact(compute, way):
 
 @pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
 def test_eigenvalues_far_apart(compute, way):
-    """Divided by the other one of the two, what vanishes beside it would leave the range on the way."""
+    """Division by the smaller of the two eigenvalues would overflow."""
     for name, spectrum in (("exp", [-800.0, 0.0, 3.0]), ("log", [1e-12, 1.0, 1e2])):
         a = torch.diag(torch.tensor(spectrum, dtype=torch.float64)).unsqueeze(0)
         check(a, name, *compute(way, a, name), 1e-14)
@@ -235,7 +235,7 @@ def test_the_root_at_zero(compute, way):
     slope = gradient(torch.ones_like(a))
     x = a.clone().requires_grad_()
     (exact,) = torch.autograd.grad(matrix_function(x, "sqrt", check=False), x, torch.ones_like(a))
-    for i in (0, 2, 3):  # infinite or NaN as the operator's
+    for i in (0, 2, 3):  # infinite or NaN like the operator
         assert torch.equal(slope[i].isfinite(), exact[i].isfinite())
 
 
@@ -248,7 +248,7 @@ def test_rounding_belongs_to_the_dtype(compute, way):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
-def test_what_has_no_function_is_nan_and_alone(compute, way):
+def test_only_undefined_matrices_become_nan(compute, way):
     a = torch.eye(4, dtype=torch.float64).repeat(3, 1, 1) * torch.arange(1.0, 5.0)
     a[1, 2, 3] = torch.nan
     a[2, 0, 0] = -1.0
@@ -259,12 +259,12 @@ def test_what_has_no_function_is_nan_and_alone(compute, way):
         assert x[0].isfinite().all() and x[1].isnan().all() and x[2].isnan().any()
 
 
-def test_matrices_stay_on_chip_where_a_block_can_hold_them():
+def test_matrices_stay_on_chip_if_they_fit_a_block():
     assert chip.on_chip(1, 99 * 1024) and chip.on_chip(64, 163 * 1024)
     assert not chip.on_chip(64, 99 * 1024) and not chip.on_chip(65, 227 * 1024)
 
 
-def test_kernels_take_their_own_functions_alone(monkeypatch):
+def test_kernels_accept_built_in_functions_only(monkeypatch):
     class There:
         is_cuda, dtype, shape = True, torch.float32, (3, 5, 5)
 

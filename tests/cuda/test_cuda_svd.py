@@ -106,7 +106,7 @@ def test_one_thread_decomposes_a_tiny_matrix(tmp_path, m, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "n"), [(3, 70), (9, 4), (7, 7), (3, 2), (2, 3)])
-def test_float32_matrices_are_read_as_they_are_and_their_factors_come_rounded_too(single, tmp_path, m, n):
+def test_float32_matrices_have_float64_factors_and_rounded_ones(single, tmp_path, m, n):
     launched = of_one_thread(tmp_path, m, n, "float") if m * n <= 16 else single
     x = matrices(m, n)[:6].float()
     factors, rounded = kernel.factor(x, 1e-9, launched)
@@ -116,7 +116,7 @@ def test_float32_matrices_are_read_as_they_are_and_their_factors_come_rounded_to
 
 
 @pytest.mark.parametrize(("m", "n"), [(3, 70), (9, 4), (6, 6)])
-def test_the_adjoint_of_float32_gradients_is_that_of_float64_ones_rounded(kernels, single, m, n):
+def test_adjoint_of_float32_gradients_is_the_rounded_float64_adjoint(kernels, single, m, n):
     factors = torch.linalg.svd(matrices(m, n)[[0, 1]], full_matrices=False)
     generator = torch.Generator().manual_seed(3)
     gradients = [torch.randn(t.shape, generator=generator) for t in factors]
@@ -128,13 +128,13 @@ def test_the_adjoint_of_float32_gradients_is_that_of_float64_ones_rounded(kernel
         assert out.dtype == torch.float32 and torch.equal(out, expected.float())
 
 
-def test_small_singular_values_keep_their_digits(kernels):
+def test_small_singular_values_are_accurate(kernels):
     values = torch.tensor([1.0, 1e-3, 1e-6, 1e-9], dtype=torch.float64)
     x = (values.unsqueeze(-1) * torch.linalg.qr(matrices(9, 4)[0])[0].mT).unsqueeze(0)  # rows orthogonal as given
     torch.testing.assert_close(kernel.factor(x, 4e-15, kernels)[0][1][0], values, rtol=1e-14, atol=0)
 
 
-def test_what_is_not_finite_gives_nan_for_that_matrix_only(kernels):
+def test_only_nonfinite_matrices_become_nan(kernels):
     x = matrices(5, 7)[:3].clone()
     x[1, 0, 0] = torch.inf
     u, s, vh = kernel.factor(x, 1e-9, kernels)[0]
@@ -145,7 +145,7 @@ def test_what_is_not_finite_gives_nan_for_that_matrix_only(kernels):
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 70), (5, 7), (9, 4), (6, 6)])
 @pytest.mark.parametrize("absent", ["none", "u", "s", "vh"])
 @pytest.mark.parametrize("ties", ["drop", "broaden"])
-def test_the_adjoint_is_the_one_of_the_layer(kernels, m, n, absent, ties):
+def test_adjoint_equals_that_of_the_layer(kernels, m, n, absent, ties):
     x = matrices(m, n)[[0, 1, 3, 4]]
     factors = torch.linalg.svd(x, full_matrices=False)
     generator = torch.Generator().manual_seed(3)
@@ -160,7 +160,7 @@ def test_the_adjoint_is_the_one_of_the_layer(kernels, m, n, absent, ties):
 
 
 @pytest.mark.parametrize(("loss", "seen"), [("gauge", True), ("invariant", False)])
-def test_a_tie_is_flagged_where_the_loss_sees_the_choice_of_vectors(kernels, loss, seen):
+def test_a_tie_is_flagged_if_the_loss_depends_on_the_basis(kernels, loss, seen):
     factors = tuple(torch.linalg.svd(matrices(5, 3)[4:5], full_matrices=False))
     u, s, vh = (t.clone().requires_grad_() for t in factors)
     value = u[..., 0].sum() if loss == "gauge" else (u @ torch.diag_embed(s) @ vh).cos().sum()
@@ -168,10 +168,10 @@ def test_a_tie_is_flagged_where_the_loss_sees_the_choice_of_vectors(kernels, los
     flags = [torch.zeros((), dtype=torch.bool) for _ in range(2)]
     kernel.adjoint(factors, gradients, 1e-14, 0.0, 1e-8, flags[0], kernels)
     kernel.adjoint(factors, gradients, 1e-14, 0.0, -1.0, flags[1], kernels)
-    assert bool(flags[0]) is seen and bool(flags[1])  # whoever raises at ties does so when their vectors are used
+    assert bool(flags[0]) is seen and bool(flags[1])  # the caller raises if tied vectors are used
 
 
-def test_zero_singular_values_are_flagged_where_the_long_side_is_used(kernels):
+def test_zero_singular_values_are_flagged_if_the_long_side_is_used(kernels):
     factors = tuple(torch.linalg.svd(matrices(5, 3)[2:3], full_matrices=False))
     gradients = (torch.zeros(1, 5, 3, dtype=torch.float64), None, None)
     for column, expected in ((0, False), (2, True)):
@@ -194,12 +194,12 @@ def layer(single, monkeypatch):
 
 
 def weighted(factors):
-    """A loss of all factors that does not see their signs."""
+    """A loss of all factors that does not depend on their signs."""
     return sum((t.square() * torch.arange(1, t.numel() + 1).view(t.shape).to(t)).sum() for t in factors)
 
 
 @pytest.mark.parametrize("shape", [(2, 9, 4), (3, 20), (6, 6)])
-def test_the_layer_of_float32_matrices_by_kernels_is_the_one_without_to_second_order(layer, single, shape):
+def test_float32_layer_with_kernels_equals_the_layer_without_to_second_order(layer, single, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     results = []
     for call, a in ((layer, x.clone().requires_grad_()), (matbackprop.svd, x.double().requires_grad_())):

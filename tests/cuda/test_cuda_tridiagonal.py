@@ -1,4 +1,4 @@
-"""The tridiagonal route on the CPU: its own steps, its kernels compiled for the CPU, leaves solved by LAPACK."""
+"""The tridiagonal route on the CPU: kernels compiled for the CPU, leaves solved by LAPACK."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from helpers import cuda_on_cpu
 from helpers.spectra import defects, hard_spectra, lapack_ratios
 from matbackprop.cuda import tridiagonal
 
-THREADS = 96  # of a block, which must not be fewer than the rows
+THREADS = 96  # per block, at least the number of rows
 EPS = torch.finfo(torch.float64).eps
 
 LAUNCHERS = """
@@ -57,7 +57,7 @@ def check(a, values, vectors):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", hard_spectra(3))
-def test_any_spectrum(kernels, name):
+def test_every_spectrum(kernels, name):
     a = hard_spectra(37)[name]
     values, vectors = solve(kernels, a)
     check(a, values, vectors)
@@ -85,21 +85,21 @@ def test_matrices_that_do_not_fit_into_shared_memory(kernels, limit, monkeypatch
 
 @pytest.mark.slow
 def test_couplings_that_vanish(kernels):
-    """Blocks on the diagonal, whose halves are merged without a root to find."""
+    """Block diagonal matrices, whose halves are merged without solving a secular equation."""
     a = torch.block_diag(*(hard_spectra(n, batch=1)["indefinite"][0] for n in (10, 20, 7))).unsqueeze(0)
     check(a, *solve(kernels, a))
 
 
 @pytest.mark.slow
-def test_rounding_that_decays_does_not_spoil_reflections(kernels):
-    """Squares of 1e-150 lose their digits; without care vectors are orthogonal to 1e-10 only, not to n eps."""
+def test_underflow_does_not_reduce_the_accuracy_of_reflections(kernels):
+    """Squares of 1e-150 underflow; regression: vectors were orthogonal to 1e-10 only, not to n eps."""
     a = torch.ones(1, 80, 80, dtype=torch.float64) + 1e-150 * torch.diag_embed(torch.arange(80.0, dtype=torch.float64))
     assert all((defect <= 80 * EPS).all() for defect in defects(a, *solve(kernels, a)))
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_matrices_that_are_not_finite_are_marked(kernels, bad):
+def test_nonfinite_matrices_become_nan(kernels, bad):
     a = hard_spectra(20, batch=3)["indefinite"]
     a[1, 5, 3] = bad
     values, vectors = solve(kernels, a)
@@ -108,7 +108,7 @@ def test_matrices_that_are_not_finite_are_marked(kernels, bad):
 
 
 @pytest.mark.slow
-def test_leaves_that_were_not_solved_are_marked(kernels):
+def test_unsolved_leaves_become_nan(kernels):
     a = hard_spectra(40)["indefinite"]
     t = tridiagonal.reduce(a, kernels, threads=64)
     leaf = t.leaves.shape[-1]
@@ -125,7 +125,7 @@ def test_any_scale(kernels, exponent):
     a = hard_spectra(20)["decaying features"]
     a = a / a.abs().amax((-2, -1), keepdim=True)
     values, vectors = solve(kernels, torch.ldexp(a, torch.tensor(exponent)))
-    if exponent > -1000:  # below, entries have lost digits already
+    if exponent > -1000:  # below, entries are subnormal
         check(a, torch.ldexp(values, torch.tensor(-exponent)), vectors)
     else:
         expected = torch.ldexp(torch.linalg.eigvalsh(a), torch.tensor(exponent))
@@ -158,13 +158,13 @@ def test_the_tridiagonal_matrix_and_its_reflections(kernels):
     assert (q @ whole[:45, :45] @ q.mT * t.scale - a[0]).abs().amax() < 50 * EPS * a.abs().amax()
 
 
-def test_a_block_has_room():
+def test_shared_memory_fits_a_block():
     for n, limit in ((512, 163 * 1024), (1024, 227 * 1024)):  # an A100's and an H200's
         plan = tridiagonal.Plan(n)
         assert plan.shared_bytes(plan.threads, 1) <= limit
 
 
-def test_a_secular_equation_that_does_not_converge_is_marked(tmp_path):
+def test_unconverged_secular_equations_become_nan(tmp_path):
     """With one step for each root, matrices that need a merge become NaN as a whole; the diagonal one needs none."""
     choices = {"CLUSTER": 1, "REDUCE_THREADS": THREADS, "MAX_STEPS": 1}
     hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, tridiagonal.SOURCE, LAUNCHERS, shared=True, **choices))

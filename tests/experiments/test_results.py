@@ -1,4 +1,4 @@
-"""The published results: tables follow from results.jsonl, and every run's hash is that of its provenance."""
+"""Published results: tables are rebuilt from results.jsonl, and hashes match the provenance."""
 
 import json
 from pathlib import Path

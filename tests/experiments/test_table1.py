@@ -44,7 +44,7 @@ def record(config, row, part, number, error, predicted=(0, 1, 1, 0)):
     runs.Results(config.out).run(row, part, number, {"row": row, "part": part, "number": number}, lambda: metrics)
 
 
-def test_the_whole_table_from_one_command(config, monkeypatch):
+def test_one_command_builds_the_table(config, monkeypatch):
     config = dataclasses.replace(config, trials=1, fine_seeds=1, fine_epochs=1)
     table1.main(config)
     text = (config.out / "table.md").read_text()
@@ -76,7 +76,7 @@ def test_the_setting_with_the_smallest_error_is_trained(config, monkeypatch):
     assert trained == [("tuning", 1000, first), ("tuning", 1000, second), ("final", 0, second), ("final", 1, second)]
 
 
-def test_of_a_group_only_the_best_is_trained_to_the_end(config):
+def test_only_the_best_row_of_a_group_is_trained(config):
     config = dataclasses.replace(config, rows=("sqrt-fc", "both-log"), trials=1)
     record(config, "sqrt-fc", "trial", 0, 30.0)
     with pytest.raises(DataError, match="both-log has no trial"):
@@ -147,7 +147,7 @@ def test_each_rows_command_trains_the_same_configuration(config):
         assert said.engine.max_epochs == meant.engine.max_epochs
 
 
-def test_the_papers_rows_are_all_there():
+def test_all_rows_of_the_paper_are_present():
     paper = [row.paper for row in ROWS if row.paper is not None]
     assert paper == [36.4, 25.3, 27.2, 28.6, 32.4, 25.2, 28.9]
     assert len({row.key for row in ROWS}) == len(ROWS)

@@ -44,7 +44,7 @@ def done(tmp_path_factory, cache):
     return config
 
 
-def test_every_row_of_the_paper_is_there():
+def test_every_row_of_the_paper_is_present():
     for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5"):
         assert {f"ncuts-{name}", f"deepncuts-{name}", f"span-{name}", f"soft-{name}"} <= set(ROWS)
         assert ROWS[f"deepncuts-{name}"].against == ROWS[f"span-{name}"].against == f"ncuts-{name}"

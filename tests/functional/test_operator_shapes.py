@@ -46,7 +46,7 @@ def test_empty_matrices(case, shape, device):
 
 
 @pytest.mark.parametrize("method", ["fused", "svd", "eig"])
-def test_a_map_without_locations_pools_to_the_value_at_eps(method):
+def test_empty_map_pools_to_the_function_of_eps(method):
     f = torch.zeros(2, 0, 3, requires_grad=True)
     c = mb.second_order_pool(f, eps=0.5, method=method, center=True)
     torch.testing.assert_close(c, torch.eye(3).mul(torch.tensor(0.5).log()).expand(2, 3, 3))

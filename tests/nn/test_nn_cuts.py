@@ -70,7 +70,7 @@ def test_module_equals_function_and_survives_pickling(name):
     assert type(module).__name__ in repr(module)
 
 
-def test_lambda_learns():
+def test_lambda_is_trained():
     module = NormalizedCutLoss("j1", lambda_features=4)
     assert list(module.state_dict()) == ["lam"]
     before = module(F.float(), L)
@@ -94,7 +94,7 @@ def test_contradictory_arguments(keywords):
         NormalizedCutLoss(**keywords)
 
 
-def test_a_small_network_learns_a_segmentation():
+def test_a_small_network_trains_on_a_segmentation():
     torch.manual_seed(0)
     colours = torch.tensor([[1.0, 0.1, 0.1], [0.1, 1.0, 0.2], [0.2, 0.2, 1.0]])
     labels = torch.arange(90).reshape(1, 90) % 3
@@ -115,7 +115,7 @@ GRID = L.reshape(3, 3, 4)
 
 
 @pytest.mark.parametrize("objective", ["j1", "j2", "soft"])
-def test_maps_are_rows_in_another_shape(objective):
+def test_maps_equal_rows(objective):
     expected = NormalizedCutLoss(objective)(F, L)
     loss = NormalizedCutLoss(objective, maps=True)
     torch.testing.assert_close(loss(MAPS, GRID), expected)
@@ -126,13 +126,13 @@ def test_maps_are_rows_in_another_shape(objective):
     torch.testing.assert_close(loss(MAPS, several), both)
 
 
-def test_the_label_of_a_cell_is_the_one_under_its_middle():
+def test_label_of_a_cell_is_that_at_its_center():
     labels = torch.arange(6 * 10).reshape(1, 6, 10) % 5
-    wanted = torch.nn.functional.interpolate(labels[None].float(), size=(4, 3), mode="nearest-exact")[0].long()
+    nearest = torch.nn.functional.interpolate(labels[None].float(), size=(4, 3), mode="nearest-exact")[0].long()
     f = features(1, 12, 4)
     torch.testing.assert_close(
         NormalizedCutLoss("soft", maps=True)(f.mT.reshape(1, 4, 4, 3), labels),
-        NormalizedCutLoss("soft")(f, wanted.flatten(1)),
+        NormalizedCutLoss("soft")(f, nearest.flatten(1)),
     )
 
 
@@ -140,7 +140,7 @@ OBJECTIVES = ["j1", "j2", "soft"]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_class_weight_counts_as_rows_that_are_repeated(objective):
+def test_class_weights_equal_repeated_rows(objective):
     f, labels = features(1, 7, 4), torch.tensor([[0, 2, 1, 1, 2, 0, -1]])
     weights = torch.tensor([1.0, 3.0, 2.0])
     often = torch.tensor([1, 2, 3, 3, 2, 1, 1])
@@ -153,7 +153,7 @@ def test_a_class_weight_counts_as_rows_that_are_repeated(objective):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_balanced_regions_count_as_if_all_were_equally_large(objective):
+def test_balanced_regions_have_equal_weight(objective):
     f, labels = features(2, 7, 4), torch.tensor([[0, 0, 0, 1, 1, 2, -1], [1, 1, 1, 1, 1, 1, 0]])
     expected = []
     for x, y, often in zip(f, labels, ([2, 2, 2, 3, 3, 6, 1], [1, 1, 1, 1, 1, 1, 6]), strict=True):
@@ -165,7 +165,7 @@ def test_balanced_regions_count_as_if_all_were_equally_large(objective):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_each_annotator_is_balanced_alone_and_one_who_labelled_nothing_is_left_out(objective):
+def test_annotators_are_balanced_separately_and_empty_ones_ignored(objective):
     f = features(2, 6, 4)
     one, two = (
         torch.tensor([[0, 0, 0, 1, 1, 2], [1, 1, 0, 0, 0, 0]]),
@@ -190,7 +190,7 @@ def test_the_gradient_of_balanced_and_weighted_losses(objective):
     torch.autograd.gradcheck(lambda x: loss(x, labels), f)
 
 
-def test_weights_that_make_no_sense_are_refused():
+def test_invalid_weights_are_refused():
     with pytest.raises(ConfigurationError, match="one nonnegative number per class"):
         NormalizedCutLoss(class_weight=torch.ones(2, 2))
     with pytest.raises(ConfigurationError, match="one nonnegative number per class"):

@@ -1,4 +1,4 @@
-"""Modules equal their functions, survive pickling and state dicts, and learn their parameters."""
+"""Modules equal their functions, survive pickling and state dicts, and train their parameters."""
 
 import pickle
 
@@ -73,8 +73,8 @@ def test_weights_reach_the_module():
     assert nn.SecondOrderPool(vectorize=True)(FEATURES, regions).shape == (2, 3, 21)
 
 
-def test_parameters_learn_towards_the_truth():
-    """Exponent and ε of a power pooling are found again from its outputs."""
+def test_training_recovers_exponent_and_eps():
+    """Training recovers the exponent and ε of power pooling from its outputs."""
     torch.manual_seed(0)
     target = mb.second_order_pool(FEATURES, eps=0.3, function="power", exponent=0.7)
     module = nn.SecondOrderPool(eps=0.1, function="power", exponent=0.4, learn_eps=True, learn_exponent=True).double()
@@ -92,7 +92,7 @@ def test_parameters_learn_towards_the_truth():
     assert float(module.log_eps.detach().exp()) == pytest.approx(0.3, abs=1e-3)
 
 
-def test_what_is_a_parameter():
+def test_trainable_parameters():
     assert [n for n, _ in nn.MatrixPower().named_parameters()] == ["exponent"]
     fixed = nn.MatrixPower(0.3, learn=False)
     assert list(fixed.parameters()) == [] and fixed.exponent == 0.3
@@ -101,7 +101,7 @@ def test_what_is_a_parameter():
     assert sorted(learning.state_dict()) == ["exponent", "log_eps"]
 
 
-def test_contradictions():
+def test_contradictory_options_are_refused():
     with pytest.raises(ConfigurationError, match="learn_exponent"):
         nn.SecondOrderPool(learn_exponent=True)
     with pytest.raises(DomainError, match="must be positive"):
@@ -116,7 +116,7 @@ def test_modules_move_between_dtypes():
     assert module.exponent.grad.dtype == torch.bfloat16
 
 
-def test_a_fixed_exponent_takes_what_the_function_takes():
+def test_fixed_exponents_accept_the_inputs_of_the_function():
     """Indefinite matrices squared, the root of a singular one, and no rounding of the exponent to float32."""
     indefinite = torch.diag(torch.tensor([-2.0, 1.0], dtype=torch.float64))
     torch.testing.assert_close(nn.MatrixPower(2, learn=False)(indefinite), indefinite @ indefinite)
@@ -143,7 +143,7 @@ def test_arguments_are_checked_when_a_module_is_built(build, message):
         build()
 
 
-def test_a_feature_map_of_a_convolution_is_not_pooled_by_image_rows():
+def test_feature_maps_of_convolutions_are_refused_as_rows():
     maps = torch.nn.Conv2d(3, 6, 3)(torch.rand(2, 3, 7, 9))
     pool = nn.SecondOrderPool()
     with pytest.raises(ShapeError, match=r"flatten\(2\).mT"):

@@ -37,7 +37,7 @@ def test_partial_derivatives_are_the_adjoint_of_the_variations():
     assert abs(colon(sym(printed_adjoint(G_U, G_SIGMA)), DX) - expected) < 1e-7
 
 
-def test_erratum_2_the_gradient_has_to_be_symmetrised():
+def test_erratum_2_the_gradient_must_be_symmetrized():
     """X is constrained to be symmetric. Printed without (·)_sym, the entries are wrong, and so is 2F·∂L/∂Z below."""
     printed = printed_adjoint(G_U, G_SIGMA)
     assert error(printed, sym(printed)) > 0.1

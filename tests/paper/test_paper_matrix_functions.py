@@ -71,7 +71,7 @@ def test_erratum_3_the_proof_lacks_a_transpose():
 
 
 def test_erratum_4_only_the_diagonal_of_the_partial_derivative_counts():
-    """Printed: ∂L/∂Σ and ∂L/∂Q are full matrices. Σ and Q stay diagonal, so the rest has to be cut off."""
+    """Printed: ∂L/∂Σ and ∂L/∂Q are full matrices. Σ and Q stay diagonal, so the rest must be dropped."""
     value, derivative = on_diagonal(torch.log, LAMBDA), on_diagonal(torch.reciprocal, LAMBDA)
     g_q = derivative @ V.mT @ G @ V
     assert error(g_q, diag_part(g_q)) > 0.1

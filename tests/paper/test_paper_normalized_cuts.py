@@ -1,4 +1,4 @@
-"""§5: the criterion, M and Ω, J₁, J₂, and the way down to F and Λ."""
+"""§5: the criterion, M and Ω, J₁, J₂, and gradients in F and Λ."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def gradient_of_m_and_omega(g_m, g_omega):
 
 
 def test_erratum_9_the_criterion_has_d_minus_w():
-    """Printed: tr(EᵀWE(EᵀDE)⁻¹), which is what stays inside the regions. The cut is what leaves them."""
+    """Printed: tr(EᵀWE(EᵀDE)⁻¹), the association within the regions. The cut is the complement."""
     z = ROOT @ E @ torch.linalg.inv(torch.linalg.cholesky(E.mT @ DEGREE.diag() @ E)).mT
     relaxed = K - (z.mT @ NORMAL @ z).trace()
     inverse = torch.linalg.inv(E.mT @ DEGREE.diag() @ E)
@@ -123,7 +123,7 @@ def test_j1_by_the_four_layers_of_the_paper():
     assert error(thin, g_f) < 1e-9
 
 
-def test_j1_learns_lambda():
+def test_j1_has_a_gradient_in_lambda():
     lam, d_lam = torch.eye(D).double() + 0.2 * matrix(D, D, seed=5).abs(), matrix(D, D, seed=6)
     expected = variation(lambda lam: j1_of_w(affinity(F, lam)), lam, d_lam)
     x = lam.clone().requires_grad_()
@@ -203,7 +203,7 @@ def test_partial_derivative_for_lambda():
     assert abs(colon(F.mT @ g_w @ F, d_lam) - expected) < 1e-8
 
 
-def test_j2_cannot_learn_lambda():
+def test_j2_has_no_gradient_in_lambda():
     g_w = -2 * (EYE - onto(W)) @ PSI @ pinv(W)
     assert error(F.mT @ g_w @ F, torch.zeros(D, D).double()) < 1e-10
     lam = torch.eye(D).double() + 0.2 * matrix(D, D, seed=5).abs()

@@ -1,4 +1,4 @@
-"""Lemma 1, the projector, and what it does not say."""
+"""Lemma 1, the projector, and its limits."""
 
 import torch
 
@@ -51,7 +51,7 @@ def test_erratum_11_other_variations_make_the_projector_jump():
     assert error(projector(A), EYE) > 0.3
 
 
-def test_erratum_11_the_gradient_has_to_be_symmetrised():
+def test_erratum_11_the_gradient_must_be_symmetrized():
     printed = 2 * (EYE - PI) @ sym(G) @ INVERSE
     assert error(printed, sym(printed)) > 1e-2
 

@@ -64,7 +64,7 @@ def test_erratum_17_equal_ranks_are_not_equal_spans():
 
 
 def test_the_rank_term_of_j2_has_no_gradient():
-    """J₂ ≥ |rank − k|/2: a useless direction keeps its half, whatever its size, until it is exactly gone."""
+    """J₂ ≥ |rank − k|/2: a superfluous direction adds ½, whatever its size, until it is exactly zero."""
     labels = torch.arange(15) % 3
     e = torch.nn.functional.one_hot(labels).double()
     useless = matrix(15, 1)

@@ -81,11 +81,11 @@ def test_library_layer_gives_the_variations_in_forward_mode():
     assert error(turn, -turn.mT) < 1e-12  # U stays orthonormal
 
 
-def test_library_layer_takes_the_full_matrices_of_the_proposition():
+def test_library_layer_accepts_the_full_matrices_of_the_proposition():
     x = X.clone().requires_grad_()
     u, _, vh = svd(x, full_matrices=True)
     target = sym(matrix(M, M, seed=5))
-    # U₂U₂ᵀ does not see the gauge of U₂, so its derivative is determined.
+    # U₂U₂ᵀ does not depend on the gauge of U₂, so its derivative is determined.
     (g_x,) = torch.autograd.grad(colon(target, u[:, N:] @ u[:, N:].mT) + 0 * vh.sum(), x)
     expected, _ = adjoint(
         torch.cat([torch.zeros(M, N).double(), 2 * target @ U2], 1),
@@ -111,7 +111,7 @@ def test_erratum_6_the_variation_of_u2_is_a_gauge_choice():
     assert error(U2.mT @ du2, torch.zeros(M - N, M - N).double()) < 1e-12
     turn = torch.tensor([[0.0, 0.3], [-0.3, 0.0]], dtype=torch.float64)
 
-    def turning(x):  # as good a decomposition: U₂ turns while X moves
+    def turning(x):  # also a valid decomposition: U₂ rotates while X changes
         u, sigma, v = svd_near(U, V)(x)
         angle = colon(x - X, DX) / colon(DX, DX)
         u = torch.cat([u[:, :N], u[:, N:] @ torch.matrix_exp(angle * turn)], 1)
@@ -183,7 +183,7 @@ def test_erratum_8_dead_channels_ruin_the_gradient_of_z():
 def test_erratum_18_x_is_the_input_of_the_layer_and_y_its_output():
     """Printed: X and Y are the matrix versions of x_l and x_{l−1}. But f(X) = Y and x_l = f(x_{l−1}), so X is x_{l−1}.
 
-    The chain rule ∂(L∘f)/∂X : dX = ∂L/∂Y : dY holds that way round only: the shapes tell.
+    The chain rule ∂(L∘f)/∂X : dX = ∂L/∂Y : dY holds only this way, as the shapes show.
     """
     x = X.clone().requires_grad_()
     y = second_order_pool(x)  # m×d to d×d
@@ -197,7 +197,7 @@ def test_erratum_18_x_is_the_input_of_the_layer_and_y_its_output():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_gradient_of_a_square_matrix_that_is_not_symmetric(dtype):
-    """No side is longer than the other: the way back has branches of its own, one for complex matrices."""
+    """Square matrices: the backward pass has separate branches, one for complex matrices."""
     a = torch.rand(3, 3, dtype=dtype, generator=torch.Generator().manual_seed(3)).requires_grad_()
 
     def loss(a):

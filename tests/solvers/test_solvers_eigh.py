@@ -93,7 +93,7 @@ def test_compiles_in_one_graph(device):
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_give_what_one_thread_gives(threads):
+def test_threads_agree_with_one_thread(threads):
     a = symmetric(37, 24, 24)
     plain = torch.linalg.eigh(a)
     before = torch.get_num_threads()
@@ -170,7 +170,7 @@ def test_bad_input():
         route("cpu", torch.int64, n=3, batch=1)
 
 
-def test_a_failure_on_the_cpu_says_where_to_look():
+def test_a_failure_on_the_cpu_suggests_checking_for_nan():
     with pytest.raises(SolverError, match=r"did not converge on 2 matrices of order 3.*NaN and Inf"):
         batched_eigh(torch.full((2, 3, 3), torch.nan, dtype=torch.float64))
 
@@ -192,16 +192,16 @@ def test_gram_matrices_of_masked_features_are_solved_in_float32(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128])
-def test_a_matrix_that_lapack_gives_up_on_is_solved_in_another_basis_in_float64(monkeypatch, dtype):
+def test_lapack_failure_is_retried_in_another_basis_in_float64(monkeypatch, dtype):
     taken = []
 
-    def give_up(a, real=torch.linalg.eigh):
+    def fail(a, real=torch.linalg.eigh):
         taken.append(a)
         if len(taken) == 1:
             raise torch.linalg.LinAlgError("the algorithm failed to converge")
         return real(a)
 
-    monkeypatch.setattr(torch.linalg, "eigh", give_up)
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
     a = torch.randn(2, 5, 5, dtype=dtype, generator=torch.Generator().manual_seed(0))
     a = a + a.mH
     a[:, 1:3], a[:, :, 1:3] = 0, 0

@@ -32,7 +32,7 @@ def with_outliers(n, k):
 
 
 def check(x, s, q, y):
-    """Y = QᵀX to rounding of X, Q orthogonal, and rows of Y orthogonal to rounding of their own norms."""
+    """Check Y = QᵀX up to rounding of X, Q orthogonal, and rows of Y orthogonal relative to their norms."""
     n = x.shape[-2]
     assert (q.mT @ q - torch.eye(n, dtype=torch.float64)).abs().amax() < 1e-13
     assert ((q.mT @ x - y).norm(dim=(-2, -1)) < 1e-13 * x.norm(dim=(-2, -1))).all()
@@ -43,14 +43,14 @@ def check(x, s, q, y):
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 3), (5, 9), (8, 8)])
-def test_an_outlier_does_not_hide_the_rest(n, k):
+def test_small_rows_next_to_an_outlier_are_accurate(n, k):
     x = with_outliers(n, k)
     check(x, *gram_eigh(x, EPS, True))
     mapped = torch.func.vmap(lambda one, eps: gram_eigh(one, eps, True))(x, EPS)
     check(x, *mapped)
 
 
-def test_of_a_batch_only_what_needs_it_is_turned():
+def test_only_matrices_that_need_it_are_rotated():
     x = torch.stack([with_outliers(6, 6)[0], relu_features(6, 6)])
     together = gram_eigh(x, EPS, False)
     alone = gram_eigh(x[1:], EPS[1:], False)
@@ -66,7 +66,7 @@ def kernels(tmp_path_factory):
 
 @pytest.mark.parametrize(("n", "k"), [(3, 40), (7, 9)])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_the_kernel_separates_rows_too(kernels, n, k, layout):
+def test_kernel_separates_rows(kernels, n, k, layout):
     x = with_outliers(n, k)
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
@@ -77,7 +77,7 @@ def test_the_kernel_separates_rows_too(kernels, n, k, layout):
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_the_kernel_separates_rows_to_a_limit(kernels, layout):
+def test_kernel_separates_rows_to_a_tolerance(kernels, layout):
     x = with_outliers(7, 50)
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
@@ -93,7 +93,7 @@ def test_the_kernel_separates_rows_to_a_limit(kernels, layout):
 
 
 @pytest.mark.parametrize("limit", [1e-11, 2e-8])
-def test_the_kernel_leaves_ordinary_rows_alone(kernels, limit):
+def test_kernel_does_not_change_orthogonal_rows(kernels, limit):
     x = with_singular_values(5, 7, torch.logspace(0, 2, 5, dtype=torch.float64), seed=1)[None]
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
@@ -101,8 +101,8 @@ def test_the_kernel_leaves_ordinary_rows_alone(kernels, limit):
     assert torch.equal(new_q, q) and torch.equal(new_y, y)
 
 
-def test_rows_that_do_not_separate_are_marked(tmp_path):
-    """With one sweep, mixed rows become NaN, and orthogonal ones stay."""
+def test_unseparated_rows_become_nan(tmp_path):
+    """With one sweep, mixed rows become NaN and orthogonal ones do not change."""
     choices = {"REAL_IS_DOUBLE": 1, "SEPARATION_SWEEPS": 1}
     hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, separate.SOURCE, LAUNCHER, shared=True, **choices))
     x = with_outliers(7, 50)

@@ -1,4 +1,4 @@
-"""The singular value decomposition on our own eigensolver: any spectrum, to rounding, with and without its kernel."""
+"""The singular value decomposition with the batched eigensolver: every spectrum, with and without its kernel."""
 
 import math
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ SPECTRA = {
 
 
 def check(x, u, s, vh, orthogonality=1e-13):
-    """Orthonormal factors, descending values, and X again to rounding."""
+    """Check orthonormal factors, descending values, and their product."""
     k = min(x.shape[-2:])
     assert (
         u.shape == (*x.shape[:-1], k) and s.shape == (*x.shape[:-2], k) and vh.shape == (*x.shape[:-2], k, x.shape[-1])
@@ -47,10 +47,10 @@ def check(x, u, s, vh, orthogonality=1e-13):
 
 @pytest.mark.parametrize("name", SPECTRA)
 @pytest.mark.parametrize(("m", "n"), SHAPES)
-def test_any_spectrum_to_rounding(m, n, name):
+def test_factors_are_accurate_for_every_spectrum(m, n, name):
     x = SPECTRA[name](m, n, min(m, n)).expand(2, m, n)
     check(x, *_thin_svd(x, True))
-    if name not in ("huge", "tiny"):  # which float32 numbers are not
+    if name not in ("huge", "tiny"):  # not in float32
         check(x, *_thin_svd(x, False), orthogonality=1e-8)
 
 
@@ -63,7 +63,7 @@ def test_values_against_mpmath(name):
     assert (s - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-15 * 9 * expected[0]
 
 
-def test_vmap_and_compile_see_the_same_route():
+def test_vmap_and_compile_use_the_same_route():
     x = SPECTRA["graded"](5, 8, 5).expand(3, 5, 8).clone()
     expected = _thin_svd(x, True)
     for actual, value in zip(torch.vmap(lambda one: _thin_svd(one, True))(x), expected, strict=True):
@@ -73,7 +73,7 @@ def test_vmap_and_compile_see_the_same_route():
     check(x, *compiled(x))
 
 
-def test_float64_digits_and_full_matrices_are_left_to_lapack_on_the_cpu():
+def test_float64_and_full_matrices_use_lapack_on_the_cpu():
     x = SPECTRA["random"](4, 6, 4)
     for full in (True, False):
         for actual, expected in zip(batched_svd(x, full_matrices=full), torch.linalg.svd(x, full), strict=True):
@@ -82,8 +82,8 @@ def test_float64_digits_and_full_matrices_are_left_to_lapack_on_the_cpu():
 
 @pytest.mark.parametrize("name", [name for name in SPECTRA if name not in ("huge", "tiny")])
 @pytest.mark.parametrize(("m", "n"), [*SHAPES, (400, 3)])
-def test_float32_digits_come_from_the_gram_matrix_in_float64(m, n, name):
-    """Small singular values too, which a decomposition in float32 does not have."""
+def test_float32_uses_the_gram_matrix_in_float64(m, n, name):
+    """Small singular values are accurate too, unlike in a float32 decomposition."""
     x = SPECTRA[name](m, n, min(m, n)).float().double().expand(2, m, n)
     u, s, vh = batched_svd(x, fine=False)
     check(x, u, s, vh, orthogonality=1e-8)
@@ -102,7 +102,7 @@ def kernels(tmp_path_factory):
 
 @pytest.mark.parametrize(("n", "k", "missing"), [(5, 5, 2), (4, 9, 1), (6, 7, 6)])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_the_kernel_completes_orthonormal_rows(kernels, n, k, missing, layout):
+def test_kernel_completes_orthonormal_rows(kernels, n, k, missing, layout):
     q, _ = torch.linalg.qr(torch.randn(2, k, n, generator=generator(8), dtype=torch.float64))
     sigma = torch.ones(2, n, dtype=torch.float64)
     sigma[:, n - missing :] = 0
@@ -117,13 +117,13 @@ def test_the_kernel_completes_orthonormal_rows(kernels, n, k, missing, layout):
 @pytest.mark.parametrize(("m", "n"), [(12, 12), (40, 6), (6, 40)])
 @pytest.mark.parametrize("smallest", [0.5, 1e-3])
 def test_gradients_for_float32_equal_those_of_the_same_matrix_in_float64(m, n, smallest):
-    """Whichever route decomposed: one by the Gram matrix, one by LAPACK; the same gradients of factors come in."""
+    """Gram route and LAPACK route, with the same incoming gradients."""
     k = min(m, n)
     x = with_singular_values(m, n, torch.logspace(0, torch.tensor(smallest).log10(), k, dtype=torch.float64)).float()
     grads = []
     for a in (x.clone().requires_grad_(), x.double().requires_grad_()):
         u, s, vh = matbackprop.svd(a)
-        signs = u.detach().sum(-2).sign()  # so that the loss sees the same vectors
+        signs = u.detach().sum(-2).sign()  # same signs of the vectors
         weights = [torch.randn(t.shape, generator=generator(i)).to(a.dtype) for i, t in enumerate((u, s, vh))]
         outs = (u * signs, s, vh * signs.unsqueeze(-1))
         grads.append(torch.autograd.grad(outs, a, weights)[0].double())
@@ -132,7 +132,7 @@ def test_gradients_for_float32_equal_those_of_the_same_matrix_in_float64(m, n, s
 
 @pytest.mark.parametrize("fine", [True, False])
 def test_vectors_of_a_matrix_with_a_column_of_zeros_and_a_repeated_row_are_orthonormal(fine):
-    """The direction that is not there must be put there, also where separation leaves less than rounding of it."""
+    """The missing direction is completed, also if only rounding error is left of it."""
     rows = torch.tensor(
         [[-0.1156, -0.9984, 0, -0.228], [-0.2126, -0.7057, 0, -0.0659], [-0.9799, -0.1741, 0, 0.4037]],
         dtype=torch.float64,
@@ -150,8 +150,8 @@ def test_vectors_of_a_matrix_with_a_column_of_zeros_and_a_repeated_row_are_ortho
 @pytest.mark.parametrize(
     ("m", "n", "spread"), [(5, 4, 1e3), (4, 9, 1e3), (300, 3, 1e3), (5, 4, 1e14), (4, 9, 1e14), (300, 3, 1e12)]
 )
-def test_few_and_small_matrices_keep_float32_digits_of_every_singular_value(m, n, spread):
-    """They are LAPACK's where that is accurate enough, which for a wide spectrum it is not."""
+def test_every_singular_value_has_float32_accuracy(m, n, spread):
+    """LAPACK is used if accurate enough, which it is not for a wide spectrum."""
     x = torch.randn(m, n, generator=generator(7), dtype=torch.float64)
     sizes = torch.logspace(-math.log10(spread), 0, min(m, n), dtype=torch.float64)
     x = (x * sizes if m > n else x * sizes.unsqueeze(-1)).float().double()
@@ -163,7 +163,7 @@ def test_few_and_small_matrices_keep_float32_digits_of_every_singular_value(m, n
 
 
 @pytest.mark.parametrize(("m", "n"), [(12, 20), (20, 12), (15, 15)])
-def test_a_wide_spectrum_in_a_batch_leaves_the_others_as_they_are(m, n):
+def test_a_wide_spectrum_does_not_change_other_matrices_of_the_batch(m, n):
     names = ("random", "graded", "repeated", "one outlier", "zero", "random")
     x = torch.stack([SPECTRA[name](m, n, min(m, n)).float().double() for name in names]).view(2, 3, m, n)
     u, s, vh = _thin_svd(x, False)

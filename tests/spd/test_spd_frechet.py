@@ -15,7 +15,7 @@ def samples(*shape, seed):
 
 
 def expected(x, y):
-    """By roots of covariances, whose negative eigenvalues are rounding."""
+    """By roots of covariances; negative eigenvalues are rounding errors."""
 
     def root(a):
         values, vectors = np.linalg.eigh(a)
@@ -56,7 +56,7 @@ def test_equal_and_close_samples_do_not_cancel():
     assert bool(constant.grad.isfinite().all())
 
 
-def test_second_orders_and_bad_samples_are_refused():
+def test_second_derivatives_and_bad_samples_are_refused():
     x, y = samples(4, 3, seed=7).requires_grad_(), samples(4, 3, seed=8)
     (grad,) = torch.autograd.grad(spd.frechet_distance(x, y), x, create_graph=True)
     with pytest.raises(OrderError, match="one derivative"):

@@ -270,7 +270,7 @@ def test_bures_means_of_channels_in_different_units(units):
     inverse = torch.linalg.inv(d)
     assert relative(inverse @ middle @ inverse, inverse @ value @ inverse) < 1e-10
     assert relative(d @ grad @ d, d @ torch.stack(grads) @ d) < 1e-8  # each entry in its units
-    assert relative(grad, torch.stack(grads)) < 1e-3  # of the smallest channel, 1e-24 beside the largest
+    assert relative(grad, torch.stack(grads)) < 1e-3  # of the smallest channel, 1e-24 times the largest
 
 
 def test_bures_means_of_many_channels_in_different_units_converge():
@@ -321,7 +321,7 @@ def test_a_real_next_to_a_complex_matrix_gives_a_complex_result(call, metric):
 @metrics
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rank_deficient_matrices_are_refused_by_size(metric, dtype):
-    """Not by the sign of a rounding error: all of 300, in units of 1 or not."""
+    """Not by the sign of a rounding error: all of 300, at any scale."""
     singular = gram(300, k=3, dtype=dtype)
     d = torch.diag(torch.tensor([1e-4, 1.0, 10.0, 1e3], dtype=dtype))
     regular = gram(300, k=8, dtype=dtype)

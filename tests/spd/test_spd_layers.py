@@ -85,7 +85,7 @@ def test_running_statistics_converge_and_are_used_in_evaluation():
 
 
 def test_gradients_include_the_batch_statistics():
-    """The sum of logarithms of a centered batch is zero, and so is its gradient unless the mean counts as constant."""
+    """The sum of logs of a centered batch is zero, and so is its gradient unless the mean is treated as constant."""
     x = covariances(6, n=3).double().requires_grad_()
     layer = spd.BatchNorm(3, dispersion=False, affine=False).double()
     total = (matrix_log(layer(x)).sum(0) * torch.randn(3, 3, generator=generator(4), dtype=torch.float64)).sum()
@@ -160,7 +160,7 @@ def test_log_eig_accepts_rectified_matrices_in_low_precision(n, dtype):
     assert torch.equal(spd.re_eig(resolved, 0.5), torch.diag(torch.tensor([0.5, 3.0])).to(dtype))
 
 
-def test_log_eig_judges_symmetry_in_the_dtype_of_the_input():
+def test_log_eig_checks_symmetry_in_the_dtype_of_the_input():
     x = covariances(3)
     x[0, 0, 1] *= 1 + 1e-6
     torch.testing.assert_close(spd.log_eig(x), spd.log_eig(0.5 * (x + x.mT)))

@@ -20,7 +20,7 @@ def graph():
     return multiscale_graph(image)
 
 
-def test_edges_are_found_where_they_are():
+def test_edges_are_at_their_position():
     channel = np.zeros((20, 30))
     channel[:, 15:] = 1
     for scale in (1.0, 2.0):
@@ -30,7 +30,7 @@ def test_edges_are_found_where_they_are():
         assert energy[10, 0] < 1e-9
 
 
-def test_energy_does_not_depend_on_orientation_by_much():
+def test_energy_is_nearly_independent_of_orientation():
     y, x = np.mgrid[-20:21, -20:21]
     strengths = []
     for angle in np.linspace(0, np.pi, 13):

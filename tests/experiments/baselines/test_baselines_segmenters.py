@@ -1,4 +1,4 @@
-"""Every baseline under the common signature, on made images and on edge cases."""
+"""Every baseline under the common signature, on synthetic images and edge cases."""
 
 import sys
 
@@ -21,7 +21,7 @@ from matbackprop.vision.metrics import region_scores
 
 @pytest.fixture(autouse=True)
 def _skip_missing_peer(request):
-    if "ncut_pytorch" in request.node.name or request.node.name == "test_random_state_is_left_alone":
+    if "ncut_pytorch" in request.node.name or request.node.name == "test_random_state_does_not_change":
         pytest.importorskip("ncut_pytorch")
 
 
@@ -29,7 +29,7 @@ EIGHT = ["fixed_grids", "sklearn_spectral", "ncut_pytorch", "multiscale_ncut", "
 
 
 def scene(height=96, width=128, noise=4.0, seed=0):
-    """A bright disc and a dark bar on a grey ground, with their label map."""
+    """A bright disc and a dark bar on a gray ground, with their label map."""
     y, x = np.mgrid[:height, :width]
     labels = np.zeros((height, width), int)
     labels[(y - height / 2) ** 2 + (x - width / 3) ** 2 < (height / 4) ** 2] = 1
@@ -72,7 +72,7 @@ def test_tiny_images_and_images_without_contrast(name, size):
     assert all(labels.shape == size and labels.min() >= 0 for labels in maps)
 
 
-def test_random_state_is_left_alone():
+def test_random_state_does_not_change():
     image, _ = scene(40, 48)
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002
@@ -107,7 +107,7 @@ def test_wrong_images(image):
     ("segment", "module"),
     [(felzenszwalb, "skimage.segmentation"), (sklearn_spectral, "sklearn.cluster"), (ncut_pytorch, "ncut_pytorch")],
 )
-def test_missing_library_says_what_to_install(segment, module, monkeypatch):
+def test_missing_library_names_the_package_to_install(segment, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match="pip install 'matbackprop"):
         segment(scene(8, 8)[0])

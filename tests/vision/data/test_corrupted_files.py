@@ -1,4 +1,4 @@
-"""A few harmed files for every reader; ``python -m benchmarks corrupted_files`` harms thousands."""
+"""A few corrupted files for every reader; ``python -m benchmarks corrupted_files`` tests thousands."""
 
 import sys
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and 
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("name", READERS)
-def test_a_harmed_file_is_read_or_refused_in_one_line(name):
+def test_a_corrupted_file_is_read_or_refused_in_one_line(name):
     for number in range(3):
         result = attack(name, number)
         assert result.verdict in GOOD, result
 
 
 @pytest.mark.parametrize("name", ["COCO annotations", "segmentations", "segmenter"])
-def test_files_that_nobody_harmed_are_read(name, tmp_path):
+def test_valid_files_are_read(name, tmp_path):
     READERS[name].make(tmp_path)
     for call in READERS[name].calls:
         outcome = run_in_child(call, tmp_path)
