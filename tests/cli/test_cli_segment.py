@@ -90,7 +90,7 @@ def test_invalid_requests_are_refused_before_any_output(picture, tmp_path, capsy
         main(Config(()))
     with pytest.raises(DataError, match="Nothing matches"):
         main(Config((tmp_path / "*.gif",)))
-    with pytest.raises(ConfigurationError, match="--k is 0"):
+    with pytest.raises(ConfigurationError, match="--k must be at least 1, got 0"):
         main(Config((picture,), out=tmp_path / "out", k=0))
     with pytest.raises(WeightsError):
         load_segmenter(str(tmp_path / "nothing"))

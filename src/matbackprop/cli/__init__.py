@@ -1,6 +1,6 @@
 """The command line: a table of commands, each in a module that is imported when the command is called.
 
-A module has a dataclass ``Config``, from which tyro makes the options, and ``main(config)``, which prints results and
+A module has a dataclass ``Config``, from which tyro builds the options, and ``main(config)``, which prints results and
 returns a JSON document. Its ``summary`` is the last line that is printed, ``exit_code`` the exit code, ``then`` a
 function that is called after printing. Every command takes ``--quiet``, ``--json`` and ``--debug``. Errors of the
 library are one message and exit code 2; SIGINT, SIGTERM and SIGHUP give 130, 143 and 129.

@@ -20,7 +20,7 @@ from matbackprop.vision.progress import track
 class Config:
     """Name the objects in pictures. Without boxes, masks or regions a whole picture is one region.
 
-    A picture that cannot be read is named and skipped; the exit code is then 1, and 2 if no picture could be read.
+    A picture that cannot be read is reported and skipped; the exit code is then 1, and 2 if no picture could be read.
     """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -53,9 +53,9 @@ def main(config: Config) -> dict[str, Any]:
     from matbackprop.vision.inference import load_classifier
 
     if config.top < 1:
-        raise ConfigurationError(f"--top is {config.top}; it must be at least 1.")
+        raise ConfigurationError(f"--top must be at least 1, got {config.top}.")
     if config.regions is not None and (config.boxes or config.masks):
-        raise ConfigurationError("--regions cannot be combined with --boxes and --masks. Leave them out.")
+        raise ConfigurationError("--regions cannot be combined with --boxes and --masks. Remove them.")
     paths = find_pictures(config.images)
     if len(paths) > 1 and (config.boxes or config.masks):
         raise ConfigurationError(f"--boxes and --masks need a single picture; {len(paths)} were given. Use --regions.")

@@ -145,7 +145,7 @@ def cache(config: CacheConfig) -> dict[str, Any]:
 
 
 def _make(config: CacheConfig) -> None:
-    """Let a recipe prepare its data."""
+    """Prepare the data of a recipe."""
     from matbackprop.vision.configuration import merge
     from matbackprop.vision.training.config import get_recipe, resolve
 

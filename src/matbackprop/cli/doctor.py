@@ -1,4 +1,4 @@
-"""``matbackprop doctor``: what is installed, what works, and whether the gradients are right on this machine."""
+"""``matbackprop doctor``: report the installation and check the gradients on this machine."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ TOLERANCE = 1e-6
 
 @dataclass
 class Config:
-    """Say what is installed, what works, and check the gradients. Exits with 1 if something is wrong."""
+    """Report the installation and check the gradients. Exits with 1 if a check fails."""
 
 
 def parse(arguments: Sequence[str], prog: str) -> Config:
-    """Read the options without any extra: who calls the doctor may have none."""
+    """Parse the options without tyro, which may not be installed."""
     parser = argparse.ArgumentParser(prog, description=Config.__doc__)
     parser.parse_args(arguments)
     return Config()
@@ -60,7 +60,7 @@ def options() -> type[Config]:
 
 
 def examine() -> dict[str, Any]:
-    """Return everything the doctor knows, as JSON can hold it."""
+    """Return the whole report as JSON values."""
     return {
         "versions": _versions(),
         "devices": _devices(),
@@ -114,7 +114,7 @@ def _data() -> dict[str, str]:
     report: dict[str, str] = {}
     root = os.environ.get("MATBACKPROP_DATA")
     if not root:
-        report["MATBACKPROP_DATA"] = "not set; recipes need --data.root, or make their data"
+        report["MATBACKPROP_DATA"] = "not set; recipes need --data.root or generated data (--data.made)"
     elif not Path(root).is_dir():
         report["MATBACKPROP_DATA"] = f"{root} is not a folder"
     else:
@@ -133,7 +133,7 @@ def _data() -> dict[str, str]:
 
 
 def _gradients() -> dict[str, Any]:
-    """Compare gradients with central differences, on every kind of device; a second's work."""
+    """Compare gradients with central differences, on every kind of device, in about a second."""
     import torch
 
     import matbackprop as mb
@@ -159,7 +159,7 @@ def _gradients() -> dict[str, Any]:
                 numeric = (function(f + step * direction) - function(f - step * direction)) / (2 * step)
             error = float((exact - numeric).abs() / numeric.abs().clamp_min(1.0))
             errors[f"{device} {name}"] = error
-    right = all(e < TOLERANCE for e in errors.values())  # NaN is not smaller
+    right = all(e < TOLERANCE for e in errors.values())  # false for NaN
     return {"right": right, "relative errors": errors, "seconds": time.perf_counter() - started}
 
 

@@ -35,8 +35,8 @@ from matbackprop.vision.workers import parallel_map
 class Config:
     """Score segmentations against human maps: covering, Rand index, variation of information, boundaries, objects.
 
-    Both folders hold .mat (the benchmark's own segs, groundTruth and ucm2), .seg, .png, .npz or .npy files, named after
-    the image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are searched too.
+    Both folders hold .mat (segs, groundTruth and ucm2 of the benchmark), .seg, .png, .npz or .npy files, named after
+    the image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are also searched.
     """
 
     segmentations: Annotated[Path, tyro.conf.Positional]
@@ -46,9 +46,9 @@ class Config:
     csv: Path | None = None
     """Also write one line per image to this file."""
     boundary: bool = True
-    """Match boundaries too, which takes most of the time."""
+    """Also match boundaries, which takes most of the time."""
     objects: bool = True
-    """Match objects and parts too."""
+    """Also match objects and parts."""
     tolerance: float = 0.0075
     """Largest distance of matched boundary pixels, as a fraction of the image diagonal."""
     thresholds: int = 99
@@ -72,7 +72,7 @@ def main(config: Config) -> dict[str, Any]:
         boundary=config.boundary,
         objects=config.objects,
         tolerance=config.tolerance,
-        # A process takes a second or two to start, so each should have some images to do.
+        # A process takes a second or two to start, so each should have several images.
         workers=config.workers or min(processors(), len(segmentations) // 8),
     )
     results = list(track(scores, "Scoring images", len(segmentations)))
@@ -168,7 +168,7 @@ def _check(config: Config | ContoursConfig) -> None:
 
 
 def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
-    """Files of segmentations and human maps by image, with the question of numbered names settled."""
+    """Return the files of segmentations and human maps by image, after resolving numbered names."""
     folders = (config.segmentations, config.ground_truth)
     if config.numbered != "auto":
         both = [index_label_files(folder, numbered=config.numbered) for folder in folders]
@@ -182,7 +182,7 @@ def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]
             )
     for folder, files in zip(folders, both, strict=True):
         if not files:
-            raise DataError(f"{folder} holds no label map; the kinds that can be read are {', '.join(LABEL_SUFFIXES)}")
+            raise DataError(f"{folder} holds no label map. Supported: {', '.join(LABEL_SUFFIXES)}.")
     return both[0], both[1]
 
 

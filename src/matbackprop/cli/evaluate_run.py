@@ -1,4 +1,4 @@
-"""``matbackprop evaluate run RUN``: build a run's model again, load its weights, validate."""
+"""``matbackprop evaluate run RUN``: rebuild a run's model, load its weights, validate."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 @dataclass
 class Config:
-    """Validate a trained run again, on the data it was validated on or on others."""
+    """Validate a trained run again, on its validation data or on other data."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run folder."""
     which: Literal["best", "last"] = "best"
     """Which weights."""
     config: Path | None = None
-    """TOML or JSON file of fields laid over the run's configuration, for example another data folder."""
+    """TOML or JSON file of fields that override the run's configuration, for example another data folder."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Kind of device."""
 
@@ -38,11 +38,11 @@ def recipe_of(run: RunFolder) -> Recipe[Any]:
             return recipe
         except ConfigurationError as error:
             problems.append(f"{recipe.name}: {error}")
-    raise ConfigurationError(f"the configuration of {run.path} fits no recipe. {' '.join(problems)}")
+    raise ConfigurationError(f"The configuration of {run.path} fits no recipe. {' '.join(problems)}")
 
 
 def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tuple[Any, Any, Any]:
-    """Return (configuration, module, data) of a run, with the fields of a file over its own, and its weights."""
+    """Return (configuration, module, data) of a run, overridden by the fields of a file, and its weights."""
     from matbackprop.vision.models.backbones import check_published
     from matbackprop.vision.training.engine import load_weights, seed_all
 

@@ -16,13 +16,13 @@ class Config:
 
     model: Annotated[str, tyro.conf.Positional]
     (
-        "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or what comes with the "
-        "package: box for the segmenter, box/classifier for the classifier."
+        "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or a network of "
+        "the package: box for the segmenter, box/classifier for the classifier."
     )
     out: Path = Path("network.onnx")
     """The file to write."""
     size: tuple[int, int] = (321, 481)
-    """Height and width of the photographs that a segmenter takes; a classifier has a size of its own."""
+    """Input height and width of a segmenter; a classifier has a fixed size."""
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from matbackprop.vision.training.run_folder import RunFolder, is_number
 
 @dataclass
 class Config:
-    """Write report.html into run folders, and compare their final numbers where there are several."""
+    """Write report.html into run folders, and compare the final numbers of several runs."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders."""
@@ -25,7 +25,7 @@ class Config:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Write the reports, and print where they are and a table where there are several runs."""
+    """Write the reports and print their paths; for several runs also print a table."""
     if not config.runs:
         raise DataError("No run folder was given. Name at least one, such as runs/ncuts-smoke-seed0.")
     folders = [RunFolder(path) for path in config.runs]
@@ -48,7 +48,7 @@ def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table
         metrics: names from ``summary.json``; by default all numbers that every run has.
 
     Raises:
-        DataError: if a run has no number of a name that was asked for.
+        DataError: a run does not have one of the metrics.
     """
     numbers = [{k: v for k, v in folder.read_summary().items() if is_number(v)} for folder in folders]
     names = metrics or tuple(k for k in numbers[0] if all(k in n for n in numbers))

@@ -28,8 +28,8 @@ _LAST_FILES = {"png": "-overlay.png", "npz": ".npz", "coco": "-coco.json", "svg"
 class Config:
     """Segment photographs: label maps, contour maps, pictures with the borders drawn in, and exports.
 
-    Pictures whose results exist are skipped, so that an interrupted command can be run again. A picture that cannot be
-    read is named and skipped; the exit code is then 1, and 2 if no picture could be read.
+    Pictures whose results exist are skipped, so that an interrupted command can be rerun. A picture that cannot be
+    read is reported and skipped; the exit code is then 1, and 2 if no picture could be read.
     """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -114,7 +114,7 @@ def main(config: Config) -> dict[str, Any]:
 
     paths = find_pictures(config.images)
     if config.k is not None and config.k < 1:
-        raise ConfigurationError(f"--k is {config.k}; it must be at least 1.")
+        raise ConfigurationError(f"--k must be at least 1, got {config.k}.")
     if config.threshold is not None and (config.k is not None or not 0 <= config.threshold <= 1):
         raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
     device = choose_device(config.device)

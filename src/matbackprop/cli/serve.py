@@ -1,4 +1,4 @@
-"""``matbackprop serve``: a page in the browser where photographs can be segmented and regions named."""
+"""``matbackprop serve``: a local web page to segment photographs and name regions."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Config:
         "folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."
     )
     host: str = "127.0.0.1"
-    """Address to listen on. The default is this machine alone; 0.0.0.0 is every network that it is on."""
+    """Address to listen on. The default is only this machine; 0.0.0.0 is every network interface."""
     port: int = 7860
-    """Port of the page; 0 takes a free one."""
+    """Port of the page; 0 selects a free one."""
     browser: bool = False
     """Open the page in a browser window."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -41,7 +41,7 @@ class Config:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Print the address, load the models and start the page; then stay until Ctrl-C."""
+    """Print the address, load the models and start the page; then serve until Ctrl-C."""
     with needs("the page needs Gradio", "'matbackprop[serve]'"):
         from matbackprop.vision.serve.server import LOOPBACK, Server, listen
     sock = listen(config.host, config.port)
@@ -51,7 +51,7 @@ def main(config: Config) -> dict[str, Any]:
     if not local:
         log.warning(
             "The page listens on %s: everyone who reaches this machine can use it. It has no accounts and no "
-            "encryption; offer it only to a network that you trust.",
+            "encryption; use it only on a trusted network.",
             config.host,
         )
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
@@ -62,7 +62,7 @@ def main(config: Config) -> dict[str, Any]:
     from matbackprop.vision.serve.app import application, build
 
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
-    about = "Without a network: colors alone." if model is None else f"Segmenter: {config.model}."
+    about = "No network: colors only." if model is None else f"Segmenter: {config.model}."
     classify = None
     if config.classifier != "none":
         classifier = load_classifier(config.classifier, config.device)

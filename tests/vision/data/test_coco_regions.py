@@ -319,7 +319,7 @@ def test_the_tuning_split_never_shares_an_image():
     assert not set(ids[fit]) & set(ids[tune])
     assert sorted([*fit, *tune]) == list(range(400))
     assert len(set(ids[tune])) == 10
-    with pytest.raises(ConfigurationError, match="every=1"):
+    with pytest.raises(ConfigurationError, match="got 1"):
         cr.tuning_split(ids, every=1)
 
 

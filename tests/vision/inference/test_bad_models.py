@@ -19,15 +19,15 @@ TRAIN = ["--preset", "smoke", "--data.made", "8", "--engine.run", "OUT/run"]
 CASES = {
     "unknown backbone": (
         ["train", "o2p", *TRAIN, "--model.backbone", "resnet"],
-        "unknown backbone 'resnet'. Backbones",
+        "Unknown backbone 'resnet'. Backbones",
     ),
     "unknown map": (
         ["train", "o2p", *TRAIN, "--model.taps", "relu9"],
-        "unknown feature map 'relu9'",
+        "Unknown feature map 'relu9'",
     ),
     "unknown map to segment": (
         ["train", "ncuts", *TRAIN, "--model.backbone", "alexnet", "--model.taps", "relu9"],
-        "unknown feature map 'relu9'",
+        "Unknown feature map 'relu9'",
     ),
     "weights of another network": (
         ["train", "o2p", *TRAIN, "--model.weights", "TMP/segmenter/model.safetensors"],
@@ -48,10 +48,10 @@ CASES = {
         ["segment", "TMP/photo.png", "--model", "TMP/classifier", "--out", "OUT/s"],
         "does not segment photographs",
     ),
-    "no such folder": (["segment", "TMP/photo.png", "--model", "TMP/nothing", "--out", "OUT/s"], "there is no folder"),
+    "no such folder": (["segment", "TMP/photo.png", "--model", "TMP/nothing", "--out", "OUT/s"], "does not exist"),
     "a hub that cannot be reached": (
         ["segment", "TMP/photo.png", "--model", "owner/name", "--out", "OUT/s"],
-        "it cannot be fetched from the Hugging Face hub",
+        "it cannot be downloaded from the Hugging Face hub",
     ),
     "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is not a picture"),
 }

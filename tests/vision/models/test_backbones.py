@@ -83,12 +83,12 @@ def test_a_backbone_ends_with_the_last_map_that_is_asked_for(name):
     if any(True for _ in short.parameters()):
         short(image, [middle])[middle].square().sum().backward()
         assert [n for n, p in short.named_parameters() if p.requires_grad and p.grad is None] == []
-    with pytest.raises(ConfigurationError, match="unknown feature map 'nothing'"):
+    with pytest.raises(ConfigurationError, match="Unknown feature map 'nothing'"):
         whole(image, ["nothing"])
 
 
 def test_an_unknown_backbone_names_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"unknown backbone 'resnet'\. Backbones: alexnet, .*vgg16"):
+    with pytest.raises(ConfigurationError, match=r"Unknown backbone 'resnet'\. Backbones: alexnet, .*vgg16"):
         build_backbone("resnet")
 
 
@@ -190,5 +190,5 @@ def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, la
 
 def test_maps_that_are_computed_together_follow_from_none():
     backbone = ModuleBackbone(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU()))
-    with pytest.raises(ConfigurationError, match="none follows from '0'"):
+    with pytest.raises(ConfigurationError, match="not from '0'"):
         backbone.maps_after("0", torch.zeros(1, 4, 8, 8), ["1"])

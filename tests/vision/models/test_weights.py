@@ -71,7 +71,7 @@ def test_other_files_are_refused(tmp_path):
     evil.write_bytes(pickle.dumps(print))
     with pytest.raises(WeightsError, match="can execute code"):
         read_weights(evil)
-    with pytest.raises(WeightsError, match="there is no file"):
+    with pytest.raises(WeightsError, match="does not exist"):
         read_weights(tmp_path / "missing.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0nonsense")
     with pytest.raises(WeightsError, match="is damaged"):
@@ -89,7 +89,7 @@ def test_where_weights_are_looked_for(tmp_path, monkeypatch):
     own.parent.mkdir(parents=True)
     save_file({"a": torch.zeros(1)}, own)
     assert find_weights("vgg16") == own
-    with pytest.raises(WeightsError, match="no published weights of 'resnet'"):
+    with pytest.raises(WeightsError, match="'resnet' has no published weights"):
         find_weights("resnet")
 
 
@@ -183,7 +183,7 @@ def test_wrong_saved_models(tmp_path):
     (tmp_path / "m" / "config.json").write_text("{")
     with pytest.raises(WeightsError, match="damaged"):
         Small.from_pretrained(tmp_path / "m")
-    with pytest.raises(WeightsError, match="there is no folder"):
+    with pytest.raises(WeightsError, match="does not exist"):
         Small.from_pretrained(tmp_path / "nothing")
 
 

@@ -62,7 +62,7 @@ def test_missing_and_damaged_files_are_named(run, tmp_path):
     with pytest.raises(DataError, match="is not a run folder"):
         write_report(RunFolder(tmp_path / "thesis"))
     assert (tmp_path / "thesis" / "report.html").read_text() == "mine"
-    with pytest.raises(DataError, match="cannot embed"):
+    with pytest.raises(DataError, match="cannot be embedded"):
         Page("p").picture(tmp_path / "missing.png")
 
 

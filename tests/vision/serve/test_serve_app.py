@@ -95,9 +95,9 @@ def test_exports_are_written_into_the_folder(page, visit, folder, picture):
 def test_reading_many_photographs_is_bounded(page, visit, folder, picture, monkeypatch):
     monkeypatch.setattr(app, "MAX_PHOTOGRAPHS", 2)
     answer = opened(page, visit, *(upload(folder, picture, f"{n}.png") for n in range(3)))
-    assert "1 of 3 photographs were left out" in answer[2] and len(answer[4].photographs) == 2
+    assert "1 of 3 photographs were skipped" in answer[2] and len(answer[4].photographs) == 2
     monkeypatch.setattr(app, "READING", -1.0)
-    assert opened(page, visit, upload(folder, picture))[2] == "⚠ 1 of 1 photographs were left out."
+    assert opened(page, visit, upload(folder, picture))[2] == "⚠ 1 of 1 photographs were skipped."
 
 
 def test_a_full_page_writes_nothing(page, visit, folder, picture, monkeypatch):
@@ -107,7 +107,7 @@ def test_a_full_page_writes_nothing(page, visit, folder, picture, monkeypatch):
     before = sorted(folder.rglob("*"))
     with pytest.raises(gr.Error, match="too many files"):
         _function(page, "export")(now, "svg")
-    assert opened(page, visit, file)[2] == "⚠ 1 of 1 photographs were left out."
+    assert opened(page, visit, file)[2] == "⚠ 1 of 1 photographs were skipped."
     assert sorted(folder.rglob("*")) == before
 
 

@@ -84,7 +84,7 @@ def test_models_of_other_recipes_and_unknown_ones_are_refused(tmp_path, words):
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config["arguments"]["backbone"] = "os:abort"
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigurationError, match="none that files may name"):
+    with pytest.raises(ConfigurationError, match="not allowed in files"):
         parse("o2p", ["--from", str(tmp_path / "model")], "train")
 
 

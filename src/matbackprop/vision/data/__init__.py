@@ -1,1 +1,1 @@
-"""Data sets, caches, checks and downloads. Import the modules by name; each needs only its own extras."""
+"""Data sets, caches, checks and downloads. Import the modules by name; each has separate optional dependencies."""

@@ -1,4 +1,4 @@
-"""Berkeley segmentation data: images with the maps of several annotators, their splits, and all of it in a cache."""
+"""Berkeley segmentation data: images with maps of several annotators, splits, and a cache of prepared images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from matbackprop.vision.metrics.regions import compact_labels
 from matbackprop.vision.progress import track
 from matbackprop.vision.workers import parallel_map
 
-# BSDS300's parts by name, where only BSDS500's folders are there.
+# The splits of BSDS300 as folders of BSDS500.
 _PARTS = {"bsds300-train": "train", "bsds300-test": "val"}
 
 
@@ -40,26 +40,26 @@ class BSDSSample:
 
 
 class BSDS(Dataset[BSDSSample]):
-    """Images with human segmentations in the layout of BSDS500, BSDS300, or your own files in the same layout.
+    """Images with human segmentations in the layout of BSDS500 or BSDS300.
 
-    BSDS500 and your own: ``[data/]images/<split>/<id>.jpg`` and ``[data/]groundTruth/<split>/<id>.mat``; instead of
+    BSDS500 and custom data: ``[data/]images/<split>/<id>.jpg`` and ``[data/]groundTruth/<split>/<id>.mat``; instead of
     ``.mat`` also ``<id>.png``, several annotators as ``<id>_1.png``, ``<id>_2.png`` …, or ``.npz``.
     BSDS300: ``images/{train,test}/<id>.jpg`` and ``human/color/<annotator>/<id>.seg``.
-    The splits ``"bsds300-train"`` and ``"bsds300-test"`` are found in both: BSDS300's parts are ``train`` and ``val``
-    of BSDS500.
+    The splits ``"bsds300-train"`` and ``"bsds300-test"`` exist in both layouts: they are ``train`` and ``val`` of
+    BSDS500.
 
     Args:
         root: the folder that holds ``images`` (or ``data/images``, or ``BSDS500/data/images``).
-        split: ``"train"``, ``"val"``, ``"test"``, ``"bsds300-train"``, ``"bsds300-test"`` or the name of your own
-            folder.
+        split: ``"train"``, ``"val"``, ``"test"``, ``"bsds300-train"``, ``"bsds300-test"`` or the name of
+            another folder.
         ids: only these images, in this order; all of the split by default.
 
     Attributes:
         ids: names of the images, in the order of the data set.
 
     Raises:
-        DataError: a folder is missing, images have no human map, or asked-for images are not there. A file that turns
-            out damaged, or a map of another size than its image, raises when it is read.
+        DataError: a folder is missing, images have no human map, or images in ``ids`` are missing. Damaged files and
+            maps of another size than the image raise when they are read.
 
     Example:
         >>> import tempfile
@@ -86,13 +86,13 @@ class BSDS(Dataset[BSDSSample]):
             absent = [name for name in ids if name not in self._images]
             if absent:
                 raise DataError(
-                    f"{len(absent)} images ({', '.join(absent[:5])}) are not in the split {split!r} of {self.root}; it "
-                    f"has {len(self._images)} images"
+                    f"{len(absent)} images ({', '.join(absent[:5])}) are not among the {len(self._images)} images of "
+                    f"split {split!r} in {self.root}. Check ids."
                 )
             self._images = {name: self._images[name] for name in ids}
         wrong = [p for p in files.problems if p.path in self._images.values()]
         if wrong:
-            raise DataError(f"{first_problems(wrong)}; add what is missing, or remove the image")
+            raise DataError(f"{first_problems(wrong)}. Add the missing files, or remove the image.")
         self.ids: Sequence[str] = list(self._images)
 
     def __len__(self) -> int:
@@ -106,15 +106,15 @@ class BSDS(Dataset[BSDSSample]):
         return sample
 
     def files(self, name: str) -> list[Path]:
-        """The files of a name: its image, then its human maps."""
+        """Return the files of an image: the image, then its human maps."""
         return [self._images[name], *self._truth[name]]
 
     def image(self, name: str) -> Tensor:
-        """The image of a name, uint8 ``(3, h, w)``."""
+        """Return an image by name, uint8 ``(3, h, w)``."""
         return _read_image(self._images[name])
 
     def segmentations(self, name: str) -> list[Tensor]:
-        """The human maps of a name, int64 ``(h, w)`` each, labels from 0 without gaps."""
+        """Return the human maps of an image by name, int64 ``(h, w)`` each, labels from 0 without gaps."""
         return [labels for path in self._truth[name] for labels in _read_maps(path)]
 
 
@@ -127,7 +127,7 @@ def _read_maps(path: Path) -> list[Tensor]:
 
 
 class SplitFiles(NamedTuple):
-    """The files of a split by the names of its images, and those that do not fit together."""
+    """The files of a split by image name, and the problems found."""
 
     images: dict[str, Path]
     truth: dict[str, list[Path]]
@@ -135,21 +135,21 @@ class SplitFiles(NamedTuple):
 
 
 def find_root(root: str | Path) -> Path:
-    """The folder that holds ``images``: this one, or ``data`` or ``BSDS500`` inside it."""
+    """Return the folder that holds ``images``: ``root``, or ``data`` or ``BSDS500`` inside it."""
     root = Path(root)
     for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500", root / "BSDS300"):
         if (candidate / "images").is_dir():
             return candidate
     raise DataError(
-        f"{root} has no folder 'images', 'data/images' or 'BSDS500/data/images'; give the data set's own folder"
+        f"{root} has no folder 'images', 'data/images' or 'BSDS500/data/images'. Pass the data set's folder."
     )
 
 
 def find_split(root: Path, split: str) -> SplitFiles:
-    """Find the images of a split and their human maps in a folder that :func:`find_root` gave.
+    """Find the images of a split and their human maps in a folder that :func:`find_root` returned.
 
-    Problems are images without a human map and pairs of images of one name, of which the first is kept. DataError is
-    raised where a folder is missing or holds no image, or one image has maps in files of several kinds.
+    Problems are images without a human map and images with the same name, of which the first is kept. DataError is
+    raised if a folder is missing or holds no image, or if one image has maps in files of several formats.
     """
     bsds300 = (root / "human").is_dir() and not (root / "groundTruth").is_dir()
     part = ({"bsds300-train": "train", "bsds300-test": "test"} if bsds300 else _PARTS).get(split, split)
@@ -157,22 +157,20 @@ def find_split(root: Path, split: str) -> SplitFiles:
     if not folder.is_dir():
         others = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
         raise DataError(
-            f"{folder} does not exist, so there is no split {split!r}; there are {', '.join(others) or 'none'}"
+            f"Split {split!r} was not found: {folder} does not exist. Available splits: {', '.join(others) or 'none'}."
         )
     images: dict[str, Path] = {}
     problems = []
     for path in find_pictures([folder]):
         first = images.setdefault(path.stem, path)
         if first is not path:
-            problems.append(Problem(first, f"has the same name as {path}; keep one"))
+            problems.append(Problem(first, f"has the same name as {path}. Keep one"))
     truth_folder = root / "groundTruth" / part
     if bsds300:
         truth_folder = root / "human" / "color" if (root / "human" / "color").is_dir() else root / "human"
     truth = index_label_files(truth_folder, names=images)
     problems += [
-        Problem(path, f"there is no human map of it under {truth_folder}")
-        for name, path in images.items()
-        if name not in truth
+        Problem(path, f"has no human map under {truth_folder}") for name, path in images.items() if name not in truth
     ]
     return SplitFiles(images, truth, problems)
 
@@ -181,8 +179,8 @@ def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSamp
     """Read an image and its human maps.
 
     Returns:
-        The sample with the maps that are in order, or None where the image cannot be read; and what is wrong: files
-        that cannot be read, and maps of another size than the image.
+        The sample with its valid maps, or None if the image cannot be read; and the problems: unreadable files, and
+        maps of another size than the image.
     """
     maps: list[Tensor] = []
     problems = []
@@ -202,7 +200,7 @@ def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSamp
                 height, width = pixels.shape[1:]
                 turned = " (transposed)" if labels.shape == (width, height) else ""
                 size = f"human map {number} has size {labels.shape[0]}×{labels.shape[1]}{turned}"
-                problems.append(Problem(path, f"{size}, but the image {height}×{width}; they must agree"))
+                problems.append(Problem(path, f"{size}, but the image has size {height}×{width}"))
             else:
                 maps.append(labels)
     return (None if pixels is None else BSDSSample(name, pixels, maps)), problems
@@ -213,36 +211,35 @@ def _problem(path: Path, error: DataError) -> Problem:
 
 
 FOLDS = 5
-"""Parts that the training images can be divided into, each held out in its turn."""
+"""Number of folds of the training images for cross-validation."""
 
 
 def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:
-    """Hold every fifth image out for choosing settings, so that the test images are never looked at.
+    """Hold out every fifth image for tuning, so that the test images are not used.
 
-    Names to train on and names held out are returned: of the sorted names, in fold 0 the first, sixth, eleventh … are
-    held out, in fold 4 the fifth, tenth, ….
+    Return the names to train on and the names held out. Of the sorted names, fold 0 holds out the first, sixth,
+    eleventh …, fold 4 the fifth, tenth, ….
 
     Example:
         >>> tuning_split(["c", "a", "b", "f", "e", "d"])
         (['b', 'c', 'd', 'e'], ['a', 'f'])
     """
     if not 0 <= fold < FOLDS:
-        raise ConfigurationError(f"fold is {fold}; it must be one of 0 to {FOLDS - 1}.")
+        raise ConfigurationError(f"fold must be in 0 … {FOLDS - 1}, got {fold}.")
     ordered = sorted(ids)
     held = ordered[fold::FOLDS]
     return [name for name in ordered if name not in set(held)], held
 
 
 def labels_to_grid(labels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Bring a label map to another grid: each cell takes the label that covers the largest part of its area.
+    """Resample a label map to another grid: each cell gets the label that covers the largest part of its area.
 
-    Cells and pixels may cut each other anywhere; areas are counted exactly in whole numbers, and of labels with equal
-    area the smallest wins. Regions smaller than half a cell vanish, whatever pixel happens to lie at the centre of
-    the cell.
+    Grid sizes need not divide each other. Areas are exact integers; ties are resolved to the smallest label. Unlike
+    nearest-neighbor sampling, a small region at the center of a cell does not determine its label.
 
     Args:
         labels: integers ``(h, w)``; negative ones are labels like the others.
-        grid: height and width of the result, finer or coarser.
+        grid: height and width of the result.
 
     Returns:
         int64 ``grid``, on the device of the labels.
@@ -257,24 +254,24 @@ def labels_to_grid(labels: Tensor, grid: tuple[int, int]) -> Tensor:
     """
     if labels.ndim != 2 or labels.numel() == 0 or len(grid) != 2 or min(grid) < 1:
         raise ShapeError(
-            f"labels {tuple(labels.shape)} to the grid {tuple(grid)}: both are (height, width) and not empty"
+            f"labels and grid must be nonempty (height, width), got {tuple(labels.shape)} and {tuple(grid)}."
         )
     if labels.dtype.is_floating_point or labels.dtype.is_complex:
-        raise LabelError(f"labels are {labels.dtype}; integers are needed")
+        raise LabelError(f"labels must be integers, got {labels.dtype}.")
     values, compact = torch.unique(labels.cpu(), return_inverse=True)
     count = len(values)
     (cell_row, pixel_row, row_length), (cell_column, pixel_column, column_length) = (
         _pieces(size, cells) for size, cells in zip(labels.shape, grid, strict=True)
     )
     result = torch.empty(grid, dtype=torch.int64)
-    # Rows of cells are taken in blocks, so that the table cells × labels stays small.
+    # Process rows of cells in blocks to limit the size of the table cells × labels.
     block = max(1, (1 << 22) // (grid[1] * count))
     for start in range(0, grid[0], block):
         rows = (cell_row >= start) & (cell_row < start + block)
         height = min(block, grid[0] - start)
         inside = compact[pixel_row[rows]][:, pixel_column]
         cells = (cell_row[rows] - start)[:, None] * grid[1] + cell_column
-        areas = (row_length[rows][:, None] * column_length).double()  # exact: areas stay far below 2⁵³
+        areas = (row_length[rows][:, None] * column_length).double()  # exact, because areas are far below 2⁵³
         table = torch.bincount((cells * count + inside).ravel(), areas.ravel(), minlength=height * grid[1] * count)
         result[start : start + height] = values[table.view(height, grid[1], count).argmax(-1)]
     return result.to(labels.device)
@@ -289,14 +286,14 @@ def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
 
 log = logging.getLogger("matbackprop")
 
-_FEW = 32  # below this many images starting processes costs more than they save
+_FEW = 32  # below this many images, starting processes does not pay
 STRIDES = (8, 16)
-"""Strides of the grids that human maps are brought to: those of the paper's feature maps."""
+"""Strides of the grids for human maps: those of the paper's feature maps."""
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """One image as training and testing on grids need it.
+    """One image with its label maps on grids, for training and testing.
 
     Attributes:
         id: its name.
@@ -311,7 +308,7 @@ class PreparedImage:
 
 
 def prepare_image(sample: Any) -> PreparedImage:
-    """Bring the human maps of one sample to the grids.
+    """Resample the human maps of one sample to the grids.
 
     Args:
         sample: with ``id``, ``image`` (3, h, w) uint8 and ``segmentations``, a list of (h, w) integer maps; the list is
@@ -327,7 +324,7 @@ def prepare_image(sample: Any) -> PreparedImage:
         if one.shape != size:
             raise ShapeError(
                 f"image {sample.id!r} has {size[0]}×{size[1]} pixels, but its label map {number + 1} has shape "
-                f"{one.shape}; check that both belong together."
+                f"{one.shape}. Check that they belong together."
             )
     grids = {stride: np.empty((len(maps), *_grid(*size, stride)), np.int16) for stride in STRIDES}
     for a, one in enumerate(maps):
@@ -346,7 +343,7 @@ def _grid(height: int, width: int, stride: int) -> tuple[int, int]:
 
 
 def _shapes(row: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of an image's arrays, by their names in the cache, from its row of the table."""
+    """Return the shapes of an image's arrays by their names in the cache, from its row of the table."""
     size = (row["height"], row["width"])
     grids = {f"grid{stride}": (row["annotators"], *_grid(*size, stride)) for stride in STRIDES}
     return {"image": (3, *size), **grids}
@@ -358,7 +355,7 @@ class PreparedImages(Sequence[PreparedImage]):
     Args:
         arrays: flat arrays ``image`` and ``grid<stride>``.
         table: for each image its id, height, width and number of annotators.
-        starts: for each image where its part of each array begins; None where the images follow each other.
+        starts: for each image the offset of its part in each array; None if the images are contiguous.
     """
 
     def __init__(
@@ -388,7 +385,7 @@ class PreparedImages(Sequence[PreparedImage]):
         return PreparedImage(row["id"], **parts, grids=grids)
 
     def subset(self, indices: Sequence[int]) -> PreparedImages:
-        """A view on some of the images."""
+        """Return a view of some of the images."""
         return PreparedImages(self.arrays, [self.table[i] for i in indices], [self.starts[i] for i in indices])
 
     def size(self, index: int) -> tuple[int, int]:
@@ -399,10 +396,10 @@ class PreparedImages(Sequence[PreparedImage]):
 def prepare_images(data: BSDS, folder: Path, *, workers: int = 0) -> PreparedImages:
     """Prepare a data set once, in ``workers`` processes, and open its cache.
 
-    Its files, with sizes and times, key the cache.
+    The cache key depends on its files, their sizes and modification times.
     """
     if len(data) == 0:
-        raise DataError("the data set holds no image; check the folder and the split.")
+        raise DataError("The data set has no image. Check the folder and the split.")
     files = [
         (str(file), file.stat().st_size, file.stat().st_mtime_ns) for name in data.ids for file in data.files(name)
     ]
@@ -417,7 +414,7 @@ def prepare_images(data: BSDS, folder: Path, *, workers: int = 0) -> PreparedIma
             log.warning("%s It is rebuilt now.", error)
             remove_cache(path)
         tasks = [(data, i) for i in range(len(data))]
-        # One by one, so that progress is seen, and a signal waits for no more than one image per process.
+        # One image per task, for progress and so that a signal is handled after at most one image per process.
         prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)
         images = list(track(prepared, "Preparing images", len(tasks)))
         write_cache(path, _flatten(images), {"table": [_row(one) for one in images]})
@@ -443,7 +440,7 @@ def collect(images: Sequence[PreparedImage]) -> PreparedImages:
 
 
 def pad_stack(parts: Sequence[NDArray[Any]], fill: int, multiple: int = 1) -> Tensor:
-    """Stack arrays of different shapes (…) into one tensor, filled up behind; the last two sides to a multiple."""
+    """Stack arrays of different shapes into one tensor, padded at the end, the last two sides to a multiple."""
     shape = [max(p.shape[d] for p in parts) for d in range(parts[0].ndim)]
     for d in (-2, -1):
         shape[d] = -(-shape[d] // multiple) * multiple

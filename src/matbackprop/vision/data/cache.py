@@ -1,7 +1,7 @@
 """Caches of arrays on disk: written once, then memory-mapped.
 
-A cache is a folder with one ``.npy`` file per array, ``meta.json`` and a ``CACHEDIR.TAG`` that marks it as ours. It is
-written under a temporary name and renamed when complete.
+A cache is a folder with one ``.npy`` file per array, ``meta.json`` and a ``CACHEDIR.TAG`` of matbackprop. It is written
+under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMAT = 2
 
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = """Signature: 8a477f597d28d172789f06886806bc55
-# This folder was written by matbackprop and is made again when it is needed; see https://bford.info/cachedir/.
+# This folder was written by matbackprop and is rebuilt when needed; see https://bford.info/cachedir/.
 """
 _REMOVE = "Remove the folder; it is rebuilt when needed."
 

@@ -80,7 +80,7 @@ class ImageRegions:
 
 @dataclass(frozen=True)
 class RegionIndex:
-    """All regions of an annotation file, and what was left out.
+    """All regions of an annotation file, and the skipped ones.
 
     Attributes:
         images: the images, sorted by id, each with its regions.

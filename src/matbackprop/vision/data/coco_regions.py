@@ -3,7 +3,7 @@
 The bounding box of a region is cropped and resized to a longest side of 200 px; colors and mask are stored as four
 bytes per pixel in one memory-mapped array (:func:`cache_regions`). Training reads batches of bytes, or keeps the array
 on the device (:func:`resident_store`); :func:`place_regions` does the jittered placement on the 227×227 canvas, the
-flip, masking and normalization. Placements depend on (seed, epoch) alone, so that a resumed run sees the same batches.
+flip, masking and normalization. Placements depend on (seed, epoch) alone, so that a resumed run uses the same batches.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, 
         ([2, 4], [0, 1, 3])
     """
     if every < 2:
-        raise ConfigurationError(f"every is every={every}; it must be at least 2.")
+        raise ConfigurationError(f"every must be at least 2, got {every}.")
     ids = np.unique(image_ids)
     held_out = np.isin(image_ids, ids[every - 1 :: every])
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -377,7 +377,7 @@ class RegionSource:
     """Batches of regions for a loader: bytes, or indices if the bytes are on the device.
 
     :meth:`fetch` returns ``index`` and ``placement`` and, unless ``resident``, the ``pixels`` of a batch.
-    :meth:`assemble` makes images of them on the device.
+    :meth:`assemble` computes images on the device.
 
     Args:
         regions: the regions.
@@ -443,7 +443,7 @@ class RegionSource:
         return batch
 
     def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Make ``image``, ``mask``, ``target`` and ``index`` of a fetched batch on ``device``."""
+        """Compute ``image``, ``mask``, ``target`` and ``index`` of a fetched batch on ``device``."""
         self._sizes, self._labels = self._sizes.to(device), self._labels.to(device)  # once
         index = batch["index"].to(device, non_blocking=True)
         if "pixels" in batch:

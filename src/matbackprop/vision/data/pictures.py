@@ -67,16 +67,16 @@ def read_picture(path: str | Path) -> Picture:
     """Read a picture file as upright RGB bytes.
 
     The EXIF orientation is applied. Gray, palette, CMYK and YCbCr pictures become RGB; transparent ones are composed
-    over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their own range, because 12 bits in
-    16, heights in meters and photon counts look alike in a file; :attr:`Picture.note` says so. Colors of 16 bits lose
-    their low byte; pictures that use only that one are refused. Of several frames the first is read.
+    over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their range, because 12 bits in
+    16, heights in meters and photon counts look alike in a file; :attr:`Picture.note` reports it. Colors of 16 bits
+    lose their low byte; pictures that use only the low byte are rejected. Of several frames the first is read.
 
     Args:
         path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 or AVIF file; HEIC if pillow-heif is installed.
 
     Raises:
         DataError: the file is missing, not a regular file, not a picture, damaged, or has more than
-            :data:`MAX_PIXELS` pixels (fewer for some formats); those are never decoded.
+            :data:`MAX_PIXELS` pixels (fewer for some formats); those are not decoded.
     """
     with open_picture(path) as file:
         deep = any(";16" in str(tile[3]) for tile in file.tile)
@@ -102,7 +102,7 @@ def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Pict
         MissingExtraError: the file is a video, and PyAV is not installed.
     """
     if every < 1:
-        raise ConfigurationError(f"every is {every}; it must be at least 1.")
+        raise ConfigurationError(f"every must be at least 1, got {every}.")
     if Path(path).suffix.lower() in VIDEO_SUFFIXES:
         yield from _video_frames(Path(path), every)
         return

@@ -1,7 +1,7 @@
 """Synthetic images of colored, textured shapes, on which both systems can be trained without data.
 
-:class:`ShapesRegions` gives objects with boxes, masks and classes, like COCO; :class:`ShapesSegmentation` gives label
-maps by several annotators who agree on some borders only, like BSDS. :func:`write_shapes_coco` and
+:class:`ShapesRegions` has objects with boxes, masks and classes, like COCO; :class:`ShapesSegmentation` has label maps
+by several annotators who agree on some borders only, like BSDS. :func:`write_shapes_coco` and
 :func:`write_shapes_bsds` write them in the layouts of those data sets.
 """
 
@@ -25,9 +25,9 @@ Sample = TypeVar("Sample")
 CLASSES = ("disc", "square", "triangle", "ring", "cross", "star")
 """Classes of objects. Outline, hue and texture depend on the class."""
 OBJECTS = 4
-"""Most objects in an image of regions."""
+"""Largest number of objects in an image of regions."""
 ANNOTATORS = 3
-"""Label maps of an image to segment."""
+"""Number of label maps of an image to segment."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ShapesRegionsSample:
 
     Attributes:
         image: uint8 (3, h, w).
-        masks: bool (n, h, w), what is visible of each object.
+        masks: bool (n, h, w), the visible part of each object.
         boxes: float32 (n, 4): x, y, width, height of each mask, as COCO has them.
         labels: int64 (n,), indices into :data:`CLASSES`.
     """
@@ -277,7 +277,7 @@ def write_shapes_bsds(
 
 
 def _borders(labels: Tensor) -> np.ndarray:
-    """Return 1 where the right or lower neighbour has another label."""
+    """Return 1 where the right or lower neighbor has another label."""
     out = torch.zeros(labels.shape, dtype=torch.bool)
     out[:, :-1] |= labels[:, :-1] != labels[:, 1:]
     out[:-1] |= labels[:-1] != labels[1:]

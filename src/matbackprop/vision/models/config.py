@@ -51,7 +51,7 @@ class RegionModelConfig:
     average: bool = field(default=False, metadata=ADDED)
     """In fc and both, use the average of the last map over the support instead of fully connected layers."""
     two_views: bool = field(default=False, metadata=ADDED)
-    """Use two views of a region, as it is and with the mean color around it; their channels are concatenated."""
+    """Use two views of a region, unmodified and with the mean color around it; their channels are concatenated."""
     frozen: bool = field(default=False, metadata=ADDED)
     """Freeze the backbone and the projections: descriptors are computed once, only the head is trained."""
     train_from: str | None = field(default=None, metadata=ADDED)
@@ -101,15 +101,15 @@ class RegionModelConfig:
 
     def __post_init__(self) -> None:
         if self.function == "log" and self.eps == 0:
-            raise ConfigurationError("eps is 0. It must be positive for function 'log'.")
+            raise ConfigurationError("eps must be positive for function 'log', got 0.")
         if self.learn_power and self.function != "power":
             raise ConfigurationError(f"learn_power needs function 'power', got {self.function!r}.")
         if len(set(self.taps)) < len(self.taps):
             raise ConfigurationError(f"taps names a map twice: {', '.join(self.taps)}. Name each map once.")
         if self.head == "fc" and self.taps:
-            raise ConfigurationError("head 'fc' does not pool and takes no taps.")
+            raise ConfigurationError("head 'fc' does not pool. Remove taps.")
         if self.average and self.head not in ("fc", "both"):
-            raise ConfigurationError(f"average is for the heads fc and both, got {self.head!r}.")
+            raise ConfigurationError(f"average needs head 'fc' or 'both', got {self.head!r}.")
 
 
 @configuration
@@ -126,7 +126,7 @@ class NCutsModelConfig:
         "module:Class. Default: the variant's."
     )
     taps: tuple[str, ...] = field(default=(), metadata=ADDED)
-    """The feature map that feeds the head. Default: the variant's; of another backbone the last."""
+    """The feature map that feeds the head. Default: the variant's; for another backbone its last map."""
     head: Literal["paper", "none"] = field(default="paper", metadata=ADDED)
     """paper: Conv-ReLU, dropout, Conv-ReLU. none: the map itself."""
     hidden: Width | None = None
@@ -134,13 +134,13 @@ class NCutsModelConfig:
     channels: Width = 20
     """Output channels d, which bound the rank of W."""
     zoom: Zoom = field(default=1.0, metadata=ADDED)
-    """The backbone sees the image enlarged by this factor, 1 to 4."""
+    """The backbone's input is the image enlarged by this factor, 1 to 4."""
     kernel: Width = 3
     """Size of the first new convolution of the paper's head."""
     dropout: Fraction = 0.25
     """Dropout before the last layer."""
     affinity: Affinity = "identity"
-    """W = FFᵀ, or FΛFᵀ with a learned Λ, for objective j1."""
+    """W = FFᵀ, or FΛFᵀ with a trainable Λ, for objective j1."""
     space: Space = "ncut"
     """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
     ridge: Positive = 0.3
@@ -148,7 +148,7 @@ class NCutsModelConfig:
 
     def __post_init__(self) -> None:
         if len(self.taps) > 1:
-            raise ConfigurationError(f"model.taps is {list(self.taps)}. Name exactly one feature map.")
+            raise ConfigurationError(f"model.taps must name exactly one feature map, got {list(self.taps)}.")
 
     def resolved(self) -> dict[str, Any]:
         """Return all fields, with the variant's values for those that are not set.

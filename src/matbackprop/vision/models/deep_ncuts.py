@@ -1,6 +1,6 @@
-"""DeepNCuts: a network whose feature maps are trained to span the human segmentations, and how it segments.
+"""DeepNCuts: a network whose feature maps are trained to span the human segmentations.
 
-The paper's models put two Conv-ReLU pairs on one feature map of AlexNet or VGG-16; any backbone can take their place.
+The paper's models add two Conv-ReLU pairs to one feature map of AlexNet or VGG-16. Any other backbone can be used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from matbackprop.vision.segmentation import CLUSTER_KS, NCutSpace, Segmentation,
 
 
 class _Geometry:
-    """How many cells of a feature map cover an image, and which pixels they need."""
+    """The number of cells of a feature map that cover an image, and the pixels they need."""
 
     def __init__(self, info: TapInfo) -> None:
         self.stride, self.reach = info.stride, info.reach
@@ -35,7 +35,7 @@ class _Geometry:
         return max(1, round(pixels / self.stride))
 
     def start(self, before: int) -> tuple[int, float]:
-        """The cell over the first block after padding by ``before`` pixels, and the fraction towards the next cell.
+        """The cell over the first block after padding by ``before`` pixels, and the fraction toward the next cell.
 
         Distances below one pixel count as 0.
         """
@@ -51,7 +51,7 @@ class _Geometry:
         return max(0, self.reach + last * self.stride - pixels - before)
 
     def over_blocks(self, maps: Tensor, size: tuple[int, int], before: int) -> Tensor:
-        """The cells (b, c, h, w) over the blocks of an image of ``size``; between cells, in proportion."""
+        """The cells (b, c, h, w) over the blocks of an image of ``size``, interpolated linearly."""
         first, part = self.start(before)
         for dimension, pixels in zip((-2, -1), size, strict=True):
             cells = maps.narrow(dimension, first, self.cells(pixels))
@@ -146,10 +146,10 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         """Compute F on its grid.
 
         Args:
-            image: RGB (b, 3, h, w), uint8 or floating point in [0, 1]; any size from one pixel on.
+            image: RGB (b, 3, h, w), uint8 or floating point in [0, 1]; at least one pixel.
 
         Returns:
-            F (b, h', w', d), non-negative as W needs it; cell (i, j) is centered on its stride × stride block of
+            F (b, h', w', d), non-negative as required for W; cell (i, j) is centered on its stride × stride block of
             pixels.
         """
         if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
@@ -189,7 +189,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             ks: numbers of clusters.
             seed: of K-means.
             size: of the label maps; None for that of the images.
-            space: where to cluster, ``"ncut"`` or ``"soft"``; None for the configuration's.
+            space: space to cluster in, ``"ncut"`` or ``"soft"``; None for the configuration's.
 
         Returns:
             :class:`~matbackprop.vision.segmentation.Segmentation` with labels (b, n, H, W).

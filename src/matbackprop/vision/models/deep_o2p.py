@@ -1,7 +1,7 @@
 """Region classifiers on any backbone: fully connected layers, second-order pooling, or both.
 
 ==========  ==================================================================================================
-``fc``      AlexNet's own head: the map, two fully connected layers, a classifier
+``fc``      the head of AlexNet: the map, two fully connected layers, a classifier
 ``o2p``     DeepO2P: C = g(FᵀF + εI) of the map's features F, its triangle, a linear classifier
 ``o2p_fc``  DeepO2P-FC: the same with AlexNet's two fully connected layers before the classifier
 ``both``    triangle and output of the fully connected layers, concatenated, and a classifier
@@ -85,9 +85,7 @@ class Descriptor(nn.Module, ABC):
         if self.config.support == "all":
             return None
         if mask is None:
-            raise ShapeError(
-                f"support={self.config.support!r} pools inside the region and needs its mask, which was not given."
-            )
+            raise ShapeError(f"support={self.config.support!r} pools inside the region. Pass its mask.")
         flat = mask.flatten(1).float()
         total = flat.mean(-1, keepdim=True)
         inside = torch.where(total > 1e-6, flat / total.clamp_min(1e-6), torch.ones_like(flat))
@@ -162,7 +160,7 @@ class SecondOrderVector(Descriptor):
             self.calibrated.fill_(False)
             if config.reduce > channels:
                 raise ConfigurationError(
-                    f"a map of {channels} channels can be reduced to 1 to {channels}, got {config.reduce}."
+                    f"reduce must be in 1 … {channels} for a map of {channels} channels, got {config.reduce}."
                 )
             self.reduce = nn.Conv2d(channels, config.reduce, 1, bias=False)
             nn.init.orthogonal_(self.reduce.weight)
@@ -320,16 +318,16 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         margin: float,
     ) -> None:
         if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
-            raise ConfigurationError(f"side is {side} and canvas {canvas}. Both must be from 1 to 4096 pixels.")
+            raise ConfigurationError(f"side and canvas must be from 1 to 4096 pixels, got {side} and {canvas}.")
         if not 0 <= margin <= 1 << 16:
-            raise ConfigurationError(f"margin is {margin}. It must be a number from 0 to {1 << 16}.")
+            raise ConfigurationError(f"margin must be a number from 0 to {1 << 16}, got {margin}.")
         if names is not None and len(names) != classes:
-            raise ConfigurationError(f"{len(names)} names were given for {classes} classes.")
+            raise ConfigurationError(f"names must have one entry per class, got {len(names)} for {classes} classes.")
         if config.two_views and background == "mask":
             raise ConfigurationError("two_views needs background 'keep' or 'dim': with 'mask' both views are the same.")
 
     def _whole_maps(self, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Return the maps of the backbone before it is cut, without memory."""
+        """Return the maps of the whole backbone on the device ``meta``."""
         with torch.device("meta"):
             return build_backbone(self.config.backbone)(torch.empty(1, 3, self.canvas, self.canvas), taps)
 
@@ -341,8 +339,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             self._whole_maps(self.used_maps)  # padding may suffice
         except RuntimeError as error:
             raise ConfigurationError(
-                f"canvas {self.canvas} is too small for {', '.join(self.used_maps)} of {self.config.backbone}; "
-                f"{needed} pixels are enough."
+                f"canvas {self.canvas} is too small for {', '.join(self.used_maps)} of {self.config.backbone}. "
+                f"Use at least {needed} pixels."
             ) from error
 
     def _build_descriptors(self) -> None:
@@ -371,7 +369,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             )
             width = width + config.hidden if config.head == "both" else config.hidden
         self.classifier = nn.Linear(width, classes)
-        # A descriptor of 32,896 entries of size one would otherwise start with scores of size two.
+        # Otherwise a descriptor of 32,896 entries of order 1 would start with scores of order 2.
         nn.init.normal_(self.classifier.weight, std=0.01 if config.head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
 
@@ -407,7 +405,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         if not self.config.two_views:
             return self.backbone(image, taps)
         if mask is None:
-            raise ShapeError("two_views needs the regions' masks, which were not given.")
+            raise ShapeError("two_views needs the regions' masks. Pass mask.")
         maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), taps)
         return {tap: self._side_by_side(both) for tap, both in maps.items()}
 
@@ -510,7 +508,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     @torch.no_grad()
     def calibrate_maps(self, seen: Sequence[tuple[Mapping[str, Tensor], Tensor | None]]) -> None:
-        """Do the same on results of :meth:`maps` with the masks."""
+        """Calibrate on results of :meth:`maps` with the masks."""
         for tap, one in self._inputs():
             if not bool(one.calibrated):
                 cells = [self.cells(maps, mask, tap) for maps, mask in seen]

@@ -56,7 +56,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             "safetensors.torch.save_file(state_dict, 'weights.safetensors')."
         )
     if not path.is_file():
-        raise WeightsError(f"there is no file of weights {path}.")
+        raise WeightsError(f"The weights file {path} does not exist. Check the path.")
     with needs("reading weights needs safetensors", "'matbackprop[train]'"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -107,7 +107,7 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
     ]
     if problems:
         raise WeightsError(
-            f"the weights of {origin} belong to another architecture than {type(module).__name__}: "
+            f"The weights of {origin} belong to another architecture than {type(module).__name__}: "
             f"{'; '.join(problems)}."
         )
     return state
@@ -127,7 +127,7 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
     state = check_weights(module, state, origin)
     bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
-        raise WeightsError(f"the weights of {origin} are not finite: {', '.join(bad[:4])}.")
+        raise WeightsError(f"The weights of {origin} are not finite: {', '.join(bad[:4])}.")
     module.load_state_dict(state)
 
 
@@ -198,9 +198,9 @@ class PretrainedMixin:
             The address of the commit.
 
         Raises:
-            WeightsError: the hub refuses or cannot be reached.
+            WeightsError: the upload was rejected, or the hub cannot be reached.
         """
-        with needs(f"to share {name} with the Hugging Face hub", "huggingface_hub"):
+        with needs(f"uploading {name} to the Hugging Face hub needs huggingface_hub", "huggingface_hub"):
             from huggingface_hub import HfApi
         api = HfApi(token=token)
         with tempfile.TemporaryDirectory() as folder:
@@ -221,14 +221,14 @@ class PretrainedMixin:
             source: a folder that :meth:`save_pretrained` wrote, or ``"owner/name"`` (needs ``huggingface_hub``).
 
         Raises:
-            WeightsError: there is no such folder, or it holds another class or architecture.
+            WeightsError: the folder does not exist, or holds another class or architecture.
         """
         from matbackprop.vision.models.backbones import check_published
 
         folder = fetch_pretrained(source)
         config = pretrained_config(folder)
         if config.get("class") != cls.__name__:
-            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}; name another model.")
+            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}. Name another model.")
         try:
             _check_arguments(cls, config["arguments"])
             check_published(config["arguments"].get("backbone", "alexnet"))
@@ -239,7 +239,7 @@ class PretrainedMixin:
             check_weights(sketch, state, str(folder / WEIGHTS))
             model = cls(**config["arguments"])
         except WeightsError as error:
-            raise WeightsError(f"{error} Its {CONFIG} says what the model is.") from error
+            raise WeightsError(f"{error} Check its {CONFIG}.") from error
         except Exception as error:  # constructors raise many types for wrong values
             reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {reason[:500]}") from error
@@ -296,14 +296,14 @@ def fetch_pretrained(source: str | Path) -> Path:
         return Path(source)
     if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
         raise WeightsError(
-            f"there is no folder {source}; give one that save_pretrained wrote, or owner/name on the hub."
+            f"The folder {source} does not exist. Pass one that save_pretrained wrote, or owner/name on the hub."
         )
-    with needs(f"there is no folder {source}; to fetch it with the Hugging Face hub", "huggingface_hub"):
+    with needs(f"{source} is not a folder, and downloading it needs huggingface_hub", "huggingface_hub"):
         import huggingface_hub
     try:
         return Path(huggingface_hub.snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:
         raise WeightsError(
-            f"there is no folder {source}, and it cannot be fetched from the Hugging Face hub "
+            f"The folder {source} does not exist, and it cannot be downloaded from the Hugging Face hub "
             f"({type(error).__name__}: {error})"
         ) from error

@@ -1,7 +1,7 @@
 """Figures of a run: curves, spectra, a confusion matrix, comparisons with intervals, and grids of pictures.
 
-Every function draws from plain arrays, writes the file when ``path`` is given and returns the matplotlib figure; where
-there is nothing to draw or lengths differ, it raises ShapeError.
+Every function takes plain arrays, writes the file if ``path`` is given and returns the matplotlib figure. It raises
+ShapeError if there is nothing to draw or lengths differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from matbackprop.errors import ShapeError
 from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 
 PALETTE = ("#2f7de1", "#e2711d", "#2a9d6f", "#8b5fd3", "#d1495b", "#1798b5", "#b8901f", "#7c8491")
-"""Eight hues that stay apart on white, on near-black and for the common kinds of colour blindness, in drawing order."""
+"""Eight hues that are distinguishable on white, on near-black and with color blindness, in drawing order."""
 
 INK = "#1d2025"
 MUTED = "#6b7280"
@@ -40,8 +40,8 @@ CONTINUOUS = LinearSegmentedColormap.from_list("matbackprop", ["#f4f7fb", "#9cc3
 
 _FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 _RC: Any = {
-    # A list of families, not a generic one, so that a sign missing in the first is taken from the next. DejaVu Sans
-    # comes with matplotlib and has all Greek letters and mathematical signs that we write.
+    # A list of families instead of a generic one, so that missing glyphs fall back to the next font. DejaVu Sans
+    # comes with matplotlib and has all Greek letters and mathematical symbols.
     "font.family": [name for name in _FONTS if name in font_manager.get_font_names()],
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -84,7 +84,7 @@ _RC: Any = {
 
 
 styled = mpl.rc_context(_RC)
-"""Decorator: everything that the function draws is in the shared style, whatever the user's own settings are."""
+"""Decorate a function to draw in the shared style instead of the user's settings."""
 
 
 @styled
@@ -103,7 +103,7 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float
 
 @styled
 def finish(fig: Figure, path: str | Path | None) -> Figure:
-    """Write ``fig`` to ``path`` (the folder is made; the ending chooses the format) if one is given, and return it.
+    """Write ``fig`` to ``path``, if given, and return it. The folder is created; the suffix selects the format.
 
     Example:
         >>> import tempfile
@@ -116,7 +116,7 @@ def finish(fig: Figure, path: str | Path | None) -> Figure:
     if path is not None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Files carry no date: the same data give the same bytes.
+        # No date, so that files are reproducible.
         metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
         fig.savefig(path, dpi=144, metadata=metadata)
     return fig
@@ -124,10 +124,10 @@ def finish(fig: Figure, path: str | Path | None) -> Figure:
 
 @styled
 def svg(fig: Figure, *, prefix: str = "f") -> str:
-    """Return ``fig`` as an ``<svg>`` element for inlining in a page, with its inks taken from the page's CSS variables.
+    """Return ``fig`` as an ``<svg>`` element for inlining in a page, with colors from the page's CSS variables.
 
-    The text, axes and grid colours become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that one drawing
-    serves a light and a dark page; ``prefix``, put before every id, keeps several drawings on one page apart.
+    The text, axes and grid colors become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that one drawing
+    works on light and dark pages. ``prefix`` is prepended to every id, so that ids on one page are unique.
 
     Example:
         >>> fig, (axes,) = figure()
@@ -141,8 +141,8 @@ def svg(fig: Figure, *, prefix: str = "f") -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    for colour, name in ((INK, "--ink"), (MUTED, "--muted"), (GRID, "--grid"), (SURFACE, "--surface")):
-        text = text.replace(colour, f"var({name}, {colour})")
+    for color, name in ((INK, "--ink"), (MUTED, "--muted"), (GRID, "--grid"), (SURFACE, "--surface")):
+        text = text.replace(color, f"var({name}, {color})")
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
 
@@ -154,8 +154,8 @@ _BOOKKEEPING = ("step", "epoch", "time")
 def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Sort the names in rows of ``metrics.jsonl`` into panels, title → names: stages of one quantity share a panel.
 
-    The loss comes first, then what is validated, the rest of training, other groups such as the layer's, and last the
-    rate and the speed.
+    The loss comes first, then validation metrics, other training metrics, other groups such as the layer's, and last
+    the learning rate and the speed.
 
     Example:
         >>> curve_panels([{"step": 1, "train/loss": 2.0, "layer/rank": 4}, {"step": 2, "val/loss": 1.5}])
@@ -175,7 +175,7 @@ def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _importance(title: str, names: Sequence[str]) -> int:
-    """Where a panel comes among the others; equals stay in order of appearance."""
+    """Sort key of a panel; equal keys keep the order of appearance."""
     if title == "loss":
         return 0
     if title in ("learning rate", "steps per second"):
@@ -203,7 +203,7 @@ def curves(
     """Draw the curves of a run, one panel per quantity, stages of the same quantity together.
 
     Long curves are drawn faintly with their running mean on top; a panel whose values span more than a factor of 300
-    gets a logarithmic axis. Values that are missing or null (a metric that was not finite) are left out.
+    gets a logarithmic axis. Missing and null values (metrics that were not finite) are skipped.
 
     Args:
         metrics: rows of ``metrics.jsonl``.
@@ -217,28 +217,28 @@ def curves(
     """
     chosen = {title: list(names) for title, names in (panels or curve_panels(metrics)).items()}
     if not chosen:
-        raise ShapeError("there are no numbers to draw in metrics; train for at least one logged step first.")
+        raise ShapeError("metrics has no numbers to draw. Train for at least one logged step.")
     columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     fig, axes = figure(rows, columns, width=3.5 * columns + 0.3, height=2.5 * rows + 0.1)
     for ax, (title, names) in zip(axes, chosen.items(), strict=False):
         drawn: list[NDArray[np.float64]] = []
-        for name, colour in zip(names, PALETTE * len(names), strict=False):
+        for name, color in zip(names, PALETTE * len(names), strict=False):
             points = [(row.get("step", i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
             px, py = np.array(points, dtype=np.float64).reshape(-1, 2).T
             stage = name.partition("/")[0]
             label = stage if stage in _STAGES else name
             if len(py) > 150:
-                ax.plot(px, py, color=colour, alpha=0.22, linewidth=0.8)
-                ax.plot(px, _smooth(py), color=colour, label=label)
+                ax.plot(px, py, color=color, alpha=0.22, linewidth=0.8)
+                ax.plot(px, _smooth(py), color=color, label=label)
             else:
-                ax.plot(px, py, color=colour, label=label, marker="o" if len(py) <= 30 else None, markersize=3.5)
+                ax.plot(px, py, color=color, label=label, marker="o" if len(py) <= 30 else None, markersize=3.5)
             drawn.append(py)
         values = np.concatenate(drawn)
         finite = values[np.isfinite(values)]
         if finite.size and finite.min() > 0 and finite.max() / finite.min() > 300:
             ax.set_yscale("log")
-        if len(names) > 1:  # above the curves, beside the title
+        if len(names) > 1:  # above the curves, next to the title
             ax.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(names), borderaxespad=0)
         ax.set(title=title, xlabel="step")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -258,14 +258,14 @@ def lines(
     log: str = "",
     emphasis: str | None = None,
 ) -> Figure:
-    """Draw named lines on one pair of axes, each labelled in a legend beside the plot.
+    """Draw named lines on one pair of axes, each labeled in a legend next to the plot.
 
     Args:
         series: name → (x, y).
         path: file to write, or ``None``.
         title, xlabel, ylabel: of the plot.
         log: the logarithmic axes, any of ``""``, ``"x"``, ``"y"``, ``"xy"``.
-        emphasis: the name to draw heavier than the others.
+        emphasis: name of the line to draw thicker.
 
     Example:
         >>> fig = lines({"n²": ([1, 10, 100], [1, 100, 10000])}, log="xy", xlabel="n", ylabel="time")
@@ -273,9 +273,9 @@ def lines(
         'log'
     """
     fig, (ax,) = figure(width=7.0, height=3.8)
-    for (name, (px, py)), colour in zip(series.items(), PALETTE * len(series), strict=False):
+    for (name, (px, py)), color in zip(series.items(), PALETTE * len(series), strict=False):
         weight = {"linewidth": 2.6, "zorder": 3} if name == emphasis else {"linewidth": 1.6, "zorder": 2}
-        ax.plot(np.asarray(px), np.asarray(py), color=colour, label=name, marker="o", **weight)  # type: ignore[arg-type]
+        ax.plot(np.asarray(px), np.asarray(py), color=color, label=name, marker="o", **weight)  # type: ignore[arg-type]
     ax.set(title=title, xlabel=xlabel, ylabel=ylabel, **{f"{axis}scale": "log" for axis in log})
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return finish(fig, path)
@@ -285,7 +285,7 @@ def lines(
 def confusion_matrix(
     counts: ArrayLike, names: Sequence[str], path: str | Path | None = None, *, title: str = "confusion"
 ) -> Figure:
-    """Draw a confusion matrix, each row divided by its sum (the share of a true class that got each prediction).
+    """Draw a confusion matrix, each row divided by its sum (the fraction of a true class with each prediction).
 
     Counts are (k, k), rows the true classes, columns the predictions.
 
@@ -311,12 +311,12 @@ def confusion_matrix(
     if k <= 16:
         for i, j in np.ndindex(k, k):
             if array[i, j]:
-                colour = "white" if share[i, j] > 0.55 else INK
-                ax.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=size, color=colour)
+                color = "white" if share[i, j] > 0.55 else INK
+                ax.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=size, color=color)
     ax.set(xlabel="predicted", ylabel="true", title=title)
     bar = fig.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
     bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.set_label("share of the true class")
+    bar.set_label("fraction of the true class")
     return finish(fig, path)
 
 
@@ -366,7 +366,7 @@ def _is_label_map(cell: ArrayLike | None) -> bool:
 
 
 def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
-    """Renumber a label map so that regions have the numbers, and so the colours, of the regions that they overlap most.
+    """Renumber a label map so that regions have the numbers and colors of the regions that they overlap most.
 
     Regions are paired one to one so that the pairs share as many pixels as possible; the others get numbers that
     ``reference`` does not have.
@@ -404,13 +404,13 @@ def segmentation_grid(
     *,
     width: float = 11.0,
 ) -> Figure:
-    """Draw images beside their segmentations under a nested header, as the paper's qualitative figure does.
+    """Draw images next to their segmentations under a nested header, like the paper's qualitative figure.
 
-    Regions have the colours of the regions that they overlap most in the last label map of their row, which is usually
+    Regions have the colors of the regions that they overlap most in the last label map of their row, which is usually
     a person's.
 
-    A column is named by one word or by a tuple from the outermost group inwards; neighbours with a common beginning
-    share a header cell: ``"Image", ("AlexNet", "ReLU-5", "NCuts"), ("AlexNet", "ReLU-5", "DeepNCuts"), …, "Human"``.
+    A column name is a string or a tuple from the outermost group inwards; adjacent columns with a common prefix share
+    a header cell: ``"Image", ("AlexNet", "ReLU-5", "NCuts"), ("AlexNet", "ReLU-5", "DeepNCuts"), …, "Human"``.
 
     Args:
         columns: the names.
@@ -430,7 +430,7 @@ def segmentation_grid(
         if len(row) != len(paths):
             raise ShapeError(f"row {i} has {len(row)} cells for {len(paths)} columns.")
     if not rows:
-        raise ShapeError("there are no rows to draw.")
+        raise ShapeError("rows is empty. Pass at least one row.")
     depth, n = max(map(len, paths)), len(paths)
     cell_width = width / n
     ratios = [_aspect(row[0]) for row in rows]
@@ -474,7 +474,7 @@ def _aspect(cell: ArrayLike | None) -> float:
 def _header_cell(
     fig: Figure, name: tuple[str, ...], level: int, depth: int, span: tuple[float, float], line: float
 ) -> None:
-    """Write one header cell; a name shorter than the header's depth is centred over the rows it leaves free."""
+    """Write one header cell; a name shorter than the header's depth is centered over its free rows."""
     leaf = level == len(name) - 1
     middle = 1 - (level + (depth - level if leaf else 1) / 2) * line
     font: Any = {"fontsize": 9 if leaf else 9.5, "fontweight": "normal" if leaf and level else "bold", "color": INK}

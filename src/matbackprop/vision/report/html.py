@@ -1,6 +1,6 @@
-"""One self-contained page for a run: what was run, how it went, what came out.
+"""One self-contained HTML page for a run: configuration, curves and results.
 
-The page embeds its pictures and styles, loads nothing, and follows the reader's light or dark setting.
+The page embeds its pictures and styles, loads no other files, and supports light and dark color schemes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from matbackprop.vision.training.run_folder import RunFolder
 
 GLOSSARY = {
-    "loss": "what training makes smaller, as a mean over regions or images",
-    "objective": "the normalized-cut objective: how far the span of the features is from that of people's regions",
-    "boundary": "cross-entropy of the borders between superpixels with the share of people who draw them",
-    "alignment": "the same without the count of dimensions, from 0 (the spans agree) to 1 (they are orthogonal)",
-    "best": "how well people's regions are covered, by the best segmentation and for the best person",
-    "average": "the same for the best segmentation as a mean over people",
+    "loss": "training objective, mean over regions or images",
+    "objective": "normalized-cut objective: distance between the span of the features and that of the human regions",
+    "boundary": "cross-entropy of the borders between superpixels with the fraction of annotators who draw them",
+    "alignment": "the same normalized by the dimensions, from 0 (equal spans) to 1 (orthogonal spans)",
+    "best": "covering of the human regions, by the best segmentation and for the best annotator",
+    "average": "the same for the best segmentation, mean over annotators",
     "error": "percent of the regions whose most likely class is wrong",
-    "error_large": "the same for regions of 400 pixels and more",
-    "accuracy": "share of the items whose most likely class is right",
-    "gradient_norm": "length of the gradient; under layer/, of the one that enters the structured layer",
-    "rank": "number of eigenvalues that are not negligible beside the largest one",
+    "error_large": "the same for regions of at least 400 pixels",
+    "accuracy": "fraction of the items whose most likely class is right",
+    "gradient_norm": "norm of the gradient; under layer/, of the gradient of the structured layer's output",
+    "rank": "number of eigenvalues that are not negligible relative to the largest",
     "eigen_max": "largest eigenvalue of the features' Gram matrix",
     "eigen_min": "smallest eigenvalue of the features' Gram matrix",
     "eps": "ε, which is added to every eigenvalue before the matrix function",
     "power": "exponent of the matrix power",
-    "soft_rank": "how many directions the soft projector counts",
+    "soft_rank": "trace of the soft projector",
 }
-"""What a name in ``metrics.jsonl`` or ``summary.json`` means, by its last part."""
+"""Meaning of the names in ``metrics.jsonl`` and ``summary.json``, by their last part."""
 
 _HEADLINES = 6
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
@@ -49,7 +49,7 @@ _TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="u
 
 
 class Page:
-    """A page put together from parts, in order.
+    """A page assembled from parts in order.
 
     Args:
         title: the heading.
@@ -79,7 +79,7 @@ class Page:
         self._parts.append(f"<p>{html.escape(paragraph)}</p>")
 
     def tiles(self, values: Mapping[str, float | str]) -> None:
-        """Put a row of headline numbers below the title."""
+        """Add a row of headline numbers below the title."""
         cells = []
         for name, value in values.items():
             shown = value if isinstance(value, str) else format_number(value)
@@ -92,7 +92,7 @@ class Page:
         self._parts.append(f'<div class="card">{table.html()}</div>')
 
     def curves(self, metrics: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Add the curves of a run (see :func:`~matbackprop.vision.report.figures.curves`), as many in a row as fit."""
+        """Add the curves of a run (see :func:`~matbackprop.vision.report.figures.curves`), in rows."""
         drawings = [
             svg(curves(metrics, panels={title: names}), prefix=f"p{len(self._parts)}-{number}")
             for number, (title, names) in enumerate((panels or curve_panels(metrics)).items())
@@ -103,11 +103,11 @@ class Page:
         """Embed a PNG, JPEG or SVG file."""
         path = Path(path)
         if path.suffix.lower() not in _PICTURES or not path.is_file():
-            raise DataError(f"cannot embed {path}: a PNG, JPEG or SVG file that exists is needed.")
+            raise DataError(f"{path} cannot be embedded. Pass an existing PNG, JPEG or SVG file.")
         data = base64.b64encode(read_bytes(path, 1 << 26)).decode("ascii")
         alt = html.escape(caption or path.stem, quote=True)
         kind, width = _PICTURES[path.suffix.lower()], ""
-        if path.suffix.lower() != ".svg":  # shown at its size in inches, where it says one
+        if path.suffix.lower() != ".svg":  # shown at its size in inches, if the file has one
             with open_picture(path) as picture:
                 dpi = max(float(picture.info.get("dpi", (96.0,))[0]), 96.0)
                 width = f' width="{round(picture.width * 96 / dpi)}"'
@@ -116,13 +116,13 @@ class Page:
         self._parts.append(f'<figure class="card">{image}{below}</figure>')
 
     def folded(self, heading: str, text: str) -> None:
-        """Add preformatted text that is folded away until it is asked for."""
+        """Add preformatted text, collapsed by default."""
         self._parts.append(
             f"<details><summary>{html.escape(heading)}</summary><pre>{html.escape(text)}</pre></details>"
         )
 
     def html(self) -> str:
-        """The whole page."""
+        """Return the page."""
         return _TEMPLATE.substitute(title=html.escape(self.title), body="\n".join(self._parts))
 
     def write(self, path: str | Path) -> Path:
@@ -157,7 +157,7 @@ def _key_value(values: Mapping[str, Any]) -> Table:
 
 
 def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
-    """The numbers to show large: the best score by its name, then measures (``val/error``), then the rest."""
+    """Return the headline numbers: the best score, then metrics (``val/error``), then the rest."""
     flat = {k: v for k, v in _flatten(summary) if isinstance(v, (int, float)) and not isinstance(v, bool)}
     best = {f"best {summary['best_metric']}": flat.pop("best")} if "best_metric" in summary and "best" in flat else {}
     measures_first = dict(sorted(flat.items(), key=lambda item: "/" not in item[0]))
@@ -165,7 +165,7 @@ def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """The span of the clock between the first and the last line of metrics."""
+    """Return the time between the first and the last row of metrics."""
     times = [row["time"] for row in metrics if isinstance(row.get("time"), (int, float))]
     if len(times) < 2:
         return ""
@@ -176,7 +176,7 @@ def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_report(run_folder: RunFolder) -> Path:
-    """Write ``report.html`` into a run folder from the files that are there.
+    """Write ``report.html`` into a run folder from its existing files.
 
     The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
     ``figures/``, versions, revision, seed and command of the last start (``versions.json``), the resolved configuration
@@ -226,7 +226,7 @@ def write_report(run_folder: RunFolder) -> Path:
         page.table(_key_value(summary))
     names = {name.split("/")[-1] for row in (*metrics, dict(_flatten(summary))) for name in row if "/" in name}
     if terms := [[term, text] for term, text in GLOSSARY.items() if term in names]:
-        page.section("What the numbers mean")
+        page.section("Metrics")
         page.table(Table(["name", "meaning"], terms))
     if versions:
         page.section("Provenance")

@@ -1,4 +1,4 @@
-"""One table, three forms: on the console (rich), in Markdown and in HTML."""
+"""Tables for the console (rich), Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Measured:
 
     Args:
         mean: the mean.
-        spread: the standard deviation, or ``None`` where there was one repetition.
+        spread: the standard deviation, or ``None`` for one repetition.
 
     Example:
         >>> str(Measured.of([0.74, 0.75, 0.76]))
@@ -37,7 +37,7 @@ class Measured:
     def of(cls, values: Sequence[float]) -> Measured:
         """Mean and sample standard deviation of ``values``; no spread for a single value."""
         if not values:
-            raise ShapeError("a mean needs at least one value, got none.")
+            raise ShapeError("values is empty. Pass at least one value.")
         return cls(fmean(values), stdev(values) if len(values) > 1 else None)
 
     def __format__(self, spec: str) -> str:
@@ -79,11 +79,11 @@ class Table:
         title: a line above the table.
         note: a line below it.
         formats: column name → format specification of its numbers, such as ``".1f"``.
-        best: column name → whether its smallest or largest number is the best; it is set in bold.
+        best: column name → ``"min"`` or ``"max"``; the best number is set in bold.
 
     Raises:
-        ShapeError: if a row does not fit the columns.
-        KeyError: if ``formats`` or ``best`` name an unknown column.
+        ShapeError: a row does not fit the columns.
+        KeyError: ``formats`` or ``best`` name an unknown column.
 
     Example:
         >>> table = Table(["model", "error"], [["AlexNet", 25.3], ["DeepO2P-FC", 25.2]], best={"error": "min"})
@@ -107,10 +107,10 @@ class Table:
                 raise ShapeError(f"row {i} has {len(row)} cells for the {len(self.columns)} columns {self.columns}.")
         for name in (*self.formats, *self.best):
             if name not in self.columns:
-                raise KeyError(f"there is no column {name!r}; the columns are {', '.join(self.columns)}.")
+                raise KeyError(f"Unknown column {name!r}. Columns: {', '.join(self.columns)}.")
 
     def text(self, row: int, column: int) -> str:
-        """The text of one cell."""
+        """Return the text of one cell."""
         cell = self.rows[row][column]
         spec = self.formats.get(self.columns[column], "")
         if cell is None:
@@ -128,7 +128,7 @@ class Table:
         return None if cell is None or isinstance(cell, (str, bool)) else float(cell)
 
     def _numeric(self) -> list[bool]:
-        """Columns without text in them are set flush right."""
+        """Return which columns are right-aligned: those without text."""
         return [
             any(self._value(r, c) is not None for r in range(len(self.rows)))
             and not any(isinstance(row[c], str) for row in self.rows)
@@ -136,7 +136,7 @@ class Table:
         ]
 
     def _body(self, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-        """The texts of all cells, escaped; the best of a column are set in ``bold``, such as ``"<b>{}</b>"``."""
+        """Return the texts of all cells, escaped; the best of a column are set in ``bold``, such as ``"<b>{}</b>"``."""
         texts = [[escape(self.text(r, c)) for c in range(len(self.columns))] for r in range(len(self.rows))]
         for name, rule in self.best.items():
             column = list(self.columns).index(name)
@@ -147,7 +147,7 @@ class Table:
         return texts
 
     def markdown(self) -> str:
-        """The table in Markdown, with the title as a bold line before it and the note as a line after it."""
+        """Return the table in Markdown, with the title as a bold line before it and the note after it."""
         head = [_escape_pipes(name) for name in self.columns]
         rule = ["---:" if right else "---" for right in self._numeric()]
         lines = [f"**{self.title}**", ""] if self.title else []
@@ -155,7 +155,7 @@ class Table:
         return "\n".join([*lines, "", self.note] if self.note else lines)
 
     def html(self) -> str:
-        """The table as an HTML ``<table>``, everything escaped."""
+        """Return the table as an HTML ``<table>``, escaped."""
         kinds = [" class=num" if right else "" for right in self._numeric()]
 
         def row_of(tag: str, cells: Iterable[str]) -> str:
@@ -169,7 +169,7 @@ class Table:
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{note}"
 
     def rich(self) -> RichTable:
-        """The table for ``rich.print``."""
+        """Return the table for ``rich.print``."""
         from rich import box
         from rich.markup import escape
         from rich.table import Table as RichTable

@@ -1,1 +1,1 @@
-"""A page in the browser where photographs can be segmented and regions named; it runs on this machine only."""
+"""A local web page to segment photographs and name regions."""

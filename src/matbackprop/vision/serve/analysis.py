@@ -15,11 +15,11 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
 
     Args:
         photograph: (h, w, 3) bytes.
-        model: a trained network; None uses the colors alone.
+        model: a trained network; None uses only colors.
         name: file name of the photograph.
 
     Raises:
-        ConfigurationError: the model gives clusters without a hierarchy.
+        ConfigurationError: the model returns clusters without a hierarchy.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""The page: regions of photographs, to be viewed, edited, named and exported; and gradients.
+"""The web page: view, edit, name and export regions of photographs, and explore gradients.
 
 Nothing is sent to other servers. Files of visitors are in one folder, which :mod:`matbackprop.vision.serve.server`
 bounds in size and age and the caller removes at the end.
@@ -34,11 +34,11 @@ with needs("the page needs Gradio", "'matbackprop[serve]'"):
 MAX_UPLOAD = "50mb"
 """Size of the largest file that is accepted."""
 MAX_VISITORS = 50
-"""Visitors whose analyses stay in memory; the one that was away longest is forgotten first."""
+"""Visitors whose analyses stay in memory; the least recently active is evicted first."""
 MAX_OPEN = 4
-"""Analyses of a visitor that stay in memory, some 3 MB each; others are computed again."""
+"""Analyses of a visitor that stay in memory, some 3 MB each; others are recomputed."""
 MAX_WAITING = 64
-"""Requests that wait; more are refused."""
+"""Queued requests; further ones are rejected."""
 MAX_PHOTOGRAPHS = 24
 """Photographs of a visitor."""
 READING = 30.0
@@ -51,7 +51,7 @@ Analyze = Callable[[Pixels, str], Analysis]
 Classify = Callable[[Pixels, NDArray[np.bool_]], dict[str, float]]
 
 _HERE = Path(__file__).parent
-_TITLE = "**matbackprop**  Drop a photograph, move the slider, click on regions. All is computed on this machine."
+_TITLE = "**matbackprop**  Drop a photograph, move the slider, click on regions. Everything runs on this machine."
 _STAGE = """
 <div class="stage empty">
   <div class="picture" tabindex="0" role="application"
@@ -69,7 +69,7 @@ _PASTE = """() => document.addEventListener("paste", (event) => {
 })"""
 _DOWNLOAD = """() => setTimeout(() => document.querySelector("#archive").click(), 200)"""
 _GRADIENTS = """
-Backpropagation through an eigendecomposition divides by the gap of two eigenvalues. **What to see: with four dead
+Backpropagation through an eigendecomposition divides by the gap of two eigenvalues. **With four dead
 channels, which have equal eigenvalues, autograd through `eigh` is NaN from the first step and the other formulas are
 72 % off, but matbackprop is exact.** Move the gap of one pair; the reference has 50 digits.
 """
@@ -156,7 +156,7 @@ def application(page: gr.Blocks) -> FastAPI:
 
 
 class _Events:
-    """What happens when a visitor uses the first tab."""
+    """Event handlers of the first tab."""
 
     def __init__(self, analyze: Analyze, folder: Path, classify: Classify | None) -> None:
         self.analyze, self.folder, self.classify = analyze, folder, classify
@@ -164,12 +164,12 @@ class _Events:
         self.start = Visit(tuple(Photograph(path.name, path) for path in samples))
 
     def draw(self, visit: Visit, view: str) -> tuple[Any, ...]:
-        """The visit and the picture."""
+        """Return the visit and the picture."""
         photo = f"/gradio_api/file={visit.photograph.path}"
         return visit, None if visit.analysis is None else visit.analysis.stage(photo, view)
 
     def show(self, visit: Visit, view: str, problems: str = "") -> tuple[Any, ...]:
-        """Analyze the chosen photograph if needed: message, slider, visit and picture."""
+        """Analyze the selected photograph if needed; return message, slider, visit and picture."""
         if visit.analysis is None:
             pixels = np.asarray(Image.open(visit.photograph.path).convert("RGB"))
             visit = visit.after(self.analyze(pixels, visit.photograph.name))
@@ -190,7 +190,7 @@ class _Events:
         for number, file in enumerate(map(Path, files or [])):
             slow = number == MAX_PHOTOGRAPHS or time.monotonic() - started > READING
             if slow or remove_old(self.folder) > MAX_KEPT:
-                problems.append(f"⚠ {len(files or []) - number} of {len(files or [])} photographs were left out.")
+                problems.append(f"⚠ {len(files or []) - number} of {len(files or [])} photographs were skipped.")
                 break
             try:
                 picture = read_picture(file)

@@ -1,7 +1,7 @@
-"""The gradient explorer: two eigenvalues are moved together, and each way of differentiating g(A) shows what it does.
+"""The gradient explorer: compare methods of differentiating g(A) as two eigenvalues approach each other.
 
-Matrices are 8×8, so that everything is computed while the slider moves. The truth is Daleckiĭ and Kreĭn's formula in
-50 decimal digits, applied to the rounded matrix that all methods are given.
+Matrices are 8×8, so that the page updates while the slider moves. The reference is the formula of Daleckiĭ and Kreĭn in
+50 decimal digits, for the same rounded matrix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FUNCTIONS = ("log", "sqrt")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 EPS = 1e-4
 TIE = -17
-"""Exponent that stands for a gap of zero."""
+"""Exponent that represents a gap of zero."""
 GAPS = tuple(range(TIE, 1))
 """Exponents of the relative gap between the two eigenvalues that move."""
 SPECTRA = {
@@ -39,10 +39,10 @@ SPECTRA = {
     "four dead channels": (0.25, 4.0, EPS, EPS, EPS, EPS),
     "whitened features": (3.0,) * 6,
 }
-"""Spectrum → the six eigenvalues that stay; the two that move are p and p(1 + gap)."""
+"""Spectrum → the six fixed eigenvalues; the two others are p and p(1 + gap)."""
 _PAIR = {"evenly spaced": 3.4, "from 10⁻³ to 10³": 1.0, "four dead channels": 1.0, "whitened features": 3.0}
 STEPS = 120
-"""Steps of a training."""
+"""Training steps."""
 _DIGITS = 50
 _TERMS = 9
 
@@ -68,14 +68,14 @@ def _live(spectrum: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warning that the paper's formulas are used where they do not hold: that is the point here."""
+    """Ignore the warning that the paper's formulas do not hold at ties, which is shown here on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GaugeWarning)
         yield
 
 
 def matrix(spectrum: str, exponent: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A symmetric matrix with these eigenvalues, rounded to ``dtype``. Dead channels stay exactly alone.
+    """A symmetric matrix with these eigenvalues, rounded to ``dtype``. Dead channels stay exactly decoupled.
 
     Example:
         >>> torch.linalg.eigvalsh(matrix("evenly spaced", 0)).round(decimals=2).tolist()
@@ -147,7 +147,7 @@ METHODS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 
 def methods(function: str) -> list[str]:
-    """The methods that know a function."""
+    """Return the methods that support a function."""
     return [name for name in METHODS if function == "sqrt" or not name.startswith("Newton")]
 
 
@@ -157,7 +157,7 @@ def _direction(n: int = 8) -> Tensor:
 
 
 def gradient(method: str, a: Tensor, function: str) -> Tensor:
-    """The symmetric gradient of ⟨G, g(A)⟩ by one method; NaN where it gives up."""
+    """Return the symmetric gradient of ⟨G, g(A)⟩ by one method; NaN if it fails."""
     leaf = a.clone().requires_grad_()
     with _quiet():
         (gradient,) = torch.autograd.grad(METHODS[method](leaf, function), leaf, _direction().to(a.dtype))
@@ -180,7 +180,7 @@ def truth(a: Tensor, function: str) -> NDArray[np.float64]:
 
 @cache
 def errors(spectrum: str, function: str, dtype: str) -> dict[str, list[float]]:
-    """Method → relative error of its gradient at each of :data:`GAPS`; NaN where it is not finite."""
+    """Method → relative error of its gradient at each of :data:`GAPS`; NaN if it is not finite."""
     out: dict[str, list[float]] = {name: [] for name in methods(function)}
     for exponent in GAPS:
         a = matrix(spectrum, exponent, DTYPES[dtype])
@@ -196,7 +196,7 @@ class Training(NamedTuple):
 
     Attributes:
         losses: one per step, up to the last that is finite.
-        failed: the step at which the gradient was no longer finite; None where training ended well.
+        failed: the first step with a gradient that is not finite; None if there is none.
     """
 
     losses: list[float]
@@ -205,7 +205,7 @@ class Training(NamedTuple):
 
 @cache
 def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, Training]:
-    """Learn features F with g(FᵀF + εI) = g(T) by Adam, from features whose Gram matrix has the chosen spectrum.
+    """Train features F with g(FᵀF + εI) = g(T) by Adam, from features whose Gram matrix has the chosen spectrum.
 
     T is a matrix with eigenvalues from ½ to 4; channels that are dead stay dead. The loss is the mean squared error.
     """
@@ -241,7 +241,7 @@ def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, 
     return out
 
 
-_WIDTH, _HEIGHT = 4.9, 3.1  # inches: legible at the width of a telephone
+_WIDTH, _HEIGHT = 4.9, 3.1  # inches: legible on a phone
 
 
 def gap_text(exponent: float) -> str:
@@ -251,7 +251,7 @@ def gap_text(exponent: float) -> str:
 
 
 def explored(spectrum: str, exponent: int, function: str, dtype: str) -> str:
-    """Everything the page shows for one choice, as HTML."""
+    """Return the HTML for one choice."""
     measured, trained = errors(spectrum, function, dtype), train(spectrum, exponent, function, dtype)
     here = {name: values[GAPS.index(exponent)] for name, values in measured.items()}
     pictures = [
@@ -271,7 +271,7 @@ def _picture(fig: Figure, words: str) -> str:
     return f'<figure role="img" aria-label="{escape(words)}">{drawing}</figure>'
 
 
-def _colours(names: list[str]) -> dict[str, str]:
+def _colors(names: list[str]) -> dict[str, str]:
     return dict(zip(names, PALETTE, strict=False))
 
 
@@ -296,15 +296,15 @@ def _spectrum(spectrum: str, exponent: int) -> Figure:
 @styled
 def _errors(measured: dict[str, list[float]], exponent: int) -> Figure:
     fig, (ax,) = figure(width=_WIDTH, height=_HEIGHT + 0.5)
-    colours = _colours(list(measured))
+    colors = _colors(list(measured))
     ax.axvline(exponent, color=INK, linewidth=1, alpha=0.5)
     for name, values in measured.items():
         y = np.array(values)
         lost = ~np.isfinite(y)
-        ax.plot(GAPS, y, color=colours[name], label=name, marker="o", markersize=3)
-        ax.plot(np.array(GAPS)[lost], np.full(lost.sum(), 10.0), "x", color=colours[name], markersize=5)
+        ax.plot(GAPS, y, color=colors[name], label=name, marker="o", markersize=3)
+        ax.plot(np.array(GAPS)[lost], np.full(lost.sum(), 10.0), "x", color=colors[name], markersize=5)
         if not lost[GAPS.index(exponent)]:
-            ax.plot(exponent, y[GAPS.index(exponent)], "o", color=colours[name], markersize=8)
+            ax.plot(exponent, y[GAPS.index(exponent)], "o", color=colors[name], markersize=8)
     if any(not math.isfinite(v) for values in measured.values() for v in values):
         ax.text(GAPS[-1], 30, "× NaN", ha="right", va="bottom", color=MUTED, fontsize=8.5)
     ticks = [TIE, -12, -8, -4, 0]
@@ -318,12 +318,12 @@ def _errors(measured: dict[str, list[float]], exponent: int) -> Figure:
 @styled
 def _losses(trained: dict[str, Training]) -> Figure:
     fig, (ax,) = figure(width=_WIDTH, height=_HEIGHT + 0.5)
-    colours = _colours(list(trained))
+    colors = _colors(list(trained))
     for name, run in trained.items():
         front: dict[str, Any] = {"zorder": 4, "linewidth": 2.6} if name == "matbackprop" else {}
-        ax.plot(range(len(run.losses)), run.losses, color=colours[name], label=name, **front)
+        ax.plot(range(len(run.losses)), run.losses, color=colors[name], label=name, **front)
         if run.failed is not None:
-            ax.plot(len(run.losses) - 1, run.losses[-1], "x", color=colours[name], markersize=11, markeredgewidth=2.5)
+            ax.plot(len(run.losses) - 1, run.losses[-1], "x", color=colors[name], markersize=11, markeredgewidth=2.5)
     ax.set(yscale="log", xlim=(-3, STEPS), title=f"Loss in {STEPS} steps of training from there", xlabel="step")
     ax.grid(color=GRID)
     _legend(ax)
@@ -335,15 +335,15 @@ def _table(here: dict[str, float], trained: dict[str, Training]) -> str:
     for name, run in trained.items():
         error = f"{here[name]:.1e}" if math.isfinite(here[name]) else "NaN"
         ends = f"loss {run.losses[-1]:.1e}" if run.failed is None else f"NaN in step {run.failed}"
-        colour = _colours(list(trained))[name]
-        mark = f'<span class="mark" style="background:{colour}"></span>'
+        color = _colors(list(trained))[name]
+        mark = f'<span class="mark" style="background:{color}"></span>'
         rows.append(f'<tr><th scope="row">{mark}{escape(name)}</th><td>{error}</td><td>{ends}</td></tr>')
     head = '<tr><th scope="col">method</th><th scope="col">error here</th><th scope="col">training</th></tr>'
     return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def said(spectrum: str, exponent: int, function: str, dtype: str) -> str:
-    """One sentence about the choice, for the eye and for screen readers."""
+    """Return one sentence about the choice, also for screen readers."""
     here = {name: values[GAPS.index(exponent)] for name, values in errors(spectrum, function, dtype).items()}
     autograd, ours = here["torch.linalg.eigh + autograd"], here["matbackprop"]
     theirs = f"is off by {autograd:.0e}" if math.isfinite(autograd) else "is NaN"

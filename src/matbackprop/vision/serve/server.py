@@ -30,7 +30,7 @@ MAX_SECONDS = 120.0
 HEADER_SECONDS = 10.0
 """Seconds for sending the headers of a request."""
 MAX_CONNECTIONS = 256
-"""Open connections; beyond it, the one that has waited longest for its headers is closed."""
+"""Open connections; beyond this, the one that has waited longest for its headers is closed."""
 _TOO_LARGE = f"A request has at most {MAX_REQUEST >> 20} MB."
 FULL = "The page holds too many files. Try again in ten minutes."
 
@@ -92,7 +92,7 @@ class Limits:
             refused = error
         except TimeoutError:
             refused = _Refused(408, f"A request takes at most {MAX_SECONDS:g} seconds.")
-        except Exception:  # Gradio has logged its errors; visitors get no details
+        except Exception:  # Gradio logs its errors; visitors get no details
             refused = refused or _Refused(500, "The server failed.")
         finally:
             self.receiving -= received
@@ -171,7 +171,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Open the socket of the page, so that its address is known before anything is loaded.
 
     Raises:
-        ConfigurationError: the port is taken, or the host is not an address of this machine.
+        ConfigurationError: the port is in use, or the host is not an address of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

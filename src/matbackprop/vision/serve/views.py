@@ -76,8 +76,8 @@ class Analysis:
         segments: the segmentations.
         regions: (h', w') leaves of the hierarchy.
         tree: the hierarchy over S leaves.
-        height: merges up to this height are done.
-        edits: what the visitor changed, in order; applied at every height.
+        height: merges up to this height are applied.
+        edits: the visitor's edits in order; applied at every height.
         past: earlier values of ``edits``, for undo.
     """
 
@@ -113,7 +113,7 @@ class Analysis:
 
     @property
     def names(self) -> list[str]:
-        """The name of each region; empty for none. A region that was changed afterwards has none."""
+        """The name of each region; empty for none. A region that was edited afterwards has none."""
         names = [""] * self.count
         for action, leaves, name in self.edits:
             region = self.partition[leaves.argmax()]
@@ -149,7 +149,7 @@ class Analysis:
         return self._changed([Edit(action, after == part) for part in parts])
 
     def named(self, x: int, y: int, name: str) -> Analysis:
-        """Give the region at a pixel a name, or remove it with an empty one."""
+        """Name the region at a pixel; an empty name removes it."""
         return self._changed([Edit("name", self.partition == self.region(x, y), name.strip()[:MAX_NAME])])
 
     def _changed(self, edits: list[Edit]) -> Analysis:
@@ -168,7 +168,7 @@ class Analysis:
 
         Returns:
             Address, size and description of the picture, its regions as runs of equal labels (label, length, …) in
-            the order of reading, and their names.
+            row-major order, and their names.
         """
         flat = self.partition[self.leaves].ravel()
         starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
@@ -193,7 +193,7 @@ class Analysis:
         return self._ink(np.maximum(borders[1::2, 2::2], borders[2::2, 1::2]))
 
     def _ink(self, strength: NDArray[Any]) -> str:
-        """A map (h', w') in [0, 1] as the address of a picture: dark where it is strong."""
+        """A map (h', w') in [0, 1] as the address of a picture; high values are dark."""
         bytes_ = (255 * (1 - np.clip(strength, 0, 1))).round().astype(np.uint8)
         height, width = self.leaves.shape
         file = io.BytesIO()

@@ -60,7 +60,7 @@ class Backbone(nn.Module, ABC):
     """A network with named feature maps.
 
     Subclasses describe their maps (``places``) and compute them (:meth:`maps`). Batch normalization keeps its published
-    means and deviations in training, so that results do not depend on how batches are divided over processes.
+    means and deviations in training, so that results do not depend on the distribution of batches over processes.
 
     Attributes:
         taps: names of the maps, in order of computation.
@@ -129,9 +129,11 @@ class Backbone(nn.Module, ABC):
         """Return the maps ``taps`` computed from ``x``, the map ``tap``.
 
         Raises:
-            ConfigurationError: the maps of this network do not follow from one another.
+            ConfigurationError: the maps of this network are not computed one from another.
         """
-        raise ConfigurationError(f"{type(self).__name__} computes its maps together: none follows from {tap!r} alone.")
+        raise ConfigurationError(
+            f"{type(self).__name__} computes all maps together, not from {tap!r}. Use another backbone."
+        )
 
     def freeze(self, tap: str) -> None:
         """Freeze the layers up to a map."""
@@ -146,7 +148,7 @@ class Backbone(nn.Module, ABC):
         """Raise ConfigurationError for a map that this backbone does not have."""
         for tap in taps:
             if tap not in self.taps:
-                raise ConfigurationError(f"unknown feature map {tap!r}. {suggest(tap, self.taps, 'Feature maps')}")
+                raise ConfigurationError(f"Unknown feature map {tap!r}. {suggest(tap, self.taps, 'Feature maps')}")
 
     def forward(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
         """Compute the maps ``taps``; layers after the last one are not run.
@@ -195,7 +197,7 @@ class LayerStack(Backbone):
 
     Args:
         features: the layers, applied in order. Their convolutions and poolings are square.
-        taps: name → index in ``features`` of the layer whose output the name means.
+        taps: name → index in ``features`` of the layer with this output.
     """
 
     def __init__(self, features: nn.Sequential, taps: Mapping[str, int]) -> None:
@@ -324,14 +326,14 @@ ADAPTERS = {
 
 
 def check_published(name: object) -> None:
-    """Refuse a backbone that is user code: a file must not choose code to run.
+    """Reject a backbone that is user code, because a file must not choose code to run.
 
     Raises:
         ConfigurationError: ``name`` is not one of :data:`BACKBONES` or of :data:`ADAPTERS`.
     """
     if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
         raise ConfigurationError(
-            f"the backbone {shorten(repr(name))} is none that files may name. Build the model in Python and load its "
+            f"Backbone {shorten(repr(name))} is not allowed in files. Build the model in Python and load its "
             "weights with matbackprop.vision.models.weights.load_weights_into."
         )
 
@@ -346,7 +348,7 @@ def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
         taps: maps to keep: layers after the last one are removed. None keeps all.
 
     Raises:
-        ConfigurationError: there is no such backbone, or it has no such map.
+        ConfigurationError: the backbone or one of the maps is unknown.
     """
     kind, _, rest = name.partition(":")
     if name in BACKBONES:
@@ -357,7 +359,7 @@ def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
         backbone = _own(name)
     else:
         known = [*BACKBONES, *(f"{scheme}:NAME" for scheme in ADAPTERS), "module:Class"]
-        raise ConfigurationError(f"unknown backbone {name!r}. {suggest(name, known, 'Backbones')}")
+        raise ConfigurationError(f"Unknown backbone {name!r}. {suggest(name, known, 'Backbones')}")
     if taps is not None:
         backbone.cut(taps)
     return backbone
@@ -374,7 +376,7 @@ def _own(place: str) -> Backbone:
     try:
         module = _load(place)()
     except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigurationError(f"the backbone {place!r} cannot be built: {error}.") from error
+        raise ConfigurationError(f"The backbone {place!r} cannot be built: {error}.") from error
     return module if isinstance(module, Backbone) else ModuleBackbone(module)
 
 
@@ -423,7 +425,7 @@ def find_weights(name: str) -> Path:
 
     if name not in BACKBONES or not BACKBONES[name].file:
         known = [n for n, entry in BACKBONES.items() if entry.file]
-        raise WeightsError(f"There are no published weights of {name!r}. {suggest(name, known, 'Backbones')}")
+        raise WeightsError(f"Backbone {name!r} has no published weights. {suggest(name, known, 'Backbones')}")
     entry = BACKBONES[name]
     cached = default_cache_folder() / "weights" / f"{name}.safetensors"
     root = os.environ.get("MATBACKPROP_DATA")

@@ -16,10 +16,10 @@ STEM, HEAD = 32, 1280
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution padded as TensorFlow pads images of even size, whatever the size, so that cells never move.
+    """A convolution fused with batch normalization, padded for every size as TensorFlow pads images of even size.
 
-    The batch normalisation behind it has fixed means and deviations, so that both are one convolution: maps are read
-    and written once, in the backward pass too.
+    Cells therefore have the same position for all image sizes. The statistics of batch normalization are fixed, so that
+    both are one convolution, and maps are read and written once, also in the backward pass.
     """
 
     def forward(self, x: Tensor, norm: nn.BatchNorm2d) -> Tensor:  # type: ignore[override]
@@ -40,7 +40,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class _Block(nn.Module):
-    """Expansion, depthwise convolution and projection, around which the input goes where its shape is kept."""
+    """Expansion, depthwise convolution and projection, with a residual connection if the shape is kept."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class EfficientNetLite2(StagedBackbone):
             for i in range(depth):
                 blocks.append(_Block(width, channels, kernel, step if i == 0 else 1, expansion))
                 width = channels
-            offset += stride * (step - 1)  # with a stride of 2 the windows lie one cell behind the first of a pair
+            offset += stride * (step - 1)  # with a stride of 2, windows start at the first cell of a pair
             stride *= step
             self._ends[f"stage{number}"] = len(blocks)
             places[f"stage{number}"] = TapInfo(channels, stride, offset, stride)
@@ -99,7 +99,7 @@ class EfficientNetLite2(StagedBackbone):
             del self._blocks[self._ends[tap] :]
 
     def stage(self, tap: str, x: Tensor) -> Tensor:
-        """Compute a map from the one before it."""
+        """Compute a map from the previous one."""
         if tap == "stem":
             return nnf.relu6(self._conv_stem(x, self._bn0))
         if tap == "head":

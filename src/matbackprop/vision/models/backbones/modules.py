@@ -204,7 +204,9 @@ def measure_strides(
             stride = (sides[1] - sides[0]) // cells
             places[name] = TapInfo(one.shape[1], stride, (stride - 1) / 2, stride)
     if not places:
-        raise ConfigurationError(f"{type(network).__name__} gives no map (b, c, h, w) proportional to its image.")
+        raise ConfigurationError(
+            f"{type(network).__name__} has no map (b, c, h, w) with a size proportional to the image's."
+        )
     return places
 
 
@@ -276,7 +278,7 @@ class HuggingFace(ListedMaps):
 
     Raises:
         MissingExtraError: transformers is not installed.
-        WeightsError: there is no such model, or it has no feature maps.
+        WeightsError: the model does not exist or has no feature maps.
     """
 
     def __init__(self, source: str) -> None:
@@ -304,7 +306,7 @@ class HuggingFace(ListedMaps):
             published = type(self.network).from_pretrained(self.source, out_features=self.names)  # type: ignore[attr-defined]
         except (OSError, ValueError) as error:
             raise WeightsError(
-                f"the weights of hf:{self.source} cannot be loaded: {str(error).splitlines()[0]}"
+                f"The weights of hf:{self.source} cannot be loaded: {str(error).splitlines()[0]}"
             ) from error
         self.network.load_state_dict(published.state_dict())
 
@@ -331,7 +333,7 @@ class TimmFeatures(ListedMaps):
 
     Raises:
         MissingExtraError: timm is not installed.
-        WeightsError: there is no such network, it has no feature maps, or it takes one image size only.
+        WeightsError: the network does not exist, has no feature maps, or takes only one image size.
     """
 
     def __init__(self, source: str) -> None:
@@ -379,7 +381,7 @@ class TorchvisionModel(ModuleBackbone):
 
     Raises:
         MissingExtraError: torchvision is not installed.
-        WeightsError: there is no such model.
+        WeightsError: the model does not exist.
     """
 
     def __init__(self, source: str) -> None:

@@ -1,4 +1,4 @@
-"""Dense SIFT as a backbone that does not learn: the hand-made features of second-order pooling before deep networks."""
+"""Dense SIFT as a backbone without trainable parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 class DenseSIFT(Backbone):
-    """Dense SIFT of the grey image, one map per scale: ``bins4``, ``bins6`` and ``bins8``.
+    """Dense SIFT of the gray image, one map per scale: ``bins4``, ``bins6`` and ``bins8``.
 
     A descriptor has 8 angles in 4×4 cells of 4, 6 or 8 pixels. Pooled together (the tap ``"bins4+bins6+bins8"``) inside
     the region they are SIFT-O2P.
@@ -31,7 +31,7 @@ class DenseSIFT(Backbone):
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
     def __init__(self) -> None:
-        # A window of even size lies half a pixel before the middle, and one more of them fits.
+        # The center of an even window is half a pixel early, and one more window fits.
         super().__init__(
             {
                 f"bins{size}": TapInfo(
@@ -46,11 +46,11 @@ class DenseSIFT(Backbone):
 
     @torch.no_grad()
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Descriptors (b, 128, h, w) at each scale."""
+        """Return descriptors (b, 128, h, w) at each scale."""
         with needs("dense SIFT needs kornia", "'matbackprop[sift]'"):
             from kornia.feature import DenseSIFTDescriptor
         image = image.float()
-        grey = (image * image.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
+        gray = (image * image.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
         maps = {}
         for tap in taps:
             descriptor = DenseSIFTDescriptor(
@@ -60,5 +60,5 @@ class DenseSIFT(Backbone):
                 stride=STRIDE,
                 padding=0,
             )
-            maps[tap] = descriptor.to(grey.device)(grey)
+            maps[tap] = descriptor.to(gray.device)(gray)
         return maps

@@ -18,7 +18,7 @@ NECK = 256
 
 
 class _Convolution(nn.Module):
-    """A convolution with batch normalisation."""
+    """A convolution with batch normalization."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _Inverted(nn.Module):
 
 
 class _Merging(nn.Module):
-    """The way from one stage to the next."""
+    """Downsampling between stages."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Merging(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention within windows, with a learned bias for each distance of two cells."""
+    """Attention within windows, with a trainable bias for each relative position."""
 
     def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Attention(nn.Module):
         self.index: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of a map (b, c, h, w); behind its borders windows are filled up with zeros."""
+        """Apply attention to a map (b, c, h, w); windows are padded with zeros."""
         b, c, h, w = x.shape
         k = self.window
         x = nnf.pad(x, (0, -w % k, 0, -h % k))
@@ -132,7 +132,7 @@ class _Embedding(nn.Module):
 
 
 class _Norm(nn.Module):
-    """Layer normalisation over the channels of a map."""
+    """Layer normalization over the channels of a map."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -143,9 +143,9 @@ class _Norm(nn.Module):
 
 
 class TinyViT(StagedBackbone):
-    """MobileSAM's encoder: the outputs of its stages ``layer0`` to ``layer3``, and ``neck``, which SAM's decoder sees.
+    """MobileSAM's encoder: outputs of its stages ``layer0`` to ``layer3``, and ``neck``, the input of SAM's decoder.
 
-    It was made for images of 1024 pixels and takes any size.
+    It was trained on images of 1024 pixels and accepts any size.
 
     References:
         Wu et al. TinyViT: fast pretraining distillation for small vision transformers. ECCV 2022.
@@ -178,7 +178,7 @@ class TinyViT(StagedBackbone):
             del self.layers[last].downsample
 
     def stage(self, tap: str, x: Tensor) -> Tensor:
-        """Compute a map from the one before it."""
+        """Compute a map from the previous one."""
         if tap == "neck":
             return self.neck(x)
         number = int(tap.removeprefix("layer"))

@@ -12,7 +12,7 @@ __all__ = ["Xception"]
 
 # Input and output channels, repetitions and stride of each block.
 BLOCKS = [(64, 128, 2, 2), (128, 256, 2, 2), (256, 728, 2, 2), *[(728, 728, 3, 1)] * 8, (728, 1024, 2, 2)]
-REACH = 7  # the two convolutions without padding need it
+REACH = 7  # required by the two convolutions without padding
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
@@ -32,7 +32,7 @@ class _Separable(nn.Module):
 
 
 class _Block(nn.Module):
-    """Separable convolutions around which the input goes, through a convolution of its own where the shape changes."""
+    """Separable convolutions with a residual connection, which has a convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, repetitions: int, stride: int, *, first: bool, last: bool) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Xception(StagedBackbone):
                 delattr(self, part)
 
     def stage(self, tap: str, x: Tensor) -> Tensor:
-        """Compute a map from the one before it."""
+        """Compute a map from the previous one."""
         if tap == "stem":
             x = self.bn1(self.conv1(x)).relu()
             return self.bn2(self.conv2(x)).relu()
