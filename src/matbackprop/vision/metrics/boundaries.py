@@ -316,8 +316,8 @@ def contour_counts(
 ) -> NDArray[np.int64]:
     """Counts as of :func:`boundary_counts` for a soft contour map, cut at evenly spaced thresholds.
 
-    The map is thinned by :func:`thin_contours`; at each threshold i/(n + 1), i = 1 … n, the pixels at or above it are
-    thinned to lines and matched.
+    The map is thinned by :func:`thin_contours`, which fades out the outermost five pixels of the image. At each
+    threshold i/(n + 1), i = 1 … n, the pixels at or above it are thinned to lines and matched.
 
     Args:
         contours: strengths in [0, 1], ``(h, w)``.
@@ -331,7 +331,7 @@ def contour_counts(
     Example:
         >>> half = np.arange(40).reshape(1, 40).repeat(30, 0) > 20
         >>> contour_counts(0.6 * boundary_map(half), [half], thresholds=3).tolist()
-        [[30, 30, 30, 30], [0, 30, 0, 0], [0, 30, 0, 0]]
+        [[20, 30, 20, 20], [0, 30, 0, 0], [0, 30, 0, 0]]
     """
     ridges = thin_contours(contours)
     levels = np.arange(1, thresholds + 1) / (thresholds + 1)
