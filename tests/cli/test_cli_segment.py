@@ -137,7 +137,7 @@ def test_a_threshold_decides_what_is_shown(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_missing_device_is_an_error_without_a_network_too(picture, tmp_path):
+def test_a_missing_device_is_an_error_also_without_a_model(picture, tmp_path):
     with pytest.raises(ConfigurationError, match="CUDA is not available"):
         main(Config((picture,), out=tmp_path / "out", model="none", device="cuda"))
 

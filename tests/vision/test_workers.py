@@ -1,4 +1,4 @@
-"""Worker processes: unaffected by Ctrl-C, ended with their parent, and clear about how they died."""
+"""Worker processes: unaffected by Ctrl-C, terminated with their parent, clear errors if they die."""
 
 import os
 import signal

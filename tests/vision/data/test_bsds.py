@@ -49,7 +49,7 @@ def test_bsds500_layout_and_splits(bsds500):
     sample = BSDS(bsds500, "train")[1]
     assert sample.id == "20" and sample.image.dtype == torch.uint8
     np.testing.assert_array_equal(sample.image.permute(1, 2, 0), picture(20))
-    for labels in sample.segmentations:  # labels from 0, whatever the file says
+    for labels in sample.segmentations:  # labels from 0
         assert labels.dtype == torch.int64
         np.testing.assert_array_equal(labels, quarters(0))
 
@@ -71,13 +71,13 @@ def test_bsds300_layout(tmp_path):
     write_seg(tmp_path / "human/gray/1105/12003.seg", quarters(0))
     data = BSDS(tmp_path, "bsds300-test")
     assert data.ids == ["3096"] == BSDS(tmp_path, "test").ids
-    assert len(BSDS(tmp_path, "train")[0].segmentations) == 2  # people who saw colour only
+    assert len(BSDS(tmp_path, "train")[0].segmentations) == 2  # annotators of color images only
     np.testing.assert_array_equal(data[0].segmentations[1], quarters(0))
     with pytest.raises(DataError, match="Available splits: test, train"):
         BSDS(tmp_path, "val")
 
 
-def test_own_images_with_label_pictures(tmp_path):
+def test_user_images_with_label_pictures(tmp_path):
     for kind in ("images", "groundTruth"):
         (tmp_path / kind / "mine").mkdir(parents=True)
     for name in ("pond", "shot_1"):
@@ -175,7 +175,7 @@ def test_grid_in_blocks_is_the_same():
         torch.testing.assert_close(whole[row], one[0])
 
 
-def test_a_stray_pixel_at_the_centre_does_not_win():
+def test_a_stray_pixel_at_the_center_is_outvoted():
     labels = torch.zeros(9, 9, dtype=torch.int64)
     labels[4, 4] = 1
     assert labels_to_grid(labels, (3, 3)).sum() == 0

@@ -1,4 +1,4 @@
-"""Every kind of file of label maps: round trips, the documented formats by hand, and damage."""
+"""Every kind of file of label maps: round trips, the documented formats, and damage."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_contour_map_is_cut_at_thresholds(tmp_path):
         ucm_to_segmentations(np.zeros((4, 6)))
 
 
-def test_contour_map_of_single_size_leaves_no_contour_pixel(tmp_path):
+def test_contour_map_of_image_size_leaves_no_contour_pixel(tmp_path):
     ucm = np.zeros((5, 9))
     ucm[:, 4] = 0.9
     savemat(tmp_path / "a.mat", {"ucm": ucm})
@@ -102,7 +102,7 @@ def test_png_of_every_depth(tmp_path, mode, dtype):
         Image.fromarray(labels).save(tmp_path / "a.png")
     elif mode == "P":
         picture = Image.frombytes("P", (4, 3), labels.tobytes())
-        picture.putpalette([200 - i % 7 for i in range(768)])  # colours that do not tell the labels apart
+        picture.putpalette([200 - i % 7 for i in range(768)])  # colors that do not distinguish the labels
         picture.save(tmp_path / "a.png")
     elif mode == "L":
         Image.fromarray(labels).save(tmp_path / "a.png")
@@ -110,7 +110,7 @@ def test_png_of_every_depth(tmp_path, mode, dtype):
         colours = np.random.default_rng(0).permutation(256)[: 4 * len(mode)].reshape(4, len(mode)).astype(np.uint8)
         Image.fromarray(colours[labels - 1]).save(tmp_path / "a.png")
     (actual,) = read_label_maps(tmp_path / "a.png")
-    # The same partition: every label of one goes with exactly one label of the other.
+    # The same partition: labels correspond one to one.
     pairs = {tuple(pair) for pair in np.stack([LABELS.ravel(), actual.ravel()], 1).tolist()}
     assert len(pairs) == 4 and len({b for _, b in pairs}) == 4
     if mode == "I;16":
@@ -179,7 +179,7 @@ def test_damaged_and_wrong_files(tmp_path):
         read_label_maps(tmp_path / "nobody.png")
 
 
-def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch):
+def test_decompression_bombs_are_not_decompressed(tmp_path, monkeypatch):
     monkeypatch.setattr(label_files, "MAX_BYTES", 100_000)
     for module in (label_files, pictures):
         monkeypatch.setattr(module, "MAX_PIXELS", 100_000)
@@ -201,13 +201,13 @@ def test_files_that_unfold_to_too_much_are_never_unfolded(tmp_path, monkeypatch)
         assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
 
 
-def test_contours_of_nothing_are_refused_with_their_file(tmp_path):
+def test_empty_contour_maps_are_refused_with_their_file(tmp_path):
     savemat(tmp_path / "a.mat", {"ucm": np.zeros((0, 5))})
     with pytest.raises(DataError, match=r"a\.mat: The contour map is empty"):
         read_label_maps(tmp_path / "a.mat")
 
 
-def test_maps_that_are_too_many_together_are_refused(tmp_path, monkeypatch):
+def test_too_many_maps_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(label_files, "MAX_LABELS", 50)
     stack, cell = np.zeros((3, 4, 5), np.uint8), np.empty((1, 3), object)
     cell[:] = [[{"Segmentation": labels} for labels in stack]]
@@ -267,7 +267,7 @@ def test_index_refuses_two_kinds_and_no_folder(tmp_path):
         index_label_files(tmp_path / "nowhere")
 
 
-def test_contours_are_no_labels(tmp_path):
+def test_contours_are_not_accepted_as_labels(tmp_path):
     from skimage.filters import sobel
     from skimage.segmentation import find_boundaries
 
@@ -289,7 +289,7 @@ def test_contours_are_no_labels(tmp_path):
         np.testing.assert_array_equal(read_label_maps(path)[0], good)
 
 
-def test_damaged_mat_files_are_refused_whatever_was_changed(tmp_path):
+def test_damaged_mat_files_are_refused(tmp_path):
     """SciPy's reader crashes on some of these files unless types and lengths are checked first."""
     write_ground_truth(tmp_path / "a.mat", [LABELS, LABELS])
     savemat(tmp_path / "b.mat", {"labels": LABELS}, do_compression=True)
@@ -310,7 +310,7 @@ def test_damaged_mat_files_are_refused_whatever_was_changed(tmp_path):
 
 
 @pytest.mark.data
-def test_the_benchmarks_own_files_are_read_as_scipy_reads_them(data_root):
+def test_files_of_the_benchmark_are_read_as_by_scipy(data_root):
     for path in sorted((data_root / "BSDS500" / "data" / "groundTruth" / "val").glob("*.mat"))[:5]:
         cell = loadmat(path)["groundTruth"].ravel()
         for ours, theirs in zip(read_label_maps(path), cell, strict=True):

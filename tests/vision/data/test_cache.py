@@ -90,7 +90,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_who_comes_second_keeps_the_first(path):
+def test_a_second_writer_keeps_the_first_result(path):
     write_cache(path, {"rows": np.zeros(3)}, {"side": 7})
     assert open_cache(path).meta == {"side": 2}
     assert cache_folders(path.parent) == [path]
@@ -140,7 +140,7 @@ def test_other_json_is_refused(path, text):
         open_cache(path)
 
 
-def test_only_what_a_cache_wrote_is_removed(path):
+def test_only_files_of_a_cache_are_removed(path):
     foreign = path.parent / "thesis"
     foreign.mkdir()
     for text in ("{", '{"format": 1}', '{"title": "mine"}'):
@@ -165,7 +165,7 @@ def test_only_what_a_cache_wrote_is_removed(path):
     assert not path.exists() and foreign.exists()
 
 
-def test_the_name_of_a_configuration_sees_values_and_not_their_types():
+def test_configuration_hash_depends_on_values_and_not_on_types():
     plain = cache_key({"folder": "a/b", "side": 200, "scales": [1.0, 0.5]})
     assert cache_key({"folder": Path("a/b"), "side": np.int64(200), "scales": np.array([1.0, 0.5])}) == plain
     with pytest.raises(DataError, match="cannot contain set"):

@@ -153,7 +153,7 @@ def test_coco_damaged_json(coco):
     assert "instances_val.json: cannot be read" in only_problem(coco)
 
 
-def test_coco_notes_do_no_harm(coco):
+def test_coco_notes_are_not_problems(coco):
     def change(content):
         content["annotations"][0]["iscrowd"] = 1
         content["annotations"][1]["segmentation"] = []
@@ -172,8 +172,8 @@ def test_polygons_are_fine(coco):
     assert check_dataset(coco).good
 
 
-def test_whatever_the_reader_takes_is_in_order(tmp_path):
-    """Numbered maps and bitmaps, in a split of one's own."""
+def test_files_accepted_by_the_reader_pass_the_check(tmp_path):
+    """Numbered maps and bitmaps in a user-defined split."""
     for kind in ("images", "groundTruth"):
         (tmp_path / kind / "garden").mkdir(parents=True)
     Image.new("RGB", (6, 4)).save(tmp_path / "images/garden/pond.bmp")

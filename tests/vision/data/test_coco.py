@@ -1,4 +1,4 @@
-"""COCO-format files that are not what they should be: each bad entry is named, and nothing else is lost."""
+"""Invalid COCO files: each bad entry is named, and the rest is used."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def clean(tmp_path_factory):
 
 @pytest.fixture
 def coco(clean, tmp_path):
-    """The shapes with another annotation file: the images are linked, the file is this test's own."""
+    """The shapes with another annotation file: the images are linked."""
     (tmp_path / "annotations").mkdir()
     (tmp_path / "images").symlink_to(clean / "images")
     content = json.loads((clean / "annotations" / "instances_train.json").read_text())
@@ -92,7 +92,7 @@ def without(name, where="annotations"):
         (pictured(height=96.5), "image 1 has the height 96.5"),
     ],
 )
-def test_a_bad_entry_is_named_by_the_check_and_costs_training_nothing_else(coco, tmp_path, change, reason):
+def test_a_bad_entry_is_named_by_the_check_and_skipped_in_training(coco, tmp_path, change, reason):
     content = copy.deepcopy(coco.content)
     change(content)
     root = coco(json.dumps(content))
@@ -119,7 +119,7 @@ def test_a_file_of_another_kind_is_refused_in_one_line(coco, text):
     assert any("instances_train.json: cannot be read" in p for p in problems)
 
 
-def test_a_named_pipe_is_not_waited_for(coco, tmp_path):
+def test_a_named_pipe_does_not_block(coco, tmp_path):
     root = coco("{}")
     (root / "annotations" / "instances_train.json").unlink()
     os.mkfifo(root / "annotations" / "instances_train.json")
@@ -140,7 +140,7 @@ def places(node, path=()):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_files_end_in_problems_or_a_refusal_and_never_otherwise(coco, tmp_path, seed):
+def test_mutated_files_are_reported_or_refused(coco, tmp_path, seed):
     draw = random.Random(seed)
     spots = [path for path in places(coco.content) if path]
     for number in range(15):
@@ -155,7 +155,7 @@ def test_mutated_files_end_in_problems_or_a_refusal_and_never_otherwise(coco, tm
                     node.pop(last, None)
                 else:
                     node[last] = draw.choice(NASTY)
-            except (KeyError, IndexError, TypeError):  # an earlier change has cut the way
+            except (KeyError, IndexError, TypeError):  # an earlier change removed the path
                 continue
         root = coco(json.dumps(content))
         problems = check_coco(root).problems
@@ -169,8 +169,8 @@ def test_mutated_files_end_in_problems_or_a_refusal_and_never_otherwise(coco, tm
             assert len(regions) <= len(coco.content["annotations"])
 
 
-def test_a_polygon_far_outside_does_not_end_the_process(coco):
-    """pycocotools would write past the end of its memory."""
+def test_a_polygon_far_outside_does_not_crash(coco):
+    """pycocotools would write out of bounds."""
     content = copy.deepcopy(coco.content)
     content["annotations"][0]["segmentation"] = FAR
     root = coco(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Regions from COCO-format files: what is read, what is left out, and how a region gets onto the canvas."""
+"""Regions from COCO files: reading, skipped entries, and placement on the canvas."""
 
 import json
 
@@ -99,7 +99,7 @@ def test_a_mask_of_another_size_than_its_image_is_refused():
         decode_mask(run_lengths(np.ones((20, 20), np.uint8)), HEIGHT, WIDTH)
 
 
-def test_what_cannot_be_used_is_left_out_and_counted(coco, tmp_path):
+def test_unusable_regions_are_skipped_and_counted(coco, tmp_path):
     good = rectangle(5, 5, 10, 20)
     files = coco(
         [
@@ -108,7 +108,7 @@ def test_what_cannot_be_used_is_left_out_and_counted(coco, tmp_path):
             annotation(3, 2, 99, [5, 5, 10, 20], good),  # unknown category
             annotation(4, 2, 7, [5, 5, 10, 20], []),  # no mask
             annotation(5, 2, 7, [100, 100, 10, 20], good),  # outside
-            annotation(6, 3, 7, [30, 30, 5, 5], good),  # its box does not meet its mask
+            annotation(6, 3, 7, [30, 30, 5, 5], good),  # disjoint box and mask
             annotation(7, 3, 7, [0, 0, 2, 2], rectangle(0, 0, 2, 2)),  # too small
             annotation(8, 77, 7, [0, 0, 20, 20], good),  # no such image
             annotation(9, 3, 7, [50, 30, 30, 30], rectangle(50, 30, 9, 9)),  # reaches out of the image: clipped
@@ -142,7 +142,7 @@ def test_missing_and_damaged_images_raise_or_are_counted(coco, tmp_path):
     assert regions.skipped == {"missing image": 1, "unreadable image": 1}
 
 
-def test_a_cache_that_left_images_out_is_not_taken_where_none_may_be_missing(coco, tmp_path):
+def test_an_incomplete_cache_is_not_used_if_images_are_required(coco, tmp_path):
     files = coco([annotation(i, i, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20)) for i in (1, 2, 3)])
     away = (files[1] / "2.png").rename(tmp_path / "2.png")
     partial = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0, missing_images="skip")
@@ -159,7 +159,7 @@ def test_an_image_of_another_size_than_the_annotations_say_is_named(coco, tmp_pa
     Image.fromarray(pixels_of(1)[:30]).save(files[1] / "1.png")
     with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, the annotations say 40×60"):
         cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
-    assert not list((tmp_path / "cache").glob("regions-*"))  # nothing half-written is left
+    assert not list((tmp_path / "cache").glob("regions-*"))  # no half-written file
 
 
 def test_files_that_are_not_coco_are_refused(coco, tmp_path):
@@ -183,7 +183,7 @@ def test_category_lists_that_differ_are_named(coco, tmp_path):
     cr.check_same_categories(train, train)
 
 
-def test_the_cache_is_used_again_and_made_anew_for_other_settings(coco, tmp_path, monkeypatch):
+def test_the_cache_is_reused_and_rebuilt_for_other_settings(coco, tmp_path, monkeypatch):
     files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
     first = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
     monkeypatch.setattr(cr, "_crop_all", None)  # would fail if it were called
@@ -214,7 +214,7 @@ def test_a_cache_whose_arrays_do_not_fit_together_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_crop_what_one_process_crops(coco):
+def test_several_processes_crop_like_one(coco):
     actual = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
     images = read_regions(*coco(actual)).images * 12
     one, several = (list(cr._crop_all(images, 20, 0.0, workers)) for workers in (0, 2))
@@ -224,7 +224,7 @@ def test_processes_crop_what_one_process_crops(coco):
         assert a.sizes == b.sizes
 
 
-def test_a_crop_keeps_colours_proportions_and_the_mask_by_area():
+def test_a_crop_keeps_colors_proportions_and_the_mask_by_area():
     image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     image[10:20, 20:40] = (10, 200, 30)
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
@@ -240,7 +240,7 @@ def test_a_crop_keeps_colours_proportions_and_the_mask_by_area():
     assert region_window(mask, (-3.5, -2.0, 30, 20)) == (slice(0, 18), slice(0, 27))  # clipped at 0, not wrapped around
 
 
-def test_a_margin_shows_what_lies_around_a_region_as_far_as_the_image_reaches():
+def test_a_margin_is_clipped_at_the_image():
     image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
     mask[2:12, 20:40] = 1
@@ -249,7 +249,7 @@ def test_a_margin_shows_what_lies_around_a_region_as_far_as_the_image_reaches():
     np.testing.assert_array_equal(crop[..., 3], 255 * mask[0:17, 15:45])
 
 
-def test_regions_with_a_margin_have_a_cache_of_their_own(tmp_path):
+def test_regions_with_a_margin_have_a_separate_cache(tmp_path):
     files = coco_files(write_shapes_coco(tmp_path / "coco", train=2, val=1, seed=0), "train")
     plain, wide = (cr.cache_regions(*files, tmp_path / "cache", side=40, margin=m, workers=0) for m in (0.0, 0.5))
     assert plain.path != wide.path and len(plain) == len(wide)
@@ -258,7 +258,7 @@ def test_regions_with_a_margin_have_a_cache_of_their_own(tmp_path):
 
 
 def reference_placement(region, canvas, placement, background):
-    """One region placed by hand, in NumPy: the image before normalisation is NaN where nothing is to be seen."""
+    """Place one region with NumPy; the image before normalization is NaN outside the region."""
     height, width = region.shape[:2]
     down, right, flip = placement
     source = region[:, ::-1] if flip else region
@@ -352,7 +352,7 @@ def test_without_jitter_and_flip_every_epoch_is_the_same(regions):
 
 
 @pytest.mark.data
-def test_the_development_set_has_the_regions_that_it_should(data_root):
+def test_region_counts_of_the_development_set(data_root):
     for split, count, images in (("train", 18951, 2712), ("val", 4535, 659)):
         index = read_regions(*coco_files(data_root / "coco", split))
         assert sum(len(i.regions) for i in index.images) == count

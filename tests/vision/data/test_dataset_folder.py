@@ -1,4 +1,4 @@
-"""Where a recipe's data set lies."""
+"""The folder of a recipe's data set."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def _folder(tmp_path, root=None, made=0):
     return dataset_folder("coco", root, made, tmp_path / "cache")
 
 
-def test_made_images_are_written_once_and_win_over_a_root(tmp_path):
+def test_synthetic_images_are_written_once_and_override_a_root(tmp_path):
     folder = _folder(tmp_path, root=tmp_path, made=3)
     assert [len(list((folder / "images" / split).iterdir())) for split in ("train", "val")] == [3, 1]
     (folder / "mark.txt").write_text("kept")
@@ -18,13 +18,13 @@ def test_made_images_are_written_once_and_win_over_a_root(tmp_path):
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["shapes-coco-3"]
 
 
-def test_the_users_folder_wins_over_the_variable(tmp_path, monkeypatch):
+def test_the_root_option_overrides_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path / "all"))
     assert _folder(tmp_path, root=tmp_path / "mine") == tmp_path / "mine"
     assert _folder(tmp_path) == tmp_path / "all" / "coco"
 
 
-def test_no_data_set_at_all_says_what_to_give(tmp_path, monkeypatch):
+def test_a_missing_data_set_names_the_options(tmp_path, monkeypatch):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data\.root FOLDER.*MATBACKPROP_DATA.*holds coco/.*--data\.made"):
         _folder(tmp_path)

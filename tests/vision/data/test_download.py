@@ -77,7 +77,7 @@ def test_a_broken_connection_leaves_no_file(server, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_failed_downloads_say_what_to_do(server, tmp_path):
+def test_failed_downloads_give_instructions(server, tmp_path):
     for url in (f"{server}/nothing", "http://127.0.0.1:9/file"):
         with pytest.raises(DataError, match=r"Without a network, download it on another machine to .*file and rerun"):
             download(url, tmp_path / "file")

@@ -1,4 +1,4 @@
-"""One reader for every kind of picture, and one clear line for everything else."""
+"""Reading every kind of picture; one-line errors for other files."""
 
 import os
 import struct
@@ -36,7 +36,7 @@ def saved(tmp_path, image, name, **options):
         ((RAMP * 900 - 400).astype(np.float32), "metres.tif"),
     ],
 )
-def test_pictures_of_many_bits_are_rescaled_by_their_own_range(tmp_path, values, name):
+def test_high_bit_depths_are_rescaled_by_their_range(tmp_path, values, name):
     read = read_picture(saved(tmp_path, Image.fromarray(values), name))
     assert read.pixels.shape == (3, 4, 3) and read.pixels.dtype == np.uint8
     low, high = float(values.min()), float(values.max())
@@ -45,7 +45,7 @@ def test_pictures_of_many_bits_are_rescaled_by_their_own_range(tmp_path, values,
     assert read.rescaled == (low, high) and "rescaled" in read.note
 
 
-def test_a_flat_picture_of_many_bits_is_flat_and_values_that_are_no_numbers_are_left_out(tmp_path):
+def test_constant_pictures_of_high_bit_depth_and_nonfinite_values(tmp_path):
     flat = read_picture(saved(tmp_path, Image.fromarray(np.full((4, 4), 900, np.uint16)), "flat.png"))
     assert np.ptp(flat.pixels) == 0
     holes = np.array([[np.nan, 1.0], [np.inf, 3.0]], np.float32)
@@ -56,7 +56,7 @@ def test_a_flat_picture_of_many_bits_is_flat_and_values_that_are_no_numbers_are_
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_camera_s_orientation_is_applied(tmp_path, orientation):
+def test_exif_orientation_is_applied(tmp_path, orientation):
     turns = {
         1: lambda a: a,
         2: np.fliplr,
@@ -73,7 +73,7 @@ def test_the_camera_s_orientation_is_applied(tmp_path, orientation):
     np.testing.assert_array_equal(read_picture(path).pixels, turns[orientation](COLOUR))
 
 
-def test_grey_palette_alpha_and_cmyk_become_rgb(tmp_path):
+def test_gray_palette_alpha_and_cmyk_become_rgb(tmp_path):
     image = Image.fromarray(COLOUR)
     grey = read_picture(saved(tmp_path, image.convert("L"), "grey.png")).pixels
     assert grey.shape == COLOUR.shape and np.ptp(grey, axis=-1).max() == 0
@@ -100,7 +100,7 @@ def test_transparent_pixels_are_white_and_half_transparent_ones_half(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "I;16", "P", "RGB", "RGBA"])
-def test_a_mask_is_true_where_there_is_colour(tmp_path, mode):
+def test_a_mask_is_true_at_nonzero_pixels(tmp_path, mode):
     inside = np.array([[0, 1, 1], [0, 0, 1]], bool)
     image = Image.fromarray(inside.astype(np.uint8))
     if mode == "RGBA":  # white, and transparent outside
@@ -119,7 +119,7 @@ def test_an_open_image_is_read_in_the_same_way():
 
 
 def png_of(width, height, bits=8, rows=b""):
-    """A colour PNG written by hand; without rows its head claims a size that it does not hold."""
+    """Write a color PNG; without rows, the size in its header is wrong."""
     parts = [b"\x89PNG\r\n\x1a\n"]
     head = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
     for kind, data in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
@@ -128,7 +128,7 @@ def png_of(width, height, bits=8, rows=b""):
 
 
 @pytest.mark.parametrize("largest, readable", [(65535, True), (4095, False)])
-def test_colours_of_16_bits_are_read_unless_only_their_low_bits_are_used(tmp_path, largest, readable):
+def test_colors_of_16_bits_are_read_unless_only_their_low_bits_are_used(tmp_path, largest, readable):
     values = np.linspace(0, largest, 24).reshape(2, 4, 3).astype(">u2")
     path = tmp_path / "deep.png"
     path.write_bytes(png_of(4, 2, bits=16, rows=b"".join(b"\0" + row.tobytes() for row in values)))
@@ -147,13 +147,13 @@ def test_too_many_pixels_are_refused_before_anything_is_decoded(tmp_path, monkey
         read_picture(tmp_path / "bomb.png")
 
 
-def test_the_limit_is_ours(tmp_path, monkeypatch):
+def test_the_pixel_limit_can_be_set(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "MAX_PIXELS", 50)
     with pytest.raises(DataError, match="At most 5e-05 million are decoded"):
         read_picture(saved(tmp_path, Image.fromarray(COLOUR), "54.png"))
 
 
-def test_what_is_no_picture_is_named_with_the_reason(tmp_path):
+def test_unreadable_files_are_named_with_the_reason(tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
     (tmp_path / "run.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
@@ -170,14 +170,14 @@ def test_what_is_no_picture_is_named_with_the_reason(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_a_named_pipe_is_refused_instead_of_waited_for(tmp_path):
+def test_a_named_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(DataError, match=r"pipe\.png is not a regular file"):
         read_picture(tmp_path / "pipe.png")
 
 
 @pytest.mark.parametrize("name", ["cut.png", "cut.jpg", "cut.tif", "cut.webp", "cut.gif", "cut.bmp"])
-def test_a_file_cut_short_is_one_line(tmp_path, name):
+def test_a_truncated_file_is_one_line(tmp_path, name):
     noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (80, 80, 3), dtype=np.uint8))
     path = saved(tmp_path, noise, name)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -186,7 +186,7 @@ def test_a_file_cut_short_is_one_line(tmp_path, name):
     assert "\n" not in str(error.value)
 
 
-def test_threads_that_read_leave_the_filters_of_warnings_as_they_were(tmp_path):
+def test_reading_in_threads_keeps_the_warning_filters(tmp_path):
     path = saved(tmp_path, Image.fromarray(COLOUR), "photo.png")
     before = list(warnings.filters)
     with ThreadPoolExecutor(8) as pool:
@@ -194,7 +194,7 @@ def test_threads_that_read_leave_the_filters_of_warnings_as_they_were(tmp_path):
     assert warnings.filters == before
 
 
-def test_folders_and_patterns_stand_for_their_pictures(tmp_path):
+def test_folders_and_patterns_expand_to_their_pictures(tmp_path):
     for name in ("b.JPG", "a.png", "notes.txt", ".hidden.png"):
         (tmp_path / name).touch()
     (tmp_path / "deep").mkdir()

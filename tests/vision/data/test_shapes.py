@@ -1,4 +1,4 @@
-"""Made images: the same for the same seed, consistent, and readable by the real loaders."""
+"""Synthetic images: reproducible, consistent, and readable by the loaders."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Models, weights and pictures that cannot be used: one clear line from every command, and nothing half-written."""
+"""Models, weights and pictures that cannot be used: a one-line error from every command, and no half-written files."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_line_says_what_is_wrong_and_nothing_is_left(case, folder, tmp_path, capsys, monkeypatch):
+def test_bad_models_are_one_line_and_leave_no_files(case, folder, tmp_path, capsys, monkeypatch):
     if "hub" in case:
         hub = pytest.importorskip("huggingface_hub")
 
@@ -100,7 +100,7 @@ def test_one_line_says_what_is_wrong_and_nothing_is_left(case, folder, tmp_path,
      ("classifier", "margin", -1.0), ("classifier", "margin", 1e300), ("classifier", "side", 0),
      ("classifier", "vector_dropout", -0.5)],
 )  # fmt: skip
-def test_numbers_that_no_model_has_are_refused_with_the_file_that_holds_them(name, field, value, folder, tmp_path):
+def test_invalid_numbers_are_refused_with_their_file(name, field, value, folder, tmp_path):
     shutil.copytree(folder / name, tmp_path / name)
     path = tmp_path / name / "config.json"
     config = json.loads(path.read_text())

@@ -53,7 +53,7 @@ def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_pat
     torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_that_was_trained_with_margins_sees_them(shapes, tmp_path):
+def test_a_model_trained_with_margins_uses_them(shapes, tmp_path):
     torch.manual_seed(0)
     wide = RegionClassifier(3, head="fc", average=True, canvas=99, side=90, background="dim", margin=0.3).eval()
     torch.nn.init.normal_(wide.classifier.weight)
@@ -126,7 +126,7 @@ def test_regions_come_as_labels_boxes_masks_or_segments(model):
 
 
 @pytest.mark.parametrize("regions", [np.zeros(3), [(0, 0, 5)], "everything", [np.ones((40, 60)), (0, 0, 5, 5)], 7])
-def test_regions_of_no_kind_are_refused(model, regions):
+def test_invalid_regions_are_refused(model, regions):
     with pytest.raises(ShapeError, match="regions are what segment"):
         matbackprop.classify(np.zeros((40, 60, 3), np.uint8), regions, model=model)
     with pytest.raises(ShapeError, match="A classifier is given by name"):
@@ -167,7 +167,7 @@ def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes,
         (["--regions", "x.json", "--boxes", "1,2,3,4"], "cannot be combined with --boxes"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(shapes, tmp_path, capsys, words, message):
+def test_errors_of_the_command_line(shapes, tmp_path, capsys, words, message):
     path = sorted((shapes / "images" / "train").iterdir())[0]
     code, said = run(capsys, path, "--model", tmp_path, *words)
     assert code == 2 and message in said.err
@@ -217,13 +217,13 @@ def test_regions_are_placed_at_the_size_that_training_used(shapes, tmp_path):
     torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_camera_s_orientation_is_applied_before_boxes_are_cut(model, tmp_path, capsys):
+def test_exif_orientation_is_applied_before_cropping(model, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     pixels = np.zeros((40, 60, 3), np.uint8)
     pixels[:, :20] = (250, 30, 40)
     Image.fromarray(pixels).save(tmp_path / "upright.png")
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     Image.fromarray(np.rot90(pixels)).save(tmp_path / "turned.png", exif=exif)
     answers = []
     for name in ("upright", "turned"):
@@ -252,7 +252,7 @@ def test_the_classifier_in_the_package_is_small_and_has_a_card():
     assert model.names[0] == "person" and model.config.two_views and model.config.head == "both"
 
 
-def test_the_command_names_a_region_without_a_model_of_ones_own(tmp_path, capsys):
+def test_the_command_classifies_with_the_model_in_the_package(tmp_path, capsys):
     Image.fromarray(pytest.importorskip("skimage.data").chelsea()).save(tmp_path / "cat.png")
     with pytest.raises(SystemExit, match="0"):
         main(["classify", str(tmp_path / "cat.png"), "--top", "1", "--json"])

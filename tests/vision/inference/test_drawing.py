@@ -7,7 +7,7 @@ from matbackprop.errors import LabelError, ShapeError
 from matbackprop.vision.inference.drawing import draw_boundaries, paint_labels
 
 
-def test_painted_regions_carry_the_mean_colour():
+def test_painted_regions_have_the_mean_color():
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
     labels = np.array([[0, 0, 0, 0, 5, 5, -1, -1]] * 6)
@@ -35,7 +35,7 @@ def test_labels_that_do_not_fit_are_refused(labels, error):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7])
-def test_borders_have_the_width_asked_for_and_stay_in_the_middle(width):
+def test_borders_have_the_given_width_and_are_centered(width):
     labels = np.repeat([[0, 1]], 20, 0).repeat(20, 1)
     drawn = draw_boundaries(np.zeros((20, 40, 3)), labels, width=width)[10].any(-1).nonzero()[0]
     assert len(drawn) == width and abs(drawn.mean() - 19.5) <= 0.5

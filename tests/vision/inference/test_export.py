@@ -81,7 +81,7 @@ def test_a_region_over_whole_columns_has_its_whole_box():
     assert left["bbox"][2] + right["bbox"][2] == 30
 
 
-def test_labelme_s_polygons_painted_in_their_order_give_the_regions(result):
+def test_labelme_polygons_painted_in_order_give_the_regions(result):
     document = json.loads(json.dumps(result.to_labelme(4)))
     assert (document["imageHeight"], document["imageWidth"], document["imagePath"]) == (60, 90, "picture.png")
     canvas = Image.new("L", (90, 60), 255)
@@ -92,7 +92,7 @@ def test_labelme_s_polygons_painted_in_their_order_give_the_regions(result):
     assert (np.asarray(canvas) == result.labels(4)).mean() > 0.97  # Pillow also paints some pixels on the border
 
 
-def test_svg_has_a_path_per_region_in_its_mean_colour(result):
+def test_svg_has_a_path_per_region_in_its_mean_color(result):
     root = ElementTree.fromstring(result.to_svg(3))
     assert root.get("viewBox") == "0 0 90 60" and len(root) == 3
     labels = result.labels(3)
@@ -107,7 +107,7 @@ def test_svg_has_a_path_per_region_in_its_mean_colour(result):
         np.testing.assert_array_equal(filled(loops, (60, 90)), labels == region)
 
 
-def test_every_format_is_written_and_the_tree_gives_the_levels_again(result, tmp_path):
+def test_every_format_is_written_and_the_tree_restores_the_levels(result, tmp_path):
     paths = result.save(tmp_path / "out", 3, formats=FORMATS, stem="photo")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths.values())
     ends = {p.name.removeprefix("photo") for p in paths.values()}
@@ -155,7 +155,7 @@ def test_long_names_and_many_regions_are_written(tmp_path, result):
         noise.save(tmp_path, formats=["png"])
 
 
-def test_labelme_leads_to_the_picture(tmp_path):
+def test_labelme_files_reference_the_picture(tmp_path):
     (tmp_path / "photos").mkdir()
     path = tmp_path / "photos" / "a.png"
     Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(path)

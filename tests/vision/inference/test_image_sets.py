@@ -1,4 +1,4 @@
-"""Segmenting sets of images and files: the same maps as image by image, in any process."""
+"""Segmenting sets of images and files gives the maps of single images, in any process."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def picture(h, w, seed):
     return (image * 255).byte()
 
 
-def test_batches_of_clusterings_are_those_of_single_images():
+def test_batched_clusterings_equal_single_images():
     sizes = [(48, 64), (64, 48), (48, 64), (48, 64), (64, 48)]
     samples = [BSDSSample(f"i{n}", picture(h, w, n), []) for n, (h, w) in enumerate(sizes)]
     images = collect([prepare_image(one) for one in samples])
@@ -38,7 +38,7 @@ def test_batches_of_clusterings_are_those_of_single_images():
 
 
 def keep(segments, stem):
-    """What a test keeps of a result; a function of a module, so that processes can call it."""
+    """Reduce a result for comparison; a module-level function, so that it can be pickled."""
     return stem, segments.name, segments.network, segments.labels(3), segments.hierarchy.heights
 
 
@@ -61,7 +61,7 @@ def contour_network():
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("model", [None, contour_network()], ids=["none", "contours"])
-def test_files_are_segmented_as_one_by_one_and_bad_ones_are_reported(files, model, batch_size):
+def test_files_are_segmented_like_single_images_and_bad_ones_are_reported(files, model, batch_size):
     results = dict(segment_files(files, model, keep, side=100, workers=0, batch_size=batch_size))
     assert len(results) == 9
     for path, stem in files:
@@ -76,7 +76,7 @@ def test_files_are_segmented_as_one_by_one_and_bad_ones_are_reported(files, mode
 
 
 @pytest.mark.slow
-def test_processes_give_the_results_of_one_process(files):
+def test_several_processes_agree_with_one(files):
     here = dict(segment_files(files, None, keep, side=100, workers=0))
     there = dict(segment_files(files, None, keep, side=100, workers=2))
     for path, stem in files:
@@ -84,7 +84,7 @@ def test_processes_give_the_results_of_one_process(files):
             assert np.array_equal(here[path][3], there[path][3])
 
 
-def test_few_pictures_are_in_memory_and_closing_early_keeps_what_was_done(files):
+def test_few_pictures_are_in_memory_and_closing_early_keeps_results(files):
     started = []
 
     def count(segments, stem):

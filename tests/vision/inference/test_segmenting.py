@@ -103,7 +103,7 @@ def test_borders_are_wide_enough_for_large_photographs():
         assert abs(row.nonzero()[0].mean() - width / 2) <= 2  # refined at full resolution
 
 
-def test_a_partition_of_a_user_keeps_its_names():
+def test_a_user_partition_keeps_its_names():
     result = segment_photograph(halves(120, 160), side=60)
     own = result.with_regions(np.repeat([np.arange(60) >= 30], 45, 0).astype(np.int32), ("left", ""))
     assert own.count() == 2 and own.names == ("left", "") and own.labels().shape == (120, 160)
@@ -111,7 +111,7 @@ def test_a_partition_of_a_user_keeps_its_names():
         result.with_regions(own.small_labels(), ("a", "b", "c"))
 
 
-def test_grey_alpha_and_floating_point():
+def test_gray_alpha_and_floating_point():
     grey = halves()[..., 0]
     assert segment_photograph(grey).labels(2).shape == (60, 80)
     rgba = np.concatenate([halves(), np.full((60, 80, 1), 255, np.uint8)], -1)
@@ -172,7 +172,7 @@ def test_lists_folders_and_patterns_give_lists(tmp_path):
         segment(tmp_path / "c.png", None)
 
 
-def test_where_both_ends_could_be_channels_tensors_have_them_first_and_arrays_last():
+def test_ambiguous_channels_are_first_in_tensors_and_last_in_arrays():
     values = np.random.default_rng(0).integers(0, 256, (3, 5, 4), dtype=np.uint8)
     assert read_input(values)[0].pixels.shape == (3, 5, 3)
     assert read_input(torch.from_numpy(values))[0].pixels.shape == (5, 4, 3)
@@ -185,11 +185,11 @@ def test_a_model_may_be_named(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_an_error_without_a_network_too():
+def test_a_missing_device_is_an_error_also_without_a_network():
     with pytest.raises(ConfigurationError, match="CUDA is not available"):
         segment(halves(), None, device="cuda")
 
 
-def test_segments_name_themselves_in_one_line():
+def test_repr_of_segments_is_one_line():
     segments = segment(np.zeros((40, 60, 3), np.uint8), None)
     assert repr(segments) == "Segments('picture.png', 60×40 pixels, 1 region)"

@@ -31,7 +31,7 @@ def test_boundary_of_one_region_is_empty():
     assert not boundary_map(np.full((5, 6), 3)).any()
 
 
-def test_boundary_does_not_see_the_numbering():
+def test_boundary_is_invariant_to_label_numbers():
     labels = np.random.default_rng(0).integers(0, 3, (9, 12)).repeat(3, 0).repeat(3, 1)
     np.testing.assert_array_equal(boundary_map(labels), boundary_map(np.array([7, 1, 900])[labels]))
 
@@ -68,7 +68,7 @@ def test_the_nearer_pixel_is_matched():
 
 
 def test_augmenting_paths_undo_greedy_choices():
-    """Greedy pairs the two middle pixels and leaves the outer ones alone; both pairs are possible."""
+    """Greedy matching pairs the two middle pixels and leaves the outer ones unmatched; both pairs are possible."""
     boundary, truth = np.zeros((2, 1, 9), dtype=bool)
     boundary[0, [1, 4]] = truth[0, [3, 6]] = True
     matched, matched_truth = match_boundaries(boundary, truth, 2.5 / np.hypot(1, 9))
@@ -77,7 +77,7 @@ def test_augmenting_paths_undo_greedy_choices():
 
 @pytest.mark.data
 def test_near_the_exact_assignment_on_real_boundaries(data_root):
-    """The benchmark's objective solved exactly, being left out as one more partner of high cost."""
+    """The objective of the benchmark, solved exactly; unmatched pixels have an extra partner of high cost."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
     from scipy.spatial import cKDTree
@@ -137,7 +137,7 @@ def ramp(shape=(60, 80), column=40):
 
 def test_contours_are_thinned_to_their_ridge():
     ridge = thin_contours(ramp())
-    inside = ridge[6:-6]  # the outermost pixels fade
+    inside = ridge[6:-6]  # the outermost pixels are weaker
     assert (inside.argmax(1) == 40).all() and (inside > 0.05).sum() == len(inside)
     assert inside.max() == pytest.approx(0.45 * (1 + np.exp(-0.25)), abs=1e-6)  # smoothed by 1 2 1 across
     np.testing.assert_allclose(thin_contours(ramp().T), ridge.T, atol=1e-6)

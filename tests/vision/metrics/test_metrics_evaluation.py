@@ -1,4 +1,4 @@
-"""Summaries over images: both conventions written out by hand, workers, and bad input."""
+"""Summaries over images: both conventions against explicit formulas, workers, and bad input."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_boundary_pools_counts_before_dividing(maps):
 
 
 def test_interpolation_between_scales():
-    """Recall .2 → .8 and precision .8 → .2: the best F = .5 lies half-way, where neither scale is."""
+    """Recall .2 → .8 and precision .8 → .2: the best F = .5 is half-way between the scales."""
     from matbackprop.vision.metrics.evaluation import boundary_over_scales
 
     counts = np.array([[[20, 100, 80, 100], [80, 100, 20, 100]]])
@@ -83,7 +83,7 @@ def test_every_bad_image_is_named(maps):
         evaluate_segmentations({**segmentations, "a": bad["a"]}, truth)
 
 
-def test_missing_ground_truth_and_nothing_at_all(maps):
+def test_missing_ground_truth_and_empty_input(maps):
     segmentations, truth = maps
     with pytest.raises(DataError, match="1 of 2 images have no human map: b"):
         evaluate_segmentations(segmentations, {"a": truth["a"]})

@@ -1,4 +1,4 @@
-"""The benchmark's own test images: its published scores, its boundary maps, and the classes beside the functions."""
+"""The test images of the benchmark: published scores, boundary maps, and classes against functions."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_boundary_scores_are_a_little_above_the_published_ones(data_root):
 
 
 def test_boundaries_are_the_stored_ones(data_root):
-    """The .mat files hold the benchmark's own boundaries of each human map."""
+    """The .mat files contain the boundaries of each human map."""
     checked = 0
     for path in sorted((data_root / "bsds_gold/groundTruth").iterdir()):
         for cell in loadmat(path)["groundTruth"].ravel():

@@ -1,4 +1,4 @@
-"""Objects and parts: against the rule written out region by region in whole numbers, and its limits."""
+"""Objects and parts: against an explicit implementation in integers, and edge cases."""
 
 from fractions import Fraction
 
@@ -32,7 +32,7 @@ def candidates(sets, pixels):
 
 
 def written_out(segmentation, people):
-    """Precision and recall as the rule says them, pair by pair."""
+    """Precision and recall by the definition, pair by pair."""
     mine, pixels = regions(segmentation), np.asarray(segmentation).size
     large = candidates(mine, pixels)
     kind = {}
@@ -77,7 +77,7 @@ def maps(draw):
     count = draw(st.integers(1, 3))
     people = [blocks(draw) for _ in range(count)]
     segmentation = blocks(draw)
-    if draw(st.booleans()):  # a map that resembles a person's
+    if draw(st.booleans()):  # a map similar to a human one
         segmentation = people[0].copy()
         segmentation.flat[draw(st.integers(0, 40)) :][:5] = draw(st.integers(0, 5))
     return segmentation, people
@@ -146,7 +146,7 @@ def test_summaries_over_images():
     assert objects_over_scales([np.zeros((1, 2))]) == (0.0, 0.0)
 
 
-def test_the_evaluation_holds_them_when_asked_for():
+def test_the_evaluation_includes_them_on_request():
     segmentation, truth = {"a": [[[0, 0, 1, 1]]]}, {"a": [[[0, 0, 1, 1]]]}
     assert "objects_ods" not in evaluate_segmentations(segmentation, truth)
     actual = evaluate_segmentations(segmentation, truth, objects=True)

@@ -1,4 +1,4 @@
-"""The torchmetrics classes: two processes, pickling, reset, forward, and refusals."""
+"""The torchmetrics classes: two processes, pickling, reset, forward, and errors."""
 
 import pickle
 
@@ -45,7 +45,7 @@ def gather(metrics):
     return {name: value.item() for metric in metrics for name, value in metric.compute().items()}
 
 
-def test_classes_give_the_functions_scores():
+def test_classes_equal_the_functions():
     metrics = [kind() for kind in CLASSES]
     for _, maps, human in images():
         for metric in metrics:
@@ -53,7 +53,7 @@ def test_classes_give_the_functions_scores():
     assert gather(metrics) == pytest.approx(expected(), abs=1e-12)
 
 
-def _process(rank, folder, port):  # not by a file, which torch 2.6 may wait for at the end
+def _process(rank, folder, port):  # not a file store, on which torch 2.6 may hang at exit
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     metrics = [kind() for kind in CLASSES]
     for index, (_, maps, human) in enumerate(images()):
@@ -65,14 +65,14 @@ def _process(rank, folder, port):  # not by a file, which torch 2.6 may wait for
 
 
 @pytest.mark.slow
-def test_two_processes_reduce_to_the_whole(tmp_path):
+def test_two_processes_equal_one(tmp_path):
     mp.spawn(_process, args=(str(tmp_path), free_port()), nprocs=2)
     for rank in range(2):
         assert torch.load(tmp_path / f"{rank}.pt") == pytest.approx(expected(), abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_pickle_keeps_state_and_reset_forgets(kind):
+def test_pickle_keeps_the_state_and_reset_clears_it(kind):
     (_, maps, human), (_, more, humans) = list(images(2))
     metric = kind()
     metric.update(maps, human)
@@ -82,7 +82,7 @@ def test_pickle_keeps_state_and_reset_forgets(kind):
     assert copy.compute() == metric.compute()
     copy.reset()
     copy.update(maps, human)
-    alone = kind()(maps, human)  # forward gives the batch's own value
+    alone = kind()(maps, human)  # forward returns the value of the batch
     assert copy.compute() == alone
 
 

@@ -1,4 +1,4 @@
-"""Networks of other people as backbones: what is measured is what is so, and files do not choose what is run."""
+"""Third-party networks as backbones: measured geometry, and files that cannot execute code."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 
 
 class Residual(nn.Module):
-    """A small network with a residual block, batch normalisation, and a classifier that no map needs."""
+    """A small network with a residual block, batch normalization, and a classifier that no map needs."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Residual(nn.Module):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["alexnet", "vgg16"])
-def test_what_is_measured_is_what_kernels_and_strides_say(name):
+def test_measured_geometry_equals_kernels_and_strides(name):
     known = build_backbone(name)
     measured = ModuleBackbone(known.features)
     for tap in known.taps[::3]:
@@ -48,7 +48,7 @@ def test_what_is_measured_is_what_kernels_and_strides_say(name):
     assert torch.equal(measured(image, [index])[index], known(image, [tap])[tap])
 
 
-def test_a_module_gives_the_maps_of_its_submodules():
+def test_a_module_returns_the_maps_of_its_submodules():
     torch.manual_seed(0)
     network = Residual()
     backbone = ModuleBackbone(network)
@@ -75,7 +75,7 @@ def test_a_network_without_maps_is_refused():
 NAME = f"{__name__}:Residual"
 
 
-def test_both_systems_take_a_class_of_ones_own():
+def test_both_systems_accept_a_user_defined_class():
     torch.manual_seed(0)
     image = torch.rand(1, 3, 64, 96)
     segmenter = DeepNCuts(backbone=NAME, taps=("tiles",), hidden=8, channels=5)
@@ -95,8 +95,8 @@ def test_without_taps_the_last_map_of_another_backbone_is_used():
     assert DeepNCuts.variant("alexnet-relu5", hidden=8, backbone="alexnet").tap == "relu5"
 
 
-def test_a_saved_model_never_names_code(tmp_path):
-    """What a file says is not imported, let alone called."""
+def test_a_saved_model_cannot_import_code(tmp_path):
+    """Names in a file are not imported or called."""
     DeepNCuts(backbone=NAME, taps=("tiles",), hidden=8, channels=5).save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match="not allowed in files"):
         DeepNCuts.from_pretrained(tmp_path)
@@ -116,7 +116,7 @@ def test_a_saved_model_never_names_code(tmp_path):
         ("torch.nn:Linear", "cannot be built: .*missing"),
     ],
 )
-def test_what_is_not_there_is_named(name, message):
+def test_unknown_backbones_are_named(name, message):
     with pytest.raises(ConfigurationError, match=message):
         build_backbone(name)
 
@@ -154,7 +154,7 @@ def hf_config(kind):
         ("Dinov2Config", "stage3", (32, 14, 6.5)),
     ],
 )
-def test_hugging_faces_backbones(tmp_path, kind, tap, place):
+def test_hugging_face_backbones(tmp_path, kind, tap, place):
     hf_config(kind).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}')
     torch.manual_seed(0)
@@ -179,13 +179,13 @@ def test_weights_that_hugging_face_publishes_are_loaded(tmp_path):
     assert all(torch.equal(own[key], theirs[key]) for key in theirs)
 
 
-def test_a_model_that_is_not_there_is_one_line(tmp_path):
+def test_a_missing_model_is_one_line(tmp_path):
     pytest.importorskip("transformers")
     with pytest.raises(WeightsError, match="cannot be built"):
         build_backbone(f"hf:{tmp_path / 'nothing'}")
 
 
-def test_timms_networks():
+def test_timm_networks():
     pytest.importorskip("timm")
     torch.manual_seed(0)
     backbone = build_backbone("timm:resnet18", ["layer2"]).eval()
@@ -203,7 +203,7 @@ def test_timms_networks():
         ("vit_small_patch14_dinov2", "blocks.11", (384, 14, 6.5)),
     ],
 )
-def test_timms_transformers_take_any_image_size(name, tap, place):
+def test_timm_transformers_accept_any_image_size(name, tap, place):
     pytest.importorskip("timm")
     torch.manual_seed(0)
     model = RegionClassifier(3, head="o2p", backbone=f"timm:{name}", canvas=99, reduce=8)
@@ -224,7 +224,7 @@ def test_a_timm_network_of_one_image_size_is_refused():
         ("tiny-vit", "tiny_vit_5m_224", ["layer0", "layer1", "layer2"]),
     ],
 )
-def test_our_networks_are_timms(name, theirs, taps):
+def test_our_networks_equal_those_of_timm(name, theirs, taps):
     """With the same weights, in the order of the layers, the same maps."""
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

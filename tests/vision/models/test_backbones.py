@@ -1,4 +1,4 @@
-"""The seam: every backbone names its maps, says where their cells lie, and ends with the last map that is asked for."""
+"""Every backbone declares its maps and the positions of their cells, and ends with the last requested map."""
 
 import pytest
 import torch
@@ -30,13 +30,13 @@ def built(name, taps=None):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_bright_pixel_moves_the_right_cell(name):
-    """A patch of noise moves a map around the cell that ``info`` says is over it; over several patches, on the mean."""
+def test_a_patch_changes_the_cell_over_it(name):
+    """On average, a patch of noise changes a map around the cell that ``info`` places over it."""
     backbone = built(name)
     for module in backbone.modules():
         if isinstance(module, nn.Linear):  # attention mixes all cells of a window
             nn.init.zeros_(module.weight)
-        elif isinstance(module, nn.Conv2d) and module.groups > 1:  # a few channels would carry all, each with a lean
+        elif isinstance(module, nn.Conv2d) and module.groups > 1:  # otherwise a few channels would dominate
             nn.init.constant_(module.weight, 1 / 9)
     draw = torch.Generator().manual_seed(1)
     count = 4
@@ -44,7 +44,7 @@ def test_a_bright_pixel_moves_the_right_cell(name):
     places = torch.randint(SIDE // 3, 2 * SIDE // 3, (count, 2), generator=draw)
     for image, (row, column) in zip(images[1:], places, strict=True):
         image[:, row - 1 : row + 2, column - 1 : column + 2] += 2 * torch.randn(3, 3, 3, generator=draw)
-    taps = [tap for tap in backbone.taps if tap != "edges"]  # which sees far around each pixel, see below
+    taps = [tap for tap in backbone.taps if tap != "edges"]  # large receptive field, see below
     with torch.no_grad():
         maps = backbone(images, taps)
     for tap, actual in maps.items():
@@ -59,7 +59,7 @@ def test_a_bright_pixel_moves_the_right_cell(name):
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_maps_have_the_channels_and_cells_that_they_say(name):
+def test_maps_have_the_declared_channels_and_cells(name):
     backbone = built(name)
     with torch.no_grad():
         for tap in backbone.taps:
@@ -72,7 +72,7 @@ def test_maps_have_the_channels_and_cells_that_they_say(name):
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_backbone_ends_with_the_last_map_that_is_asked_for(name):
+def test_a_backbone_ends_with_the_last_requested_map(name):
     whole = built(name)
     middle = whole.taps[len(whole.taps) // 2]
     short = built(name, [middle])
@@ -93,18 +93,18 @@ def test_an_unknown_backbone_names_the_known_ones():
 
 
 @pytest.mark.parametrize("tap", ["relu1", "relu5", "pool5"])
-def test_the_grid_lies_where_the_network_looks(tap):
-    """The gradient of one cell with respect to the image is centred where ``info`` says."""
+def test_the_grid_is_centered_on_the_receptive_fields(tap):
+    """The gradient of one cell with respect to the image is centered at the position in ``info``."""
     backbone = built("alexnet").double()
     for p in backbone.parameters():
-        p.data.abs_()  # positive weights: every pixel of the receptive field counts, no ReLU is shut
+        p.data.abs_()  # positive weights: every pixel of the receptive field counts, no ReLU is inactive
     info = backbone.info(tap)
     image = torch.rand(1, 3, 227, 227, dtype=torch.float64, requires_grad=True)
     features = backbone(image, [tap])[tap]
     cell = (features.shape[-2] // 2, features.shape[-1] // 2 - 1)
     (gradient,) = torch.autograd.grad(features[0, :, cell[0], cell[1]].sum(), image)
     rows, columns = (torch.nonzero(gradient.abs().sum((0, 1, d)))[:, 0] for d in (3, 2))
-    # max pooling looks at one of three cells, so that the edge of the field moves by up to the stride
+    # max pooling uses one of three cells, so the edge of the field varies by up to the stride
     assert float(rows.min() + rows.max()) / 2 == pytest.approx(info.offset + info.stride * cell[0], abs=info.stride)
     assert float(columns.min() + columns.max()) / 2 == pytest.approx(
         info.offset + info.stride * cell[1], abs=info.stride
@@ -116,7 +116,7 @@ def test_vgg_grids_tile_the_image():
     assert build_backbone("vgg16").info("relu1_1") == TapInfo(64, 1, 0.0, 1)
 
 
-def test_a_backbone_gets_the_numbers_that_it_was_trained_on():
+def test_a_backbone_gets_its_input_normalization():
     class Own(LayerStack):
         mean, std = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
 
@@ -128,7 +128,7 @@ def test_a_backbone_gets_the_numbers_that_it_was_trained_on():
 
 
 def test_efficientnet_is_padded_as_tensorflow_pads_even_sizes():
-    """The first convolution against one with the padding written out."""
+    """The first convolution against one with explicit padding."""
     backbone = built("efficientnet-lite2")
     image = torch.randn(1, 3, 32, 48, generator=torch.Generator().manual_seed(0))
     plain = nn.functional.conv2d(nn.functional.pad(image, (0, 1, 0, 1)), backbone._conv_stem.weight, stride=2)
@@ -138,7 +138,7 @@ def test_efficientnet_is_padded_as_tensorflow_pads_even_sizes():
     assert cut.shape[-2:] == (16, 24)  # the last pixel has its cell at any size
 
 
-def test_a_convolution_with_its_normalisation_is_what_one_behind_the_other_computes():
+def test_folded_batch_normalization_equals_separate_layers():
     torch.manual_seed(0)
     for kernel, stride, groups in ((1, 1, 1), (3, 1, 6), (5, 1, 6), (3, 2, 6), (5, 2, 6)):
         layer = _Convolution(6, 6, kernel, stride, groups=groups, bias=False).double()
@@ -156,7 +156,7 @@ def test_a_convolution_with_its_normalisation_is_what_one_behind_the_other_compu
         torch.testing.assert_close(*grads)
 
 
-def test_batch_normalisation_does_not_look_at_the_batch():
+def test_batch_normalization_uses_running_statistics():
     backbone = built("efficientnet-lite2").train()
     images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     together = backbone(images, ["stage2"])["stage2"]
@@ -173,7 +173,7 @@ def test_depthwise_convolutions_keep_the_plain_layout():
     ("alexnet", "relu2", ["relu4", "pool5"]), ("efficientnet-lite2", "stage5", ["stage6", "head"]),
     ("xception", "block11", ["conv3", "conv4"]), ("tiny-vit", "layer2", ["neck"]),
 ])  # fmt: skip
-def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, later):
+def test_later_maps_follow_from_an_earlier_one_and_only_they_are_trained(name, tap, later):
     backbone = built(name)
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_later_maps_follow_from_an_earlier_one_and_only_they_learn(name, tap, la
     assert {name for name, moves in learns.items() if not moves} <= set(early) and any(learns.values())
 
 
-def test_maps_that_are_computed_together_follow_from_none():
+def test_maps_computed_together_have_no_earlier_map():
     backbone = ModuleBackbone(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU()))
     with pytest.raises(ConfigurationError, match="not from '0'"):
         backbone.maps_after("0", torch.zeros(1, 4, 8, 8), ["1"])

@@ -1,4 +1,4 @@
-"""ContourNet: shapes, the place of its cells, saving and loading."""
+"""ContourNet: shapes, positions of its cells, saving and loading."""
 
 import pytest
 import torch

@@ -57,10 +57,10 @@ def test_the_papers_widths():
     ("name", "tap"),
     [("alexnet", "relu5"), ("vgg16", "relu4_1"), ("efficientnet-lite2", "stage3"), ("efficientnet-lite2", "stage5")],
 )
-def test_cells_lie_over_their_blocks(name, tap):
+def test_cells_are_centered_on_their_blocks(name, tap):
     """The gradient of one cell is centered on the cell's block of pixels.
 
-    Positive weights keep gradients from cancelling, and means instead of maxima from leaning to one side.
+    Positive weights avoid cancellation, and means instead of maxima avoid asymmetry.
     """
     model = DeepNCuts(backbone=name, taps=(tap,), head="none").eval()
     for parameter_name, parameter in model.backbone.named_parameters():
@@ -96,7 +96,7 @@ def test_bytes_and_floats_agree():
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 4, 8, 8), (0, 3, 8, 8), (1, 3, 0, 8)])
-def test_what_is_no_batch_of_images_is_refused(shape):
+def test_invalid_batches_are_refused(shape):
     with pytest.raises(ShapeError, match=r"b, 3, h, w"):
         small("alexnet-relu5")(torch.zeros(shape))
 
@@ -157,7 +157,7 @@ def test_contradictory_arguments(changes):
         DeepNCuts.variant("resnet")
 
 
-def test_clusters_in_another_space_than_the_models_own():
+def test_clusters_in_another_space_than_that_of_the_model():
     model, other = small("alexnet-relu5", channels=6), small("alexnet-relu5", channels=6, space="soft")
     x = image(96, 128)
     actual = {space: model.cluster(x, (3, 5), space=space).labels for space in (None, "ncut", "soft")}

@@ -10,14 +10,14 @@ from matbackprop.vision.models.backbones.base import normalize
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector, mask_to_grid
 
 
-def test_masks_are_carried_to_the_grid_by_area():
+def test_masks_are_resampled_to_the_grid_by_area():
     draw = torch.Generator().manual_seed(0)
     mask = (torch.rand(2, 227, 227, generator=draw) > 0.5).float()
     grid = mask_to_grid(mask, (13, 13), 15.0, 16)
     for i, j in ((0, 0), (4, 7), (12, 12)):
         window = mask[:, 7 + 16 * i : 23 + 16 * i, 7 + 16 * j : 23 + 16 * j]
         torch.testing.assert_close(grid[:, i, j], window.mean((-1, -2)))
-    assert mask_to_grid(torch.ones(1, 20, 20), (3, 3), 3.5, 8)[0, 2, 2] == pytest.approx(0.25)  # reaches out
+    assert mask_to_grid(torch.ones(1, 20, 20), (3, 3), 3.5, 8)[0, 2, 2] == pytest.approx(0.25)  # exceeds the image
 
 
 def oracle(f, weight, eps, function):
@@ -45,7 +45,7 @@ def test_the_descriptor_is_the_matrix_function_of_the_weighted_moment(function, 
         np.testing.assert_allclose(got[i].numpy(), expected, rtol=2e-5, atol=2e-5)
 
 
-def test_a_power_of_one_half_is_the_square_root_and_learns():
+def test_a_power_of_one_half_is_the_square_root_and_trainable():
     features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
     power = SecondOrderVector(4, function="power", power=0.5, learn_power=True, learn_eps=True)
     root = SecondOrderVector(4, function="sqrt")
@@ -57,7 +57,7 @@ def test_a_power_of_one_half_is_the_square_root_and_learns():
     assert not list(fixed.parameters()) and fixed.power == 0.5
 
 
-def test_unit_norm_makes_the_descriptor_blind_to_contrast():
+def test_unit_norm_makes_the_descriptor_invariant_to_contrast():
     features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
     keywords = {"function": "sqrt", "eps": 1e-12, "feature_scale": 1.0, "standardize": "none"}
     unit = SecondOrderVector(4, unit_norm=True, vector_scale=2.0, **keywords)
@@ -67,7 +67,7 @@ def test_unit_norm_makes_the_descriptor_blind_to_contrast():
     torch.testing.assert_close(plain(3 * features), 3 * plain(features), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_outside_the_mask_matters():
+def test_pixels_outside_the_mask_are_ignored():
     draw = torch.Generator().manual_seed(3)
     features = torch.rand(1, 4, 3, 3, generator=draw)
     mask = torch.zeros(1, 3, 3)
@@ -82,7 +82,7 @@ def test_nothing_outside_the_mask_matters():
 
 
 @pytest.mark.parametrize("standardize", ["scalar", "entry"])
-def test_calibration_standardises_what_it_saw_and_happens_once(standardize):
+def test_calibration_standardizes_descriptors_and_happens_once(standardize):
     torch.manual_seed(0)
     model = RegionClassifier(3, head="o2p", canvas=67, taps=("relu5",), reduce=4, standardize=standardize)
     batches = [(torch.randn(6, 3, 67, 67), None) for _ in range(2)]
@@ -142,7 +142,7 @@ def small(head, **more):
 
 @pytest.mark.parametrize("more", [{}, {"taps": ("relu5", "relu2", "relu4"), "reduce_rest": 4}])
 @pytest.mark.parametrize("head", HEADS)
-def test_every_parameter_of_every_head_learns(head, more):
+def test_every_parameter_of_every_head_is_trained(head, more):
     torch.manual_seed(0)
     if head == "fc" and more:
         with pytest.raises(ConfigurationError, match=r"does not pool\. Remove taps"):
@@ -152,7 +152,7 @@ def test_every_parameter_of_every_head_learns(head, more):
     mask = torch.ones(2, 67, 67)
     model(torch.randn(2, 3, 67, 67), mask).square().sum().backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
-    # one bias of a ReLU that is shut for both images may rest; whole weights may not
+    # the bias of an inactive ReLU may have no gradient; whole weights must have one
     assert not [n for n in without if n.endswith("weight")]
     groups = model.parameter_groups(0.1, 0.01, 5e-4)
     grouped = [id(p) for g in groups for p in g["params"]]
@@ -210,7 +210,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "fc", "names": ["a"]}, "one entry per class, got 1 for 3 classes"),
     ],
 )
-def test_configurations_that_make_no_sense_are_named(arguments, message):
+def test_invalid_configurations_are_named(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         RegionClassifier(3, canvas=67, **arguments)
 
@@ -234,7 +234,7 @@ def test_first_order_is_the_average_over_the_support(support):
     assert model.first is None and not model.poolings()
 
 
-def test_both_orders_stand_side_by_side_and_each_is_standardised():
+def test_both_orders_are_concatenated_and_standardized_separately():
     torch.manual_seed(0)
     model = small("both", average=True)
     batches = [(torch.randn(6, 3, 67, 67), torch.rand(6, 67, 67)) for _ in range(2)]
@@ -249,7 +249,7 @@ def test_both_orders_stand_side_by_side_and_each_is_standardised():
 
 
 @pytest.mark.parametrize("head", ["fc", "both"])
-def test_two_views_are_the_maps_of_the_region_as_it_is_and_cut_out(head):
+def test_two_views_are_the_region_with_and_without_surroundings(head):
     torch.manual_seed(0)
     model = small(head, average=True, two_views=True, background="keep", support="mask+all").eval()
     one = small("fc", average=True).eval()
@@ -264,10 +264,10 @@ def test_two_views_are_the_maps_of_the_region_as_it_is_and_cut_out(head):
         model(image)
 
 
-def test_only_the_head_of_a_frozen_network_learns():
+def test_only_the_head_of_a_frozen_network_is_trained():
     model = small("both", average=True, frozen=True)
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {"classifier.weight", "classifier.bias"}
-    assert not model.trains_features and small("both", frozen=True).trains_features  # its layers see the whole map
+    assert not model.trains_features and small("both", frozen=True).trains_features  # its layers use the whole map
     assert small("o2p", frozen=True, function="power", learn_power=True).trains_features
     groups = model.parameter_groups(0.1, 0.1, 0.0)
     assert [group["name"] for group in groups] == ["head"]
@@ -309,7 +309,7 @@ def test_sift_o2p_pools_the_mean_over_all_scales_inside_the_mask():
     assert not model.trains_features and small("o2p").trains_features
 
 
-def test_sift_o2p_sees_structure_inside_the_mask_and_no_brightness_or_contrast():
+def test_sift_o2p_ignores_the_background_brightness_and_contrast():
     image, other = picture(), picture()
     mask = torch.zeros(2, 64, 64)
     mask[:, :, :16] = 1
@@ -324,7 +324,7 @@ def test_sift_o2p_sees_structure_inside_the_mask_and_no_brightness_or_contrast()
     torch.testing.assert_close(inside.describe(normalize(image), mask), pale, rtol=1e-2, atol=2e-2)
 
 
-def test_descriptors_that_were_computed_before_are_classified_alike():
+def test_precomputed_descriptors_have_equal_scores():
     torch.manual_seed(0)
     model, image, mask = sift_o2p().eval(), normalize(picture()), torch.ones(2, 64, 64)
     vectors = 3 + 2 * torch.randn(50, 8256)
@@ -339,7 +339,7 @@ def test_descriptors_that_were_computed_before_are_classified_alike():
 @pytest.mark.parametrize(("head", "start", "kept"), [
     ("o2p", "relu4", ["relu4"]), ("fc", "pool5", ["pool5"]), ("both", "relu4", ["relu4"]), ("both", "relu2", ["relu2"]),
 ])  # fmt: skip
-def test_scores_follow_from_the_maps_that_are_kept_and_what_is_behind_them_learns(head, start, kept):
+def test_scores_from_cached_maps_and_gradients_of_later_layers(head, start, kept):
     torch.manual_seed(0)
     taps = () if head == "fc" else ("relu4",)
     more = {"average": True} if head in ("fc", "both") else {}

@@ -1,4 +1,4 @@
-"""Models travel to and from a hub; here one on this machine that speaks its protocol."""
+"""Models are pushed to and loaded from a hub, here a local server."""
 
 import json
 import os
@@ -33,7 +33,7 @@ for call in (lambda: load_segmenter("owner/nobody"), lambda: load_segmenter("own
 
 
 @pytest.mark.slow
-def test_a_model_is_pushed_with_its_card_and_loaded_again(tmp_path):
+def test_a_model_is_pushed_with_its_card_and_loaded(tmp_path):
     with running_hub() as hub:
         hub.repos["owner/notes"] = {"notes.txt": b"no model"}
         environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_test"}

@@ -1,4 +1,4 @@
-"""Weights: safetensors only, right architecture only, official files after their checksum; saved models come back."""
+"""Weights: safetensors, matching architectures, checksums of official files, saved models."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def test_float16_files_are_widened(alexnet, tmp_path):
         assert torch.equal(value, alexnet.state_dict()[key].half().float())
 
 
-def test_the_classifier_is_passed_over(alexnet, tmp_path):
+def test_the_classifier_is_skipped(alexnet, tmp_path):
     save_file(alexnet.state_dict() | {"classifier.1.weight": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
     other = build_backbone("alexnet")
     load_backbone_weights(other, "alexnet", tmp_path / "w.safetensors")
@@ -78,7 +78,7 @@ def test_other_files_are_refused(tmp_path):
         read_weights(tmp_path / "bad.safetensors")
 
 
-def test_where_weights_are_looked_for(tmp_path, monkeypatch):
+def test_search_path_of_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
     cached = tmp_path / "cache" / "weights" / "vgg16.safetensors"
@@ -93,7 +93,7 @@ def test_where_weights_are_looked_for(tmp_path, monkeypatch):
         find_weights("resnet")
 
 
-def test_official_files_are_checked_converted_and_kept(alexnet, tmp_path):
+def test_official_files_are_checked_converted_and_cached(alexnet, tmp_path):
     target = tmp_path / "cache" / "alexnet.safetensors"
     target.parent.mkdir()
     downloaded = target.with_name("alexnet.pth")
@@ -119,7 +119,7 @@ def test_official_files_do_not_execute(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_official_names_carry_their_checksum():
+def test_official_names_contain_their_checksum():
     for official in (entry for entry in BACKBONES.values() if entry.url):
         assert official.url.startswith("https://download.pytorch.org/models/")
         assert f"-{official.sha256}.pth" in official.url
@@ -148,7 +148,7 @@ class Other(Small):
     pass
 
 
-def test_saved_models_come_back(tmp_path):
+def test_saved_models_round_trip(tmp_path):
     model = Small(3, ["a", "b"])
     model.save_pretrained(tmp_path / "m", classes=["a"])
     again = Small.from_pretrained(tmp_path / "m")
@@ -159,7 +159,7 @@ def test_saved_models_come_back(tmp_path):
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
-def test_saved_models_may_be_small(tmp_path):
+def test_saved_models_in_half_precision(tmp_path):
     model = Small(3)
     model.save_pretrained(tmp_path, dtype=torch.float16)
     assert load_file(tmp_path / "model.safetensors")["layer.weight"].dtype == torch.float16
@@ -187,7 +187,7 @@ def test_wrong_saved_models(tmp_path):
         Small.from_pretrained(tmp_path / "nothing")
 
 
-def test_the_hub_is_asked_for_owner_and_name(tmp_path, monkeypatch):
+def test_the_hub_is_used_for_owner_and_name(tmp_path, monkeypatch):
     huggingface_hub = pytest.importorskip("huggingface_hub")
     Small(3).save_pretrained(tmp_path / "m")
     asked = []
@@ -209,7 +209,7 @@ def test_the_hub_is_asked_for_owner_and_name(tmp_path, monkeypatch):
         Small.from_pretrained("owner/name")
 
 
-def test_weights_of_layers_that_are_not_used_are_passed_over(tmp_path):
+def test_weights_of_unused_layers_are_skipped(tmp_path):
     """Published files and models that were saved whole load into a network that ends with its last map."""
     from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
@@ -232,7 +232,7 @@ def test_weights_of_layers_that_are_not_used_are_passed_over(tmp_path):
                                   '{"class": "DeepNCuts", "arguments": {"hidden": -3}}',
                                   '{"class": "DeepNCuts", "arguments": {"hidden": 100000000000}}',
                                   '{"class": "DeepNCuts", "arguments": {"wings": 2}}'])  # fmt: skip
-def test_descriptions_that_make_no_sense_are_refused_in_one_line(tmp_path, text):
+def test_invalid_descriptions_are_refused_in_one_line(tmp_path, text):
     from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
     (tmp_path / "config.json").write_text(text)
@@ -240,7 +240,7 @@ def test_descriptions_that_make_no_sense_are_refused_in_one_line(tmp_path, text)
         DeepNCuts.from_pretrained(tmp_path)
 
 
-def test_weights_in_eight_bits_come_back_to_half_a_step(tmp_path):
+def test_weights_in_eight_bits_are_accurate_to_half_a_step(tmp_path):
     torch.manual_seed(0)
     state = {"conv.weight": torch.randn(64, 32, 3, 3) * torch.logspace(-3, 1, 64).view(-1, 1, 1, 1)}
     state |= {"conv.bias": torch.randn(64), "rows.weight": torch.zeros(80, 64), "steps": torch.tensor(7)}

@@ -1,4 +1,4 @@
-"""Figures draw what the data say."""
+"""Figures show the data."""
 
 import numpy as np
 import pytest
@@ -38,22 +38,22 @@ def test_the_running_mean_keeps_a_straight_line():
     assert smooth.shape == values.shape
 
 
-def test_curves_without_numbers_say_so():
+def test_curves_without_numbers_show_a_note():
     with pytest.raises(ShapeError, match="no numbers"):
         figures.curves([{"step": 1, "epoch": 0, "time": 0.0}])
 
 
-def test_confusion_matrix_shows_shares_of_rows_and_survives_an_empty_class():
+def test_confusion_matrix_shows_fractions_of_rows_and_accepts_an_empty_class():
     fig = figures.confusion_matrix([[3, 1], [0, 0]], ["a", "b"])
     np.testing.assert_allclose(fig.axes[0].images[0].get_array(), [[0.75, 0.25], [0, 0]])
     with pytest.raises(ShapeError, match="2 class names"):
         figures.confusion_matrix(np.zeros((3, 3)), ["a", "b"])
 
 
-def test_regions_have_the_colours_of_the_regions_that_they_overlap():
+def test_regions_have_the_colors_of_the_regions_that_they_overlap():
     truth = np.repeat([[0, 1, 2]], 6, 0).repeat(4, 1)
     actual = np.choose(truth, [7, 3, 5])
-    actual[:, 0] = 9  # a region that the truth does not have
+    actual[:, 0] = 9  # a region that is not in the ground truth
     matched = figures.match_labels(actual, truth)
     np.testing.assert_array_equal(matched[:, 1:], truth[:, 1:])
     assert set(matched[:, 0]) == {3}
@@ -97,7 +97,7 @@ def test_comparison_draws_value_interval_and_reference():
     np.testing.assert_allclose(segments[0][:, 0], [1, 3])
 
 
-def test_inline_drawings_have_their_own_ids_and_the_page_s_inks():
+def test_inline_drawings_have_unique_ids_and_the_colors_of_the_page():
     fig = figures.lines({"a": ([1, 2], [1, 2])}, title="t")
     one, two = svg(fig, prefix="one"), svg(fig, prefix="two")
     assert 'id="one-' in one and 'id="two-' in two and 'id="one-' not in two
@@ -116,6 +116,6 @@ def test_mathematical_signs_have_a_glyph(tmp_path):
     assert (tmp_path / "signs.png").exists()  # a missing glyph is a warning, and warnings are errors here
 
 
-def test_panels_come_in_the_order_of_interest():
+def test_order_of_panels():
     row = {"train/gradient_norm": 1, "train/steps_per_second": 2, "layer/rank": 3, "val/error": 4, "train/loss": 5}
     assert list(figures.curve_panels([row])) == ["loss", "error", "gradient norm", "layer rank", "steps per second"]

@@ -1,4 +1,4 @@
-"""The report of a run is one file that holds everything and loads nothing."""
+"""The report of a run is one self-contained file."""
 
 import re
 
@@ -66,7 +66,7 @@ def test_missing_and_damaged_files_are_named(run, tmp_path):
         Page("p").picture(tmp_path / "missing.png")
 
 
-def test_the_best_score_and_measures_stand_first(tmp_path):
+def test_the_best_score_and_measures_come_first(tmp_path):
     run = RunFolder(tmp_path / "run").create({})
     run.write_summary({"steps": 9, "done": True, "val/error": 0.5, "best": 0.25, "best_metric": "val/error"})
     page = write_report(run).read_text(encoding="utf-8")

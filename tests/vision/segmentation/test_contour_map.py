@@ -1,4 +1,4 @@
-"""Hierarchies as contour maps: cut at any threshold they give the hierarchy's levels back."""
+"""Hierarchies as contour maps: thresholds restore the levels of the hierarchy."""
 
 import numpy as np
 import pytest

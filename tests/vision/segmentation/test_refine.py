@@ -33,7 +33,7 @@ def test_no_label_is_lost_and_interiors_stay():
     assert (fine[40:60, 40:80] == 7).all()
 
 
-def test_strips_do_not_show():
+def test_strips_do_not_change_the_result():
     """A map of more rows than one strip has is refined as one of fewer rows."""
     true = (np.mgrid[:1000, :24][1] > 11).astype(np.int32)
     image = np.repeat(np.where(true, 200, 40).astype(np.uint8)[..., None], 3, -1)

@@ -1,4 +1,4 @@
-"""Connected components: both implementations agree, and against flood fill."""
+"""Connected components: both implementations against flood fill."""
 
 import sys
 
@@ -14,7 +14,7 @@ from matbackprop.vision.segmentation import connected_components, segment, water
 
 
 def flood(labels, connectivity):
-    """Components by flood fill in raster order, the plainest way."""
+    """Components by flood fill in raster order."""
     h, w = labels.shape
     steps = [(0, 1), (0, -1), (1, 0), (-1, 0)]
     if connectivity == 8:
@@ -39,7 +39,7 @@ def flood(labels, connectivity):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.sampled_from([4, 8]), st.integers(0, 99))
-def test_both_ways_equal_flood_fill(h, w, kinds, connectivity, seed):
+def test_both_implementations_equal_flood_fill(h, w, kinds, connectivity, seed):
     labels = torch.randint(-1, kinds, (h, w), generator=torch.Generator().manual_seed(seed))
     expected = flood(labels, connectivity)
     for find in (segment._components_torch, segment._components_skimage):
@@ -69,7 +69,7 @@ def test_bad_input():
     assert connected_components(torch.zeros(0, 3, 3, dtype=torch.long)).shape == (0, 3, 3)
 
 
-def test_without_scikit_image_torch_does_it_and_the_watershed_says_what_to_install(monkeypatch):
+def test_without_scikit_image_torch_is_used_and_the_watershed_names_the_package(monkeypatch):
     maps = torch.randint(0, 3, (2, 9, 11), generator=torch.Generator().manual_seed(0))
     expected = connected_components(maps)
     for name in ("skimage", "skimage.color", "skimage.morphology", "skimage.segmentation"):

@@ -1,4 +1,4 @@
-"""Weighted K-means: its measure, its quality, its determinism and odd inputs."""
+"""Weighted K-means: distortion, quality, determinism and edge cases."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_every_k_is_as_good_as_scikit_learn():
         assert actual.labels[i].max() < k
 
 
-def test_blobs_are_found_and_centres_are_weighted_means():
+def test_blobs_are_found_and_centers_are_weighted_means():
     x, labels = blobs()
     w = torch.rand(60, generator=torch.Generator().manual_seed(4))
     actual = weighted_kmeans(x, w, [4])
@@ -67,7 +67,7 @@ def test_same_seed_same_result_and_batches_do_not_mix():
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4, 1e8])
-def test_an_offset_of_the_points_costs_no_digits(offset):
+def test_an_offset_of_the_points_does_not_reduce_accuracy(offset):
     x = torch.tensor([[0.0], [0.01], [1.0], [1.01]], dtype=torch.float64) + offset
     actual = weighted_kmeans(x, torch.ones(4), [1, 2])
     one, *two = (((part - part.mean()) ** 2).sum() for part in (x, x[:2], x[2:]))
@@ -97,7 +97,7 @@ def test_fewer_points_than_clusters_leave_clusters_empty():
     assert actual.distortion[0] == 0 and len(actual.labels[0].unique()) == 2
 
 
-def test_no_weight_at_all_means_equal_weights():
+def test_all_zero_weights_count_as_equal():
     x, labels = blobs()
     assert same_partition(weighted_kmeans(x, torch.zeros(60), [4]).labels[0], labels)
 

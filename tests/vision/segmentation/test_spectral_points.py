@@ -18,7 +18,7 @@ def dense_embedding(w, k):
     return values.flip(0)[:k], vectors.flip(1)[:, :k] / degree.sqrt()[:, None], degree
 
 
-def test_ncut_points_are_those_of_the_dense_problem():
+def test_ncut_points_equal_the_dense_problem():
     f = features()
     values, points, degree = dense_embedding(f @ f.mT, 4)
     actual = ncut_embedding(f, 4)
@@ -36,7 +36,7 @@ def test_ncut_points_with_a_parameter_matrix():
     torch.testing.assert_close(actual.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
 
 
-def test_a_parameter_matrix_is_neither_symmetrised_nor_clipped_in_silence():
+def test_invalid_parameter_matrices_are_refused():
     f = features(d=3)
     with pytest.raises(SymmetryError):
         ncut_embedding(f, 2, lam=torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).double())
@@ -67,7 +67,7 @@ def test_rows_of_zeros_get_no_weight():
     assert actual.weights[5] == 0 and (actual.points[5] == 0).all() and torch.isfinite(actual.points).all()
 
 
-def test_more_eigenvectors_than_channels_are_not_invented():
+def test_at_most_as_many_eigenvectors_as_channels():
     assert ncut_embedding(features(d=3), 20).points.shape[-1] == 3
     with pytest.raises(ShapeError):
         ncut_embedding(features(), 0)
@@ -105,7 +105,7 @@ def test_soft_points_of_zeros_are_zero():
     assert (actual.points == 0).all() and torch.isfinite(actual.eigenvalues).all()
 
 
-def test_soft_refuses_what_has_no_meaning():
+def test_soft_refuses_invalid_options():
     with pytest.raises(ConfigurationError, match="ridge"):
         soft_embedding(features(), ridge=0.0)
     with pytest.raises(ShapeError, match="weights"):

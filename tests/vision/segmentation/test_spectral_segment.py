@@ -14,7 +14,7 @@ from matbackprop.vision.segmentation.clustering import center_scores, cluster_sc
 
 
 def quadrants(h=8, w=12, d=5, noise=0.05, seed=0):
-    """Four rectangles with features of their own, as non-negative maps."""
+    """Four rectangles with different features, as non-negative maps."""
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.arange(h)[:, None] >= h // 2) * 2 + (torch.arange(w)[None] >= w // 2).long()
     f = nnf.one_hot(labels, d).float() + noise * torch.rand(h, w, d, generator=generator)
@@ -42,7 +42,7 @@ def test_upsampled_scores_are_scores_of_upsampled_points():
     torch.testing.assert_close(up(center_scores(points, centers)), center_scores(up(points), centers))
 
 
-def test_split_separates_what_does_not_touch():
+def test_split_separates_unconnected_regions():
     f = torch.zeros(4, 9, 2)
     f[..., 0] = 1
     f[:, 3:6] = torch.tensor([0.0, 1.0])
@@ -98,7 +98,7 @@ def test_bad_input_is_named():
         segment_features(torch.rand(3, 3, 3), [2], space="soft")
 
 
-def test_nan_is_refused_without_advice_that_cannot_be_followed():
+def test_nan_is_refused_with_usable_advice():
     with pytest.raises(NonFiniteError, match="1 non-finite of 8 entries") as caught:
         segment_features(torch.tensor([1.0, torch.nan, *[1.0] * 6]).view(2, 2, 2), [2])
     assert "check=" not in str(caught.value)
@@ -118,7 +118,7 @@ def test_a_learned_lambda_leaves_no_graph():
     assert not segment_features(quadrants()[0], [3], space=NCutSpace(lam)).embedding.points.requires_grad
 
 
-def test_an_offset_of_the_features_does_not_blur_the_scores():
+def test_an_offset_of_the_features_does_not_reduce_the_accuracy_of_scores():
     """Scores are rounded to single precision before they are upsampled; around 1e4 that would be too coarse."""
     f, labels = quadrants(noise=0.0)
     points = f.flatten(0, 1).double() * 1e-2 + 1e4

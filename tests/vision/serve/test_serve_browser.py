@@ -50,7 +50,7 @@ def visit(browser, address):
 
     def visit(width=1280, height=900):
         context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
-        context.set_default_timeout(120_000)  # a busy machine is not an error
+        context.set_default_timeout(120_000)  # generous, for busy machines
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -84,7 +84,7 @@ def says(page, words):
 
 
 def regions(page):
-    """The number of regions that the caption tells, with the pointer elsewhere."""
+    """The number of regions in the caption, with the pointer elsewhere."""
     return int(re.match(r"(\d+) region", page.locator(".caption").inner_text())[1])
 
 
@@ -93,7 +93,7 @@ def shows(page, count):
 
 
 def click_region(page, x, y):
-    """Click at shares of the picture's width and height, and take the pointer away."""
+    """Click at fractions of the picture's width and height, and move the pointer away."""
     box = page.locator(".stage .picture").bounding_box()
     page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
     page.mouse.move(5, 5)
@@ -211,7 +211,7 @@ def test_the_pointer_outlines_a_region_and_keys_do_what_a_click_does(visit):
     api.expect(page.locator(".caption")).to_contain_text("of 2 regions")
 
 
-def test_a_bad_file_is_one_sentence_and_the_page_goes_on(visit):
+def test_a_bad_file_is_one_sentence_and_the_page_continues(visit):
     page = visit()
     before = regions(page)
     upload(page, ("broken.png", b"no picture"), ("tiny.png", _png(4, 4)))
@@ -238,7 +238,7 @@ def test_two_visitors_do_not_see_each_other(visit):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_cut_off_and_every_picture_has_words(visit, width):
+def test_nothing_is_cut_off_and_every_picture_has_an_alt_text(visit, width):
     page = visit(width, 844)
     for tab, ready in (("Photographs", ".stage canvas"), ("Gradients", ".explorer svg")):
         page.get_by_role("tab", name=tab).click()
@@ -251,7 +251,7 @@ def test_nothing_is_cut_off_and_every_picture_has_words(visit, width):
     assert len(words) > 4 and all(words)
 
 
-def test_the_explorer_opens_where_the_others_fail(visit):
+def test_the_explorer_starts_at_a_gap_where_eigh_fails(visit):
     page = visit()
     page.get_by_role("tab", name="Gradients").click()
     sentence, rows = page.locator("#sentence"), page.locator(".explorer tbody tr")

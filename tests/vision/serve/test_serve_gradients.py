@@ -1,4 +1,4 @@
-"""The gradient explorer tells the truth: its reference, its methods, its trainings and its words."""
+"""The gradient explorer: reference, methods, training and texts."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from matbackprop.vision.serve.gradients import (
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("spectrum", ["evenly spaced", "whitened features"])
-def test_the_truth_is_the_slope_of_the_function(function, spectrum):
+def test_the_reference_is_the_derivative_of_the_function(function, spectrum):
     """Central differences of SciPy's logm and sqrtm, with separate and with repeated eigenvalues."""
     linalg = pytest.importorskip("scipy.linalg")
     a = matrix(spectrum, 0).numpy()
@@ -35,7 +35,7 @@ def test_the_truth_is_the_slope_of_the_function(function, spectrum):
     assert actual.real == pytest.approx((slope * step).sum(), rel=1e-5)
 
 
-def test_our_error_is_rounding_at_every_gap_and_autograd_s_grows():
+def test_our_error_is_rounding_at_every_gap_and_that_of_autograd_grows():
     for function in FUNCTIONS:
         actual = errors("evenly spaced", function, "float64")
         assert max(actual["matbackprop"]) < 2e-14
@@ -43,7 +43,7 @@ def test_our_error_is_rounding_at_every_gap_and_autograd_s_grows():
         assert autograd[GAPS.index(0)] < 1e-12 and not max(autograd) < 1e-4
 
 
-def test_dead_channels_end_a_training_by_autograd_and_no_other():
+def test_zero_channels_stop_training_with_autograd_only():
     runs = train("four dead channels", -4, "log", "float32")
     assert runs["torch.linalg.eigh + autograd"].failed == 1
     for name in ("matbackprop", "the paper's formulas", "Taylor series, 9 terms"):
@@ -58,7 +58,7 @@ def test_a_gap_of_zero_is_a_tie_and_taylor_is_right_far_from_one():
     assert torch.allclose(gradient("Taylor series, 9 terms", a, "sqrt"), expected, rtol=1e-6, atol=0)
 
 
-def test_what_is_shown_names_every_method_and_says_nan():
+def test_output_names_every_method_and_shows_nan():
     page = explored("four dead channels", TIE, "sqrt", "float64")
     assert all(name.replace("'", "&#x27;") in page for name in METHODS) and "NaN in step 1" in page
     assert page.count("<svg") == 3 and page.count("aria-label") == 3

@@ -1,4 +1,4 @@
-"""The server refuses other sites, limits requests, connections and files, and removes old files by itself."""
+"""The server refuses other sites, limits requests, connections and files, and removes old files."""
 
 import contextlib
 import http.client

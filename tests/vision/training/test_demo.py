@@ -1,4 +1,4 @@
-"""The demonstration runs from beginning to end and its page shows what happened."""
+"""The demonstration runs, and its page shows the results."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def test_the_page_shows_both_systems_with_pictures(demo):
 
 
 def test_both_systems_were_trained_by_the_engine(demo):
-    """That their smallest presets learn is tested with the recipes."""
+    """Training of the smallest presets is tested with the recipes."""
     for part, measure in (("o2p", "val/error"), ("ncuts", "val/objective")):
         rows = [json.loads(line) for line in (demo / part / "metrics.jsonl").read_text().splitlines()]
         assert sum("train/loss" in row for row in rows) >= 2 and sum(measure in row for row in rows) == 2
@@ -38,7 +38,7 @@ def test_the_summary_holds_before_and_after(demo):
     assert summary["gradient error"]["no signal, F = 0"]["eigh"] is None
 
 
-def test_autograd_fails_at_ties_where_the_layer_does_not():
+def test_autograd_fails_at_ties_and_the_layer_does_not():
     rows = {name: (eigh, ours) for name, eigh, ours in gradient_check(seed=3).rows}
     assert all(ours < 1e-8 for _, ours in rows.values())
     assert rows["all different"][0] < 1e-8

@@ -32,7 +32,7 @@ def test_round_trip_and_plain_torch_load(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_changed_byte_is_found_or_harmless_and_a_missing_one_is_found(tmp_path):
+def test_changed_bytes_are_detected_or_harmless_and_missing_ones_detected(tmp_path):
     path = tmp_path / "a.ckpt"
     save_checkpoint(CONTENT, path)
     good, draw, found = path.read_bytes(), random.Random(0), 0

@@ -1,4 +1,4 @@
-"""Configurations: JSON there and back, files over presets, and errors that name the field."""
+"""Configurations: JSON round trips, files over presets, and errors that name the field."""
 
 import json
 from dataclasses import field
@@ -112,7 +112,7 @@ def test_merge_takes_nested_and_dotted_names():
         ("c.json", '{"part.rate": 4, "part.sizes": [9], "engine.seed": 2}'),
     ],
 )
-def test_a_file_lies_over_a_preset(tmp_path, name, text):
+def test_a_file_overrides_a_preset(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     config = resolve(RECIPE, "paper", tmp_path / name)
     assert (config.part.rate, config.part.sizes, config.engine.seed) == (4.0, (9,), 2)

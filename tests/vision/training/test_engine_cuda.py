@@ -1,4 +1,4 @@
-"""What only a GPU shows: no step waits for it, a bad batch is found although the flag is read late, graphs of steps."""
+"""Training on a GPU: no synchronization, bad batches are found although flags are read late, CUDA graphs."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def train(module_class, config):
     return fit(config, module, TinyData(config), name="tiny"), module
 
 
-def test_no_step_waits_for_the_device(tmp_path):
+def test_no_step_synchronizes(tmp_path):
     class Strict(TinyModule):
         def training_step(self, batch):
             if self.step in (4, 20):
@@ -59,7 +59,7 @@ def test_a_bad_batch_is_skipped_on_the_device_and_found(tmp_path, every):
         assert all(torch.isfinite(t).all() for t in load_checkpoint(path)["state_dict"].values())
 
 
-def test_optimisers_are_fused_also_after_resuming_a_run_of_the_cpu(tmp_path):
+def test_optimizers_are_fused_also_after_resuming_a_run_of_the_cpu(tmp_path):
     class Adam(TinyModule):
         def optimizers(self, steps):
             self.optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3, fused=self.device.type == "cuda")
@@ -77,7 +77,7 @@ def test_optimisers_are_fused_also_after_resuming_a_run_of_the_cpu(tmp_path):
 
 @pytest.fixture
 def environment():
-    """Fabric's launcher leaves its variables behind."""
+    """Restore environment variables that Fabric's launcher sets."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -95,7 +95,7 @@ def weights(run):
 
 
 @pytest.mark.filterwarnings("default")
-def test_sharing_gradients_with_nobody_changes_no_number_and_resumes(tmp_path, environment):
+def test_ddp_with_one_process_equals_auto_and_resumes(tmp_path, environment):
     common = {"dropout": 0.0, "gradient_clip": 0.2, "accelerator": "gpu", "devices": "1"}
     runs = {}
     for name in ("auto", "ddp"):
@@ -142,15 +142,15 @@ def test_recipes_train_in_every_precision_and_resume(tmp_path_factory, tmp_path,
 
 
 @pytest.mark.parametrize("preset", ["paper-alexnet-relu5", "paper-vgg16-relu4"])
-def test_graphs_of_steps_change_no_number(tmp_path, preset, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # rounding is all that may differ
+def test_cuda_graphs_of_steps_do_not_change_results(tmp_path, preset, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # equal up to rounding
     actual = []
     for graphs in (True, False):
         changes = {"data.made": 8, "data.cache": str(tmp_path / "cache")}
         changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
         changes |= {"engine.run": str(tmp_path / f"run-{graphs}"), "engine.max_epochs": 3, "engine.accelerator": "gpu"}
         changes |= {"engine.log_every": 3, "engine.report": False, "train.graphs": graphs}
-        # AdamW's first steps have the size of the rate however small a gradient is, and make its rounding large.
+        # AdamW's first steps have the size of the rate, which amplifies rounding of small gradients.
         changes |= {"train.optimizer": "sgd", "train.schedule": "constant"}
         config = merge(get_recipe("ncuts").preset(preset), changes)
         seed_all(3)

@@ -1,4 +1,4 @@
-"""Two processes with gloo train as one does with the doubled batch; metrics are reduced over both."""
+"""Two processes with gloo train like one with the doubled batch; metrics are reduced over both."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def _at_step(number, act):
     ("act", "codes", "saved"),
     [
         (lambda rank: os._exit(9), [9, 9], 4),
-        # a signal to one of them: both agree to stop after the next second step
+        # a signal to one of them stops both after the next second step
         (lambda rank: os.kill(os.getpid(), signal.SIGTERM) if rank else None, [143, 143], 6),
     ],
     ids=["crash", "signal"],

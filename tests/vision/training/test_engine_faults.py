@@ -1,4 +1,4 @@
-"""One of each kind of fault; ``python -m benchmarks faults`` repeats them with other details."""
+"""One of each kind of fault; ``python -m benchmarks faults`` repeats them with other seeds."""
 
 import sys
 
@@ -13,5 +13,5 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and 
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_training_survives(name, tmp_path):
+def test_training_survives(name, tmp_path):
     inject(name, tmp_path, seed=0)

@@ -45,10 +45,10 @@ def test_a_bad_batch_stops_before_the_optimizer_step(tmp_path):
     _finite(run)
 
 
-def test_the_run_can_go_on_from_the_last_good_checkpoint(tmp_path):
+def test_the_run_resumes_from_the_last_good_checkpoint(tmp_path):
     with pytest.raises(NonFiniteError):
         train(tiny_config(tmp_path / "run", poison=5))
-    with pytest.raises(NonFiniteError):  # deterministic: it meets the same batch again
+    with pytest.raises(NonFiniteError):  # deterministic: the same batch fails again
         train(tiny_config(tmp_path / "run", poison=5, resume=True))
     assert len(list((tmp_path / "run" / "nonfinite").iterdir())) == 1
 
@@ -118,7 +118,7 @@ def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
     assert load_file(folder / "batch.safetensors")["0"].shape == (4, 6)
 
 
-def test_other_errors_are_left_alone(tmp_path):
+def test_other_errors_propagate(tmp_path):
     class Failing(TinyModule):
         def training_step(self, batch):
             raise ZeroDivisionError("a bug")

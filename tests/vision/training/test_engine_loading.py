@@ -40,7 +40,7 @@ def test_reading_from_any_batch_on(epoch, batch, threads):
 
 
 @pytest.mark.parametrize("n", [16, 17, 23])
-def test_two_processes_see_what_one_with_the_doubled_batch_sees(n):
+def test_two_processes_get_the_items_of_one_with_the_doubled_batch(n):
     single = indices(EpochLoader(source(n), 8, seed=5).read(0))
     parts = []
     for rank in range(2):
@@ -53,7 +53,7 @@ def test_two_processes_see_what_one_with_the_doubled_batch_sees(n):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("n,world", [(7, 1), (7, 2), (8, 2), (9, 4), (11, 2), (3, 3), (41, 3)])
-def test_evaluation_sees_each_item_once_in_equally_many_batches(n, world, size):
+def test_evaluation_uses_each_item_once_in_equally_many_batches(n, world, size):
     seen, lengths = [], set()
     for rank in range(world):
         loader = EpochLoader(source(n), size, shuffle=False)
@@ -79,7 +79,7 @@ def test_fewer_items_than_a_batch_are_repeated_to_fill_it():
     assert sorted(batch.count(i) for i in range(3)) == [2, 3, 3]
 
 
-def test_weights_decide_how_often():
+def test_weights_determine_the_sampling_frequency():
     loader = EpochLoader(source(4), 4, weights=[0.0, 1.0, 0.0, 3.0])
     drawn = list(itertools.chain(*(i for epoch in range(50) for i in indices(loader.read(epoch)))))
     assert set(drawn) == {1, 3}
@@ -87,7 +87,7 @@ def test_weights_decide_how_often():
 
 
 @pytest.mark.parametrize("options", [{"threads": 3}, {"threads": 1}])
-def test_readers_keep_the_order_and_leave_the_global_generator_alone(options):
+def test_readers_keep_the_order_and_the_global_generator(options):
     plain = indices(EpochLoader(source(30), 4, seed=2).read(0))
     loader = EpochLoader(source(30), 4, seed=2, pin_memory=False, **options)
     state = torch.get_rng_state()
@@ -95,7 +95,7 @@ def test_readers_keep_the_order_and_leave_the_global_generator_alone(options):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_threads_hand_errors_on_and_stop_early():
+def test_threads_propagate_errors_and_stop_early():
     def item(index, epoch):
         if index == 13:
             raise DataError("bad file")

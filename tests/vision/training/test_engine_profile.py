@@ -1,4 +1,4 @@
-"""The division of a step's time adds up and knows the structured layer."""
+"""The profile of a step adds up and includes the structured layer."""
 
 import json
 
@@ -69,7 +69,7 @@ class Calling(TinyModule):
         return super().loss(batch) + self.penalty(self.net[0].weight)
 
 
-def test_modules_that_say_so_are_timed_too(tmp_path):
+def test_modules_marked_as_structured_are_timed(tmp_path):
     config = tiny_config(tmp_path / "run", profile=True, max_epochs=1)
     seed_all(0)
     run = fit(config, Calling(config), TinyData(config), name="tiny")
@@ -78,7 +78,7 @@ def test_modules_that_say_so_are_timed_too(tmp_path):
 
 
 def test_a_short_run_is_profiled_too(tmp_path):
-    config = tiny_config(tmp_path / "run", profile=True, max_epochs=1)  # six steps; twenty-five are wanted
+    config = tiny_config(tmp_path / "run", profile=True, max_epochs=1)  # six steps; a profile takes twenty-five
     seed_all(0)
     run = fit(config, Pooling(config), TinyData(config), name="tiny")
     assert json.loads(run.profile_path.read_text())["steps"] == 5

@@ -1,4 +1,4 @@
-"""Both recipes, interrupted within an epoch and resumed, end with the same bits and metrics as without interruption."""
+"""Both recipes, interrupted within an epoch and resumed, are bitwise equal to uninterrupted runs."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ class _Stop(Exception):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("log_every", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_an_interrupted_recipe_ends_with_the_same_bits_and_metrics(name, log_every, tmp_path, monkeypatch):
+def test_an_interrupted_recipe_is_bitwise_equal(name, log_every, tmp_path, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
     recipe = get_recipe(name)
 

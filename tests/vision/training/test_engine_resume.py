@@ -36,7 +36,7 @@ def _same(one, two):
 
 
 def _lines(run):
-    """The lines of metrics, without what depends on the clock."""
+    """The lines of metrics without times."""
     drop = {"time", "train/steps_per_second"}
     return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
 
@@ -49,11 +49,11 @@ def _state(run):
 @pytest.mark.parametrize(
     ("stop", "every", "accumulate"), [(3, 1, 1), (6, 1, 1), (8, 3, 1), (13, 0, 1), (7, 1, 2), (17, 5, 1)]
 )
-def test_resumed_run_ends_with_the_same_bits(tmp_path, stop, every, accumulate):
+def test_resumed_run_is_bitwise_equal(tmp_path, stop, every, accumulate):
     options = {"checkpoint_every_steps": every, "accumulate": accumulate}
     whole, module = train(tiny_config(tmp_path / "whole", **options))
     _train_until(tiny_config(tmp_path / "parts", **options), stop)
-    # another seed of the process: nothing may depend on what the resuming process drew before
+    # another global seed: the resumed run must not depend on it
     torch.manual_seed(99)
     parts, resumed = train(tiny_config(tmp_path / "parts", resume=True, **options))
     _same(module.state_dict(), resumed.state_dict())
@@ -78,7 +78,7 @@ def test_a_line_of_metrics_averages_the_steps_before_the_stop_too(tmp_path, stop
     assert _lines(whole) == _lines(parts)
 
 
-def test_a_complete_run_is_left_as_it_is(tmp_path):
+def test_a_complete_run_does_not_change(tmp_path):
     run, module = train(tiny_config(tmp_path / "run"))
     summary = run.read_summary()
     again, module2 = train(tiny_config(tmp_path / "run", resume=True))
@@ -117,7 +117,7 @@ def test_a_folder_with_a_run_is_not_overwritten_by_accident(tmp_path):
     assert run.read_summary()["steps"] == 3
 
 
-def test_without_validation_there_is_no_best_but_everything_else(tmp_path):
+def test_without_validation_there_is_no_best_checkpoint(tmp_path):
     class TrainingData(TinyData):
         def validation_loader(self):
             return None
@@ -146,7 +146,7 @@ def test_schedules_that_need_a_metric_are_refused(tmp_path):
         fit(config, Plateau(config), TinyData(config), name="tiny")
 
 
-def test_a_monitor_that_is_not_there_is_announced_once(tmp_path, caplog):
+def test_a_missing_monitor_is_reported_once(tmp_path, caplog):
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=2, monitor="val/lost"))
     assert caplog.text.count("Metric 'val/lost' was not logged") == 1
     assert "Logged metrics: val/loss" in caplog.text
@@ -163,7 +163,7 @@ def test_another_number_of_processes_within_an_epoch_is_refused(tmp_path):
         train(tiny_config(tmp_path / "run", checkpoint_every_steps=2, resume=True))
 
 
-def test_an_interruption_survives_pickling():
+def test_an_interruption_can_be_pickled():
     stop = pickle.loads(pickle.dumps(RunInterrupted(15, 7, "here")))
     assert (stop.signum, stop.step, stop.where) == (15, 7, "here")
     assert "Stopped by SIGTERM at step 7" in str(stop)

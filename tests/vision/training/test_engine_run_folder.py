@@ -27,7 +27,7 @@ def test_files_of_a_new_run(run):
     assert run.read_summary() == {}
 
 
-def test_every_start_is_noted(run):
+def test_every_start_is_recorded(run):
     run.create(EngineConfig(seed=4), resume=True, seed=4)
     assert len(run.read_versions()) == 2
 
@@ -41,7 +41,7 @@ def test_metrics_lines(run):
     assert second["step"] == 2 and second["time"] > 0
 
 
-def test_a_half_written_last_line_is_passed_over_and_dropped(run):
+def test_a_half_written_last_line_is_dropped(run):
     run.append_metrics({"step": 1})
     run.append_metrics({"step": 2})
     with run.metrics_path.open("a") as file:
@@ -59,7 +59,7 @@ def test_a_damaged_line_in_the_middle_is_an_error(run):
 
 
 @pytest.mark.parametrize("name", ["seconds", "best", "best_step", "val/error"])
-def test_a_final_number_that_is_none_is_an_error(run, name):
+def test_an_invalid_final_number_is_an_error(run, name):
     run.write_summary({"val/error": None, "accuracy": {"fc": 1.0}})
     assert run.read_summary()["val/error"] is None
     run.summary_path.write_text(json.dumps({name: {"a": 1}}))
@@ -67,7 +67,7 @@ def test_a_final_number_that_is_none_is_an_error(run, name):
         run.read_summary()
 
 
-def test_places_are_made(run):
+def test_folders_are_created(run):
     assert run.figure_path("curves") == run.path / "figures" / "curves.png"
     assert run.figure_path("a/b.svg").parent.is_dir()
     assert run.predictions_path("val.npz").parent.is_dir()
@@ -83,7 +83,7 @@ def test_a_folder_without_a_run(tmp_path):
         RunFolder(tmp_path).read_config()
 
 
-def test_how_a_run_is_carried_out_may_change_but_not_what(run):
+def test_devices_may_change_between_starts_but_not_settings(run):
     run.create(EngineConfig(seed=4, devices="2", log_every=7, max_epochs=9, resume=True), resume=True)
     with pytest.raises(ConfigurationError, match=r"gradient_clip: None then, 1\.0 now"):
         run.create(EngineConfig(seed=4, gradient_clip=1.0), resume=True)
@@ -136,7 +136,7 @@ def test_a_locked_folder_is_refused_until_it_is_released(run):
         pass
 
 
-def test_temporary_files_of_others_are_left_alone(tmp_path):
+def test_temporary_files_of_others_are_kept(tmp_path):
     (tmp_path / "sub").mkdir()
     for name in (".theirs.1.tmp", "sub/.theirs.2.tmp", ".config.json.77.tmp"):
         (tmp_path / name).write_text("")

@@ -1,6 +1,6 @@
-"""Runs that are killed at any moment, or asked to stop, lose nothing but the steps since the last checkpoint.
+"""Runs that are killed or stopped lose only the steps since the last checkpoint.
 
-The runs are forked from this process, so that a start costs no imports.
+The runs are forked from this process to save the time of imports.
 """
 
 import logging
@@ -49,7 +49,7 @@ def finish(process):
 
 
 def lines_of(run):
-    """The lines of metrics, without what depends on the clock."""
+    """The lines of metrics without times."""
     drop = {"time", "train/steps_per_second"}
     return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
 
@@ -62,7 +62,7 @@ def wait_for_lines(run, count, process):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The weights of a run that nothing disturbed."""
+    """The weights of an undisturbed run."""
     run, _ = train(tiny_config(tmp_path_factory.mktemp("whole") / "run", **OPTIONS))
     return load_checkpoint(run.checkpoints / "last.ckpt")
 
@@ -143,7 +143,7 @@ def test_kill_in_the_middle_of_a_write(tmp_path, whole):
         original = TinyModule.training_step
 
         def step(self, batch):
-            if self.step == 5:  # the system ends the process when a file grows beyond the limit
+            if self.step == 5:  # the system kills the process if a file exceeds the limit
                 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -170,7 +170,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path, whole):
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", ["training", "validation"])
-def test_signals_save_before_they_end(tmp_path, signum, moment):
+def test_signals_save_a_checkpoint(tmp_path, signum, moment):
     options = {"max_epochs": 2, "checkpoint_min_seconds": 1e9}
     undisturbed, _ = train(tiny_config(tmp_path / "whole", **options))
     run = RunFolder(tmp_path / "run")
@@ -197,11 +197,11 @@ def test_signals_save_before_they_end(tmp_path, signum, moment):
     ends = [load_checkpoint(r.checkpoints / "last.ckpt")["state_dict"] for r in (undisturbed, run)]
     for key in ends[0]:
         assert torch.equal(ends[0][key], ends[1][key])
-    # a validation that was cut short leaves no numbers, and is done again
+    # an interrupted validation leaves no numbers and is repeated
     assert lines_of(undisturbed) == lines_of(run)
 
 
-def test_a_signal_at_the_very_end_is_not_forgotten(tmp_path):
+def test_a_signal_at_the_end_is_handled(tmp_path):
     config = tiny_config(tmp_path / "run", **OPTIONS)
 
     def prepare():
@@ -218,7 +218,7 @@ def test_a_signal_at_the_very_end_is_not_forgotten(tmp_path):
     assert run.read_summary()["steps"] == load_checkpoint(run.checkpoints / "last.ckpt")["global_step"] == 12
 
 
-def test_a_second_signal_ends_at_once_but_not_the_same_one_sent_twice(tmp_path):
+def test_a_second_signal_terminates_but_a_duplicate_does_not(tmp_path):
     from matbackprop.vision.signals import stop_on_signal
 
     stop = stop_on_signal()
@@ -231,7 +231,7 @@ def test_a_second_signal_ends_at_once_but_not_the_same_one_sent_twice(tmp_path):
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN, lambda signum, frame: None])
-def test_signals_are_given_back(tmp_path, handler):
+def test_signal_handlers_are_restored(tmp_path, handler):
     before = signal.signal(signal.SIGTERM, handler)
     try:
         train(tiny_config(tmp_path / "run", max_epochs=1))
@@ -240,7 +240,7 @@ def test_signals_are_given_back(tmp_path, handler):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_an_interrupt_before_the_first_step_is_one_to_the_caller(tmp_path, monkeypatch):
+def test_an_interrupt_before_the_first_step_reaches_the_caller(tmp_path, monkeypatch):
     from helpers.tiny_run import TinyData
 
     def interrupted(self):
@@ -252,7 +252,7 @@ def test_an_interrupt_before_the_first_step_is_one_to_the_caller(tmp_path, monke
 
 
 @pytest.mark.parametrize("listening", [False, True])
-def test_what_is_said_is_said_once(tmp_path, monkeypatch, capsys, listening):
+def test_messages_are_printed_once(tmp_path, monkeypatch, capsys, listening):
     handlers = [logging.StreamHandler(sys.stderr)] if listening else []
     monkeypatch.setattr(logging.getLogger(), "handlers", handlers)
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
@@ -260,5 +260,5 @@ def test_what_is_said_is_said_once(tmp_path, monkeypatch, capsys, listening):
     assert run.log_path.read_text().count("Done after 6 steps") == 1
     with pytest.raises(NonFiniteError):
         train(tiny_config(tmp_path / "bad", max_epochs=2, poison=5))
-    assert "not finite" not in capsys.readouterr().err  # who catches the error says it
+    assert "not finite" not in capsys.readouterr().err  # the caller reports the error
     assert RunFolder(tmp_path / "bad").log_path.read_text().count("not finite") == 1

@@ -1,4 +1,4 @@
-"""The presets on networks of the hub train: the names that they ask for are served, small, from a folder."""
+"""The presets on networks of the hub train; small networks under their names are in a local folder."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ SMALL = {
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A folder with both networks under their names, where a name is looked for before the hub is asked."""
+    """A folder with both networks under their names, which is searched before the hub."""
     torch.manual_seed(0)
     for name, (kind, fields) in SMALL.items():
         config = getattr(transformers, kind)(**fields)
@@ -53,4 +53,4 @@ def test_a_preset_on_a_network_of_the_hub_trains_from_its_published_weights(hub,
     learned = model.backbone.network.state_dict()
     moved = [(learned[key] - value).abs().max() for key, value in published.items() if key in learned
              and value.is_floating_point() and value.ndim > 1]  # fmt: skip
-    assert 0 < max(moved) < 0.1  # learned, and not far from where it started
+    assert 0 < max(moved) < 0.1  # trained, and close to the initial weights

@@ -119,7 +119,7 @@ def test_preparing_images_stops_at_once_when_asked(tmp_path):
         prepare_images(data, tmp_path / "cache", workers=2)
     stopped = data.read()
     time.sleep(0.2)
-    assert data.read() == stopped < 40  # those that were being read, and nobody reads on behind our back
+    assert data.read() == stopped < 40  # only those being read at that time
     assert not (tmp_path / "cache").exists()
 
 
@@ -234,15 +234,15 @@ def test_every_objective_has_a_gradient(objective):
 
 
 @pytest.mark.parametrize("preset", ["paper-vgg16-relu4", "soft-vgg16-relu4", "paper-alexnet-relu5"])
-def test_every_weight_gets_a_gradient(preset):
-    """Layers after the last map that is used would have none, at which processes that share gradients fail."""
+def test_every_weight_has_a_gradient(preset):
+    """Layers after the last used map would have none, and DDP would fail."""
     module = NCutsModule(tiny(preset))
     batch = ImageSource(prepared(1), None, 0, 16 if "alex" in preset else 8)
     module.loss(augment(batch.fetch(torch.tensor([0]), 0)))[0].backward()
     assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-def test_weights_of_layers_that_are_not_used_are_passed_over(tmp_path):
+def test_weights_of_unused_layers_are_skipped(tmp_path):
     from safetensors.torch import save_file
 
     whole = build_backbone("vgg16")
@@ -291,7 +291,7 @@ def test_features_of_zeros_are_finite():
 
 
 @pytest.mark.slow
-def test_the_first_command_learns(tmp_path):
+def test_the_first_command_lowers_the_loss(tmp_path):
     config = merge(
         RECIPES["ncuts"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "engine.progress": False}
     )
@@ -359,7 +359,7 @@ def test_the_papers_recipe():
 
 
 @pytest.mark.parametrize("objective", ["j2", "soft"])
-def test_a_learned_lambda_is_refused_where_nothing_depends_on_it(objective):
+def test_a_trainable_lambda_is_refused_if_nothing_depends_on_it(objective):
     with pytest.raises(ConfigurationError, match="does not depend on Λ"):
         NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective=objective))
     NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective="j1"))

@@ -81,7 +81,7 @@ def test_a_run_trains_validates_and_leaves_a_model_that_can_be_used(config):
 
 
 @pytest.mark.slow
-def test_the_first_command_of_the_tutorial_learns(cache, tmp_path):
+def test_the_first_command_of_the_tutorial_lowers_the_error(cache, tmp_path):
     config = merge(
         RECIPES["o2p"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "data.cache": str(cache)}
     )
@@ -95,9 +95,9 @@ def test_the_first_command_of_the_tutorial_learns(cache, tmp_path):
 
 
 @pytest.mark.parametrize("split", ["final", "tuning"])
-def test_weights_are_chosen_on_held_out_training_images_or_not_at_all(config, split, monkeypatch):
+def test_weights_are_chosen_on_held_out_training_images_only(config, split, monkeypatch):
     """In the final split the validation regions are those that the result is reported on."""
-    errors = iter([10.0, 20.0, 30.0])  # as if training made it worse, then once more after the run
+    errors = iter([10.0, 20.0, 30.0])  # increasing errors, and a final one after the run
     monkeypatch.setattr(RegionModule, "validation_end", lambda self, data: {"val/error": next(errors)})
     monkeypatch.setattr("matbackprop.vision.training.o2p.save_predictions", lambda run, module: "")
     run = run_recipe(RECIPES["o2p"], merge(config, {"data.split": split}), preset="smoke")
@@ -127,7 +127,7 @@ def test_resident_regions_train_the_same_network(config):
     assert same(read, resident)
 
 
-def test_a_run_that_fell_over_goes_on_exactly(config, monkeypatch):
+def test_a_failed_run_resumes_exactly(config, monkeypatch):
     whole, _ = train(merge(config, {"engine.run": str(config.engine.run) + "-whole"}))
     broken = merge(config, {"engine.checkpoint_every_steps": 1, "engine.checkpoint_min_seconds": 0.0})
     step = RegionModule.training_step
@@ -178,7 +178,7 @@ def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypat
     assert same(module, again)
 
 
-def test_a_frozen_network_is_described_once_and_its_model_gives_the_scores_that_were_trained(config, monkeypatch):
+def test_frozen_descriptors_are_computed_once_and_the_saved_model_agrees(config, monkeypatch):
     frozen = merge(
         config,
         {"model.head": "both", "model.average": True, "model.frozen": True, "model.reduce": 6, "engine.max_epochs": 6}
@@ -194,7 +194,7 @@ def test_a_frozen_network_is_described_once_and_its_model_gives_the_scores_that_
     source = coco_regions.RegionSource(data.validation_regions, data.positions["validation"], **options)
     indices = torch.arange(len(source))
     batch = source.assemble(source.fetch(indices, 0), torch.device("cpu"))
-    with torch.no_grad():  # from the pictures, where training had descriptors in half precision
+    with torch.no_grad():  # from the pictures; training used descriptors in half precision
         seen = model(batch["image"], batch["mask"])
         trained = module.scores(data.on_device({"index": indices}, training=False))
     torch.testing.assert_close(seen, trained, rtol=1e-2, atol=1e-2)
@@ -222,7 +222,7 @@ def test_rates_follow_the_schedule(config):
     assert rates[2:] == sorted(rates[2:], reverse=True) and 0 < rates[-1] < 0.5 * config.optimizer.rate
 
 
-def test_data_that_is_not_there_is_asked_for(monkeypatch, tmp_path):
+def test_missing_data_name_the_options(monkeypatch, tmp_path):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data\.root"):
         data_folder(RegionDataConfig())
@@ -238,10 +238,10 @@ def test_weights_of_another_network_are_refused(config, tmp_path):
 
 @pytest.mark.parametrize("preset", ["small", "paper"])
 def test_presets_build_on_any_data(config, preset):
-    """The large presets, on made regions and without their 150 million weights being trained."""
+    """The large presets, on synthetic regions and without training."""
     big = RECIPES["o2p"].preset(preset)
     data = dataclasses.replace(config.data, canvas=227)
-    region_sets(data)  # made here, where numbers are real
+    region_sets(data)  # created here, outside the meta device
     with torch.device("meta"):
         module, _ = build(merge(dataclasses.replace(big, data=data), {"model.weights": "none"}))
     assert module.model.poolings()["pool5"].width == 256
@@ -252,7 +252,7 @@ def test_the_configuration_presents_regions_as_they_are_cropped_by_default():
 
 
 @pytest.mark.parametrize("start", ["relu4", "relu2"])
-def test_a_network_whose_first_layers_stay_learns_from_maps_that_are_computed_once(config, monkeypatch, start):
+def test_frozen_first_layers_are_computed_once(config, monkeypatch, start):
     changes = {"model.head": "both", "model.average": True, "model.taps": ["relu4"], "model.two_views": True}
     changes |= {"model.support": "mask+all", "model.train_from": start, "model.reduce": 5, "data.background": "keep"}
     config = merge(config, changes)
@@ -278,6 +278,6 @@ def test_a_network_whose_first_layers_stay_learns_from_maps_that_are_computed_on
     assert run.read_summary()["val/error"] <= 100
 
 
-def test_the_data_do_not_hold_the_model(config):
+def test_the_data_do_not_reference_the_model(config):
     _, data = build(config)
     assert not any(isinstance(value, torch.nn.Module) for value in vars(data).values())
