@@ -5,7 +5,7 @@ docs/_static/stability_gap.png, in a few minutes on a CPU.
 
 The reference of pooling is computed in 80-bit floating point (numpy's longdouble) by one-sided Jacobi rotations on F
 itself, which give small singular values to high relative accuracy, and by the closed forms of the divided differences.
-The table of all operators has definitions with 75 digits (tests/helpers/accuracy.py). Neither shares code with the
+The table of all operators uses definitions with 75 digits (tests/helpers/accuracy.py). Neither shares code with the
 package.
 """
 
@@ -36,7 +36,7 @@ Longdouble = NDArray[np.longdouble]
 
 
 def rounds(n: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Pairings in which each of n vectors meets every other one once (a round-robin tournament)."""
+    """Rounds of disjoint pairs of n vectors that contain every pair once (a round-robin tournament)."""
     players = list(range(n + n % 2))
     out = []
     for _ in range(len(players) - 1):
@@ -81,7 +81,7 @@ def thin_svd(f: Longdouble) -> tuple[Longdouble, Longdouble, Longdouble]:
 
 
 def divided_log(a: Longdouble, b: Longdouble) -> Longdouble:
-    """(log a − log b)/(a − b), and 1/a where they meet."""
+    """(log a − log b)/(a − b), and 1/a if a = b."""
     gap = a - b
     same = gap == 0
     return np.where(same, 1 / a, np.log1p(np.where(same, 0, gap) / b) / np.where(same, 1, gap))
@@ -96,7 +96,7 @@ FUNCTIONS = {"log": (np.log, divided_log), "sqrt": (np.sqrt, divided_sqrt)}
 
 
 def reference_pool(f: Longdouble, grad: Longdouble, function: str) -> tuple[Longdouble, Longdouble]:
-    """C = g(FᵀF + εI) and dL/dF for the incoming gradient ``grad``, in 80 bits."""
+    """C = g(FᵀF + εI) and dL/dF for the incoming gradient ``grad``, in 80-bit precision."""
     g, divided = FUNCTIONS[function]
     eps = np.longdouble(EPS)
     sym = (grad + grad.T) / 2
@@ -178,7 +178,7 @@ METHODS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 
 def error(got: Tensor, want: Longdouble) -> float | str:
-    """‖got − want‖/‖want‖, or the share of entries that are not finite."""
+    """‖got − want‖/‖want‖, or the fraction of nonfinite entries."""
     bad = 1 - float(torch.isfinite(got).double().mean())
     if bad:
         return f"NaN {100 * bad:.0f} %"
@@ -194,7 +194,7 @@ def short(value: float | str) -> str:
 def measure(
     method: Callable[[Tensor, str], Tensor], f: Tensor, grad: Tensor, function: str
 ) -> tuple[Tensor, Tensor] | str:
-    """Value and gradient of one method, or the name of the error that it raised."""
+    """Value and gradient of one method, or the name of its error."""
     leaf = f.clone().requires_grad_()
     try:
         value = method(leaf, function)
@@ -299,7 +299,7 @@ def ncut_table() -> Table:
 
 
 def operator_table() -> Table:
-    """The gradient of every operator at matrices of order 4, beside definitions with many digits."""
+    """The gradient of every operator at matrices of order 4, against definitions with many digits."""
     sys.path.insert(0, str(HERE.parent / "tests"))
     from helpers.accuracy import CASES as KINDS
     from helpers.accuracy import ROWS, gradient_error
@@ -316,7 +316,7 @@ def operator_table() -> Table:
 
 
 def gap_figure(path: Path) -> None:
-    """The gradient of log at a spectrum whose neighbours are a relative gap δ apart, float64."""
+    """The gradient of log at a spectrum with relative gaps δ, float64."""
     from geoopt import linalg
     from spd_learn import functional
 
@@ -351,7 +351,7 @@ def gap_figure(path: Path) -> None:
         {name: (gaps, values) for name, values in series.items()},
         path,
         title="Gradient of log A, float64, n = 12",
-        xlabel="gap between neighbouring eigenvalues (relative)",
+        xlabel="gap between neighboring eigenvalues (relative)",
         ylabel="relative error of dL/dA",
         log="xy",
         emphasis="matrix_log",

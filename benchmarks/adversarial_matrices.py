@@ -26,7 +26,7 @@ VERDICTS = ("exact", "undetermined", "clear error", *BAD)
 
 
 def judge(task: tuple[int, int]) -> dict:
-    """Judge one case; what the suite itself does not survive counts as its own failure."""
+    """Judge one case; an exception of the suite itself is a separate verdict."""
     import torch
 
     from helpers import adversarial
@@ -48,7 +48,7 @@ def processor() -> str:
 
 
 def summary(records: list[dict], seed: int, seconds: float | None, revision: str | None) -> dict:
-    """Counts by operator and by kind, and every case that should not be."""
+    """Counts by operator and by kind, and every failed case."""
     import torch
 
     verdicts = [*VERDICTS, *({r["verdict"] for r in records} - set(VERDICTS))]
@@ -68,7 +68,7 @@ def summary(records: list[dict], seed: int, seconds: float | None, revision: str
         "revision": revision or git.stdout.strip(),
         "processor": processor(),
         "torch": torch.__version__,
-        "seconds": None if seconds is None else round(seconds),  # of a run that was not interrupted
+        "seconds": None if seconds is None else round(seconds),  # of an uninterrupted run
         "of the exact": {rule: sum(rule in r for r in records) for rule in ("by its digits", "beyond the range")},
         "operators": by("operator"),
         "kinds": by("kind"),
@@ -86,7 +86,7 @@ def table(result: dict) -> str:
 
 
 def main() -> int:
-    """Judge the cases and write the summary; the exit code says whether every answer was right or refused."""
+    """Judge the cases and write the summary. Exit code 0 if every answer was right or refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=20_000, help="number of cases")
     parser.add_argument("--seed", type=int, default=0)

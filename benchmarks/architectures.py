@@ -95,7 +95,7 @@ def build(full: str) -> tuple[nn.Module, Tensor]:
 
 
 def logits(model: nn.Module, x: Tensor) -> Tensor:
-    """The class scores, whatever the model returns."""
+    """The class scores in the output of a model."""
     out = model(x)
     out = getattr(out, "logits", out)
     return out[0] if isinstance(out, tuple) else out
@@ -167,7 +167,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Print the rows as they come, and write the table."""
+    """Print the rows and write the table."""
     rows = []
     for name in config.names or names():
         rows.append(examine(name))

@@ -1,6 +1,6 @@
-"""Read damaged files of every kind: ``python -m benchmarks corrupted_files``.
+"""Read corrupted files of every kind: ``python -m benchmarks corrupted_files``.
 
-Each damage is one of ``tests/helpers/corrupted_files.py``, determined by its number, and can be repeated:
+Corruptions are those of ``tests/helpers/corrupted_files.py``, determined by a number, and can be repeated:
 ``--only READER --first N --files 1``. The summary is ``benchmarks/results/corrupted_files.json``.
 """
 
@@ -32,7 +32,7 @@ def _attack(job: tuple[str, int]) -> tuple[str, int, Any]:
 
 
 def main() -> int:
-    """Corrupt the files in turn and write the summary; the exit code says whether all promises were kept."""
+    """Corrupt and read the files, and write the summary. Exit code 0 if every file was read or refused."""
     from helpers.corrupted_files import GOOD, MEMORY, READERS, SECONDS, prepare
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -52,7 +52,7 @@ def main() -> int:
     numbers = range(options.first, options.first + options.files)
     jobs = [(turns[number % len(turns)], number) for number in numbers]
     prepare()
-    # Not multiprocessing.Pool, whose processes may start none themselves.
+    # Not multiprocessing.Pool, whose processes cannot start processes.
     pool = ProcessPoolExecutor(options.processes, multiprocessing.get_context("fork"))
     for done, future in enumerate(as_completed([pool.submit(_attack, job) for job in jobs]), 1):
         name, number, result = future.result()

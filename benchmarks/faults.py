@@ -1,4 +1,4 @@
-"""Kill, fill and damage trainings many times, and resume them: ``python -m benchmarks faults``.
+"""Inject faults into training runs and resume them: ``python -m benchmarks faults``.
 
 Each fault is one of ``tests/helpers/training_faults.py`` with details that its number determines, and can be repeated:
 ``--only NAME --first N --count 1``. The summary is ``benchmarks/results/faults.json``.
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 
 def main() -> int:
-    """Inject the faults in turn and write the summary; the exit code says whether all were survived."""
+    """Inject the faults and write the summary. Exit code 0 if training survived all of them."""
     from helpers.signals import restore_signals
     from helpers.training_faults import FAULTS, inject
 

@@ -1,4 +1,4 @@
-"""Watch memory over long runs, in threads and in processes: ``python -m benchmarks long_runs``.
+"""Measure memory over long runs, in threads and in processes: ``python -m benchmarks long_runs``.
 
 A small training with checkpoints and validations, segmentation with the network in the package, eight threads, forked
 and spawned processes. The summary is ``benchmarks/results/long_runs.json``.
@@ -20,12 +20,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-MEGABYTES = 4  # that the line through the memory of the second half may rise by, with a certainty of 95 %
-BLOCKS = 1000  # the same of Python's blocks of memory, of which a process has some 700,000
+MEGABYTES = 4  # allowed rise of the line fitted to the memory of the second half, with 95 % confidence
+BLOCKS = 1000  # the same for Python's memory blocks; a process has some 700,000
 
 
 def main() -> int:
-    """Do all of it and write the summary; the exit code says whether nothing grew and nothing was wrong."""
+    """Run all parts and write the summary. Exit code 0 if nothing grew and results agree."""
     from helpers.long_runs import segment_long, train_long
     from helpers.many_places import call_in_processes, call_in_threads
 

@@ -46,7 +46,7 @@ def shrink(image: Tensor, factor: float) -> Tensor:
 
 
 def to_label_maps(labels: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
-    """Enlarge label maps to the image by nearest neighbour and split them into connected components."""
+    """Enlarge label maps to the image by nearest neighbor and split them into connected components."""
     large = [F.interpolate(one[None, None].double(), size=size, mode="nearest-exact")[0, 0].long() for one in labels]
     return [connected_components(one) for one in large]
 
@@ -76,7 +76,7 @@ def fixed_grids(image: Tensor) -> list[Tensor]:
 
 
 def felzenszwalb(image: Tensor) -> list[Tensor]:
-    """Graph-based segmentation, which joins pixels over weak edges, at eight scales.
+    """Graph-based segmentation at eight scales.
 
     Reference: Felzenszwalb, Huttenlocher, "Efficient graph-based image segmentation", IJCV 2004.
     """
@@ -89,9 +89,9 @@ def felzenszwalb(image: Tensor) -> list[Tensor]:
 
 
 def sklearn_spectral(image: Tensor) -> list[Tensor]:
-    """scikit-learn's spectral clustering of the graph of neighbouring pixels, on an image of a quarter of the size.
+    """scikit-learn's spectral clustering of the graph of neighboring pixels, on an image of a quarter of the size.
 
-    Neighbours are joined with exp(−10Δ/std Δ) + 10⁻⁶, Δ the difference of their grey values, as in scikit-learn's own
+    Neighbors are joined with exp(−10Δ/std Δ) + 10⁻⁶, Δ the difference of their gray values, as in scikit-learn's own
     example. One spectral embedding serves all K; K-means labels its first K coordinates.
 
     Reference: Shi, Malik, "Normalized cuts and image segmentation", PAMI 2000; Pedregosa et al., JMLR 2011.
@@ -101,11 +101,11 @@ def sklearn_spectral(image: Tensor) -> list[Tensor]:
         from sklearn.feature_extraction.image import img_to_graph
         from sklearn.manifold import spectral_embedding
     size = check_image(image)
-    grey = shrink(image, 0.25).mean(0).double().numpy()
-    count = min(max(KS), grey.size - 1)
+    gray = shrink(image, 0.25).mean(0).double().numpy()
+    count = min(max(KS), gray.size - 1)
     if count < 2:
-        return to_label_maps([torch.zeros(grey.shape, dtype=torch.int64)] * len(KS), size)
-    graph = img_to_graph(grey)
+        return to_label_maps([torch.zeros(gray.shape, dtype=torch.int64)] * len(KS), size)
+    graph = img_to_graph(gray)
     difference = np.where(graph.row == graph.col, 0.0, np.abs(graph.data))
     graph.data = np.exp(-10.0 * difference / (difference.std() or 1.0)) + 1e-6
     embedding = spectral_embedding(
@@ -114,13 +114,13 @@ def sklearn_spectral(image: Tensor) -> list[Tensor]:
     labels = []
     for k in (min(k, count) for k in KS):
         clusters = KMeans(k, n_init=2, random_state=0).fit_predict(embedding[:, :k])
-        labels.append(torch.from_numpy(clusters.reshape(grey.shape)).long())
+        labels.append(torch.from_numpy(clusters.reshape(gray.shape)).long())
     return to_label_maps(labels, size)
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed the global generators, from which ncut-pytorch and its sampler draw, and put them back afterwards."""
+    """Seed the global generators, which ncut-pytorch uses, and restore them afterwards."""
     state = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[]):
@@ -132,7 +132,7 @@ def _seeded() -> Iterator[None]:
 
 
 def ncut_pytorch(image: Tensor) -> list[Tensor]:
-    """Nyström normalized cuts of ncut-pytorch on the Lab colours and places of the pixels of a quarter-size image.
+    """Nyström normalized cuts of ncut-pytorch on the Lab colors and positions of the pixels of a quarter-size image.
 
     Reference: Yang, Gee, Shi, "Brain decodes deep nets", CVPR 2024.
     """
@@ -157,7 +157,7 @@ def ncut_pytorch(image: Tensor) -> list[Tensor]:
 
 
 def multiscale_ncut(image: Tensor) -> list[Tensor]:
-    """Multiscale normalized cuts with intervening contours, of an image of half the size (a fourth of the work)."""
+    """Multiscale normalized cuts with intervening contours, on an image of half the size."""
     size = check_image(image)
     return to_label_maps(multiscale_labels(shrink(image, 0.5).double().numpy(), KS), size)
 

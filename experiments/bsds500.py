@@ -1,4 +1,4 @@
-"""BSDS500 as others report it: contours and regions of its test images, next to published numbers.
+"""BSDS500 by the usual protocol: contours and regions of its test images, next to published numbers.
 
 A recipe is trained on ``train`` and ``val`` (300 images); every image of ``test`` becomes a soft contour map (PNG, 16
 bits) and an ultrametric contour map (``ucm2``), single-scale and multi-scale, and the maps are scored as the evaluator
@@ -68,7 +68,7 @@ class Config(ExperimentConfig):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that are trained on."""
+        """The training splits."""
         return ("train", "val") if self.images == "test" else ("train",)
 
 
@@ -95,7 +95,7 @@ COLUMNS = {
 
 
 class Published(NamedTuple):
-    """Numbers of others on the 200 test images after training on train and val."""
+    """Published numbers on the 200 test images after training on train and val."""
 
     source: str
     scores: dict[str, float]

@@ -1,6 +1,6 @@
 """The classical baseline: normalized cuts over several scales with intervening contours, after Cour, Bénézit and Shi.
 
-Pixels are joined to near neighbours, coarser and coarser blocks of pixels to farther ones; a constraint ties every
+Pixels are joined to near neighbors, larger and larger blocks of pixels to farther ones; a constraint ties every
 block to the mean of its 3×3 parts, so that all scales are cut together. All matrices are sparse.
 """
 
@@ -21,11 +21,11 @@ from matbackprop.errors import SolverError
 RADII = (2, 3, 7)  # in units of the layer
 EDGE_SCALES = (1.0, 2.0, 4.0)
 LAYER_WEIGHTS = (2000.0, 4000.0, 10000.0)
-STEP = 3  # a node of a layer stands for 3×3 nodes of the layer below
+STEP = 3  # a node represents 3×3 nodes of the layer below
 EDGE_SHARE = 0.08 / np.sqrt(0.5)
 INTENSITY_SHARE = 0.12
 CONTOUR_SHARE = 0.1
-NEIGHBOUR_SHARE = 0.01
+NEIGHBOR_FRACTION = 0.01
 ORIENTATIONS = 6
 
 
@@ -48,7 +48,7 @@ def multiscale_labels(image: NDArray[np.float64], ks: Sequence[int]) -> list[Ten
 
     References:
         Cour, Bénézit, Shi, "Spectral segmentation with multiscale graph decomposition", CVPR 2005.
-        Yu, Shi, "Multiclass spectral clustering", ICCV 2003 (discretisation).
+        Yu, Shi, "Multiclass spectral clustering", ICCV 2003 (discretization).
         Malik, Belongie, Leung, Shi, "Contour and texture analysis for image segmentation", IJCV 2001 (contours).
     """
     graph = multiscale_graph(image)
@@ -64,7 +64,7 @@ def multiscale_labels(image: NDArray[np.float64], ks: Sequence[int]) -> list[Ten
 
 
 def edge_energy(channel: NDArray[Any], scale: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Strength of edges ``(h, w)`` and the side of the edge each pixel lies on, from a quadrature pair of filters.
+    """Strength of edges ``(h, w)`` and the side of the edge of each pixel, from a quadrature pair of filters.
 
     The odd filter is the first derivative of a Gaussian, elongated along the edge, the even one its second
     derivative; at each pixel the orientation with the largest energy √(odd² + even²) counts. The even response
@@ -93,7 +93,7 @@ def _quadrature_pair(scale: float, angle: float) -> tuple[NDArray[np.float64], N
     bell = np.exp(-0.5 * ((across / scale) ** 2 + (along / (2 * scale)) ** 2))
     odd = -across * bell
     even = (1 - (across / scale) ** 2) * bell
-    even -= bell * (even.sum() / bell.sum())  # no response to constant colour
+    even -= bell * (even.sum() / bell.sum())  # no response to constant color
     return odd / np.abs(odd).sum(), even / np.abs(even).sum()
 
 
@@ -125,7 +125,7 @@ def intervening_contour(
 
 
 def multiscale_graph(image: NDArray[np.float64]) -> MultiscaleGraph:
-    """Affinities of three layers of an image and the constraints that tie them together.
+    """Affinities of three layers of an image and the constraints between them.
 
     In each layer w = min over channels of √(w_ic·w_i) + 0.1·w_ic, with w_ic the intervening contour and
     w_i = exp(−(ΔI/(0.12·std))²). A layer that would have fewer than 2×2 nodes is left out. In an image ``(c, h, w)``
@@ -135,23 +135,23 @@ def multiscale_graph(image: NDArray[np.float64]) -> MultiscaleGraph:
     while len(grids) < len(RADII) and min(grids[-1]) >= 2 * STEP:
         grids.append((-(-grids[-1][0] // STEP), -(-grids[-1][1] // STEP)))
     blocks, constraints = [], []
-    colours = image
+    colors = image
     for layer, grid in enumerate(grids):
         if layer:
             parents = _children_to_parents(grids[layer - 1], grid)
             constraints.append(parents)
-            colours = (parents @ colours.reshape(len(colours), -1).T).T.reshape(len(colours), *grid)
-        blocks.append(LAYER_WEIGHTS[layer] * _layer_affinity(image, colours, layer))
-    blocks[0] = blocks[0] + NEIGHBOUR_SHARE * blocks[0].max() * _four_neighbours(grids[0])
+            colors = (parents @ colors.reshape(len(colors), -1).T).T.reshape(len(colors), *grid)
+        blocks.append(LAYER_WEIGHTS[layer] * _layer_affinity(image, colors, layer))
+    blocks[0] = blocks[0] + NEIGHBOR_FRACTION * blocks[0].max() * _four_neighbors(grids[0])
     affinity = sparse.csr_array(sparse.block_diag(blocks))
     return MultiscaleGraph(affinity, _stack_constraints(constraints, grids), grids)
 
 
-def _layer_affinity(image: NDArray[np.float64], colours: NDArray[np.float64], layer: int) -> sparse.csr_array:
-    height, width = colours.shape[1:]
+def _layer_affinity(image: NDArray[np.float64], colors: NDArray[np.float64], layer: int) -> sparse.csr_array:
+    height, width = colors.shape[1:]
     stride = STEP**layer
     rows, columns = np.mgrid[:height, :width]
-    # A node's place in the image is the centre of its block.
+    # The position of a node is the center of its block.
     place = np.stack([rows.ravel(), columns.ravel()], 1) * stride + stride // 2
     place = np.minimum(place, np.array(image.shape[1:]) - 1)
     edges = [_scaled_edges(channel, EDGE_SCALES[layer]) for channel in image]
@@ -165,7 +165,7 @@ def _layer_affinity(image: NDArray[np.float64], colours: NDArray[np.float64], la
         one = number[: height - dy, max(0, -dx) : width - max(0, dx)].ravel()
         two = number[dy:, max(0, dx) : width - max(0, -dx)].ravel()
         weight = np.full(one.size, np.inf)
-        for channel, (energy, phase), deviation in zip(colours, edges, spread, strict=True):
+        for channel, (energy, phase), deviation in zip(colors, edges, spread, strict=True):
             contour = intervening_contour(energy, phase, place[one], place[two])
             flat = channel.ravel()
             difference = (flat[one] - flat[two]) / deviation if deviation > 0 else np.zeros(one.size)
@@ -180,7 +180,7 @@ def _layer_affinity(image: NDArray[np.float64], colours: NDArray[np.float64], la
 def _scaled_edges(channel: NDArray[np.float64], scale: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     energy, phase = edge_energy(channel, scale)
     largest = energy.max()
-    # Rounding leaves energies near 1e-16 on an image without contrast: they are no edges.
+    # Energies near 1e-16 on an image without contrast are rounding errors, not edges.
     return (energy / (largest * EDGE_SHARE) if largest > 1e-12 else np.zeros_like(energy)), phase
 
 
@@ -191,7 +191,7 @@ def _half_disc(radius: int) -> list[tuple[int, int]]:
     return [(dy, dx) for dy, dx in disc if dy > 0 or dx > 0]
 
 
-def _four_neighbours(grid: tuple[int, int]) -> sparse.csr_array:
+def _four_neighbors(grid: tuple[int, int]) -> sparse.csr_array:
     number = np.arange(grid[0] * grid[1]).reshape(grid)
     one = np.concatenate([number[:, :-1].ravel(), number[:-1].ravel()])
     two = np.concatenate([number[:, 1:].ravel(), number[1:].ravel()])

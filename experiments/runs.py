@@ -83,7 +83,7 @@ class ExperimentConfig:
         return fields
 
     def chosen(self, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """Select the rows that were asked for."""
+        """Select the requested rows."""
         if unknown := [key for key in self.rows if key not in rows]:
             raise ConfigurationError(f"There is no row {unknown[0]!r}. Rows: {', '.join(rows)}.")
         return {key: row for key, row in rows.items() if not self.rows or key in self.rows}
@@ -168,7 +168,7 @@ class Results:
 
 
 def main(config: ExperimentConfig, train: Callable[[], None], summarize: Callable[[], None]) -> dict[str, Any]:
-    """Run what is missing, then rebuild the table."""
+    """Run missing runs, then rebuild the table."""
     with log_on_screen():
         if not config.summary:
             train()

@@ -1,7 +1,7 @@
 """The paper's first table: region classifiers, tuned alike, trained with several seeds and compared in pairs.
 
 1. *Tuning.* Every row tries the same number of settings, each for as many epochs as the final runs, on the training
-   images alone: four fifths to fit, one fifth to choose. Shorter trials prefer rows that fit fast and overfit.
+   images alone: four fifths to fit, one fifth to choose. Shorter trials would favor rows that fit fast and overfit.
 2. *Training.* The chosen setting is trained on all training images with several seeds; the validation images are
    scored once, after the last epoch.
 3. *Summary.* Means and standard deviations, paired differences with bootstrap intervals, figures and commands.

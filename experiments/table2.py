@@ -153,9 +153,9 @@ _PAPER = {
 def _groups() -> Iterator[Group]:
     for key, (title, paper) in _BASELINES.items():
         yield Group((Row(key, title, paper=paper),))
-    yield Group((Row("lab-merging", "Merging by Lab colour and contrast", inference="merge"),))
+    yield Group((Row("lab-merging", "Merging by Lab color and contrast", inference="merge"),))
     places = [(name, name, NETWORKS[name], 1.0) for name in NETWORKS]
-    # The paper does not say at which size its networks see images.
+    # The paper does not state the size of its images.
     places += [
         (name, f"{name}-x2", f"{NETWORKS[name]}, image enlarged twice", 2.0)
         for name in ("alexnet-relu5", "vgg16-relu5")
@@ -328,9 +328,9 @@ class Table2:
             points = [run["metrics"]["curve"] for run in self.finished(key) if "curve" in run["metrics"]]
             for one in points[:1]:
                 names = {name for point in one for name in point}
-                panels = {title: [n for n in wanted if n in names] for title, wanted in PANELS.items()}
+                panels = {title: [n for n in shown if n in names] for title, shown in PANELS.items()}
                 path = self.config.out / "figures" / f"{key}.png"
-                curves(one, path, panels={title: wanted for title, wanted in panels.items() if wanted})
+                curves(one, path, panels={title: shown for title, shown in panels.items() if shown})
 
     def _table(self, lines: dict[Row, list[Run]]) -> Table:
         columns = ["method", "trained with", "segments by", "best", "average", "covering ODS", "PRI OIS", "VI OIS",
@@ -396,7 +396,7 @@ PANELS = {
 
 def training_curve(metrics: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
     """The metrics that a figure of training curves shows."""
-    names = [name for wanted in PANELS.values() for name in wanted]
+    names = [name for shown in PANELS.values() for name in shown]
     points = [{"step": m["step"], **{n: float(f"{m[n]:.6g}") for n in names if m.get(n) is not None}} for m in metrics]
     return [point for point in points if len(point) > 1]
 

@@ -4,8 +4,8 @@
     pip download --no-deps --no-binary :all: pyriemann==0.12 spd_learn==0.2.1    # and unpack both: the tests are there
     python -m benchmarks peer_suites pyriemann-0.12 spd_learn-0.2.1
 
-Nothing is installed. Each suite runs twice: as it is, and with the functions replaced by the plugins beside this file.
-A test counts where it passes as it is; the summary says how many of those pass with ours, and names the others.
+Nothing is installed. Each suite runs twice: unmodified, and with the functions replaced by the plugins in this folder.
+A test counts if it passes unmodified; the summary counts those that pass with our functions and names the others.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LEFT_OUT = {"spd_learn": {"test_correctness.py": "needs mne and recordings that it downloads"}}
-# The distribution of spd_learn's tests lacks one module; its test says what the matrix is.
+# The source distribution of spd_learn lacks one module of its tests.
 CONSTANTS = "import torch\n\nEXAMPLE_2X2_SPD_MATRIX = torch.tensor([[10.0, 5.0], [5.0, 10.0]])\n"
 
 

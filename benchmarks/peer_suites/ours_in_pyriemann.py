@@ -1,7 +1,7 @@
-"""A plugin for pytest that puts this package in the place of pyRiemann's functions of positive definite matrices.
+"""A pytest plugin that replaces pyRiemann's functions of positive definite matrices by those of this package.
 
-Arguments are checked by pyRiemann where it has a check of its own; what computes, and its gradient, is ours. Means are
-the converged ones: a starting point and a tolerance have nothing to do.
+Arguments are checked by pyRiemann if it has a check; values and gradients are ours. Means are converged, so starting
+points and tolerances are ignored.
 """
 
 import sys
@@ -19,12 +19,12 @@ NAMES = {"riemann": "affine_invariant", "logeuclid": "log_euclidean", "wasserste
 
 
 def on_arrays(function):
-    """A function of tensors as one of NumPy's arrays too."""
+    """Make a function of tensors accept NumPy arrays."""
 
     def call(*args, **kwargs):
         numpy = any(isinstance(a, np.ndarray) for a in args)
         out = function(*(torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args), **kwargs)
-        return out.detach().numpy()[()] if numpy else out  # a number where NumPy would give one
+        return out.detach().numpy()[()] if numpy else out  # a number if NumPy would return one
 
     return call
 
@@ -46,7 +46,7 @@ def _mean(metric):
         try:
             return on_arrays(lambda x: spd.mean(x, weight, metric=metric, max_iterations=max(maxiter, 300)))(X)
         finally:
-            if maxiter < 2:  # pyRiemann promises to say so
+            if maxiter < 2:  # pyRiemann documents this error
                 warnings.warn("Convergence not reached", stacklevel=2)
 
     return call
@@ -110,7 +110,7 @@ for theirs, metric in NAMES.items():
 
 
 def put_in_place(package, ours):
-    """Replace functions wherever the modules of a package hold them, in tables too."""
+    """Replace functions in all modules of a package, also in tables."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] != package:
             continue

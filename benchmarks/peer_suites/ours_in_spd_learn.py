@@ -1,8 +1,7 @@
-"""A plugin for pytest that puts this package in the place of spd_learn's functions of positive definite matrices.
+"""A pytest plugin that replaces spd_learn's functions of positive definite matrices by those of this package.
 
-spd_learn's policy stays: eigenvalues are raised to its thresholds, with its warning, before a logarithm, a root or a
-power; and so do its log-Euclidean maps, which are differences of logarithms and not velocities. What decomposes,
-computes and differentiates is ours.
+Its policy is kept: eigenvalues are clamped to its thresholds, with its warning, before a logarithm, a root or a power,
+and log-Euclidean maps are differences of logarithms, not velocities. Decompositions, values and gradients are ours.
 """
 
 import warnings
@@ -20,7 +19,7 @@ assert spd_learn.modules
 
 
 def _raised(x, kind, warn=False):
-    """X with eigenvalues of at least spd_learn's threshold; X itself where they are."""
+    """X with eigenvalues clamped to spd_learn's threshold; X itself if none is below."""
     least = get_epsilon(x.dtype, kind)
     smallest = torch.linalg.eigvalsh((x + x.mH).detach() / 2).min() if x.numel() else least + 1
     if smallest > least:

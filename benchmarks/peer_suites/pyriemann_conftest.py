@@ -1,4 +1,4 @@
-"""The fixtures that pyRiemann's tests ask for; its source distribution comes without them."""
+"""The fixtures of pyRiemann's tests, which its source distribution lacks."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def to_numpy(x):
 
 
 class approx:
-    """pytest's comparison for both kinds of arrays."""
+    """pytest.approx for NumPy arrays and tensors."""
 
     def __init__(self, expected, *args, **kwargs):
         self.inner = pytest.approx(

@@ -1,4 +1,4 @@
-"""Benchmarks: suites that measure this package and what a user would pick instead, results, and their page."""
+"""Benchmarks: suites that measure this package and its alternatives, results, and their page."""
 
 from benchmarks.speed.measure import Results, load_results, run_suites, save_results
 from benchmarks.speed.suites import SUITES

@@ -1,4 +1,4 @@
-"""``python -m benchmarks speed``: measure speed, memory and accuracy, side by side with what else there is."""
+"""``python -m benchmarks speed``: measure speed, memory and accuracy next to other packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Config:
     """Measure the suites pooling, functions, decompositions, inverse-root, ncuts, segmentation, gradient-error and
     training-step.
 
-    Packages that are compared with and not installed are reported as missing.
+    Packages that are not installed are reported as missing.
     """
 
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -44,7 +44,7 @@ class Config:
 
 
 def measure_suite(config: Config, suite: str, device: str) -> Results:
-    """Measure one suite and print its records as they come."""
+    """Measure one suite and print its records."""
     import torch
     from rich.console import Console
 
@@ -65,13 +65,13 @@ def measure_suite(config: Config, suite: str, device: str) -> Results:
 
 
 def measure_alone(config: Config, suite: str, device: str) -> Results:
-    """The same in a process of its own: a capture that failed, or a library that keeps memory, spoils what follows."""
+    """Measure in a separate process, because a failed capture or a library that keeps memory affects later suites."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(measure_suite, config, suite, device).result()
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Measure, print a table, and write results and page where asked."""
+    """Measure, print a table, and write results and page if requested."""
     from rich.console import Console
 
     from benchmarks.speed import SUITES, save_results
@@ -89,7 +89,7 @@ def main(config: Config) -> dict[str, Any]:
     console = Console(highlight=False)
     files: list[Path] = []
     if config.measure:
-        for suite in config.suites or tuple(SUITES):  # each is kept as soon as it is measured
+        for suite in config.suites or tuple(SUITES):  # save each as soon as it is measured
             results = (measure_alone if device == "cuda" else measure_suite)(config, suite, device)
             if config.output is not None:
                 files.append(save_results(results, config.output))

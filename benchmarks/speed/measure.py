@@ -1,4 +1,4 @@
-"""Time, memory and error of one call, measured the same way for everybody."""
+"""Time, memory and error of one call, measured the same way for all methods."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from matbackprop.vision.versions import git_revision, package_versions
 
 _SAMPLE_SECONDS = 0.002
 _MOST = 50  # repeats
-_LONG = 3  # times the seconds to spend, from which on one repeat is enough
+_LONG = 3  # a call longer than this multiple of ``seconds`` is repeated once
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of a call in milliseconds, and the memory it took on top of what was there before.
+    """Times of a call in milliseconds, and its additional memory.
 
     Attributes:
         median_ms: median of the repeats.
@@ -55,7 +55,7 @@ class Timing:
 
 
 class _ResidentPeak:
-    """Samples the resident set of this process in a thread; zero where the system does not tell."""
+    """Samples the resident set of this process in a thread; zero if the system does not report it."""
 
     def __init__(self) -> None:
         self._file = Path("/proc/self/statm")
@@ -100,8 +100,8 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
 
     A call is long when it takes more than three times ``seconds``.
 
-    On CUDA the time is that between two events on the stream with the device idle before, so that launches count as a
-    user would feel them; on the CPU it is the wall clock.
+    On CUDA the time is that between two events on the stream with the device idle before, so that launches count; on
+    the CPU it is the wall clock.
     """
     gc.collect()
     first = _milliseconds(call, device)
@@ -140,7 +140,7 @@ def _processor() -> str:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Processor, device, threads and versions, as JSON can hold them."""
+    """Processor, device, threads and versions, for JSON."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "kind": device.type,
@@ -155,7 +155,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def machine_name(machine: dict[str, Any]) -> str:
-    """A file name for the machine: its device, and the threads where that is a CPU.
+    """A file name for the machine: its device, and the threads if that is a CPU.
 
     Example:
         >>> machine_name({"device": "NVIDIA H200", "kind": "cuda", "threads": 16})
@@ -174,13 +174,13 @@ class Record:
 
     Attributes:
         suite: the suite.
-        case: what was computed, the same for all who are compared.
-        method: who computed it; ``matbackprop`` or its variants, or a peer.
+        case: the computation, the same for all methods.
+        method: ``matbackprop`` or its variants, or a peer.
         status: ``ok``, ``missing`` for a peer that is not installed, ``failed`` with the reason in ``note``.
         parameters: numbers of the case, for plots.
         median_ms, low_ms, high_ms, repeats, peak_mb: see :class:`benchmarks.speed.measure.Timing`.
         error: relative error, in suites that measure accuracy; NaN is kept as the text ``nan``.
-        note: why it failed, or what to know.
+        note: reason of a failure, or a remark.
     """
 
     suite: str
@@ -199,7 +199,7 @@ class Record:
 
 @dataclass
 class Results:
-    """All records of one machine, and how they were measured."""
+    """All records of one machine and the conditions of the measurement."""
 
     machine: dict[str, Any]
     """See :func:`describe_machine`."""
@@ -230,7 +230,7 @@ def load_results(path: Path) -> Results:
 
 
 def _is_sound(record: Record) -> bool:
-    """Whether the values of a record, which came from a file, are of the kinds that it says."""
+    """Whether the values of a record from a file have the right types."""
     numbers = (record.median_ms, record.low_ms, record.high_ms, record.repeats, record.peak_mb)
     texts = (record.suite, record.case, record.method, record.note, *record.parameters)
     values = (*numbers, *record.parameters.values(), record.error)
@@ -243,7 +243,7 @@ def _is_sound(record: Record) -> bool:
 
 
 def save_results(results: Results, folder: Path) -> Path:
-    """Write a machine's file; suites that were not measured this time are kept from the file that is there."""
+    """Write a machine's file; records of other suites in the existing file are kept."""
     path = folder / f"{results.name}.json"
     records = list(results.records)
     if path.exists():
@@ -256,7 +256,7 @@ def save_results(results: Results, folder: Path) -> Path:
 
 
 def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) -> Record:
-    """Measure one entry; a peer that is missing or fails gives a record too."""
+    """Measure one entry; a missing or failing peer also gives a record."""
     record = Record(suite, entry.case, entry.method, parameters=dict(entry.parameters), note=entry.note)
     try:
         call = entry.build(device)
@@ -291,8 +291,8 @@ def run_suites(
         device: ``cpu`` or ``cuda``.
         scale: ``full``, or ``quick`` for sizes that finish in seconds.
         seconds: time for the repeats of each measurement.
-        revision: of the code; asked of git where it is not given.
-        report: called with each record as it comes.
+        revision: of the code; by default that of git.
+        report: called with each record.
     """
     unknown = [n for n in names if n not in SUITES]
     if unknown:

@@ -41,7 +41,7 @@ def _milliseconds(x: float) -> str:
 
 
 def _time(record: Record, unit: str = "") -> str:
-    """Median, with the quartiles where there are several repeats."""
+    """Median, with the quartiles if there are several repeats."""
     text = f"{_milliseconds(record.median_ms or 0.0)}{unit}"
     if record.low_ms is None or record.high_ms is None or record.repeats == 1:
         return text
@@ -49,7 +49,7 @@ def _time(record: Record, unit: str = "") -> str:
 
 
 def _time_with_spread(record: Record) -> str:
-    """The median, whose quartiles show under the pointer."""
+    """The median, with the quartiles as a tooltip."""
     median, _, spread = _time(record).partition(" ")
     return f'<span title="{spread[1:-1]}">{median}</span>' if spread else median
 
@@ -116,7 +116,7 @@ def _column_table(records: Sequence[Record]) -> list[str]:
     for case in dict.fromkeys(r.case for r in records):
         rows = [r for r in records if r.case == case]
         done = [r for r in rows if r.status == "ok"]
-        rivals = any(r.suite == "segmentation" for r in rows)  # elsewhere the methods compute different things
+        rivals = any(r.suite == "segmentation" for r in rows)  # in other suites the methods compute different things
         best = min(done, key=_score) if rivals and len(done) > 1 else None
         text += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
         for r in rows:
@@ -149,7 +149,7 @@ def _plot_sizes(results: Results, folder: Path) -> list[str]:
 
 
 def _plot_gap(results: Results, folder: Path) -> list[str]:
-    """Error of the gradient of log against the gap of two eigenvalues; what is not finite is drawn at the top."""
+    """Error of the gradient of log against the gap of two eigenvalues; nonfinite errors are drawn at the top."""
     records = [r for r in results.records if r.suite == "gradient-error" and "gap" in r.parameters and r.status == "ok"]
     if not records:
         return []

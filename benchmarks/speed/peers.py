@@ -1,6 +1,6 @@
-"""What a user would pick instead: the same functions from torch and from other packages, differentiable.
+"""The same differentiable functions from torch and from other packages.
 
-Each maker imports its package when it is called and raises :class:`MissingPeer` where that is not installed.
+Each factory imports its package when it is called and raises :class:`MissingPeer` if that is not installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matbackprop.vision.serve.gradients import isqrt
 
 
 class MissingPeer(Exception):
-    """A package that is compared with is not installed."""
+    """A peer package is not installed."""
 
 
 def need(name: str) -> Any:
@@ -36,8 +36,8 @@ def need(name: str) -> Any:
 
 
 def need_jax() -> Any:
-    """JAX with float64, on a device that it leaves to others, too."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three quarters of its memory otherwise
+    """Import JAX with float64 and without preallocation."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # by default it takes three quarters of the memory
     jax = need("jax")
     jax.config.update("jax_enable_x64", True)
     return jax
@@ -68,7 +68,7 @@ def geoopt_function(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class _BatchedEigh(torch.autograd.Function):
-    """cuSOLVER's batched routine with the gradient that autograd has for ``eigh``, which divides by gaps."""
+    """cuSOLVER's batched routine with autograd's gradient of ``eigh``, which divides by gaps."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ class _BatchedEigh(torch.autograd.Function):
 
 
 def batched_eigh_function(name: str) -> Callable[[Tensor], Tensor]:
-    """g(A) by the routine that torch calls from version 2.12 on, differentiated as there; for machines with less."""
+    """g(A) by the routine that torch uses since version 2.12, with its gradient, for older versions."""
     if not (torch.cuda.is_available() and cusolver.available()):
         raise MissingPeer("cuSOLVER's batched routine needs CUDA 12.6.2 or later")
     g = {"log": torch.log, "sqrt": torch.sqrt}[name]
@@ -102,7 +102,7 @@ def batched_eigh_function(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def in_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function whose products, and those of its gradient, are made in TF32; on CUDA only."""
+    """A function whose products, and those of its gradient, are computed in TF32; on CUDA only."""
     if not torch.cuda.is_available():
         raise MissingPeer("TF32 is CUDA's")
 
@@ -163,7 +163,7 @@ MATRIX_FUNCTIONS: dict[str, Callable[[str], Callable[[Tensor], Tensor]]] = {
     "spd_learn": spd_learn_function,
     "geoopt": geoopt_function,
 }
-"""Method → maker of g(A) for ``log`` and ``sqrt``."""
+"""Method → factory of g(A) for ``log`` and ``sqrt``."""
 
 
 def pool_with(function: Callable[[Tensor], Tensor], eps: float) -> Callable[[Tensor], Tensor]:
@@ -189,7 +189,7 @@ def svd_pool(name: str, eps: float) -> Callable[[Tensor], Tensor]:
 
 
 class _NewtonSchulz(torch.autograd.Function):
-    """`isqrt` with the gradient of its steps written out, which keeps two matrices per step, as MPN-COV's layers do."""
+    """`isqrt` with an explicit gradient of its steps, which saves two matrices per step, as MPN-COV's layers do."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, steps: int) -> Tensor:
@@ -220,10 +220,10 @@ class _NewtonSchulz(torch.autograd.Function):
 
 
 def mpn_cov_root(a: Tensor, steps: int = 5) -> Tensor:
-    """The square root as the layers of MPN-COV compute it: `isqrt` with a gradient of its own; approximate.
+    """The square root as the layers of MPN-COV compute it: `isqrt` with an explicit gradient; approximate.
 
     Reference:
-        As for `isqrt`, equations 6 to 11. The authors' layers (github.com/jiangtaoxie/fast-MPN-COV, MIT licence) are
+        As for `isqrt`, equations 6 to 11. The authors' layers (github.com/jiangtaoxie/fast-MPN-COV, MIT license) are
         not copied.
     """
     return _NewtonSchulz.apply(a, steps)
@@ -293,13 +293,13 @@ def pade_root(a: Tensor) -> Tensor:
 
     Reference:
         Song, Sebe, Wang, "Fast Differentiable Matrix Square Root", ICLR 2022: MPA_Lya. The authors' code
-        (github.com/KingJamesSong/FastDifferentiableMatSqrt, MIT licence) is not copied.
+        (github.com/KingJamesSong/FastDifferentiableMatSqrt, MIT license) is not copied.
     """
     return _RootAndLyapunov.apply(a, True)
 
 
 def taylor_root(a: Tensor) -> Tensor:
-    """The same by eleven terms of the Taylor series: MTP_Lya; approximate."""
+    """Square root by eleven terms of the Taylor series: MTP_Lya; approximate."""
     return _RootAndLyapunov.apply(a, False)
 
 
@@ -315,7 +315,7 @@ def coupled_newton(a: Tensor, p: int, eps: float, steps: int = 100, tolerance: f
     """Inverse p-th root of A + ελ_max I by the coupled Newton iteration, as Shampoo's implementations write it.
 
     X ← XT, M ← TᵖM with T = ((p + 1)I − M)/p, from M = zA and X = z^(1/p)I; M tends to I and X to the root. It stops
-    when M is within ``tolerance`` of I, after ``steps``, or where an iteration makes it worse.
+    when M is within ``tolerance`` of I, after ``steps``, or if an iteration increases the error.
 
     Reference:
         Anil, Gupta, Koren, Regan, Singer, "Scalable second order optimization for deep learning", 2020, appendix.

@@ -15,25 +15,25 @@ _SERIES = 60
 
 
 def _rotate_rows(rows: Real) -> tuple[Real, Real]:
-    """Make rows orthogonal by rotations: (turned rows, rotation Q) with Q rows = turned."""
-    turned, q = rows.copy(), np.eye(len(rows), dtype=np.longdouble)
+    """Make rows orthogonal by rotations: (rotated rows, rotation Q) with Q rows = rotated."""
+    rotated, q = rows.copy(), np.eye(len(rows), dtype=np.longdouble)
     tiny = np.finfo(np.longdouble).eps
     for _ in range(_SWEEPS):
         worst = np.longdouble(0)
         for i in range(len(rows) - 1):
             for j in range(i + 1, len(rows)):
-                a, b, c = turned[i] @ turned[i], turned[j] @ turned[j], turned[i] @ turned[j]
+                a, b, c = rotated[i] @ rotated[i], rotated[j] @ rotated[j], rotated[i] @ rotated[j]
                 if abs(c) <= tiny * np.sqrt(a * b):
                     continue
                 worst = max(worst, abs(c) / np.sqrt(a * b))
                 zeta = (b - a) / (2 * c)
                 t = (1 if zeta >= 0 else -1) / (abs(zeta) + np.sqrt(1 + zeta * zeta))
                 cosine = 1 / np.sqrt(1 + t * t)
-                for x in (turned, q):
+                for x in (rotated, q):
                     x[i], x[j] = cosine * (x[i] - t * x[j]), cosine * (t * x[i] + x[j])
         if worst <= tiny:
             break
-    return turned, q
+    return rotated, q
 
 
 def _log_differences(a: Real, b: Real) -> Real:
@@ -47,7 +47,7 @@ def _log_differences(a: Real, b: Real) -> Real:
 
 
 def _log_second(a: Real, b: Real, c: Real) -> Real:
-    """log[a, b, c] for positive a, b, c: a series where all are close, the quotient over the widest gap elsewhere."""
+    """log[a, b, c] for positive a, b, c: a series if all are close, else the quotient over the widest gap."""
     a, b, c = np.sort(np.stack(np.broadcast_arrays(a, b, c)), 0)
     gap = c - a
     near = gap < a / 2
@@ -79,7 +79,7 @@ def log_pool_gradient(f: NDArray[np.float64], g: NDArray[np.float64], eps: float
 
 def symmetric_log_gradient(a: NDArray[np.float64], g: NDArray[np.float64]) -> Real:
     """Gradient in A (n, n), symmetric positive definite, of ⟨G, log A⟩."""
-    turned, q = _rotate_rows(a.astype(np.longdouble))
-    lam = np.sqrt((turned * turned).sum(1))  # rows of Q A are λ times the eigenvectors
+    rotated, q = _rotate_rows(a.astype(np.longdouble))
+    lam = np.sqrt((rotated * rotated).sum(1))  # rows of Q A are λ times the eigenvectors
     sym = (g + g.T).astype(np.longdouble) / 2
     return q.T @ (_log_differences(lam[:, None], lam[None]) * (q @ sym @ q.T)) @ q

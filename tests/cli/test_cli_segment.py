@@ -148,9 +148,9 @@ def test_several_pictures_end_with_a_summary(picture, tmp_path):
 
 
 def test_sixteen_bits_are_rescaled_with_a_note(tmp_path, capsys):
-    grey = np.zeros((50, 70), np.uint16)
-    grey[:, 35:] = 900
-    Image.fromarray(grey).save(tmp_path / "deep.png")
+    gray = np.zeros((50, 70), np.uint16)
+    gray[:, 35:] = 900
+    Image.fromarray(gray).save(tmp_path / "deep.png")
     assert main(Config((tmp_path / "deep.png",), out=tmp_path / "out", model="none"))["exit_code"] == 0
     assert "values from 0 to 900 rescaled to 0–255" in capsys.readouterr().out
     overlay = np.asarray(Image.open(tmp_path / "out" / "deep-overlay.png"))

@@ -78,12 +78,12 @@ extern "C" void launch_pool_mix(int blocks, int threads, REAL* w, REAL* t, REAL*
 
 POOL_PREPARE = """
 extern "C" void launch_pool_prepare(int blocks, int threads, IN* f, WEIGHT* weights, REAL* rows, int regions,
-                                    int centred, int m, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare(f, weights, rows, regions, centred, m, d); });
+                                    int centered, int m, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare(f, weights, rows, regions, centered, m, d); });
 }
 extern "C" void launch_pool_prepare_gradient(int blocks, int threads, REAL* g, WEIGHT* weights, IN* out, int regions,
-                                             int centred, int m, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare_gradient(g, weights, out, regions, centred, m, d); });
+                                             int centered, int m, int d) {
+    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare_gradient(g, weights, out, regions, centered, m, d); });
 }
 """
 

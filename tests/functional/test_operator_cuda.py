@@ -115,7 +115,7 @@ REGIONS = torch.stack((LABELS == 0, LABELS > 0), -2)
 KERNELS = {
     "thin pool": lambda f: second_order_pool(f),
     "primal pool": lambda f: second_order_pool(f[..., :3]),
-    "centred pool of regions": lambda f: second_order_pool(f, weight=REGIONS.to(f.device), center=True),
+    "centered pool of regions": lambda f: second_order_pool(f, weight=REGIONS.to(f.device), center=True),
     "J2": lambda f: normalized_cut_j2(f[..., :4], LABELS.to(f.device), num_labels=3),
     "soft": lambda f: normalized_cut_soft(f[..., :4], LABELS.to(f.device), num_labels=3),
     "soft with few rows": lambda f: normalized_cut_soft(f, LABELS.to(f.device), num_labels=3),

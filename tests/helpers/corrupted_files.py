@@ -334,17 +334,17 @@ def _label_files(folder: Path) -> None:
 
 
 def _pictures(folder: Path) -> None:
-    colours = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
-    colours[:, :16] //= 2
-    picture = Image.fromarray(colours)
+    colors = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
+    colors[:, :16] //= 2
+    picture = Image.fromarray(colors)
     for suffix in ("jpg", "png", "tif", "webp", "bmp", "gif", "ppm", "jp2"):
         picture.save(folder / f"{suffix}.{suffix}")
     picture.convert("RGBA").save(folder / "clear.png")
     picture.convert("P").save(folder / "palette.png", transparency=3)
     picture.convert("CMYK").save(folder / "cmyk.jpg")
     picture.save(folder / "turned.jpg", exif=_turned())
-    Image.fromarray(colours[..., 0].astype(np.uint16) * 9).save(folder / "deep.png")
-    Image.fromarray(colours[..., 0].astype(np.float32)).save(folder / "float.tif")
+    Image.fromarray(colors[..., 0].astype(np.uint16) * 9).save(folder / "deep.png")
+    Image.fromarray(colors[..., 0].astype(np.float32)).save(folder / "float.tif")
     picture.save(folder / "packed.tif", compression="tiff_lzw")
 
 

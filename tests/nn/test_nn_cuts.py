@@ -96,9 +96,9 @@ def test_contradictory_arguments(keywords):
 
 def test_a_small_network_trains_on_a_segmentation():
     torch.manual_seed(0)
-    colours = torch.tensor([[1.0, 0.1, 0.1], [0.1, 1.0, 0.2], [0.2, 0.2, 1.0]])
+    colors = torch.tensor([[1.0, 0.1, 0.1], [0.1, 1.0, 0.2], [0.2, 0.2, 1.0]])
     labels = torch.arange(90).reshape(1, 90) % 3
-    pixels = colours[labels] + 0.15 * torch.randn(1, 90, 3)
+    pixels = colors[labels] + 0.15 * torch.randn(1, 90, 3)
     network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 5), torch.nn.ReLU())
     loss, optimizer = NormalizedCutLoss("soft"), torch.optim.Adam(network.parameters(), 0.03)
     first = loss(network(pixels), labels).item()

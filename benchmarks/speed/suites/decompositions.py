@@ -1,4 +1,4 @@
-"""Batches of singular value and eigendecompositions with all factors, at the sizes people ask for."""
+"""Batches of singular value and eigendecompositions with all factors, at common sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Method = Callable[[Tensor], tuple[Tensor, ...]]
 
 _SIZES = ((512, 1024, 3), (210_000, 3, 3), (100, 36, 36), (100, 36, 256), (100, 256, 256), (32, 1024, 32))
 _CPU_SIZES = ((32, 1024, 3), (2000, 3, 3), (8, 36, 36), (8, 36, 256), (2, 1024, 32))
-_TINY = (2, 3, 4, 8)  # orders of very many matrices
+_TINY = (2, 3, 4, 8)  # orders of large batches
 _SVD: dict[str, Method] = {
     "matbackprop": lambda x: tuple(svd(x)),
     "torch.linalg": lambda x: tuple(torch.linalg.svd(x, full_matrices=False)),

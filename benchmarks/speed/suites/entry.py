@@ -1,4 +1,4 @@
-"""What a suite is made of."""
+"""Entries of a suite."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Entry:
     """One method on one case.
 
     Attributes:
-        case: what is computed.
-        method: who computes it.
-        build: makes, for a device, the call that is measured. It raises MissingPeer where the method is not installed.
+        case: the computation.
+        method: name of the method.
+        build: returns the call to measure on a device. It raises MissingPeer if the method is not installed.
         kind: ``time`` for a call that is timed, ``error`` for one that returns a relative error.
         parameters: numbers of the case, for plots.
-        note: what a reader has to know.
+        note: a remark for readers.
     """
 
     case: str

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.speed import peers
 from benchmarks.speed.suites.entry import Entry, Scale
-from benchmarks.speed.suites.pooling import Maker, forward_backward
+from benchmarks.speed.suites.pooling import Factory, forward_backward
 from matbackprop.functional._matrix_function import matrix_function
 from matbackprop.solvers import batched_eigh
 
@@ -21,7 +21,7 @@ _CPU_ORDERS = (16, 36, 64, 169)
 _LARGEST_LOG = 256
 
 
-@functools.lru_cache(maxsize=1)  # all who are compared get them one after the other, and they take long to make
+@functools.lru_cache(maxsize=1)  # shared by all methods, because they are slow to generate
 def _matrices(batch: int, n: int) -> Tensor:
     x = torch.randn(batch, n, 2 * n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     return x @ x.mT / (2 * n) + 0.01 * torch.eye(n, dtype=torch.float64)
@@ -48,11 +48,11 @@ def _jax_eigh(a: Tensor) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(compiled(x))
 
 
-def log_methods() -> dict[str, Maker]:
-    """Who computes the matrix logarithm."""
-    methods: dict[str, Maker] = {"matbackprop": lambda: lambda a: matrix_function(a, "log")}
-    for method, maker in peers.MATRIX_FUNCTIONS.items():
-        methods[method] = partial(maker, "log")
+def log_methods() -> dict[str, Factory]:
+    """Methods for the matrix logarithm."""
+    methods: dict[str, Factory] = {"matbackprop": lambda: lambda a: matrix_function(a, "log")}
+    for method, factory in peers.MATRIX_FUNCTIONS.items():
+        methods[method] = partial(factory, "log")
     return methods
 
 
@@ -70,8 +70,8 @@ def _build_solver(
     return solver(positive_definite(batch, n, device, dtype))
 
 
-def _build_log(maker: Maker, batch: int, n: int, device: torch.device) -> Callable[[], Any]:
-    return forward_backward(maker(), positive_definite(batch, n, device, torch.float32))
+def _build_log(factory: Factory, batch: int, n: int, device: torch.device) -> Callable[[], Any]:
+    return forward_backward(factory(), positive_definite(batch, n, device, torch.float32))
 
 
 def functions(device: torch.device, scale: Scale) -> Iterator[Entry]:
@@ -89,10 +89,10 @@ def functions(device: torch.device, scale: Scale) -> Iterator[Entry]:
                     parameters={"batch": batch, "n": n, "dtype": short, "function": "eigh"},
                 )
     for n in [n for n in orders if n <= _LARGEST_LOG]:
-        for method, maker in log_methods().items():
+        for method, factory in log_methods().items():
             yield Entry(
                 f"matrix log forward + backward, float32, {batch}×{n}×{n}",
                 method,
-                partial(_build_log, maker, batch, n),
+                partial(_build_log, factory, batch, n),
                 parameters={"batch": batch, "n": n, "dtype": "float32", "function": "log"},
             )

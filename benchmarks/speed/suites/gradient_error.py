@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.speed.reference import log_pool_gradient, symmetric_log_gradient
 from benchmarks.speed.suites.entry import Entry, Scale
 from benchmarks.speed.suites.functions import log_methods
-from benchmarks.speed.suites.pooling import EPS, Maker, pool_methods
+from benchmarks.speed.suites.pooling import EPS, Factory, pool_methods
 
 _GAPS = (1.0, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14, 0.0)
 _ORDER = 8
@@ -39,7 +39,7 @@ def _hard_features(kind: str, m: int, d: int) -> NDArray[np.float64]:
 def _tied_matrix(gap: float) -> NDArray[np.float64]:
     """A symmetric matrix with eigenvalues 2, 2 + gap and others well apart, its entries rounded to float64.
 
-    Without a gap it is diagonal, so that rounding does not open one.
+    Without a gap it is diagonal, so that rounding does not separate the eigenvalues.
     """
     generator = np.random.default_rng(7)
     q, _ = np.linalg.qr(generator.standard_normal((_ORDER, _ORDER)))
@@ -55,7 +55,7 @@ def _relative(gradient: Tensor, reference: NDArray[np.longdouble]) -> float:
 
 
 def _error(
-    function: Maker,
+    function: Factory,
     x: NDArray[np.float64],
     g: NDArray[np.float64],
     dtype: torch.dtype,
@@ -87,11 +87,11 @@ def gradient_error(device: torch.device, scale: Scale) -> Iterator[Entry]:
         reference = _cached(partial(log_pool_gradient, f, g, EPS))
         for dtype in (torch.float32, torch.float64):
             short = str(dtype).removeprefix("torch.")
-            for method, maker in pool_methods("log").items():
+            for method, factory in pool_methods("log").items():
                 yield Entry(
                     f"pooling {m}×{d}, {kind}, {short}",
                     method,
-                    _error(maker, f, g, dtype, reference),
+                    _error(factory, f, g, dtype, reference),
                     kind="error",
                     parameters={"dtype": short, "kind": kind},
                 )
@@ -99,11 +99,11 @@ def gradient_error(device: torch.device, scale: Scale) -> Iterator[Entry]:
     for gap in _GAPS[::4] if scale == "quick" else _GAPS:
         a = _tied_matrix(gap)
         reference = _cached(partial(symmetric_log_gradient, a, h))
-        for method, maker in log_methods().items():
+        for method, factory in log_methods().items():
             yield Entry(
                 f"matrix log, eigengap {gap:.0e}",
                 method,
-                _error(maker, a, (h + h.T) / 2, torch.float64, reference),
+                _error(factory, a, (h + h.T) / 2, torch.float64, reference),
                 kind="error",
                 parameters={"gap": gap, "dtype": "float64"},
             )

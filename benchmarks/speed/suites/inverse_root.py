@@ -29,7 +29,7 @@ def _statistics(kind: str, batch: int, n: int) -> Tensor:
 
 
 def _single(a: Tensor) -> Tensor:
-    """By torch's eigendecomposition in float32, damped as Shampoo's implementations do it."""
+    """By torch's eigendecomposition in float32, damped as in implementations of Shampoo."""
     values, vectors = torch.linalg.eigh(a)
     values = values - values[..., :1].clamp_max(0) + _EPS * values[..., -1:]
     return (vectors * values.pow(-1 / _ROOT).unsqueeze(-2)) @ vectors.mT

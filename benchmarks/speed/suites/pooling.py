@@ -13,13 +13,13 @@ from benchmarks.speed import peers
 from benchmarks.speed.suites.entry import Entry, Scale
 from matbackprop.functional._second_order_pool import second_order_pool
 
-Maker = Callable[[], Callable[[Tensor], Tensor]]
+Factory = Callable[[], Callable[[Tensor], Tensor]]
 
 EPS = 1e-3
 _SIZES = ((36, 256), (169, 256), (36, 64), (169, 64))
 _WIDE = 256
 _NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
-_PREPARED = ((64, 49, 512), (256, 16, 128))  # on a GPU, with weights and with centring
+_PREPARED = ((64, 49, 512), (256, 16, 128))  # on a GPU, with weights and with centering
 _CAPTURED = (("log", 36, 256), ("sqrt", 36, 256))
 _CAPTURED_PEERS = ("cuSOLVER's batched routine + autograd's formula", "torch.linalg.eigh + autograd")
 _TF32 = "iSQRT, 5 steps in TF32 (approximate)"
@@ -40,14 +40,14 @@ def forward_backward(function: Callable[[Tensor], Tensor], x: Tensor) -> Callabl
     return lambda: torch.autograd.grad(function(x), x, cotangent)
 
 
-def pool_methods(name: str) -> dict[str, Maker]:
-    """Who pools with g = log or sqrt."""
-    methods: dict[str, Maker] = {
+def pool_methods(name: str) -> dict[str, Factory]:
+    """Methods for pooling with g = log or sqrt."""
+    methods: dict[str, Factory] = {
         "matbackprop": lambda: partial(second_order_pool, eps=EPS, function=name),
         "torch.linalg.svd + autograd": lambda: peers.svd_pool(name, EPS),
     }
-    for method, maker in peers.MATRIX_FUNCTIONS.items():
-        methods[method] = partial(_pool_with, maker, name)
+    for method, factory in peers.MATRIX_FUNCTIONS.items():
+        methods[method] = partial(_pool_with, factory, name)
     if name == "sqrt":
         for method, root in peers.APPROXIMATE_ROOTS.items():
             methods[method] = partial(peers.pool_with, root, EPS)
@@ -55,18 +55,18 @@ def pool_methods(name: str) -> dict[str, Maker]:
     return methods
 
 
-def _pool_with(maker: Callable[[str], Callable[[Tensor], Tensor]], name: str) -> Callable[[Tensor], Tensor]:
-    return peers.pool_with(maker(name), EPS)
+def _pool_with(factory: Callable[[str], Callable[[Tensor], Tensor]], name: str) -> Callable[[Tensor], Tensor]:
+    return peers.pool_with(factory(name), EPS)
 
 
-def _build(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
-    return forward_backward(maker(), features(batch, m, d, device))
+def _build(factory: Factory, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
+    return forward_backward(factory(), features(batch, m, d, device))
 
 
 def _build_prepared(
     weighted: bool, center: bool, batch: int, m: int, d: int, device: torch.device
 ) -> Callable[[], Any]:
-    """Square-root pooling of weighted or centred features."""
+    """Square-root pooling of weighted or centered features."""
     weight = torch.ones(batch, m, device=device) if weighted else None
 
     def pool(x: Tensor) -> Tensor:
@@ -77,9 +77,9 @@ def _build_prepared(
     return forward_backward(pool, features(batch, m, d, device))
 
 
-def _build_captured(maker: Maker, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
-    """The same call, recorded once and replayed without a launch of its own for each kernel."""
-    call = _build(maker, batch, m, d, device)
+def _build_captured(factory: Factory, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
+    """The same call, captured once and replayed as a CUDA graph."""
+    call = _build(factory, batch, m, d, device)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -97,8 +97,8 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
     batch = 2 if scale == "quick" else 100 if device.type == "cuda" else 8
     for m, d in ((9, 16),) if scale == "quick" else _SIZES:
         for name in ("log", "sqrt") if d == _WIDE or scale == "quick" else ("log",):
-            for method, maker in pool_methods(name).items():
-                build = partial(_build, maker, batch, m, d)
+            for method, factory in pool_methods(name).items():
+                build = partial(_build, factory, batch, m, d)
                 parameters: dict[str, float | str] = {"batch": batch, "m": m, "d": d, "function": name}
                 yield Entry(f"{name}, {batch}×{m}×{d}", method, build, parameters=parameters)
     if device.type != "cuda" or scale != "full":
@@ -118,7 +118,7 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
             parameters = {"batch": images, "m": m, "d": d, "function": "sqrt"}
             build = partial(_build_prepared, weighted, center, images, m, d)
             yield Entry(f"sqrt, {images}×{m}×{d}, prepared", method, build, parameters=parameters)
-    # Last, because a routine that cannot be captured may leave the device in a bad state.
+    # Last, because a failed capture may leave the device in a bad state.
     for name, m, d in _CAPTURED:
         for method in ("matbackprop", *(("iSQRT, 5 steps (approximate)",) if name == "sqrt" else ()), *_CAPTURED_PEERS):
             build = partial(_build_captured, pool_methods(name)[method], batch, m, d)

@@ -20,7 +20,7 @@ _SUPERPIXELS = 400
 
 
 def scene(height: int, width: int, dims: int) -> tuple[NDArray[np.float32], Tensor]:
-    """A picture of 25 flat regions with noise (h, w, 3), and its soft colour features (h, w, dims) in (0, 1]."""
+    """A picture of 25 flat regions with noise (h, w, 3), and its soft color features (h, w, dims) in (0, 1]."""
     generator = np.random.default_rng(0)
     sites = generator.random((25, 2)) * (height, width)
     colors = generator.random((25, 3))
@@ -68,7 +68,7 @@ def _skimage(image: NDArray[np.float32]) -> Callable[[], Any]:
 
 
 def segmentation(device: torch.device, scale: Scale) -> Iterator[Entry]:
-    """One 481×321 image; the package makes 8 segmentations at once, the others one each."""
+    """One 481×321 image; the package computes 8 segmentations at once, the others one each."""
     height, width, dims = (24, 36, 6) if scale == "quick" else (321, 481, 20)
     ks = (2, 3) if scale == "quick" else _KS
     case = f"one {width}×{height} image"

@@ -34,9 +34,9 @@ def scene(height=96, width=128, noise=4.0, seed=0):
     labels = np.zeros((height, width), int)
     labels[(y - height / 2) ** 2 + (x - width / 3) ** 2 < (height / 4) ** 2] = 1
     labels[:, int(width * 0.75) :] = 2
-    colours = np.array([[120, 120, 120], [230, 210, 60], [20, 30, 90]])[labels]
-    colours = colours + np.random.default_rng(seed).normal(0, noise, colours.shape)
-    return torch.from_numpy(colours.clip(0, 255).astype(np.uint8)).permute(2, 0, 1).contiguous(), labels
+    colors = np.array([[120, 120, 120], [230, 210, 60], [20, 30, 90]])[labels]
+    colors = colors + np.random.default_rng(seed).normal(0, noise, colors.shape)
+    return torch.from_numpy(colors.clip(0, 255).astype(np.uint8)).permute(2, 0, 1).contiguous(), labels
 
 
 @pytest.mark.parametrize("name", EIGHT)

@@ -107,8 +107,8 @@ def test_png_of_every_depth(tmp_path, mode, dtype):
     elif mode == "L":
         Image.fromarray(labels).save(tmp_path / "a.png")
     else:
-        colours = np.random.default_rng(0).permutation(256)[: 4 * len(mode)].reshape(4, len(mode)).astype(np.uint8)
-        Image.fromarray(colours[labels - 1]).save(tmp_path / "a.png")
+        colors = np.random.default_rng(0).permutation(256)[: 4 * len(mode)].reshape(4, len(mode)).astype(np.uint8)
+        Image.fromarray(colors[labels - 1]).save(tmp_path / "a.png")
     (actual,) = read_label_maps(tmp_path / "a.png")
     # The same partition: labels correspond one to one.
     pairs = {tuple(pair) for pair in np.stack([LABELS.ravel(), actual.ravel()], 1).tolist()}

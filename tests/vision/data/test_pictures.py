@@ -16,7 +16,7 @@ from matbackprop.vision.data import pictures
 from matbackprop.vision.data.pictures import find_pictures, picture_of, read_mask, read_picture
 
 RAMP = np.linspace(0, 1, 12).reshape(3, 4)
-COLOUR = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+COLOR = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 
 
 def saved(tmp_path, image, name, **options):
@@ -28,8 +28,8 @@ def saved(tmp_path, image, name, **options):
 @pytest.mark.parametrize(
     "values, name",
     [
-        ((RAMP * 65535).astype(np.uint16), "grey.png"),
-        ((RAMP * 65535).astype(np.uint16), "grey.tif"),
+        ((RAMP * 65535).astype(np.uint16), "gray.png"),
+        ((RAMP * 65535).astype(np.uint16), "gray.tif"),
         ((RAMP * 4095).astype(np.uint16), "twelve.png"),
         ((RAMP * 1e6).astype(np.int32), "integers.tif"),
         (RAMP.astype(np.float32), "unit.tif"),
@@ -69,14 +69,14 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     }
     exif = Image.Exif()
     exif[0x0112] = orientation
-    path = saved(tmp_path, Image.fromarray(COLOUR), "turned.png", exif=exif)
-    np.testing.assert_array_equal(read_picture(path).pixels, turns[orientation](COLOUR))
+    path = saved(tmp_path, Image.fromarray(COLOR), "turned.png", exif=exif)
+    np.testing.assert_array_equal(read_picture(path).pixels, turns[orientation](COLOR))
 
 
 def test_gray_palette_alpha_and_cmyk_become_rgb(tmp_path):
-    image = Image.fromarray(COLOUR)
-    grey = read_picture(saved(tmp_path, image.convert("L"), "grey.png")).pixels
-    assert grey.shape == COLOUR.shape and np.ptp(grey, axis=-1).max() == 0
+    image = Image.fromarray(COLOR)
+    gray = read_picture(saved(tmp_path, image.convert("L"), "gray.png")).pixels
+    assert gray.shape == COLOR.shape and np.ptp(gray, axis=-1).max() == 0
     two = Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1")
     assert read_picture(saved(tmp_path, two, "two.png")).pixels[0, :, 0].tolist() == [0, 255]
     palette = image.quantize(256)
@@ -85,7 +85,7 @@ def test_gray_palette_alpha_and_cmyk_become_rgb(tmp_path):
     )
     cmyk = read_picture(saved(tmp_path, Image.new("CMYK", (3, 2), (255, 0, 0, 0)), "cmyk.tif")).pixels
     assert cmyk[0, 0].tolist() == [0, 255, 255]
-    assert all(read_picture(tmp_path / n).rescaled is None for n in ("grey.png", "two.png", "palette.png", "cmyk.tif"))
+    assert all(read_picture(tmp_path / n).rescaled is None for n in ("gray.png", "two.png", "palette.png", "cmyk.tif"))
 
 
 def test_transparent_pixels_are_white_and_half_transparent_ones_half(tmp_path):
@@ -115,7 +115,7 @@ def test_a_mask_is_true_at_nonzero_pixels(tmp_path, mode):
 
 
 def test_an_open_image_is_read_in_the_same_way():
-    assert picture_of(Image.fromarray(COLOUR)).pixels.tolist() == COLOUR.tolist()
+    assert picture_of(Image.fromarray(COLOR)).pixels.tolist() == COLOR.tolist()
 
 
 def png_of(width, height, bits=8, rows=b""):
@@ -150,7 +150,7 @@ def test_too_many_pixels_are_refused_before_anything_is_decoded(tmp_path, monkey
 def test_the_pixel_limit_can_be_set(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "MAX_PIXELS", 50)
     with pytest.raises(DataError, match="At most 5e-05 million are decoded"):
-        read_picture(saved(tmp_path, Image.fromarray(COLOUR), "54.png"))
+        read_picture(saved(tmp_path, Image.fromarray(COLOR), "54.png"))
 
 
 def test_unreadable_files_are_named_with_the_reason(tmp_path):
@@ -187,7 +187,7 @@ def test_a_truncated_file_is_one_line(tmp_path, name):
 
 
 def test_reading_in_threads_keeps_the_warning_filters(tmp_path):
-    path = saved(tmp_path, Image.fromarray(COLOUR), "photo.png")
+    path = saved(tmp_path, Image.fromarray(COLOR), "photo.png")
     before = list(warnings.filters)
     with ThreadPoolExecutor(8) as pool:
         assert len({p.pixels.tobytes() for p in pool.map(read_picture, [path] * 200)}) == 1

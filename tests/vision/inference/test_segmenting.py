@@ -112,8 +112,8 @@ def test_a_user_partition_keeps_its_names():
 
 
 def test_gray_alpha_and_floating_point():
-    grey = halves()[..., 0]
-    assert segment_photograph(grey).labels(2).shape == (60, 80)
+    gray = halves()[..., 0]
+    assert segment_photograph(gray).labels(2).shape == (60, 80)
     rgba = np.concatenate([halves(), np.full((60, 80, 1), 255, np.uint8)], -1)
     plain = segment_photograph(halves()).labels(2)
     assert np.array_equal(segment_photograph(rgba).labels(2), plain)

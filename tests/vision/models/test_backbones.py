@@ -53,8 +53,8 @@ def test_a_patch_changes_the_cell_over_it(name):
         assert (moved.sum((1, 2)) > 0).all()
         for axis in (0, 1):
             weight = moved.sum(2 - axis)
-            centre = (weight * torch.arange(weight.shape[1])).sum(1) / weight.sum(1)
-            distance = (info.offset + info.stride * centre - places[:, axis]).mean()
+            center = (weight * torch.arange(weight.shape[1])).sum(1) / weight.sum(1)
+            distance = (info.offset + info.stride * center - places[:, axis]).mean()
             assert distance.abs() <= max(2.0, 0.5 * info.stride), (tap, float(distance))
 
 
@@ -121,9 +121,9 @@ def test_a_backbone_gets_its_input_normalization():
         mean, std = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
 
     own = Own(nn.Sequential(nn.Identity()), {"image": 0})
-    colours = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    expected = (colours - torch.tensor(Own.mean).view(3, 1, 1)) / torch.tensor(Own.std).view(3, 1, 1)
-    torch.testing.assert_close(own(normalize(colours), ["image"])["image"], expected, rtol=1e-6, atol=1e-6)
+    colors = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = (colors - torch.tensor(Own.mean).view(3, 1, 1)) / torch.tensor(Own.std).view(3, 1, 1)
+    torch.testing.assert_close(own(normalize(colors), ["image"])["image"], expected, rtol=1e-6, atol=1e-6)
     assert (Backbone.mean, Backbone.std) == (IMAGENET_MEAN, IMAGENET_STD)
 
 
