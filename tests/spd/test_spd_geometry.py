@@ -149,7 +149,7 @@ def test_complex_means(metric):
 def test_bad_input():
     with pytest.raises(ConfigurationError, match="metric must be one of 'affine_invariant'"):
         spd.distance(A, B, metric="euclidean")
-    with pytest.raises(ShapeError, match="one order"):
+    with pytest.raises(ShapeError, match="the same order"):
         spd.distance(A, EYE[:2, :2])
     with pytest.raises(ShapeError, match="do not broadcast"):
         spd.distance(A, torch.stack([EYE] * 3))
