@@ -91,8 +91,8 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=20_000, help="number of cases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--only", type=int, nargs="+", help="judge these cases and print what came back")
-    parser.add_argument("--revision", help="of the package, where git cannot tell it")
+    parser.add_argument("--only", type=int, nargs="+", help="judge these cases and print their records")
+    parser.add_argument("--revision", help="revision of the package, if git is not available")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "adversarial_matrices.json")
     options = parser.parse_args()
     if options.only:

@@ -37,8 +37,8 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=5000, help="number of files")
-    parser.add_argument("--first", type=int, default=0, help="number of the first one")
-    parser.add_argument("--processes", type=int, default=2, help="corrupted files at a time")
+    parser.add_argument("--first", type=int, default=0, help="number of the first file")
+    parser.add_argument("--processes", type=int, default=2, help="parallel processes")
     parser.add_argument("--only", choices=READERS, help="one reader only")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "corrupted_files.json")
     options = parser.parse_args()

@@ -32,7 +32,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200, help="number of faults")
-    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--first", type=int, default=0, help="number of the first fault")
     parser.add_argument("--only", choices=FAULTS, help="one kind only")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "faults.json")
     options = parser.parse_args()

@@ -31,8 +31,8 @@ def main() -> int:
     from helpers.page_load import SECONDS, run_clients
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=16, help="visitors at the same time")
-    parser.add_argument("--requests", type=int, default=2_000, help="visits of all of them together")
+    parser.add_argument("--clients", type=int, default=16, help="concurrent clients")
+    parser.add_argument("--requests", type=int, default=2_000, help="total number of visits")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "load.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

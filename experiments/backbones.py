@@ -153,7 +153,7 @@ class Backbones(Table1):
         return config
 
     def command(self, row: Row, run: Run) -> str:
-        """The command that trains one seed of a row with its chosen setting, on regions as all rows see them."""
+        """The command that trains one seed of a row with its chosen setting, on the regions of all rows."""
         preset, own = O2P_PRESETS["paper"].data, self.config.data
         fields = ("side", "canvas", "margin", "background", "jitter", "flip", "batch_size")
         changes = {f"data.{name}": getattr(own, name) for name in fields if getattr(own, name) != getattr(preset, name)}

@@ -124,7 +124,7 @@ def test_results_that_exist_are_kept_unless_overwritten(picture, tmp_path, capsy
     assert len(main(config)["images"]) == 1 and np.load(tmp_path / "out" / "photo.npz")["labels"].size
 
 
-def test_a_threshold_decides_what_is_shown(tmp_path):
+def test_threshold_determines_the_regions(tmp_path):
     path = tmp_path / "noise.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)
     shown = []

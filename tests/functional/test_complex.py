@@ -180,7 +180,7 @@ def test_complex64_is_computed_in_complex128(name):
     assert torch.equal(mb.matrix_function(a, name), exact.to(torch.complex64))
 
 
-def test_features_with_an_outlier_keep_their_small_directions():
+def test_small_directions_are_accurate_next_to_an_outlier():
     """Eigenvectors that a Gram matrix mixes are refined."""
     f = cnormal(6, 9)
     f[0] *= 1e7

@@ -58,7 +58,7 @@ def test_derivatives_of_j1_without_lambda():
 
 
 @pytest.mark.parametrize("name", ["j1", "j2"])
-def test_derivatives_at_lost_rank_along_variations_that_keep_it(name):
+def test_derivatives_of_rank_deficient_features_along_variations_that_keep_the_rank(name):
     """F = XY with two columns in X has rank 2 of 4 for any X and Y."""
     labels, function = regions(M, k=K), OBJECTIVES[name][0]
     inputs = (features(M, 2).requires_grad_(), features(2, 4, seed=1).requires_grad_())

@@ -166,7 +166,7 @@ def test_eps_as_a_tensor():
         mb.second_order_pool(f, eps=torch.ones(3))
 
 
-def test_eps_may_be_zero_where_the_function_allows_it():
+def test_eps_may_be_zero_if_the_function_is_finite_at_zero():
     f = relu_features(3, 4)
     root = mb.second_order_pool(f, eps=0.0, function="sqrt")
     torch.testing.assert_close(root @ root, f.mT @ f)

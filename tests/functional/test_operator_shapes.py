@@ -126,7 +126,7 @@ def test_nothing_writes_into_its_inputs(case, device):
     assert all(torch.equal(one, other) for one, other in zip(inputs, before, strict=True))
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_not_modified():
     """No operator modifies its inputs, contiguous or not."""
     f = relu_features(9, 5, 2).mT
     before = f.clone()

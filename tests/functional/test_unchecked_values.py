@@ -101,7 +101,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", REFUSED)
-def test_rank_deficient_gram_matrices_are_refused_whatever_the_sign_of_rounding(name, dtype):
+def test_rank_deficient_gram_matrices_are_refused_for_any_sign_of_rounding(name, dtype):
     for a in _grams(dtype):
         with pytest.raises(DomainError):
             REFUSED[name](a.clone())
@@ -115,7 +115,7 @@ def test_small_eigenvalues_above_the_tolerance_are_accepted(name, dtype, least):
 
 
 def test_scales_of_channels_do_not_make_a_system_singular():
-    """D·A·D with scales from 1e-8 to 1e8: the pivots of a Cholesky factor are compared with their own diagonal."""
+    """D·A·D with scales from 1e-8 to 1e8: the pivots of a Cholesky factor are compared with the diagonal."""
     d = torch.logspace(-8, 8, 4, dtype=torch.float64)
     a = symmetric((0.5, 1.0, 1.5, 2.0))
     scaled = d.unsqueeze(-1) * a * d

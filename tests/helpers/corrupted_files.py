@@ -376,7 +376,7 @@ def _trained(recipe: str) -> Path:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy a folder; large files, which nobody writes to in place, are linked."""
+    """Copy a folder; large files, which are never modified in place, are linked."""
 
     def one(old: str, new: str) -> None:
         (os.link if os.path.getsize(old) > 1 << 20 else shutil.copy2)(old, new)

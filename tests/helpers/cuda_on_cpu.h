@@ -1,4 +1,4 @@
-// Runs the package's CUDA kernels on the CPU, one thread of the system for each thread of a block, to test their logic.
+// Runs the package's CUDA kernels on the CPU, with one system thread per thread of a block, to test their logic.
 #pragma once
 #include <pthread.h>
 
@@ -84,7 +84,7 @@ static void emulated_multiply_add(double (&c)[2], double a, double b) {
     __syncwarp();
 }
 
-// The grid and the bytes of shared memory that the caller of a kernel in a library asks for.
+// The grid and the bytes of shared memory of a launch.
 static Index asked_grid{0, 0, 0};
 static size_t asked_bytes = sizeof shared_memory;
 static bool overrun = false;
@@ -105,7 +105,7 @@ static void launch(Index grid, int threads, int members, std::function<void()> k
     for (int x = 0; x < grid.x; ++x)
         for (int y = 0; y < grid.y; ++y)
             for (int z = 0; z < grid.z; ++z) {
-                memset(shared_memory, 0x7f, sizeof shared_memory);  // so that reading before writing gives nonsense
+                memset(shared_memory, 0x7f, sizeof shared_memory);  // poison, to detect reads before writes
                 std::vector<std::thread> block;
                 for (int t = 0; t < threads; ++t)
                     block.emplace_back([=] {

@@ -126,8 +126,8 @@ def train_long(steps: int, folder: Path) -> dict[str, object]:
 def segment_long(photographs: int, folder: Path, sizes: tuple[int, int] = (40, 120)) -> dict[str, object]:
     """Segment synthetic photographs of random or equal sizes with the network in the package, and measure the process.
 
-    The same photographs come again and again, and the process is looked at after each round: what differs from one look
-    to the next is then no matter of sizes.
+    The same photographs are repeated and the process is measured after each round, so that sizes do not affect the
+    measurements.
     """
     model, steady = load_segmenter(device="cpu"), Steady(photographs, _temporary(folder))
     for number in range(photographs):

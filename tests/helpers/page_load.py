@@ -133,7 +133,7 @@ def _waits(said: bytes) -> bool:
 
 
 def good(client: Client, draw: random.Random) -> str | None:
-    """Upload a photograph, request its analysis, and compare the picture that comes back."""
+    """Upload a photograph, request its analysis, and compare the returned picture."""
     content = photograph(client.number)
     status, answer = client.upload(content, f"own-{client.number}.png")
     if status in (429, 503, 507):

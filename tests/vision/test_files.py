@@ -44,7 +44,7 @@ def test_a_folder_without_the_mark_is_not_removed(ours):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "deep/a.bin", "b.binary"])
-def test_a_foreign_file_keeps_everything(ours, name):
+def test_a_folder_with_a_foreign_file_is_not_removed(ours, name):
     (ours / name).parent.mkdir(exist_ok=True)
     (ours / name).write_text("theirs")
     with pytest.raises(ConfigurationError, match=name.split("/")[0]):

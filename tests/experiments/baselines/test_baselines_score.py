@@ -24,7 +24,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_scores_of_a_method_and_of_people(root):
+def test_scores_of_a_method_and_of_humans(root):
     data = BSDS(root, "val")
     actual = run_baseline("one_region", data, Workers(), boundary=True)
     expected = evaluate_segmentations(

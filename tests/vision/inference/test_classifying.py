@@ -109,7 +109,7 @@ def test_one_line_names_the_regions_of_a_picture_file(model, shapes, tmp_path):
     assert next(iter(answer)) == NAMES[int(expected.argmax())]
 
 
-def test_regions_come_as_labels_boxes_masks_or_segments(model):
+def test_regions_as_labels_boxes_masks_or_segments(model):
     photo = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     labels = np.full((40, 60), -1)
     labels[:20, :30], labels[20:, 30:] = 0, 4
@@ -236,7 +236,7 @@ def test_exif_orientation_is_applied_before_cropping(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("picture_of", "name"), [("chelsea", "cat"), ("astronaut", "person")])
-def test_the_classifier_in_the_package_names_what_a_photograph_shows(picture_of, name):
+def test_the_classifier_in_the_package_classifies_a_photograph(picture_of, name):
     photograph = getattr(pytest.importorskip("skimage.data"), picture_of)()
     (region,) = matbackprop.classify(photograph)
     assert len(region) == 80 and next(iter(region)) == name

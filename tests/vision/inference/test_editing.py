@@ -43,7 +43,7 @@ def test_any_region_can_be_divided_and_united_again(tree):
             assert same_partition(unite_region(tree, split, part), labels)
 
 
-def test_the_ends_stay_as_they_are(tree):
+def test_one_region_cannot_be_united_and_the_finest_not_divided(tree):
     one, most = tree.levels([1, tree.count])
     assert same_partition(unite_region(tree, one, 0), one)
     assert same_partition(split_region(tree, most, 3), most)

@@ -100,7 +100,7 @@ def test_a_nested_hierarchy_against_the_rule():
     np.testing.assert_allclose(objects_and_parts(levels, people), expected)
 
 
-def test_a_persons_own_map_is_all_objects():
+def test_a_human_map_against_itself_is_all_objects():
     person = np.arange(6).repeat(10).reshape(6, 10)
     assert objects_and_parts([person], [person]).tolist() == [[1.0, 1.0]]
 

@@ -1,4 +1,4 @@
-"""Region measures against scikit-learn, scikit-image and plain loops, and the laws they obey."""
+"""Region measures against scikit-learn, scikit-image and plain loops, and their invariances."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_against_references(seed):
             assert scores.variation_of_information[t, g] == pytest.approx(information, abs=1e-10)
 
 
-def test_best_covering_takes_each_region_where_it_is_best():
+def test_best_covering_uses_the_best_level_of_each_region():
     truth = np.repeat([[0, 0, 1, 1]], 2, 0)
     left, right = np.repeat([[0, 0, 1, 2]], 2, 0), np.repeat([[0, 1, 2, 2]], 2, 0)
     scores = region_scores([left, right], [truth])

@@ -41,7 +41,7 @@ def test_curves_are_one_drawing_per_panel_and_not_shown_twice(run):
     assert len(ids) == len(set(ids))
 
 
-def test_the_page_loads_nothing_and_escapes_what_it_shows(run):
+def test_the_page_loads_nothing_and_escapes_its_content(run):
     page = write_report(run).read_text(encoding="utf-8")
     assert not re.findall(r'(?:src|href)="(?!data:|#)', re.sub(r"xlink:href=", "href=", page))
     assert "<script>" not in page and "&lt;script&gt;" in page

@@ -23,7 +23,7 @@ def test_staircases_become_smooth_borders():
     assert (after != true).mean() < 0.1 * (before != true).mean()
 
 
-def test_no_label_is_lost_and_interiors_stay():
+def test_no_label_is_lost_and_interiors_do_not_change():
     rng = np.random.default_rng(1)
     small = rng.integers(0, 400, (20, 30)).astype(np.int32)  # regions of a few cells without an interior
     small[5:15, 5:20] = 7
@@ -41,7 +41,7 @@ def test_strips_do_not_change_the_result():
     assert np.array_equal(refine_labels(small, image), true)
 
 
-def test_the_same_size_stays_and_sizes_must_fit():
+def test_equal_sizes_are_unchanged_and_sizes_must_match():
     labels = disks(30, 40)
     assert np.array_equal(refine_labels(labels, np.zeros((30, 40, 3), np.uint8)), labels)
     with pytest.raises(ShapeError, match="no larger"):

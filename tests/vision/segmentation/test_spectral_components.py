@@ -46,7 +46,7 @@ def test_both_implementations_equal_flood_fill(h, w, kinds, connectivity, seed):
         assert torch.equal(find(labels[None], connectivity)[0], expected), find
 
 
-def test_a_long_winding_region_stays_one(device):
+def test_a_long_winding_region_is_one_component(device):
     spiral = torch.zeros(41, 41, dtype=torch.long, device=device)
     spiral[1::2] = 1
     spiral[1::4, -1] = 0

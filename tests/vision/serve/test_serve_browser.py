@@ -189,7 +189,7 @@ def test_photograph_and_slider_are_above_the_fold(visit):
         assert box["y"] >= 0 and box["y"] + box["height"] <= 860
 
 
-def test_the_pointer_outlines_a_region_and_keys_do_what_a_click_does(visit):
+def test_the_pointer_outlines_a_region_and_keys_act_like_clicks(visit):
     page = visit()
     slide(page, 1, 1)
     orange = """() => {
@@ -227,7 +227,7 @@ def _png(height, width):
     return file.getvalue()
 
 
-def test_two_visitors_do_not_see_each_other(visit):
+def test_two_visitors_are_isolated(visit):
     one, two = visit(), visit()
     upload(one, ("mine.png", quarters()))
     slide(two, 1, 1)

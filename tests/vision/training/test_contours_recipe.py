@@ -61,7 +61,7 @@ def test_loss_ignores_what_few_annotators_drew():
     assert contour_loss(-logits, agreement) > 10 * contour_loss(logits, agreement)
 
 
-def test_the_result_is_the_average_and_learns_the_borders_of_shapes(tmp_path):
+def test_training_with_averaged_weights_lowers_the_validation_loss(tmp_path):
     changes = {"engine.run": str(tmp_path / "run"), "engine.max_epochs": 6, "engine.report": False,
                "engine.progress": False, "engine.tensorboard": False, "data.cache": str(tmp_path),
                "data.made": 16, "train.average_from": 5, "train.average": 0.8}  # fmt: skip
@@ -71,7 +71,7 @@ def test_the_result_is_the_average_and_learns_the_borders_of_shapes(tmp_path):
     assert ContourNet.from_pretrained(run.path / "model").config.backbone == "alexnet"
 
 
-def test_frozen_layers_stay(tmp_path):
+def test_frozen_layers_do_not_change(tmp_path):
     from matbackprop.vision.training.contours import ContoursModule
 
     config = dataclasses.replace(CONTOURS_PRESETS["smoke"])

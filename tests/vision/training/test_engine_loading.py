@@ -1,4 +1,4 @@
-"""Batches: the order depends on seed and epoch only, processes share it, and any batch can be the next."""
+"""Batches: the order depends on seed and epoch only, processes share it, and reading can start at any batch."""
 
 import itertools
 

@@ -105,7 +105,7 @@ def test_replaced_files_are_prepared_again(tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_preparing_images_stops_at_once_when_asked(tmp_path):
+def test_preparing_images_stops_at_an_interrupt(tmp_path):
     (tmp_path / "read").mkdir()
     data = TracedImages(tmp_path / "read", 200)
 

@@ -247,7 +247,7 @@ def test_presets_build_on_any_data(config, preset):
     assert module.model.poolings()["pool5"].width == 256
 
 
-def test_the_configuration_presents_regions_as_they_are_cropped_by_default():
+def test_default_sizes_are_those_of_the_cropped_regions():
     assert (RegionDataConfig().side, RegionDataConfig().canvas) == (coco_regions.SIDE, coco_regions.CANVAS)
 
 
@@ -261,7 +261,7 @@ def test_frozen_first_layers_are_computed_once(config, monkeypatch, start):
     monkeypatch.setattr(RegionClassifier, "maps", lambda self, *a: seen.append(len(a[0])) or forward(self, *a))
     module, run = train(config)
     regions = region_sets(config.data)
-    assert sum(seen) == len(regions[0]) + len(regions[1])  # every region once, whatever the number of epochs
+    assert sum(seen) == len(regions[0]) + len(regions[1])  # every region once, for any number of epochs
     first = {name: p for name, p in module.model.backbone.named_parameters() if not p.requires_grad}
     seed_all(config.engine.seed)
     fresh, data = build(config)
