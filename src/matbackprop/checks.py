@@ -1,8 +1,7 @@
-"""Checks of arguments: shape, dtype, device, values. `prepare` is what every operator calls first.
+"""Check arguments: shape, dtype, device, values. Every operator first calls `prepare`.
 
-Checks of values synchronize with a GPU, so operators make them there only for ``check=True``. While compiling and under
-a transformation there are no values to check. What is not checked is marked: `nan_where` makes results NaN on the
-device.
+Checks of values synchronize with a GPU, so operators check there only for ``check=True``. While compiling and under
+a transformation values cannot be read. Unchecked invalid results are set to NaN on the device by `nan_where`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _COMPLEX = (torch.complex128, torch.complex64)
 
 Range = Literal["sums", "products", "large", "rescale"]
 """Sizes of the largest entry that an operator accepts: sums of entries, or fourth powers, stay in the range of the
-dtype; ``"large"`` limits overflow alone; ``"rescale"`` multiplies by a power of two instead of refusing."""
+dtype; ``"large"`` limits only overflow; ``"rescale"`` multiplies by a power of two instead of raising."""
 
 
 def check_floating(a: Tensor, name: str, *, or_complex: bool = False) -> None:
@@ -41,11 +40,11 @@ def check_floating(a: Tensor, name: str, *, or_complex: bool = False) -> None:
         raise DtypeError(f"{name} must be a torch.Tensor, got {type(a).__name__}.")
     if a.dtype in _FLOATING or (or_complex and a.dtype in _COMPLEX):
         return
-    remedy = "convert it with .float() first"
+    fix = "Convert it with .float() first"
     if a.dtype.is_complex:
-        remedy = "convert it to torch.complex64" if or_complex else "this operator has no complex form, pass .real"
+        fix = "Convert it to torch.complex64" if or_complex else "Pass .real; the operator has no complex form"
     kind = "floating-point or complex" if or_complex else "real floating-point"
-    raise DtypeError(f"{name} must be a {kind} tensor, got {a.dtype}; {remedy}.")
+    raise DtypeError(f"{name} must be a {kind} tensor, got {a.dtype}. {fix}.")
 
 
 def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool = False) -> None:
@@ -58,7 +57,7 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool
 
 
 def values_checkable(a: Tensor) -> bool:
-    """Whether the values of ``a`` can be read: not while compiling or transforming, on meta or in a fake tensor."""
+    """Return whether the values of ``a`` can be read: not while compiling or transforming, and not on meta or fake."""
     return not (
         torch.compiler.is_compiling()
         or a.is_meta
@@ -68,7 +67,7 @@ def values_checkable(a: Tensor) -> bool:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether tensors have memory to point to: neither compiled, transformed, fake nor of a class of their own."""
+    """Return whether tensors have memory: not compiled, transformed, fake, or of a subclass."""
     if torch.compiler.is_compiling():
         return False
     return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or is_wrapped(t)) for t in tensors)
@@ -93,7 +92,7 @@ def check_option(value: object, options: Sequence[str], name: str) -> None:
 
 def check_finite(a: Tensor, name: str) -> None:
     """Raise when ``a`` holds NaN or Inf."""
-    # The sum of finite numbers is finite unless it overflows: one pass in the usual case, a count only when it is not.
+    # The sum of finite numbers is finite unless it overflows, so the usual case needs one pass and no count.
     if values_checkable(a) and not cmath.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
             f"{name} holds {bad} non-finite of {a.numel()} entries. Look for an exploding activation or a division by "
@@ -101,10 +100,10 @@ def check_finite(a: Tensor, name: str) -> None:
         )
 
 
-def check_result(out: Tensor, name: str, remedy: str) -> None:
+def check_result(out: Tensor, name: str, fix: str) -> None:
     """Raise if a result of finite inputs is not finite: it overflowed."""
     if values_checkable(out) and not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
-        raise DomainError(f"{name} overflows {out.dtype}. {remedy}")
+        raise DomainError(f"{name} overflows {out.dtype}. {fix}")
 
 
 def _limits(dtype: torch.dtype, sizes: Range) -> tuple[float, float]:
@@ -126,9 +125,9 @@ def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
 
 
 def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Matrices whose fourth powers in ``dtype`` leave the range, times powers of two, if values can be checked.
+    """Scale matrices whose fourth powers in ``dtype`` leave the range by powers of two, if values can be checked.
 
-    Also two factors per matrix ``(*batch, 1)``, whose product may be out of range itself; None if all are 1.
+    Also return two factors per matrix ``(*batch, 1)``, whose product may be out of range itself; None if all are 1.
     """
     outside = _sizes_outside(a, *_limits(dtype, "rescale"))
     if outside is None:
@@ -152,13 +151,13 @@ def _sizes_outside(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor
     """The largest entry of each matrix and which are out of a range; None if none is, or values cannot be read."""
     if a.numel() == 0 or torch.finfo(a.dtype).max <= most or not values_checkable(a):
         return None
-    largest = a.detach().abs().amax((-2, -1))  # vector_norm takes ten times as long
+    largest = a.detach().abs().amax((-2, -1))  # vector_norm is ten times slower
     bad = (largest > most) | ((largest < least) & (largest > 0))
     return (largest, bad) if bool(bad.any()) else None
 
 
 def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
-    """NaN, with NaN derivatives, for the matrices or vectors of a batch that ``bad`` ``(*batch,)`` marks."""
+    """Set the matrices or vectors of a batch that ``bad`` ``(*batch,)`` marks, and their derivatives, to NaN."""
     if bad is None:
         return out
     factor = torch.where(bad, torch.nan, 1.0).to(real_dtype(out.dtype))
@@ -169,9 +168,9 @@ class Prepared(NamedTuple):
     """An operator's matrices after all checks.
 
     Attributes:
-        x: in the dtype of the computation, the symmetric part if the operator takes symmetric matrices.
+        x: matrices in the dtype of the computation; the symmetric part for operators on symmetric matrices.
         check_values: whether later values (eigenvalues, weights) are checked.
-        bad: matrices that must become NaN ``(*batch,)``: not symmetric, and not checked. None if there are none.
+        bad: matrices that must become NaN ``(*batch,)``, because they are not symmetric and not checked; or None.
         factors: of `rescaled`.
     """
 
@@ -242,10 +241,10 @@ def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: s
     With ``regions`` it may also be ``(*b, r, m)``.
     """
     if not isinstance(weight, Tensor):
-        raise DtypeError(f"{name} must be a torch.Tensor, got {type(weight).__name__}; pass torch.tensor({name}).")
+        raise DtypeError(f"{name} must be a torch.Tensor, got {type(weight).__name__}. Pass torch.tensor({name}).")
     if weight.dtype != torch.bool and not weight.dtype.is_floating_point:
         raise DtypeError(
-            f"{name} must be boolean or floating point, got {weight.dtype}; convert it with .bool() or .float()."
+            f"{name} must be boolean or floating point, got {weight.dtype}. Convert it with .bool() or .float()."
         )
     if weight.device != rows.device:
         raise DeviceError(
@@ -258,7 +257,7 @@ def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: s
         raise ShapeError(
             f"{name} must have shape {(*batch, m)}, one value per row"
             + (f", or ({sizes}r, {m}) for r regions" if regions else "")
-            + f"; got {tuple(weight.shape)} for features of shape {tuple(rows.shape)}."
+            + f", got {tuple(weight.shape)} for features of shape {tuple(rows.shape)}."
         )
 
 
@@ -268,15 +267,15 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
         return
     check_finite(weight, name)
     if values_checkable(weight) and bool((weight < 0).any()):
-        raise DomainError(f"{name} must not be negative, its smallest entry is {float(weight.detach().min()):.3g}.")
+        raise DomainError(f"{name} must not be negative, got {float(weight.detach().min()):.3g}.")
 
 
 def _asymmetry(a: Tensor, unit: float) -> tuple[Tensor, Tensor]:
-    """|aᵢⱼ − āⱼᵢ| and how much of it rounding explains, both ``(*batch, n, n)``.
+    """Return |aᵢⱼ − āⱼᵢ| and the bound for rounding errors, both ``(*batch, n, n)``.
 
     Entries are compared with √(rᵢrⱼ), rᵢ the largest entry of row and column i, so that a large row does not hide the
     asymmetry of a small one. Products such as S^(−½)AS^(−½) lose an unknown number of digits by cancellation, so half
-    of the digits may differ; and rounding of the largest entry of the matrix may reach any other.
+    of the digits may differ. Rounding errors of the largest entry may occur in all entries.
     """
     size = a.abs()
     rows = torch.maximum(size.amax(-1), size.amax(-2)).clamp_min(unit)
@@ -287,7 +286,7 @@ def _asymmetry(a: Tensor, unit: float) -> tuple[Tensor, Tensor]:
 
 
 def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
-    """Which matrices are not symmetric ``(*batch,)``, found without synchronization; None for empty ones."""
+    """Return which matrices are not symmetric ``(*batch,)``, without synchronization; None for empty ones."""
     if a.shape[-1] == 0:
         return None
     gap, allowed = _asymmetry(a.detach(), unit)
@@ -295,9 +294,9 @@ def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
 
 
 def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
-    """Raise if ``a`` differs from its (conjugate) transpose by more than rounding explains.
+    """Raise if ``a`` differs from its (conjugate) transpose by more than rounding.
 
-    ``unit`` is a size below which entries count as zero, 1 for exp: if a sum cancels to nothing, no digit needs to be
+    ``unit`` is a size below which entries count as zero, 1 for exp, because no digit of a canceled sum needs to be
     symmetric. Return whether A equals its transpose bitwise.
     """
     a = a.detach()
@@ -315,14 +314,14 @@ def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
         size, gap = (t.reshape(-1, *a.shape[-2:])[worst].max() for t in (a.abs(), gap))
         kind, transpose = ("Hermitian", "conjugate transpose") if a.is_complex() else ("symmetric", "transpose")
         raise SymmetryError(
-            f"{name} must be {kind}; its largest entry is {float(size):.3g}, it differs from its {transpose} by up to "
-            f"{float(gap):.3g}. Pass (A + A.mH)/2 to use the {kind} part."
+            f"{name} must be {kind}, but it differs from its {transpose} by up to "
+            f"{float(gap):.3g}, with a largest entry of {float(size):.3g}. Pass (A + A.mH)/2 to use the {kind} part."
         )
     return False
 
 
 def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, like: Tensor) -> Tensor | None:
-    """Make a number or a tensor one value per matrix ``(*batch,)``, without synchronization."""
+    """Convert a number or a tensor to one value per matrix ``(*batch,)``, without synchronization."""
     if p is None:
         return None
     if not isinstance(p, Tensor):
@@ -331,11 +330,11 @@ def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, lik
     p = p.to(dtype=real_dtype(like.dtype), device=like.device)
     extra = p.ndim - len(batch)
     try:
-        # One value may come with more dimensions than the batch has, as a parameter of shape (1,) does.
+        # One value may have more dimensions than the batch, such as a parameter of shape (1,).
         return (p.reshape(p.shape[extra:]) if extra > 0 and p.shape[:extra].numel() == 1 else p).expand(batch)
     except RuntimeError as error:
         raise ShapeError(
-            f"{name} must broadcast to the batch shape {tuple(batch)}, one value per matrix; got shape "
+            f"{name} must broadcast to the batch shape {tuple(batch)}, one value per matrix, got shape "
             f"{tuple(p.shape)}."
         ) from error
 
@@ -347,5 +346,5 @@ def check_ks(ks: Sequence[int]) -> list[int]:
     except TypeError:
         out = []
     if not out or min(out) < 1:
-        raise ConfigurationError(f"ks must name at least one number, all of them whole and positive; got {list(ks)}.")
+        raise ConfigurationError(f"ks must hold at least one positive integer, got {list(ks)}.")
     return out

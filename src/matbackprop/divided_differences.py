@@ -4,9 +4,9 @@ A matrix function needs g on the spectrum, its derivative the first divided diff
 
     g[a, b] = (g(a) − g(b)) / (a − b),   g[a, a] = g'(a),
 
-and its second derivative g[a, b, c] = (g[b, c] − g[a, b]) / (c − a). Evaluated as written they lose all digits
-when arguments meet. The forms below keep full accuracy for any gap, including zero. First differences are tables
-of n² entries; they are computed in place, which is several times faster on the CPU than in fresh memory.
+and its second derivative g[a, b, c] = (g[b, c] − g[a, b]) / (c − a). These quotients lose all digits
+as arguments approach each other. The forms below are accurate for any gap, including zero. First differences are
+tables of n² entries, computed in place, which is several times faster on the CPU than allocating memory.
 
 All functions take the parameters of g, if it has any, after the arguments: ``value(x, *params)``.
 """
@@ -53,7 +53,7 @@ def _ordered(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _positive_gap(low: Tensor, high: Tensor) -> Tensor:
-    """high − low, kept from zero so that it can divide a numerator that vanishes with it."""
+    """high − low, bounded away from zero, to divide a numerator that vanishes with it."""
     gap = high - low
     return gap.clamp_min(torch.finfo(gap.dtype).tiny)
 
@@ -62,15 +62,15 @@ def _positive_gap(low: Tensor, high: Tensor) -> Tensor:
 
 
 def _log_first(a: Tensor, b: Tensor) -> Tensor:
-    # log(r)/(r − 1) is smooth in r, and r − 1 is exact near 1: the rounding of r = a/b costs half a digit's last
-    # place, no more.
+    # log(r)/(r − 1) is smooth in r, and r − 1 is exact near 1: the rounding of r = a/b costs at most
+    # half a unit in the last place.
     r = a / b
     r.masked_fill_(r == 1, 1 + torch.finfo(r.dtype).eps)
     return r.log().div_(r.sub_(1)).div_(b)
 
 
 def _log_tail(low: Tensor, high: Tensor) -> Tensor:
-    """atanh(r)/r − 1 with r = (high − low)/(high + low): what log[low, high] has beyond 2/(low + high)."""
+    """atanh(r)/r − 1 with r = (high − low)/(high + low): the relative excess of log[low, high] over 2/(low + high)."""
     x = ((high - low) / low).clamp_min(_SMALLEST_GAP)
     r = x / (2 + x)
     q = r * r
@@ -120,9 +120,9 @@ def _inverse_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """eˣ − 1 with all digits near zero, also in a compiled graph, which computes torch.expm1 as it is written here.
+    """eˣ − 1, accurate near zero also in compiled graphs, which replace torch.expm1 by the plain difference.
 
-    There by Kahan's way: the rounding of u = eˣ cancels in (u − 1)/log u.
+    Compiled graphs use Kahan's method: the rounding of u = eˣ cancels in (u − 1)/log u.
     """
     if not torch.compiler.is_compiling():
         return torch.expm1(x)
@@ -139,7 +139,7 @@ def _exp_first(a: Tensor, b: Tensor) -> Tensor:
 def _exp_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     a, b, c = _ordered(a, b, c)
     x, y = c - b, a - b
-    # exp[a, b, c] = e^b Σ_k h_k(x, y) / (k + 2)!, h_k the complete homogeneous polynomials; used where |x|, |y| ≤ 1.
+    # exp[a, b, c] = e^b Σ_k h_k(x, y) / (k + 2)!, h_k the complete homogeneous polynomials; used for |x|, |y| ≤ 1.
     near = x - y < 1
     u, v = torch.where(near, x, 0), torch.where(near, y, 0)
     power = complete = torch.ones_like(u + v)
@@ -156,13 +156,13 @@ def _exp_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def _log_ratio(gap: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """log(high/low), not zero at a tie, where the ratio itself leaves the range too."""
+    """log(high/low), nonzero at a tie, also if the ratio overflows."""
     x = (gap / low).clamp_min_(_SMALLEST_GAP)
     return torch.where(x.isinf(), high.log() - low.log(), x.log1p())
 
 
 def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
-    """By the end at which λ^p is larger, so that only what vanishes beside it leaves the range."""
+    """Expand at the argument with the larger λ^p, so that only negligible terms leave the range."""
     low, high = torch.minimum(a, b), torch.maximum(a, b)
     end = torch.where(p > 0, high, low)
     gap = (a - b).abs_()
@@ -173,8 +173,8 @@ def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
 def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
     a, b, c = _ordered(a, b, c)
     x, y = (c - b) / b, (a - b) / b
-    # The binomial series around the middle argument where all three are close, the quotient over the widest gap
-    # elsewhere.
+    # The binomial series around the middle argument if all three are close, otherwise the quotient over the widest
+    # gap.
     near = (x - y) * p.abs().clamp_min(1) < 0.1
     u, v = torch.where(near, x, 0), torch.where(near, y, 0)
     power = complete = torch.ones_like(u + v)
@@ -214,7 +214,7 @@ def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
 
 
 def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
-    """λⁿ for a whole number n: its divided differences are complete homogeneous polynomials, no gap divides."""
+    """λⁿ for an integer n, whose divided differences are complete homogeneous polynomials without division."""
     degree = abs(n)
 
     def complete2(k: int, a: Tensor, b: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ def _integral_or_quotient(integral: Tensor, one: Tensor, other: Tensor, gap: Ten
 
 
 def _first_from_derivative(g: Callable[..., Tensor], derivative: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """g[a, b] as ∫₀¹ g'(a + t(b − a)) dt if the gap is small, and as the quotient elsewhere."""
+    """g[a, b] as ∫₀¹ g'(a + t(b − a)) dt if the gap is small, and as the quotient otherwise."""
 
     def first(a: Tensor, b: Tensor, *params: Tensor) -> Tensor:
         gap = b - a
@@ -343,10 +343,10 @@ class SpectralFunction:
         value: g(x, \\*params).
         first: g[a, b], symmetric, with g'(a) at a = b.
         second: g[a, b, c], symmetric, with g''(a)/2 if all three coincide.
-        domain: where g is defined.
+        domain: domain of g.
         in_parameter: returns ∂g/∂p for a function of one parameter with one value per matrix, such as a power.
         builtin: whether the function belongs to the package, so that kernels may replace it by name.
-        announce: whether a divided difference that overflows raises DomainError.
+        announce: whether overflow of a divided difference raises DomainError.
         refusal: message of the DomainError that any divided difference raises, if not empty.
         shapes: of the parameters of a user-defined function.
 
@@ -383,7 +383,7 @@ class SpectralFunction:
         Divided differences of close arguments are integrals of g' (8 Gauss points) and of its derivative by
         autograd (5 × 5 points); those of distant arguments are quotients. The integral is used unless it
         differs from the quotient by more than the rounding error of the quotient, so eigenvalues that differ
-        by rounding alone count as equal, whatever their size.
+        only by rounding count as equal.
         """
         first = _first_from_derivative(g, derivative)
         return cls(name, g, first, _second_from_derivative(first, derivative), domain)
@@ -472,12 +472,11 @@ def _two_pieces(
     slope: float,
     lower: Callable[[Tensor], Tensor | float] = lambda p: 0.0,
 ) -> SpectralFunction:
-    """A function of two straight pieces: e(λ) above a threshold, with a slope of 0 or 1, beside a constant piece.
+    """A piecewise linear function of two pieces: a constant one, and one with slope 0 or 1 above a threshold.
 
-    The threshold takes the place of the exponent. ``upper`` says where λ lies on the upper piece and ``excess`` how far
-    that piece is from the lower one, so that nothing cancels: what two arguments on one piece and a third on the other
-    leave of g[x, y, z] is ±e(x)/((x − y)(x − z)) of the odd one out. Numbers that are equal on both pieces are not told
-    apart.
+    The threshold is passed as the exponent. ``upper`` selects the upper piece, and ``excess`` is e(λ), the difference
+    of the pieces, which avoids cancellation: for two arguments on one piece and x on the other, g[x, y, z] is
+    ±e(x)/((x − y)(x − z)). Values that are equal on both pieces are not distinguished.
     """
 
     def value(lam: Tensor, p: Tensor) -> Tensor:
@@ -508,26 +507,26 @@ def _above(lam: Tensor, threshold: Tensor) -> Tensor:
 
 
 STEP = _two_pieces("step", _above, lambda lam, p: torch.ones_like(lam - p), slope=0)
-"""1 above a threshold and 0 elsewhere."""
+"""1 above a threshold, 0 otherwise."""
 
 KEEP_LARGE = _two_pieces("keep large", lambda lam, p: lam.abs() > p, lambda lam, p: lam + 0 * p, slope=1)
-"""λ where |λ| exceeds a threshold and 0 elsewhere."""
+"""λ if |λ| exceeds a threshold, 0 otherwise."""
 
 CLAMP = _two_pieces("clamp", _above, lambda lam, p: lam - p, slope=1, lower=lambda p: p)
-"""The larger one of λ and a threshold."""
+"""The maximum of λ and a threshold."""
 
 
 FunctionLike = str | SpectralFunction | tuple[Callable[..., Tensor], Callable[..., Tensor]]
 
 
 def named_function(name: str) -> SpectralFunction:
-    """The built-in function of that name: log, sqrt, inv_sqrt, exp, inverse."""
+    """Return a built-in function by name: log, sqrt, inv_sqrt, exp, inverse."""
     try:
         return _NAMED[name]
     except KeyError:
         known = ", ".join([*_NAMED, "power"])
         raise DomainError(
-            f"unknown matrix function {name!r}; choose one of {known}, or pass a pair of callables."
+            f"Unknown matrix function {name!r}. Choose one of {known}, or pass a pair of callables."
         ) from None
 
 
@@ -538,7 +537,7 @@ def _integer_function(n: int) -> SpectralFunction:
 
 
 def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, Given]:
-    """x^p and the parameters to pass with it: none if p is a fixed number with a closed form."""
+    """Return x^p and its parameters: none if p is a fixed number with a closed form."""
     if isinstance(exponent, Tensor):
         if not exponent.dtype.is_floating_point:
             raise DtypeError(
@@ -557,7 +556,7 @@ def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, Given]:
 
 
 def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
-    """The same function at a spectrum where its derivative is infinite: differences raise."""
+    """Return the function with divided differences that raise, for a spectrum with an infinite derivative."""
     return dataclasses.replace(
         function,
         refusal=f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. Add a multiple "
@@ -568,13 +567,13 @@ def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
 def resolve_function(
     function: FunctionLike, exponent: float | Tensor | None = None, params: Sequence[Tensor] = ()
 ) -> tuple[SpectralFunction, Given]:
-    """Return the `SpectralFunction` of an operator's arguments and the parameters that go with it."""
+    """Return the `SpectralFunction` and the parameters for an operator's arguments."""
     if exponent is not None and function != "power":
-        raise DomainError(f'exponent= belongs to function="power", got function={function!r}.')
+        raise DomainError(f'exponent= needs function="power", got function={function!r}.')
     if params and isinstance(function, str):
-        raise DomainError(f"params= belongs to user-defined functions, got function={function!r}.")
+        raise DomainError(f"params= needs a user-defined function, got function={function!r}.")
     if any(not isinstance(p, Tensor) or not p.dtype.is_floating_point for p in params):
-        raise DtypeError("params must be real floating-point tensors; bind other arguments into the function.")
+        raise DtypeError("params must be real floating-point tensors. Bind other arguments into the function.")
     if function == "power":
         if exponent is None:
             raise DomainError('function="power" needs exponent=, a number or a tensor.')

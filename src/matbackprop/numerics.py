@@ -18,13 +18,13 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 def symmetrize(a: Tensor) -> Tensor:
     """The symmetric part (A + Aᵀ)/2, Hermitian for complex A."""
     total = a + a.mH
-    if torch.compiler.is_compiling():  # torch 2.11 loses the gradient of what is changed in place before a Function
+    if torch.compiler.is_compiling():  # torch 2.11 loses the gradient of a tensor changed in place before a Function
         return 0.5 * total
     return total.mul_(0.5)  # fresh memory costs more than the sum
 
 
 def inner(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
-    """Re Σ āb over dimensions: the inner product in which gradients are gradients, of complex tensors too."""
+    """Re Σ āb over dimensions: the inner product of gradients, also for complex tensors."""
     return (a.conj() * b).real.sum(dims)
 
 
@@ -56,24 +56,24 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_double(dtype: torch.dtype) -> bool:
-    """Whether numbers carry 53 bits."""
+    """Return whether numbers have 53 bits."""
     return dtype in (torch.float64, torch.complex128)
 
 
 def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
-    """Fraction of the largest singular value, or eigenvalue, by which rounding of the data moves the others.
+    """Error of singular values or eigenvalues by rounding of the data, as a fraction of the largest.
 
-    Rounding the entries to a precision ε moves them by about ε/4 of the largest; computing the entries (in float32, or
-    in float64 for float64 data) adds some tens of ε. The dtype of the decomposition is the floor.
+    Rounding the entries to a precision ε changes values by about ε/4 of the largest; computing the entries (in float32,
+    or in float64 for float64 data) adds some tens of ε. The dtype of the decomposition is a lower bound.
     """
     eps = torch.finfo(dtype).eps
     return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
 
 
 def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
-    """Raise unless this is a tolerance that `rank_tolerance` takes."""
+    """Raise unless `rank_tolerance` accepts this tolerance."""
     if not (rank_tol is None or isinstance(rank_tol, torch.dtype) or 0 <= rank_tol < 1):
-        raise DomainError(f"rank_tol must be a dtype or lie in [0, 1), got {rank_tol}.")
+        raise DomainError(f"rank_tol must be a dtype or be in [0, 1), got {rank_tol}.")
 
 
 def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
@@ -81,7 +81,7 @@ def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | t
 
     Args:
         dtype: dtype of the data.
-        compute: dtype of the computation, the floor of the tolerance.
+        compute: dtype of the computation, which bounds the tolerance from below.
         rank_tol: None for the rounding of the data (`data_rounding`), the dtype whose precision the data have (a
             float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
     """
@@ -94,7 +94,7 @@ def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | t
 
 
 def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: float | torch.dtype | None) -> float:
-    """:func:`rank_tolerance` for the d eigenvalues of FᵀF: squared, and no smaller than what the product resolves."""
+    """:func:`rank_tolerance` for the d eigenvalues of FᵀF: squared, and at least the resolution of the product."""
     tol = rank_tolerance(dtype, compute, rank_tol) ** 2
     given = rank_tol is not None and not isinstance(rank_tol, torch.dtype)
     return tol if given else max(tol, 16 * d * torch.finfo(compute).eps)
@@ -104,8 +104,8 @@ def zero_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
     """Fraction of the largest of n eigenvalues, or singular values, at or below which another one counts as zero.
 
     Args:
-        dtype: dtype of the data. Entries that were computed in it carry a few units of its rounding; those of 16 bits
-            are taken as they are, with the rounding of float32.
+        dtype: dtype of the data. Entries computed in it have a few units of rounding error; 16-bit entries count as
+            exact, with the rounding of float32.
         compute: dtype of the decomposition, which adds up to n units.
         n: the order.
     """
@@ -114,7 +114,7 @@ def zero_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
 
 
 def rounding_of_zero(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Fraction of the largest of n eigenvalues by which rounding of the data makes a zero one negative."""
+    """Rounding error of a zero eigenvalue as a fraction of the largest of n eigenvalues."""
     return max(data_rounding(dtype, compute), 4 * n * torch.finfo(compute).eps)
 
 
@@ -125,7 +125,7 @@ def definite_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> floa
 
 
 def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
-    """A parameter in the precision of a computation, real or complex as it is; integers stay integers."""
+    """Convert a parameter to the precision of a computation; it stays real, complex or integer."""
     if not (p.dtype.is_floating_point or p.is_complex()):
         return p
     return p.to(compute_dtype(real_dtype(dtype), p.dtype))

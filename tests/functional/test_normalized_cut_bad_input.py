@@ -113,7 +113,7 @@ def test_checks_of_values_can_be_switched_off():
 def test_a_label_far_beyond_the_number_of_rows_is_refused():
     labels = L.clone()
     labels[0] = 2**33
-    with pytest.raises(LabelError, match="largest label is 8589934592 for 20 labelled rows"):
+    with pytest.raises(LabelError, match="largest label is 8589934592 for 20 labeled rows"):
         normalized_cut_j2(F, labels)
 
 

@@ -1,4 +1,4 @@
-"""Differentiable operators on matrices, one per file. What is imported here is public, here and in the package."""
+"""Differentiable operators on matrices, one per file. Names imported here are public, here and in the package."""
 
 from matbackprop.divided_differences import SpectralFunction as SpectralFunction
 from matbackprop.functional._affinity import affinity as affinity

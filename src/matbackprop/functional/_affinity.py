@@ -1,4 +1,4 @@
-"""Affinities between rows: W = FΛFᵀ, its normalised form M, the target Ω, and the normalised cut of a segmentation."""
+"""Affinities between rows: W = FΛFᵀ, its normalized form M, the target Ω, and the normalized cut of a segmentation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def affinity(
     r"""Affinity between all pairs of rows, :math:`W = F\Lambda F^\top`.
 
     Args:
-        f: features ``(*b, m, d)``. W is non-negative when F and Λ are, which normalised cuts need.
-        lam: Λ ``(*b, d, d)`` or ``(d, d)``, the identity when absent; W is symmetric when Λ is.
+        f: features ``(*b, m, d)``. Normalized cuts need a non-negative W; it is if F and Λ are.
+        lam: Λ ``(*b, d, d)`` or ``(d, d)``, the identity if None; W is symmetric if Λ is.
         precision: dtype of the computation; float64 by default.
         check: as in `matrix_function`.
 
@@ -67,7 +67,7 @@ def affinity(
 
 
 def _degrees(w: Tensor, check_values: bool) -> Tensor:
-    """Row sums ``(*b, m)``; an error, or NaN if values are not checked, for negative ones."""
+    """Return row sums ``(*b, m)``; raise, or return NaN if values are not checked, for negative ones."""
     degree = w.sum(-1)
     if not check_values:
         return nan_where((degree < 0).any(-1), degree)
@@ -83,8 +83,8 @@ def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check_value
     check_labels(labels, w)
     if labels.ndim == w.ndim:
         raise LabelError(
-            f"labels must have shape {tuple(w.shape[:-1])}, one per row of the affinity, got {tuple(labels.shape)}; "
-            f"take annotators one at a time here."
+            f"labels must have shape {tuple(w.shape[:-1])}, one per row of the affinity, got {tuple(labels.shape)}. "
+            f"Pass one annotator at a time."
         )
     k = count_labels(labels, num_labels)
     if check_values:
@@ -100,7 +100,7 @@ def normalized_affinity(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Normalised affinity M and, with labels, its target Ω.
+    r"""Normalized affinity M and, with labels, its target Ω.
 
     .. math::
         D = [W\mathbf 1],\quad M = D^{-1/2}WD^{-1/2},\quad \Omega = D^{1/2}EE^\top D^{1/2}
@@ -116,12 +116,12 @@ def normalized_affinity(
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: w is not a batch of finite square matrices.
-        DomainError: a negative degree, or affinities near the ends of floating point.
+        DomainError: a negative degree, or affinities near the limits of floating point.
         LabelError: labels that do not fit.
 
     Gradient:
         ∂L/∂W = D^{−1/2}G_M D^{−1/2} + diag(D⁻¹Ω(G_Ω)_sym − D⁻¹M(G_M)_sym)1ᵀ for a symmetric W, through all
-        transformations. A row of degree zero gets none.
+        transformations. It is zero for rows of degree zero.
 
     Example:
         >>> import torch
@@ -160,20 +160,20 @@ def normalized_cut_value(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""The normalised cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^\top(D-W)E(E^\top DE)^{-1})`.
+    r"""The normalized cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^\top(D-W)E(E^\top DE)^{-1})`.
 
-    It is the sum over regions of the affinity that leaves the region divided by all its affinity, k − tr(ZᵀMZ) with
+    It is the sum over regions of the affinity to other regions divided by the total affinity, k − tr(ZᵀMZ) with
     Z = D^{1/2}E(EᵀDE)^{−1/2}.
 
     Args:
         w: symmetric affinities ``(*b, m, m)`` with non-negative row sums.
-        labels: region numbers ``(*b, m)``; rows and columns with −1 do not exist for the cut.
+        labels: region numbers ``(*b, m)``; rows and columns with −1 are ignored.
         num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
         check, precision: as in `matrix_function`.
 
     Returns:
         The cut ``(*b,)`` in the dtype of ``w``, between 0 and k for non-negative affinities; a region without affinity
-        counts 0.
+        contributes 0.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, SymmetryError: w is not a batch of finite symmetric matrices.
@@ -199,8 +199,8 @@ def normalized_cut_value(
         ready = prepare(w, "w", check, precision, sizes="rescale", symmetric=True, or_complex=False, others=(labels,))
         k = _region_count(w, labels, num_labels, ready.check_values)
         e = indicators(labels, k, ready.x.dtype)
-        labelled = e.sum(-1)
-        x = ready.x * (labelled.unsqueeze(-1) * labelled.unsqueeze(-2))
+        labeled = e.sum(-1)
+        x = ready.x * (labeled.unsqueeze(-1) * labeled.unsqueeze(-2))
         volume = (_degrees(x, ready.check_values).unsqueeze(-2) @ e).squeeze(-2)
         inside = (e * (x @ e)).sum(-2)
         positive = ~(volume <= 0)

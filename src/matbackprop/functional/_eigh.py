@@ -1,7 +1,7 @@
 """The EIG layer of the paper: eigenvalues and eigenvectors of symmetric matrices with both adjoints.
 
-For Hermitian matrices ᵀ is the conjugate transpose here. Their eigenvectors are free in phase too; dU has the gauge
-diag(UᵀdU) = 0, and a loss that depends on the phase has no gradient.
+For Hermitian matrices ᵀ is the conjugate transpose here. Their eigenvectors are determined up to a phase; dU has the
+gauge diag(UᵀdU) = 0, and a loss that depends on the phase has no gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def gaps_of(values: Tensor) -> Tensor:
 
 
 def rates_apart(values: Tensor) -> Tensor:
-    """1/(λⱼ − λᵢ) of values of which no two are tied; 0 for i = j."""
+    """1/(λⱼ − λᵢ) for values without ties; 0 for i = j."""
     gaps = gaps_of(values)
     gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
     return gaps.reciprocal_()
@@ -60,9 +60,9 @@ def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
 
 
 def largest_positive(v: Tensor) -> Tensor:
-    """Vectors in columns, each times a sign or a phase that makes its largest entry positive.
+    """Multiply each column by a sign or phase that makes its largest entry positive.
 
-    A phase moves with the vector: losses of the result do not depend on the solver's phase.
+    The phase is differentiated with the vector, so that results do not depend on the solver's phase.
     """
     return v * positive_phase(v)
 
@@ -89,7 +89,7 @@ class _Eigh(Operation):
     @staticmethod
     def forward(a: Tensor, policy: TiePolicy) -> tuple[Tensor, Tensor]:
         lam, u = batched_eigh(a)
-        return lam.clone(), u.clone()  # a solver may hand out views, which forward mode does not take as outputs
+        return lam.clone(), u.clone()  # a solver may return views, which forward mode does not accept as outputs
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
@@ -141,19 +141,19 @@ def eigh(
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         ties: treatment of coincident eigenvalues in the gradient of U. ``"raise"``: raise if a gradient reaches a
             vector or value of such a pair and any vector is used at all (below), else leave the pair out.
-            ``"drop"``: leave them out, with a GaugeWarning if the loss depends on the choice of vectors. Right for
+            ``"drop"``: leave them out, with a GaugeWarning if the loss depends on the choice of vectors. Correct for
             losses of whole eigenspaces, such as projectors. ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased.
         tie_tol: fraction of the largest |λ| below which two eigenvalues coincide; by default the resolution of the
             dtype of ``a``.
         broadening: η as a fraction of the largest |λ|, for ``"broaden"``.
         check: whether values are checked (finite and symmetric input, ties). None checks on the CPU only, True on every
-            device, False never. What is not checked is NaN instead of raising: the result for a matrix that is not
-            symmetric, and with ``ties="raise"`` the gradient that would raise. So it is under ``torch.func`` and
-            ``torch.compile``.
+            device, False never. If values are not checked, also under ``torch.func`` and ``torch.compile``, the result
+            for a matrix that is not symmetric is NaN, and so is, with ``ties="raise"``, a gradient that would
+            raise.
         precision: dtype of the computation, float64 (complex128) by default; results have the dtype of ``a``.
 
     Returns:
-        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, each up to its sign, or
+        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, each up to its sign or
         phase. Eigenvalues are real.
 
     Raises:
@@ -164,11 +164,11 @@ def eigh(
 
     Gradient:
         dλ = diag(UᵀdAU), dU = U(K̃ᵀ∘(UᵀdAU)) with K̃ᵢⱼ = 1/(λᵢ − λⱼ); backward U((K̃ᵀ∘(UᵀG_U))_sym + diag(G_λ))Uᵀ.
-        Second order by differentiating these, right where no pair is tied. Never inf or NaN at ties, where the loss
-        has a gradient only if it does not depend on the choice of vectors; and even then the gradients of λ and U do
-        not determine it, since the antisymmetric part of UᵀG_U over the gap is 0/0. For functions of A use
-        `matrix_function`, for eigenspaces `spectral_projector`: they are exact at ties. Eigenvalues alone never raise;
-        the gradient of one that is repeated is that of the vector chosen.
+        Second order by differentiating these, correct if no pair is tied. Never inf or NaN at ties, where the loss
+        has a gradient only if it does not depend on the choice of vectors. Even then the gradients of λ and U do
+        not determine it, because the antisymmetric part of UᵀG_U over the gap is 0/0. For functions of A use
+        `matrix_function`, for eigenspaces `spectral_projector`: they are exact at ties. A loss of eigenvalues
+        only never raises; the gradient of a repeated eigenvalue is that of the computed vector.
 
     Example:
         >>> import torch, matbackprop
@@ -181,7 +181,7 @@ def eigh(
 
     Reference:
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
-        "EIG Variations", with K̃ for K in dU and the adjoint symmetrised.
+        "EIG Variations", with K̃ for K in dU and the adjoint symmetrized.
     """
     check_matrix(a, "a", square=True, or_complex=True)
     with autocast_off(a.device.type):

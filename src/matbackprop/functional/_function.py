@@ -7,7 +7,7 @@ A subclass has four static methods:
     adjoint(saved, needed, *gradients of the outputs) → gradients of the first inputs
     tangent(saved, *directions of the inputs) → directions of the outputs          (optional: forward mode)
 
-and is called with :func:`apply`. ``adjoint`` and ``tangent`` get what ``save`` returned. An absent gradient or
+and is called with :func:`apply`. ``adjoint`` and ``tangent`` receive the result of ``save``. An absent gradient or
 direction is None. Everything that a second derivative depends on must be an input or an output: a saved factor that
 is neither counts as a constant in double backward. ``adjoint`` and ``tangent`` are differentiated through the
 operations that they call: plain ones, or other Functions with closed forms at ties.
@@ -55,7 +55,7 @@ def _converted(values: Sequence[Any], to: dict[torch.dtype, torch.dtype]) -> Any
 
 
 def _split(saved: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of saved state, and the state with an ellipsis in the place of each."""
+    """Return the tensors of a saved state, and the state with each tensor replaced by an ellipsis."""
     tensors: list[Tensor] = []
 
     def take(value: Any) -> Any:
@@ -71,10 +71,9 @@ def _split(saved: Any) -> tuple[list[Tensor], Any]:
 def _derivative(
     formula: Any, widen: bool, saved: Sequence[Any], given: Sequence[Any], *between: Any
 ) -> tuple[Any, ...]:
-    """A formula without autocast; in float64 where it may be differentiated again.
+    """Run a formula without autocast, and in float64 if it may be differentiated again.
 
-    The derivatives of its plain operations run whenever somebody asks for them, autocast on or off. Autocast leaves
-    float64 alone.
+    Derivatives of its plain operations may run later under autocast, which does not change float64.
     """
     first = next(v for v in given if v is not None)
     widen = widen and first.dtype in _WIDER and differentiated_again()
@@ -91,11 +90,11 @@ class Operation(Function):
 
     generate_vmap_rule = True
     forward_twice: ClassVar[str] = ""
-    """Name to refuse forward mode inside forward mode by, where ``tangent`` is made of plain operations."""
+    """Name for the error if forward mode is nested and ``tangent`` consists of plain operations."""
     widen: ClassVar[bool] = True
-    """Whether derivatives that may be differentiated again run in float64; a user's function may not take it."""
+    """Whether derivatives that may be differentiated again run in float64, which a user's function may not support."""
     adjoint: ClassVar[Callable[..., Any]]
-    """``adjoint(saved, needed, *gradients)``: gradients of the first inputs, one or a tuple, where ``needed``."""
+    """``adjoint(saved, needed, *gradients)``: gradients of the first inputs, one or a tuple, None if not ``needed``."""
     _with_tangent: ClassVar[type[Function]]
 
     @staticmethod
@@ -105,7 +104,7 @@ class Operation(Function):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "jvp" in vars(cls):  # the class made below
+        if "jvp" in vars(cls):  # the class defined below
             return
         keep_signature(cls.forward)
         adjoint = cls.adjoint  # every operation has one
@@ -133,7 +132,7 @@ class Operation(Function):
             return
 
         class WithTangent(cls):  # type: ignore[misc,valid-type]
-            """With forward mode: torch.compile refuses a Function that has a jvp, so that only this one has."""
+            """The variant with forward mode, separate because torch.compile rejects a Function that has a jvp."""
 
             @staticmethod
             def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -156,7 +155,7 @@ class Operation(Function):
 
 @outside_old_graphs
 def apply(operation: type[Operation], *inputs: Any) -> Any:
-    """Call an operation so that every transformation that is active works on it."""
+    """Call an operation under all active transformations."""
     if torch.compiler.is_compiling():
         if transformed_in_graph():  # torch.compile loses tangents and second derivatives of Functions there
             return torch.compiler.disable(apply)(operation, *inputs)  # a graph break
@@ -184,8 +183,8 @@ class _Product(Operation):
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """A @ B of batches of the same shape, for use outside of an operation: autocast does not reach its derivatives.
+    """A @ B of batches of the same shape, for use outside an operation, with derivatives that ignore autocast.
 
-    Autocast leaves float64 alone, so that only float32 needs it.
+    Only float32 needs it, because autocast does not change float64.
     """
     return apply(_Product, a, b) if a.dtype == torch.float32 else a @ b

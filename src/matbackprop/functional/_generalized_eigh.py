@@ -1,4 +1,4 @@
-"""Pairs of symmetric matrices: generalised eigenvalues, eigenvectors and functions, with gradients for both."""
+"""Pairs of symmetric matrices: generalized eigenvalues, eigenvectors and functions, with gradients for both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def congruent(lower: Tensor, a: Tensor) -> Tensor:
-    """L⁻¹AL⁻ᵀ, with the eigenvalues of the pencil (A, LLᵀ)."""
+    """L⁻¹AL⁻ᵀ, which has the eigenvalues of the pencil (A, LLᵀ)."""
     half = torch.linalg.solve_triangular(lower, a, upper=False)
     return symmetrize(torch.linalg.solve_triangular(lower, half.mH, upper=False))
 
@@ -40,9 +40,9 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
 def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
     """Ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or of LᵀAL: of the pencil of A and LLᵀ or its inverse.
 
-    The matrix determines an eigenvalue to the rounding of the largest one. If those of a positive definite A = RRᵀ
-    spread too far, U holds the left singular vectors of L⁻¹R, whose singular values spread half as far, and λ is vᵀAv
-    with v = L⁻ᵀu, in which errors of u count by their squares.
+    Eigenvalues have errors relative to the largest one. If those of a positive definite A = RRᵀ have too wide a range,
+    U holds the left singular vectors of L⁻¹R, whose condition number is the square root, and λ is
+    vᵀAv with v = L⁻ᵀu, in which errors of u are of second order.
     """
 
     def carry(x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple
         return nan_where(bad, values), nan_where(bad, vectors)
     root, info = torch.linalg.cholesky_ex(a)
     there = (info == 0) & values.isfinite().all(-1)
-    u = batched_svd(torch.where(there[..., None, None], carry(root), 0))[0]  # LAPACK refuses NaN
+    u = batched_svd(torch.where(there[..., None, None], carry(root), 0))[0]  # LAPACK does not accept NaN
     v = lower @ u if inverse else torch.linalg.solve_triangular(lower.mH, u, upper=True)
     exact, order = (v.conj() * (a @ v)).sum(-2).real.sort(-1)
     u = u.gather(-1, order.unsqueeze(-2).expand(u.shape))
@@ -70,14 +70,14 @@ def _moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
 
 
 class Reduced(NamedTuple):
-    """A pencil in the coordinates of its own eigenvectors: VᵀAV = Λ and VᵀBV = I, to the bit.
+    """A pencil in the coordinates of its eigenvectors: VᵀAV = Λ and VᵀBV = I, bitwise.
 
-    V is a constant, so that A and B move what is here linearly, and what is computed from it never meets the condition
-    number of B, in no derivative. Of the pencil of A and B⁻¹ VᵀBV = I and WᵀAW = Λ.
+    V is a constant, so that these are linear in A and B, and functions of them and all derivatives do not depend on the
+    condition number of B. For the pencil of A and B⁻¹, VᵀBV = I and WᵀAW = Λ.
 
     Args:
-        a: Λ, moving with A.
-        lower: the Cholesky factor of I, moving with B.
+        a: Λ, as a function of A.
+        lower: the Cholesky factor of I, as a function of B.
         values: λ.
         v: V.
         w: W = V⁻ᵀ.
@@ -101,7 +101,7 @@ class Reduced(NamedTuple):
         inverse: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Reduced:
-        """The pencil of A and B, or of A and B⁻¹; ``name`` and ``dtype`` are those of B as it was given."""
+        """The pencil of A and B, or of A and B⁻¹; ``name`` and ``dtype`` are those of the argument B."""
         factor = definite_factor(b.detach(), check_values, name, dtype)
         values, u = spectrum_of_pencil(a.detach(), factor, inverse)
         v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
@@ -141,7 +141,7 @@ def function_of_pencil(
     params: Sequence[Tensor] = (),
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ; ``dtype`` is that of B as it was given."""
+    """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ; ``dtype`` is that of the argument B."""
     pencil = Reduced.of(a, b, check_values, name, dtype=dtype)
     value = pencil.lower @ pencil.function(function, exponent, check_values, params) @ pencil.lower.mH
     return symmetrize(pencil.w @ value @ pencil.w.mH)
@@ -153,7 +153,7 @@ def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | 
     if a.is_complex() != b.is_complex():
         raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
     if a.shape != b.shape:
-        raise ShapeError(f"a and b must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
+        raise ShapeError(f"a and b must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
     x, y = (
         prepare(t, name, check, precision, sizes="products", symmetric=True, others=(a, b))
         for t, name in ((a, "a"), (b, "b"))
@@ -222,14 +222,14 @@ def generalized_eigh(
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         b: symmetric positive definite matrices of the same shape.
-        ties, tie_tol, broadening: what the gradient of V does where eigenvalues coincide, as in `eigh`.
+        ties, tie_tol, broadening: treatment of coincident eigenvalues in the gradient of V, as in `eigh`.
         check: whether values are checked (finite, symmetric, B positive definite), as in `eigh`.
         precision: dtype of the computation; float64 by default.
 
     Returns:
         Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, orthonormal in the inner
-        product of B, each up to its sign, or phase; named fields. Rounding reaches the vectors times the root of the
-        condition number of B, that of its Cholesky factor.
+        product of B, each up to its sign or phase; named fields. Rounding errors of the vectors are multiplied by the
+        root of the condition number of B, that of its Cholesky factor.
 
     Raises:
         ShapeError, DtypeError: ``a`` and ``b`` are not batches of square matrices of one shape, both real or both
@@ -241,7 +241,7 @@ def generalized_eigh(
 
     Gradient:
         For both matrices. With S = VᵀdAV and T = VᵀdBV, dλ = diag(S − TΛ) and dV = V(K̃ᵀ∘(S − TΛ) − diag(T)/2), and
-        their adjoint. Second order by differentiating these, right where no pair is tied.
+        their adjoint. Second order by differentiating these, correct if no pair is tied.
 
     Example:
         >>> import torch, matbackprop
@@ -278,8 +278,8 @@ def generalized_matrix_function(
 
     .. math:: BV \operatorname{diag}(g(\lambda)) V^\top B = B^{1/2}\,g(B^{-1/2}AB^{-1/2})\,B^{1/2}, \qquad V^\top BV = I
 
-    It is A for g(x) = x and B for g(x) = 1, and moves with both under a change of basis: the function of the matrix
-    B⁻¹A, as a bilinear form. ``"power"`` gives the weighted geometric mean of B and A, ``"log"`` the velocity from B
+    It is A for g(x) = x and B for g(x) = 1, and transforms like both under a change of basis: a function of the matrix
+    B⁻¹A as a bilinear form. ``"power"`` is the weighted geometric mean of B and A, ``"log"`` the velocity from B
     to A in the affine-invariant geometry of positive definite matrices. For complex matrices ᵀ is the conjugate
     transpose here.
 
@@ -287,18 +287,18 @@ def generalized_matrix_function(
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         b: symmetric positive definite matrices of the same shape.
         function, exponent, params: g, as in `matrix_function`.
-        check, precision: as in `matrix_function`; B is checked, too.
+        check, precision: as in `matrix_function`; B is also checked.
 
     Returns:
         ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
 
     Raises:
-        DomainError: a generalised eigenvalue lies outside the domain of g; the other errors are those of
+        DomainError: a generalized eigenvalue is outside the domain of g; the other errors are those of
             `matrix_function` and `generalized_eigh`.
 
     Gradient:
-        For both matrices and the exponent, two orders, exact where generalised eigenvalues coincide: that of
-        `matrix_function` in coordinates in which B is the identity and A diagonal, so that nothing cancels where B is
+        For both matrices and the exponent, two orders, exact at repeated generalized eigenvalues: that of
+        `matrix_function` in coordinates in which B is the identity and A diagonal, without cancellation if B is
         nearly singular.
 
     Example:

@@ -1,4 +1,4 @@
-"""Inverse roots of positive semidefinite matrices with damping, as preconditioners need them."""
+"""Inverse roots of positive semidefinite matrices with damping, for preconditioners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["check_damping", "check_positive", "check_root", "inverse_root", "inv
 def check_root(p: float) -> None:
     """Raise unless ``p`` is a positive number."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not (math.isfinite(p) and p > 0):
-        raise DomainError(f"p must be a positive number, as 4 for the inverse fourth root; got {p!r}.")
+        raise DomainError(f"p must be a positive number, such as 4 for the inverse fourth root, got {p!r}.")
 
 
 def check_damping(eps: float) -> None:
@@ -46,11 +46,11 @@ def inverse_root(
     .. math:: U \operatorname{diag}\bigl((\lambda + \varepsilon)^{-1/p}\bigr) U^\top, \qquad
         A = U \operatorname{diag}(\lambda) U^\top
 
-    Shampoo preconditions a gradient of two dimensions by the inverse fourth roots of two such matrices.
+    Shampoo preconditions a two-dimensional gradient by the inverse fourth roots of two matrices.
 
     Args:
-        a: symmetric or Hermitian positive semidefinite matrices ``(*batch, n, n)``; that part of them is used.
-        p: the root, any number > 0: 2 and 4 are usual.
+        a: symmetric or Hermitian positive semidefinite matrices ``(*batch, n, n)``; the symmetric part is used.
+        p: the root, any number > 0, usually 2 or 4.
         eps: ε ≥ 0, added to the eigenvalues.
         relative: multiply ε by the largest eigenvalue of each matrix, so that no condition number exceeds 1 + 1/ε.
         check, precision: as in `matrix_function`.
@@ -65,9 +65,9 @@ def inverse_root(
             ends of floating point.
 
     Gradient:
-        That of `matrix_power` with the exponent −1/p: two orders, exact at repeated eigenvalues. With ``relative`` that
-        of the largest eigenvalue is part of it, which where it is repeated is that of the vector chosen. Eigenvalues
-        that are negative by rounding alone, of the dtype of ``a``, count as zero.
+        That of `matrix_power` with the exponent −1/p: two orders, exact at repeated eigenvalues. With ``relative`` it
+        includes that of the largest eigenvalue, for a repeated one that of the computed vector. Eigenvalues that are
+        negative only by rounding, in the dtype of ``a``, count as zero.
 
     Example:
         >>> import torch, matbackprop
@@ -93,11 +93,11 @@ def inverse_root_in(
     check: bool | None = None,
     name: str = "a",
 ) -> Tensor:
-    """`inverse_root` in the dtype of the computation; what counts as rounding is still decided by the dtype of A."""
+    """`inverse_root` in the dtype of the computation; the rounding tolerance depends on the dtype of A."""
     ready = prepare(a, name, check, real_dtype(dtype), sizes="sums", symmetric=True)
     x, n = ready.x, a.shape[-1]
     shift = torch.full(x.shape[:-2], eps, dtype=real_dtype(x.dtype), device=x.device)
-    if relative and eps and n:  # λ_max takes part in the gradient
+    if relative and eps and n:  # λ_max is differentiated
         values, vectors = eigh(x, ties="drop", precision=real_dtype(x.dtype), check=False)
     else:
         values, vectors = batched_eigh(x.detach())

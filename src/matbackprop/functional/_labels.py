@@ -15,7 +15,7 @@ from matbackprop.errors import LabelError, ShapeError
 # One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
 _ONE_HOT_LIMIT = 16_000_000
 _MOST_LABELS = 2**16
-# Longer images are cut into pieces on a GPU: one tall product of m×d by d×m would leave most of it idle.
+# Longer images are split on a GPU, because one tall product would leave most of it idle.
 _PIECE = 1024
 
 
@@ -24,8 +24,8 @@ class LabelledRows(NamedTuple):
 
     Attributes:
         f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*b, a)``.
-        weight: ``(*batch, m)``, zero where the row is ignored; None where every row is known to count once.
-        region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary where the weight is zero.
+        weight: ``(*batch, m)``, zero for ignored rows; None if every row is known to have weight 1.
+        region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary if the weight is zero.
         num_labels: the number of columns of E.
     """
 
@@ -36,14 +36,14 @@ class LabelledRows(NamedTuple):
 
 
 class LabelledImages(NamedTuple):
-    """Features, labels and weights that have been checked, images of different sizes padded; for kernels and for sums.
+    """Checked features, labels and weights, with images of different sizes padded.
 
     Attributes:
-        f: features ``(*b, m, d)`` in their own dtype.
-        labels: ``(*b, m)`` or ``(*b, a, m)``, rows with one outside of 0 … num_labels−1 do not count.
+        f: features ``(*b, m, d)`` in the dtype of the argument.
+        labels: ``(*b, m)`` or ``(*b, a, m)``; rows with a label outside 0 … num_labels−1 are ignored.
         weight: ``(*b, m)`` or None.
         num_labels: the number of columns of E.
-        all_labelled: whether every row is known to be labelled.
+        all_labeled: whether every row is known to be labeled.
         checked: whether values have been checked.
     """
 
@@ -51,35 +51,35 @@ class LabelledImages(NamedTuple):
     labels: Tensor
     weight: Tensor | None
     num_labels: int
-    all_labelled: bool = False
+    all_labeled: bool = False
     checked: bool = False
 
     @property
     def annotators(self) -> bool:
-        """Whether each image has several labellings."""
+        """Whether each image has several labelings."""
         return self.labels.ndim == self.f.ndim
 
     def _weight(self) -> Tensor | None:
         return self.weight.unsqueeze(-2) if self.weight is not None and self.annotators else self.weight
 
-    def _labelled(self) -> Tensor:
+    def _labeled(self) -> Tensor:
         return (self.labels >= 0) & (self.labels < self.num_labels)
 
     def rows(self, dtype: torch.dtype) -> LabelledRows:
-        """The rows in the dtype to compute in, those that do not count with weight 0."""
+        """Return the rows in the dtype of the computation, ignored ones with weight 0."""
         f, weight = self.f.to(dtype), self._weight()
         if self.annotators:
             f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
-        if self.all_labelled:
+        if self.all_labeled:
             w = None if weight is None else weight.to(dtype).expand(self.labels.shape)
             return LabelledRows(f, w, self.labels.long(), self.num_labels)
-        w = self._labelled().to(dtype)
+        w = self._labeled().to(dtype)
         if weight is not None:
             w = w * weight.to(dtype)
         return LabelledRows(f, w, self.labels.clamp(0, self.num_labels - 1).long(), self.num_labels)
 
     def in_range(self, dtype: torch.dtype) -> LabelledImages:
-        """The same images with features and weights whose products do not leave the range, where values are checked."""
+        """Scale features and weights so that their products do not overflow, if values are checked."""
         if not self.checked:
             return self
         weight = self.weight
@@ -88,13 +88,13 @@ class LabelledImages(NamedTuple):
         return self._replace(f=into_range(self.f, dtype), weight=weight)
 
     def average(self, value: Tensor) -> Tensor:
-        """Mean over the annotators that labelled anything; one of nothing but −1 fills up the batch only."""
+        """Return the mean over the annotators with labels; those with only −1 are padding."""
         if not self.annotators:
             return value
         weight = self._weight()
-        if self.all_labelled and weight is None:
+        if self.all_labeled and weight is None:
             return value.mean(-1)
-        present = self._labelled() if weight is None else self._labelled() & (weight > 0)
+        present = self._labeled() if weight is None else self._labeled() & (weight > 0)
         share = present.any(-1).to(value.dtype)
         return (value * share).sum(-1) / share.sum(-1).clamp(min=1)
 
@@ -104,9 +104,9 @@ def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
     if not isinstance(labels, Tensor):
         raise LabelError(f"{name} must be an integer torch.Tensor, got {type(labels).__name__}.")
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
-        raise LabelError(f"{name} must be integers (region numbers, −1 ignored), got {labels.dtype}; use .long().")
+        raise LabelError(f"{name} must be integers (region numbers, −1 ignored), got {labels.dtype}. Use .long().")
     if labels.device != rows.device:
-        raise LabelError(f"{name} are on {labels.device}, the features on {rows.device}; move one of them with .to().")
+        raise LabelError(f"{name} are on {labels.device}, the features on {rows.device}. Move one of them with .to().")
     batch, m = rows.shape[:-2], rows.shape[-2]
     plain = tuple(labels.shape) == (*batch, m)
     several = labels.ndim == rows.ndim and labels.shape[:-2] == batch and labels.shape[-1] == m
@@ -114,14 +114,14 @@ def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
         sizes = "(" + "".join(f"{n}, " for n in batch)
         raise LabelError(
             f"{name} must have shape {(*batch, m)}, or {sizes}annotators, {m}) for several annotators, to fit "
-            f"features of shape {tuple(rows.shape)}; got {tuple(labels.shape)}."
+            f"features of shape {tuple(rows.shape)}, got {tuple(labels.shape)}."
         )
 
 
 def count_labels(labels: Tensor, num_labels: int | None) -> int:
     """The number of columns of E: ``num_labels``, or one more than the largest label.
 
-    Reading the largest label of a CUDA tensor is the one synchronisation that ``num_labels=None`` costs.
+    With ``num_labels=None``, reading the largest label of a CUDA tensor synchronizes once.
     """
     if num_labels is not None:
         if num_labels < 1:
@@ -130,47 +130,47 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
     if labels.device.type == "meta" or labels.numel() == 0:
         return 1
     hidden = LabelError(
-        "num_labels is needed while compiling or under vmap, where the largest label cannot be read; pass "
+        "num_labels is needed while compiling or under vmap, where the largest label cannot be read. Pass "
         "num_labels=<an upper bound of the number of regions>."
     )
     if torch.compiler.is_compiling():
         raise hidden
     try:
         count = max(int(labels.max()) + 1, 1)
-    except RuntimeError as error:  # vmap: the labels of a whole batch hide behind this tensor
+    except RuntimeError as error:  # vmap: this tensor wraps the labels of a batch
         raise hidden from error
-    if count > max(labels.numel(), _MOST_LABELS):  # every label takes room for the sums over its region
+    if count > max(labels.numel(), _MOST_LABELS):  # every label needs memory for the sums over its region
         raise LabelError(
-            f"the largest label is {count - 1} for {labels.numel()} labelled rows; number the regions from 0 without "
+            f"The largest label is {count - 1} for {labels.numel()} labeled rows. Number the regions from 0 without "
             f"gaps, for example with torch.unique(labels, return_inverse=True), or pass num_labels."
         )
     return count
 
 
 def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> bool:
-    """Raise when a label is out of range or an image has no labelled row of positive weight.
+    """Raise when a label is out of range or an image has no labeled row of positive weight.
 
     Returns:
-        Whether every row is labelled.
+        Whether every row is labeled.
     """
     if labels.numel() == 0:
         return True
     low, high = int(labels.min()), int(labels.max())
     if low < -1 or high >= num_labels:
         raise LabelError(
-            f"labels must lie in −1 … {num_labels - 1} (num_labels={num_labels}), got values from {low} to {high}; "
-            f"mark rows to ignore with −1."
+            f"labels must be in −1 … {num_labels - 1} (num_labels={num_labels}), got values from {low} to {high}. "
+            f"Mark rows to ignore with −1."
         )
     if low >= 0 and weight is None:
         return True
-    labelled = labels >= 0
+    labeled = labels >= 0
     if weight is not None:
-        labelled = labelled & (weight > 0)
-    seen = labelled.flatten(-2).any(-1) if annotators else labelled.any(-1)
+        labeled = labeled & (weight > 0)
+    seen = labeled.flatten(-2).any(-1) if annotators else labeled.any(-1)
     if not bool(seen.all()):
         raise LabelError(
-            f"{int((~seen).sum())} of {max(seen.numel(), 1)} images have no labelled row (all labels −1 or all weights "
-            f"0), so they have no cut; leave them out, or pass check=False to let them count 0 with a zero gradient."
+            f"{int((~seen).sum())} of {max(seen.numel(), 1)} images have no labeled row (all labels −1 or all weights "
+            f"0), so they have no cut. Remove them, or pass check=False for a value and gradient of 0."
         )
     return low >= 0
 
@@ -179,7 +179,7 @@ def _sizes(offsets: Tensor | Sequence[int], total: int) -> list[int]:
     ends = [int(o) for o in (offsets.tolist() if isinstance(offsets, Tensor) else offsets)]
     if len(ends) < 1 or ends[0] != 0 or ends[-1] != total or any(b < a for a, b in itertools.pairwise(ends)):
         raise ShapeError(
-            f"offsets must rise from 0 to the number of packed rows, {total}, one entry more than images; got {ends}."
+            f"offsets must be n + 1 increasing integers from 0 to the number of packed rows, {total}, got {ends}."
         )
     return [b - a for a, b in itertools.pairwise(ends)]
 
@@ -187,19 +187,21 @@ def _sizes(offsets: Tensor | Sequence[int], total: int) -> list[int]:
 def pad_packed(
     f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Tensor | Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Turn packed images, rows ``offsets[i]:offsets[i+1]`` each, into a batch padded with label −1.
+    """Convert packed images, rows ``offsets[i]:offsets[i+1]`` each, to a batch padded with label −1.
 
     Args:
         f: ``(total, d)``.
         labels: ``(total,)`` or ``(a, total)``.
         weight: ``(total,)`` or None.
-        offsets: n+1 rising integers. A list or a CPU tensor costs no synchronisation.
+        offsets: n+1 increasing integers. A list or a CPU tensor does not synchronize.
 
     Returns:
         ``(n, longest, d)``, ``(n, longest)`` or ``(n, a, longest)``, ``(n, longest)`` or None.
     """
     if f.ndim != 2:
-        raise ShapeError(f"packed features must have shape (total, d), got {tuple(f.shape)}; drop the batch dimension.")
+        raise ShapeError(
+            f"packed features must have shape (total, d), got {tuple(f.shape)}. Remove the batch dimension."
+        )
     sizes = _sizes(offsets, f.shape[0])
     n, longest = len(sizes), max(sizes, default=0)
     lengths, first = torch.tensor([sizes, [i * longest for i in range(n)]], dtype=torch.int64).to(f.device)
@@ -218,7 +220,7 @@ def pad_packed(
     return f_padded, spread_labels.mT, w_padded
 
 
-def labelled_images(
+def labeled_images(
     f: Tensor,
     labels: Tensor,
     *,
@@ -227,7 +229,7 @@ def labelled_images(
     num_labels: int | None = None,
     check: bool | None = None,
 ) -> LabelledImages:
-    """Check features, labels and weights, and pad packed images: what every objective of labelled rows begins with."""
+    """Check features, labels and weights, and pad packed images, for every objective of labeled rows."""
     check_matrix(f, "f")
     if f.shape[-1] == 0:
         raise ShapeError(f"f must have at least one feature (*batch, m, d ≥ 1), got shape {tuple(f.shape)}.")
@@ -243,7 +245,7 @@ def labelled_images(
     if weight is not None:
         check_weight_values(weight)
     whole = check_label_values(labels, images._weight(), images.num_labels, images.annotators)
-    return images._replace(all_labelled=whole, checked=True)
+    return images._replace(all_labeled=whole, checked=True)
 
 
 def _flat(index: Tensor, k: int) -> Tensor:
@@ -256,7 +258,7 @@ def _flat(index: Tensor, k: int) -> Tensor:
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of x ``(*b, k, d)`` named by index ``(*b, m)``: ``(*b, m, d)``, that is E x."""
+    """Gather rows of x ``(*b, k, d)`` by index ``(*b, m)``: E x, ``(*b, m, d)``."""
     k, d = x.shape[-2:]
     return x.reshape(-1, d).index_select(0, _flat(index, k)).reshape(*index.shape, d)
 
@@ -269,7 +271,7 @@ def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
 def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
     """Sums of the rows of x ``(*b, m, d)`` over regions: ``(*b, k, d)``, that is Eᵀx.
 
-    On a GPU it is a product with E itself, one launch and the same result every time, unless E would be large.
+    On a GPU it is a product with E, one deterministic launch, unless E would be large.
     """
     if x.device.type == "cuda" and index.numel() * k <= _ONE_HOT_LIMIT:
         return tall_product(indicators(index, k, x.dtype), x)

@@ -1,9 +1,8 @@
-"""Solutions of linear systems A(θ)x = b, differentiated through the converged solution and not through the iterations.
+"""Solutions of linear systems A(θ)x = b, differentiated implicitly at the solution instead of through iterations.
 
-The adjoint of x = A⁻¹b is one more solution with the same matrix: λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ. So it does not
-matter how the solution was found: by a factorisation (:func:`linear_solve`), or by conjugate gradients, which need
-products only (:func:`conjugate_gradient_solve`). :func:`gaussian_crf` is the mode of a Gaussian random field built on
-them.
+The adjoint of x = A⁻¹b is another system with the same matrix: λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ. It does not depend on
+the solver: a factorization (:func:`linear_solve`), or conjugate gradients, which need only products
+(:func:`conjugate_gradient_solve`). :func:`gaussian_crf`, the mode of a Gaussian random field, uses both.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class _Solve(Operation):
 
 
 def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Broadcast the batches; b is a batch of vectors when it is one vector or has the shape (*batch of A, n)."""
+    """Broadcast the batches; b is a batch of vectors if it is one vector or has the shape (*batch of A, n)."""
     vector = b.ndim == 1 or b.shape == a.shape[:-1]
     columns = b.unsqueeze(-1) if vector else b
     if columns.ndim < 2 or columns.shape[-2] != a.shape[-1]:
@@ -92,14 +91,14 @@ def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
         batch = torch.broadcast_shapes(a.shape[:-2], columns.shape[:-2])
     except RuntimeError as error:
         raise ShapeError(
-            f"the batches of a {tuple(a.shape)} and b {tuple(b.shape)} do not broadcast; give them the same leading "
+            f"The batches of a {tuple(a.shape)} and b {tuple(b.shape)} do not broadcast. Give them the same leading "
             f"dimensions."
         ) from error
     return a.expand(*batch, *a.shape[-2:]), columns.expand(*batch, *columns.shape[-2:]), vector
 
 
 def _usable(factor: Tensor, bad: Tensor, check_values: bool, fault: str) -> Tensor:
-    """The factor; an error, or NaN if values are not checked, for bad matrices."""
+    """Return the factor; raise, or return NaN if values are not checked, for bad matrices."""
     if not (check_values and values_checkable(bad)):
         return torch.where(bad[..., None, None], torch.nan, factor)
     if bool(bad.any()):
@@ -204,7 +203,7 @@ def _conjugate_gradients(
     tolerance: float | None,
     max_iterations: int,
 ) -> Tensor:
-    """Conjugate gradients for each vector of the batch by itself; a converged one stays as it is.
+    """Solve for each vector of the batch separately by conjugate gradients; converged ones do not change.
 
     The stopping test synchronizes once per iteration. Without a tolerance nothing is read, and a vector becomes NaN if
     A or the preconditioner is not positive definite.
@@ -239,8 +238,8 @@ def _conjugate_gradients(
         if tolerance is not None and bool((size > goal).any()):
             worst = float((size / torch.where(scale > 0, scale, 1)).max().sqrt())
             raise SolverError(
-                f"conjugate gradients stopped after {max_iterations} iterations at a relative residual of {worst:.3g}, "
-                f"{tolerance:.3g} was wanted; raise max_iterations or tolerance, or give a preconditioner."
+                f"Conjugate gradients stopped after {max_iterations} iterations at a relative residual of {worst:.3g}, "
+                f"above the tolerance {tolerance:.3g}. Raise max_iterations or tolerance, or pass a preconditioner."
             )
     return torch.where(failed, torch.nan, x * unit)
 
@@ -248,17 +247,17 @@ def _conjugate_gradients(
 def _refuse_indefinite(preconditioner: Tensor) -> None:
     if bool(preconditioner.any()):
         raise SolverError(
-            "conjugate gradients met a preconditioner that is not positive definite, or NaN. Its entries must "
-            "be positive: they approximate the inverse of the diagonal of A, which is so where A is positive definite."
+            "The preconditioner of conjugate gradients is not positive definite, or NaN. Its entries must "
+            "be positive: they approximate the inverse of the diagonal of a positive definite A."
         )
     raise SolverError(
-        "conjugate gradients met a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
+        "Conjugate gradients found a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
         "multiple of the identity, or use linear_solve with the matrix."
     )
 
 
 def _products_of(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
-    """A(θ)x and its vector-Jacobian product in some parameters, with x held fixed although it depends on them."""
+    """A(θ)x and its vector-Jacobian product in some parameters, with x as a constant."""
 
     def product(*moved: Tensor) -> Tensor:
         full = list(params)
@@ -273,11 +272,11 @@ def pull_back(
     matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], needed: Sequence[bool], g: Tensor
 ) -> list[Tensor | None]:
     """The gradients of ⟨G, A(θ)x⟩ in the parameters that need one."""
-    wanted = [i for i, wants in enumerate(needed) if wants]
+    indices = [i for i, wants in enumerate(needed) if wants]
     out: list[Tensor | None] = [None] * len(params)
-    if wanted:
-        _, pull = _products_of(matvec, x, params, wanted)
-        for i, value in zip(wanted, pull(g), strict=True):
+    if indices:
+        _, pull = _products_of(matvec, x, params, indices)
+        for i, value in zip(indices, pull(g), strict=True):
             out[i] = value
     return out
 
@@ -296,10 +295,10 @@ def push_forward(
 
 
 class _ConjugateGradients(Operation):
-    """x(θ, b) with A(θ)x = b; backward is one more solution and the vector-Jacobian product of θ ↦ A(θ)x."""
+    """x(θ, b) with A(θ)x = b; backward solves another system and takes the vector-Jacobian product of θ ↦ A(θ)x."""
 
     forward_twice = "conjugate_gradient_solve"
-    widen = False  # the products may hold tensors of their own
+    widen = False  # the products may capture tensors
 
     @staticmethod
     def forward(
@@ -326,9 +325,9 @@ class _ConjugateGradients(Operation):
 
 
 def check_iterations(tolerance: float | None, max_iterations: int | None) -> None:
-    """Raise unless these end the conjugate gradients."""
+    """Check the stopping criteria of conjugate gradients."""
     if tolerance is not None and not 0 < tolerance < 1:
-        raise DomainError(f"tolerance must lie in (0, 1) or be None, got {tolerance}.")
+        raise DomainError(f"tolerance must be in (0, 1) or be None, got {tolerance}.")
     if max_iterations is not None and max_iterations < 0:
         raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
 
@@ -344,19 +343,19 @@ def conjugate_gradient_solve(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Solution of :math:`A(\theta)x = b` for a symmetric positive definite A known by its products only.
+    r"""Solution of :math:`A(\theta)x = b` for a symmetric positive definite A, given by its products.
 
     Args:
-        matvec: ``matvec(x, *params)`` returns A(θ)x for x ``(*b, n)``. It must be linear in x, symmetric, made of
-            differentiable torch operations, and take everything that is to get a gradient through ``params``.
-        b: right-hand sides ``(*b, n)``, real or complex (A is Hermitian then), each solved by itself.
+        matvec: ``matvec(x, *params)`` returns A(θ)x for x ``(*b, n)``. It must be linear in x, symmetric, consist
+            of differentiable torch operations, and take all tensors that receive a gradient through ``params``.
+        b: right-hand sides ``(*b, n)``, real or complex (A is then Hermitian), each solved separately.
         params: the tensors θ.
         preconditioner: an approximate inverse of the diagonal of A ``(*b, n)`` (Jacobi), a constant.
-        tolerance: relative residual to stop at. Testing for it reads the device once an iteration. ``None`` runs
-            exactly ``max_iterations`` steps and reads nothing.
+        tolerance: relative residual to stop at. The test synchronizes once per iteration. ``None`` runs
+            exactly ``max_iterations`` steps without synchronization.
         max_iterations: 10 n by default.
         precision: dtype of the computation, to which b, the preconditioner and floating-point parameters are cast;
-            float64 by default. What ``matvec`` takes from elsewhere has to have it too.
+            float64 by default. Tensors that ``matvec`` captures must have it, too.
         check: whether ``b`` is checked for NaN and Inf, as in `matrix_function`.
 
     Returns:
@@ -364,12 +363,12 @@ def conjugate_gradient_solve(
 
     Raises:
         SolverError: no convergence, or A or the preconditioner is not positive definite; with ``tolerance=None`` the
-            solution is NaN there instead.
+            solution is NaN instead.
         ShapeError, DtypeError, NonFiniteError: b or a product does not fit.
         DomainError: a tolerance or a number of iterations out of range.
 
     Gradient:
-        λ = A⁻¹g by conjugate gradients again, ∂L/∂b = λ, ∂L/∂θ = −λᵀ(∂A/∂θ)x; memory does not grow with the iterations.
+        λ = A⁻¹g by conjugate gradients, ∂L/∂b = λ, ∂L/∂θ = −λᵀ(∂A/∂θ)x; memory does not grow with the iterations.
         Double backward and forward mode (dx = A⁻¹(db − dA x)); vmap with ``tolerance=None``.
 
     Example:
@@ -391,12 +390,12 @@ def conjugate_gradient_solve(
     check_iterations(tolerance, max_iterations)
     steps = 10 * b.shape[-1] if max_iterations is None else max_iterations
     if any(not isinstance(p, Tensor) for p in params):
-        raise DtypeError("params must be tensors; bind other arguments into matvec.")
+        raise DtypeError("params must be tensors. Bind other arguments into matvec.")
     if wants_check(check, b):
         check_finite(b, "b")
     if torch.compiler.is_compiling() or (tolerance is not None and is_batched(b)):
         raise SolverError(
-            "conjugate gradients decide while they run, which torch.compile and vmap cannot follow; give a batch as "
+            "Conjugate gradients depend on values, which torch.compile and vmap cannot trace. Pass a batch as "
             "leading dimensions, keep this call out of the compiled region, pass tolerance=None under vmap, or use "
             "linear_solve with the matrix."
         )
@@ -410,7 +409,7 @@ def conjugate_gradient_solve(
 
 
 def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:
-    """(diag(c) + D − FFᵀ)x, D the degrees of FFᵀ; D − FFᵀ does not see the mean of x, beside which it would cancel."""
+    """(diag(c) + D − FFᵀ)x, D the degrees of FFᵀ; the mean of x is subtracted, because D − FFᵀ would cancel it."""
     total = features.sum(-2)
     degree = (features @ total.unsqueeze(-1)).squeeze(-1)
     rest = x - x.mean(-1, keepdim=True) if x.shape[-1] else x
@@ -419,14 +418,14 @@ def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:
 
 
 def _check_confidence(confidence: Tensor, degree: Tensor) -> None:
-    """Raise where rounding of the degrees would drown the confidence, which alone makes the system definite."""
+    """Raise if the confidence, which makes the system definite, is below the rounding error of the degrees."""
     if confidence.numel() == 0:
         return
     least, most = confidence.detach().amin(-1), degree.detach().amax(-1)
     if bool((least < 1e3 * torch.finfo(degree.dtype).eps * most).any()):
         raise NumericalError(
-            f"a confidence of {float(least.min()):.3g} is lost beside degrees of up to {float(most.max()):.3g}; scale "
-            f"the affinities (features) down, or raise the confidence."
+            f"A confidence of {float(least.min()):.3g} is below the rounding of degrees of {float(most.max()):.3g}. "
+            f"Scale the affinities (features) down, or raise the confidence."
         )
 
 
@@ -441,7 +440,7 @@ def gaussian_crf(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Mode of a Gaussian random field: values pulled to their means and to one another.
+    r"""Mode of a Gaussian random field, which balances values between their means and their neighbors.
 
     .. math::
         x = \operatorname*{argmin}_x \sum_i c_i(x_i - y_i)^2 + \tfrac12\sum_{ij}W_{ij}(x_i - x_j)^2,\qquad
@@ -450,7 +449,7 @@ def gaussian_crf(
     Args:
         mean: y, the values that a network predicts ``(*b, m)`` or ``(*b, m, r)``.
         confidence: c > 0 ``(*b, m)``.
-        affinity: W ≥ 0, symmetric, ``(*b, m, m)``: solved by Cholesky. Give this or ``features``.
+        affinity: W ≥ 0, symmetric, ``(*b, m, m)``: solved by Cholesky. Pass this or ``features``.
         features: F ≥ 0 ``(*b, m, d)`` with W = FFᵀ, never formed: solved by preconditioned conjugate gradients.
         tolerance: relative residual of the conjugate gradients.
         max_iterations: of the conjugate gradients; 10 m by default.
@@ -465,7 +464,7 @@ def gaussian_crf(
         NumericalError, SolverError: the system is not positive definite, or conjugate gradients did not converge.
 
     Gradient:
-        Through the solution, in y, c, W or F: one more solution with the same matrix. Double backward and forward mode;
+        In y, c, W or F: another system with the same matrix. Double backward and forward mode;
         vmap and compile with ``affinity``.
 
     Example:
@@ -482,7 +481,7 @@ def gaussian_crf(
     check_floating(mean, "mean")
     check_floating(confidence, "confidence")
     if (affinity is None) == (features is None):
-        raise DomainError("give either affinity (a matrix) or features (W = FFᵀ, solved without forming it).")
+        raise DomainError("Pass either affinity (a matrix) or features (W = FFᵀ, solved without forming it).")
     vector = mean.shape == confidence.shape
     if not vector and mean.shape[:-1] != confidence.shape:
         raise ShapeError(
@@ -494,7 +493,7 @@ def gaussian_crf(
         check_finite(mean, "mean")
         check_finite(confidence, "confidence")
         if bool((confidence <= 0).any()):
-            raise DomainError(f"confidence must be positive, got {float(confidence.min()):.3g}; use softplus or exp.")
+            raise DomainError(f"confidence must be positive, got {float(confidence.min()):.3g}. Use softplus or exp.")
     dtype = compute_dtype(precision)
     with autocast_off(mean.device.type):
         y, c = mean.to(dtype), confidence.to(dtype)
@@ -528,7 +527,7 @@ def gaussian_crf(
         if check_values and not bool((diagonal > 0).all()):
             raise NumericalError(
                 f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are "
-                f"not positive, so the field has no mode; make the features non-negative or raise the confidence."
+                f"not positive, so the field has no mode. Make the features non-negative or raise the confidence."
             )
         if not vector:  # the columns become a batch
             right, c, f = right.mT, c.unsqueeze(-2), f.unsqueeze(-3)

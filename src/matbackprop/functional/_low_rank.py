@@ -18,9 +18,9 @@ __all__ = ["check_rank", "low_rank"]
 
 
 def check_rank(rank: int) -> None:
-    """Raise unless ``rank`` counts something."""
+    """Raise unless ``rank`` is a non-negative integer."""
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise DomainError(f"rank must be a whole number ≥ 0, got {rank!r}.")
+        raise DomainError(f"rank must be an integer ≥ 0, got {rank!r}.")
 
 
 def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
@@ -30,7 +30,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
 
     Args:
         a: matrices ``(*batch, m, n)``, real or complex.
-        rank: k ≥ 0; A itself where it is no smaller than min(m, n).
+        rank: k ≥ 0; the result is A if k ≥ min(m, n).
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -39,14 +39,14 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
         NonFiniteError: ``a`` holds NaN or Inf.
-        DomainError: a negative rank, or a largest entry near the ends of floating point.
+        DomainError: a negative rank, or a largest entry near the limits of floating point.
         TieError: σ_k = σ_{k+1}, so that the approximation is not unique.
 
     Gradient:
         That of λ ↦ λ for |λ| > σ_{k+1}, 0 elsewhere, a function of the symmetric matrix [[0, A], [Aᵀ, 0]] with the
-        eigenvalues ±σᵢ: one of two singular values divides by σᵢ ± σⱼ only where they lie on different sides of the
-        cut. Exact at repeated singular values on one side, and at zero ones; two orders, vmap, forward mode. A matrix
-        of smaller rank than k is its own approximation but has no gradient: asking for it raises DomainError.
+        eigenvalues ±σᵢ: it divides by σᵢ ± σⱼ only for singular values on different sides of the cut. Exact
+        at repeated singular values on one side, and at zero; two orders, vmap, forward mode. A matrix of rank below k
+        equals its approximation but has no gradient: backward raises DomainError.
 
     Example:
         >>> import torch, matbackprop
@@ -83,7 +83,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
 
 
 def _tied(s: Tensor, rank: int) -> Tensor:
-    """Where singular values on both sides of the cut are equal, ``(*batch,)``, and not both zero."""
+    """Return whether the singular values on both sides of the cut are equal and nonzero, ``(*batch,)``."""
     gap = s[..., rank - 1] - s[..., rank]
     return (gap <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., 0]) & (s[..., rank] > 0)
 

@@ -1,4 +1,4 @@
-"""Symmetric matrices whose eigenvalues are raised to a least value."""
+"""Clamp the eigenvalues of symmetric matrices from below."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_least(least: float) -> None:
 def matrix_clamp(
     a: Tensor, least: float = 0.0, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Raise the eigenvalues of symmetric matrices to a least value.
+    r"""Clamp the eigenvalues of symmetric matrices from below.
 
     .. math:: U \operatorname{diag}(\max(\lambda, t)) U^\top, \qquad A = U \operatorname{diag}(\lambda) U^\top
 
@@ -34,8 +34,8 @@ def matrix_clamp(
     positive definite matrices.
 
     Args:
-        a: symmetric (Hermitian) matrices ``(*batch, n, n)``; that part of them is used.
-        least: t, the least eigenvalue.
+        a: symmetric (Hermitian) matrices ``(*batch, n, n)``; the symmetric part is used.
+        least: t, the smallest eigenvalue of the result.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -44,11 +44,11 @@ def matrix_clamp(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
-        DomainError: ``least`` is not finite, or the largest entry of ``a`` is near the ends of floating point.
+        DomainError: ``least`` is not finite, or the largest entry of ``a`` is near the limits of floating point.
 
     Gradient:
-        U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 if both eigenvalues lie above t, 0 if neither does, and (λᵢ − t)/(λᵢ − λⱼ) with
-        λᵢ above and λⱼ not. Two orders, exact at repeated eigenvalues; at the kink λ = t the derivative from below.
+        U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 if both eigenvalues are above t, 0 if neither is, and (λᵢ − t)/(λᵢ − λⱼ) if
+        only λᵢ is. Two orders, exact at repeated eigenvalues; at the kink λ = t the derivative from below.
 
     Example:
         >>> import torch, matbackprop

@@ -50,7 +50,7 @@ _REMEDY = "Add a multiple of the identity, or use second_order_pool with eps > 0
 
 
 def outside_domain(lam: Tensor, function: SpectralFunction) -> Tensor:
-    """Which eigenvalues lie outside the domain of g."""
+    """Which eigenvalues are outside the domain of g."""
     if function.domain == "nonzero":
         return lam == 0
     if function.domain == "real":
@@ -58,13 +58,13 @@ def outside_domain(lam: Tensor, function: SpectralFunction) -> Tensor:
     return lam < 0 if function.domain == "nonnegative" else lam <= 0
 
 
-def check_domain(lam: Tensor, function: SpectralFunction, what: str, remedy: str) -> None:
-    """Raise if an eigenvalue lies outside the domain of g."""
+def check_domain(lam: Tensor, function: SpectralFunction, what: str, fix: str) -> None:
+    """Raise if an eigenvalue is outside the domain of g."""
     if lam.numel() and function.domain != "real" and bool(outside_domain(lam, function).any()):
         nearest = lam.flatten()[lam.abs().argmin()] if function.domain == "nonzero" else lam.min()
         raise DomainError(
             f"{function.name} needs {function.domain} eigenvalues; the smallest of {what} is {float(nearest):.3g} and "
-            f"the largest {float(lam.max()):.3g}. {remedy}"
+            f"the largest {float(lam.max()):.3g}. {fix}"
         )
 
 
@@ -114,7 +114,7 @@ def matrix_function(
         exponent: the exponent of ``"power"``; a tensor is trainable and may hold one value per matrix, shape
             broadcastable to ``batch``.
         params: the tensors that a user-defined function takes after x, which receive gradients. They are cast to the
-            dtype of the computation. A function that captures tensors with a gradient is refused.
+            dtype of the computation. A function must not capture tensors that require a gradient.
         check: whether values are checked (finite, symmetric, in the domain of g). None checks on the CPU only, so
             that a GPU is not synchronized; True checks everywhere; False never. Results that would raise are NaN
             if they are not checked.
@@ -127,7 +127,7 @@ def matrix_function(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
         NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
-        DomainError: an eigenvalue lies outside the domain of g, the result overflows, or the function is unknown.
+        DomainError: an eigenvalue is outside the domain of g, the result overflows, or the function is unknown.
         ConfigurationError: the function captures tensors that require a gradient.
 
     Gradient:
@@ -225,11 +225,11 @@ def from_one_decomposition(
 ) -> tuple[Tensor, ...]:
     """Functions of A with their parameters.
 
-    ``known`` eigenvalues and eigenvectors are taken as exact: none counts as a rounding error.
+    ``known`` eigenvalues and eigenvectors are exact: none counts as a rounding error.
     """
     check_matrix(a, "a", square=True, or_complex=True)
     given = [p for _, params in functions for p in params if isinstance(p, Tensor)]
-    alone = reverse_mode_only()  # then A is the input of one node, and its symmetric part no node at all
+    alone = reverse_mode_only()  # then the graph has one node for A and none for its symmetric part
     unit = 1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0
     with autocast_off(a.device.type):
         ready = prepare(
@@ -282,7 +282,7 @@ def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
         return
     if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(g.value(lam)).all()):
         raise DomainError(
-            f"{g.function.name} overflows {lam.dtype}: the eigenvalues of a lie between {float(lam.min()):.3g} and "
+            f"{g.function.name} overflows {lam.dtype}: the eigenvalues of a are between {float(lam.min()):.3g} and "
             f"{float(lam.max()):.3g}. Scale the matrices."
         )
 
@@ -329,7 +329,7 @@ def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype 
 
     Gradient:
         Γᵢⱼ = 1/(√λᵢ + √λⱼ); two orders, exact at repeated eigenvalues. At an eigenvalue of zero it is infinite, and
-        asking for it raises DomainError.
+        backward raises DomainError.
 
     Example:
         >>> import torch, matbackprop
@@ -429,8 +429,8 @@ def matrix_power(
     r"""Power of symmetric matrices, :math:`U \operatorname{diag}(\lambda^p) U^\top`, with a number or a tensor p.
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``: any for a whole number p ≥ 0, nonsingular for a negative whole
-            number, positive semidefinite for a real number p > 0, positive definite for p < 0 and for tensors.
+        a: symmetric matrices ``(*batch, n, n)``: any for an integer p ≥ 0, nonsingular for a negative
+            integer, positive semidefinite for a real number p > 0, positive definite for p < 0 and for tensors.
         p: a Python number, or a floating-point tensor broadcastable to ``batch`` that receives a gradient.
         check, precision: as in `matrix_function`.
 
@@ -438,7 +438,7 @@ def matrix_power(
         ``(*batch, n, n)``.
 
     Raises:
-        DomainError: an eigenvalue lies outside the domain of λ^p; the other errors are those of `matrix_function`.
+        DomainError: an eigenvalue is outside the domain of λ^p; the other errors are those of `matrix_function`.
         ShapeError: ``p`` does not broadcast to ``batch``.
 
     Gradient:
@@ -454,7 +454,7 @@ def matrix_power(
         tensor(19.7750)
 
     Reference:
-        Ionescu et al., Proposition "EIG matrix function"; a learnable exponent for second-order pooling as in Li et
+        Ionescu et al., Proposition "EIG matrix function"; a trainable exponent for second-order pooling as in Li et
         al. (2017).
     """
     return matrix_function(a, "power", exponent=p, check=check, precision=precision)

@@ -1,7 +1,7 @@
 """Objectives that align the span of the features with a segmentation, in O(md²) and without an m×m matrix.
 
 All three measure ½‖Π − Π_E‖² between the projector on a span of the features and the projector on the span of a given
-segmentation E: :func:`normalized_cut_j1` in the space of the normalised affinity M = D^{−1/2}WD^{−1/2},
+segmentation E: :func:`normalized_cut_j1` in the space of the normalized affinity M = D^{−1/2}WD^{−1/2},
 :func:`normalized_cut_j2` in that of W = FFᵀ itself, :func:`normalized_cut_soft` with a soft projector whose rank has a
 gradient. ``tests/helpers/cuts.py`` holds the definitions, layer by layer as in the paper.
 """
@@ -20,7 +20,7 @@ from matbackprop.checks import check_finite, into_range, nan_where, values_check
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
-from matbackprop.functional._labels import LabelledImages, LabelledRows, indicators, labelled_images, region_masses
+from matbackprop.functional._labels import LabelledImages, LabelledRows, indicators, labeled_images, region_masses
 from matbackprop.functional._spans import (
     aligned_degree_span,
     aligned_span,
@@ -53,7 +53,7 @@ def _negative_degrees(rows: LabelledRows, lam: Tensor | None, check_values: bool
 
 
 def _nonsingular(lam: Tensor) -> bool:
-    """Whether Λ is known to be far from singular: then it matters to the degrees only, and not to the span."""
+    """Return whether Λ is known to be far from singular, so that it changes only the degrees, not the span."""
     if not (lam.is_cpu and values_checkable(lam)):
         return False
     values = torch.linalg.svdvals(lam.detach())
@@ -72,7 +72,7 @@ def normalized_cut_j1(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Alignment of the normalised affinity with a segmentation, :math:`J_1 = \tfrac12\|\Pi_M - \Pi_\Omega\|^2`.
+    r"""Alignment of the normalized affinity with a segmentation, :math:`J_1 = \tfrac12\|\Pi_M - \Pi_\Omega\|^2`.
 
     .. math::
         W = F\Lambda F^\top,\quad D = [W\mathbf 1],\quad M = D^{-1/2}WD^{-1/2},\quad \Omega = D^{1/2}EE^\top D^{1/2}
@@ -83,23 +83,24 @@ def normalized_cut_j1(
     with r the rank of M and k the number of regions.
 
     Args:
-        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``. The degrees FΛFᵀ1 have to be non-negative, as
-            they are after a ReLU. A row of degree zero is left out.
-        labels: region numbers ``(*b, m)``, −1 ignored: such a row does not exist for the objective. With
-            ``(*b, a, m)``, a annotators of the same image: the result is the mean over those that labelled anything.
-        lam: Λ ``(d, d)`` or ``(*b, d, d)``; the identity when absent. It need not be symmetric and may be trainable.
+        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``. The degrees FΛFᵀ1 must be non-negative, as
+            they are after a ReLU. Rows of degree zero are ignored.
+        labels: region numbers ``(*b, m)``, −1 for ignored rows. ``(*b, a, m)`` holds the labels
+            of ``a`` annotators of the same image: the result is the mean over those with labels.
+        lam: Λ ``(d, d)`` or ``(*b, d, d)``; the identity if None. It need not be symmetric and may be trainable.
         weight: how often each row counts ``(*b, m)``, for example the area of a superpixel; the objective is the same
             as with the row repeated. May be trainable.
         offsets: n+1 integers, the first row of each image in a packed batch of images of different sizes; a list or a
             CPU tensor. The result is then ``(n,)``. Memory grows with n times the longest image.
-        num_labels: a bound of the number of regions. Without it the largest label is read, one synchronisation on a
-            GPU; needed under ``torch.compile`` and ``vmap``. Labels beyond it are ignored where values are not checked.
+        num_labels: a bound of the number of regions. By default the largest label is read, which synchronizes a GPU
+            once; required under ``torch.compile`` and ``vmap``. Larger labels are ignored if values are not checked.
         rank_tol: singular values of D^{−1/2}F below this fraction of the largest count as zero. By default it follows
             the dtype of ``f``; or the dtype whose precision the data have (``torch.float32`` for a float32 map that was
             cast to float64). Products of float64 features resolve about 3e-7, of float32 ones 8e-6.
         precision: dtype of the computation; float64 by default.
         check: whether values are checked (finite features, labels in range, degrees), as in `matrix_function`. If not,
-            an image with a negative degree is NaN, and one with no labelled row gives 0 and a zero gradient.
+            the result of an image with a negative degree is NaN, and that of one without labeled rows is 0 with a zero
+            gradient.
 
     Returns:
         The objective of each image ``(*b,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2.
@@ -113,7 +114,7 @@ def normalized_cut_j1(
 
     Gradient:
         With A = K⁻¹SᵀB⁺, Y = B⁺SA and gᵢ = FᵢYFᵢᵀ/dᵢ² − S_jᵀB⁺S_j/K_j², j the region of row i,
-        ∂J₁/∂F = 2D⁻¹FY − 2A[labels] − g(Λs)ᵀ − 1(gᵀFΛ), s = Fᵀ1, and ∂J₁/∂Λ = −(Fᵀg)sᵀ where Λ is invertible. All
+        ∂J₁/∂F = 2D⁻¹FY − 2A[labels] − g(Λs)ᵀ − 1(gᵀFΛ), s = Fᵀ1, and ∂J₁/∂Λ = −(Fᵀg)sᵀ if Λ is invertible. All
         orders, forward mode and vmap, for variations that keep the rank; r and k have no gradient. At a singular Λ the
         gradient is that of variations that keep the rank of Λ. It is finite at rows of degree zero.
 
@@ -133,7 +134,7 @@ def normalized_cut_j1(
         eq. J₁ and the proposition on dM, dΩ.
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
         check_values, dtype = images.checked, compute_dtype(precision)
         tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
         rows = images.in_range(dtype).rows(dtype)
@@ -175,7 +176,7 @@ def _lambda_per_image(images: LabelledImages, rows: LabelledRows, lam: Tensor, c
 
 
 def _j1(rows: LabelledRows, lam: Tensor | None, tol: float, turns: Tensor | None = None) -> Tensor:
-    """J₁; ``turns`` is Λ where it may take directions from the span, and None where it matters to the degrees only."""
+    """J₁; ``turns`` is Λ if it may reduce the span, and None if it changes only the degrees."""
     span, n = aligned_degree_span(rows.f, rows.weight, lam, rows.region, rows.num_labels, tol, turns)
     return 0.5 * (span.rank + (n > 0).sum(-1)) - span.trace
 
@@ -210,7 +211,7 @@ def normalized_cut_j2(
         ranks are equal.
 
     Raises:
-        The errors of :func:`normalized_cut_j1`, but for degrees and Λ.
+        The errors of :func:`normalized_cut_j1`, except for degrees and Λ.
 
     Gradient:
         With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA). All orders, forward mode and vmap, for variations that keep
@@ -232,7 +233,7 @@ def normalized_cut_j2(
         eq. J₂ and the proposition after it.
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
         dtype = compute_dtype(precision)
         tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
         return _evaluate(images, dtype, partial(_j2, tol=tol), tol=tol)
@@ -244,10 +245,10 @@ def _j2(rows: LabelledRows, tol: float) -> Tensor:
 
 
 def _counted(rows: LabelledRows) -> LabelledRows:
-    """The rows without some that have no weight, where fewer than features are left: none of them has a part in it.
+    """Remove rows without weight if fewer rows than features remain.
 
-    The others then have the thin form, which a small ridge costs no digits. Rows stay where values may not be looked
-    at, or where a weight of zero learns.
+    The thin form of the remaining rows is accurate for a small ridge. Rows are kept if values cannot be read, or if
+    weights are trainable.
     """
     f, w, region, k = rows
     if w is None or not (f.is_cpu and values_checkable(f)) or is_differentiated(w) or w.numel() == 0:
@@ -286,17 +287,17 @@ def _evaluate(
     ridge: float = 0.0,
     tol: float = 0.0,
 ) -> Tensor:
-    """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels where they apply and on the rows elsewhere."""
+    """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels if they apply, otherwise on the rows."""
     images = images.in_range(dtype)
     f, labels, weight, k = images.f, images.labels, images.weight, images.num_labels
 
     def general(x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
-        labellings = y.shape[0] // x.shape[0]
-        x, w = x.repeat_interleave(labellings, 0), None if w is None else w.repeat_interleave(labellings, 0)
+        labelings = y.shape[0] // x.shape[0]
+        x, w = x.repeat_interleave(labelings, 0), None if w is None else w.repeat_interleave(labelings, 0)
         with autocast_off(x.device.type):
             return objective(LabelledImages(x, y, w, k).rows(dtype)).to(x.dtype)
 
-    thin = ridge > 0 and f.shape[-2] < f.shape[-1]  # a small ridge would cost the kernels their digits
+    thin = ridge > 0 and f.shape[-2] < f.shape[-1]  # the kernels are inaccurate for a small ridge
     if dtype == torch.float64 and not thin and cut_kernels.applies(f, labels, weight):
         value = cut_kernels.objective(f, labels, weight, k, ridge, tol, general)
     else:
@@ -305,10 +306,10 @@ def _evaluate(
 
 
 def check_ridge(ridge: float) -> None:
-    """Raise unless the ridge is finite and more than rounding."""
+    """Raise unless the ridge is finite and above rounding."""
     if not torch.finfo(torch.float64).eps <= ridge < math.inf:
         raise DomainError(
-            f"ridge must be finite and at least 2.3e-16, the rounding of the features, got {ridge}; use "
+            f"ridge must be finite and at least 2.3e-16, the rounding of the features, got {ridge}. Use "
             f"normalized_cut_j2 for the objective without a ridge."
         )
 
@@ -331,12 +332,12 @@ def normalized_cut_soft(
     .. math::
         \Pi_\lambda = F(F^\top F + \tfrac{\lambda}{d}I)^{-1}F^\top.
 
-    Unlike J₂ it is smooth: the rank term has a gradient and directions that no region needs shrink. The space to
-    cluster in is the rows of F(FᵀF + (λ/d)I)^(−½), without degrees and without normalising rows.
+    Unlike J₂ it is smooth: the rank term has a gradient, and directions that no region needs shrink. Cluster the
+    rows of F(FᵀF + (λ/d)I)^(−½), without degrees and without normalizing rows.
 
     Args:
         f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
-        ridge: λ ≥ 2.3e-16; 0.3 to 1 train alike.
+        ridge: λ ≥ 2.3e-16; values from 0.3 to 1 give similar results.
         labels, weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
         check, precision: as in `matrix_function`.
 
@@ -345,13 +346,13 @@ def normalized_cut_soft(
 
     Raises:
         DomainError: a ridge that is not positive or less than rounding; the other errors are those of
-            :func:`normalized_cut_j1`, but for degrees and Λ.
+            :func:`normalized_cut_j1`, except for degrees and Λ.
 
     Gradient:
         With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,
         ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. Smooth, all orders; zero at F = 0, where the objective
-        jumps. For fewer rows than features it is computed from FFᵀ, where a small ridge costs no digits; rows of no
-        weight are among them only where weights learn.
+        is discontinuous. For fewer rows than features it is computed from FFᵀ, which is accurate for a small ridge;
+        rows without weight count only if weights are trainable.
 
     Example:
         >>> import torch
@@ -364,6 +365,6 @@ def normalized_cut_soft(
     """
     check_ridge(ridge)
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
         dtype = compute_dtype(precision)
         return _evaluate(images, dtype, partial(_soft, ridge=float(ridge)), ridge=float(ridge))

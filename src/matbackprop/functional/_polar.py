@@ -1,9 +1,9 @@
 """Polar decomposition A = QP.
 
 With A = QP the variation of Q is QΩ + (I − QQᵀ) dA P⁻¹, Ω skew with PΩ + ΩP = QᵀdA − dAᵀQ. In the basis of P that is
-a division by σᵢ + σⱼ, i ≠ j: repeated singular values do no harm. What solves it, `_SkewSolve`, takes P itself as the
-differentiable input and its eigenvalues and eigenvectors as constants, so that derivatives of every order are right.
-For complex A, ᵀ is the conjugate transpose here, and the diagonal of Ω is imaginary and not zero.
+a division by σᵢ + σⱼ, i ≠ j: repeated singular values are not singular points. `_SkewSolve` takes P as the
+differentiable input and its eigenvalues and eigenvectors as constants, so that derivatives of every order are exact.
+For complex A, ᵀ is the conjugate transpose here, and the diagonal of Ω is imaginary instead of zero.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _RightSolve(Operation):
 
 
 class _OrthogonalFactor(Operation):
-    """Q of A = QP ``(*b, m, n)``, m ≥ n, given it and the eigenvalues and eigenvectors of P."""
+    """Q of A = QP ``(*b, m, n)``, m ≥ n, given Q and the eigenvalues and eigenvectors of P."""
 
     forward_twice = "polar"
 
@@ -145,8 +145,8 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_val
     if bool(bad.any()):
         raise DomainError(
             f"{int(bad.sum())} of {bad.numel()} matrices have no unique {what}: their smallest singular values are "
-            f"zero, or equal where one of them is reflected ({float(least.min()):.3g} beside {float(s.max()):.3g}). "
-            f"Take more or other data, or add a multiple of the matrix that you expect."
+            f"zero, or equal at a reflection ({float(least.min()):.3g} for a largest of {float(s.max()):.3g}). "
+            f"Use more or other data, or add a multiple of the expected matrix."
         )
     return out
 
@@ -170,7 +170,7 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
         ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
         NonFiniteError: ``a`` holds NaN or Inf.
         DomainError: a matrix is not of full rank, so that Q is not unique; or derivatives are requested and the largest
-            entry of ``a`` is near the ends of floating point.
+            entry of ``a`` is near the limits of floating point.
 
     Gradient:
         2QY + (I − QQᵀ) G P⁻¹ with Y skew and PY + YP the skew part of QᵀG: in the basis of P a division by σᵢ + σⱼ.
@@ -190,12 +190,12 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     check_matrix(a, "a", or_complex=True)
     with autocast_off(a.device.type):
         unit, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale")
-        if check_values and is_differentiated(a):  # P has the scale of A, and its derivatives products of it
+        if check_values and is_differentiated(a):  # P has the scale of A, and its derivatives have products of it
             check_size(a, unit.dtype, "a", "sums")
         x = a.to(unit.dtype)
         if a.shape[-2] >= a.shape[-1]:
             q = orthogonal_factor(unit, False, a.dtype, check_values, "polar decomposition")
         else:
             q = orthogonal_factor(unit.mH, False, a.dtype, check_values, "polar decomposition").mH.resolve_conj()
-        half = product(0.5 * q.mH, x)  # whose symmetric part does not leave the range where P does not
+        half = product(0.5 * q.mH, x)  # its symmetric part is in range if P is
         return PolarFactors(q.to(a.dtype), (half + half.mH).to(a.dtype))

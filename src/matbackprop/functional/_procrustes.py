@@ -1,4 +1,4 @@
-"""The nearest rotation, and the rotation that takes one set of points to another."""
+"""The nearest rotation, and the rotation that aligns two sets of points."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
     .. math:: R = \operatorname*{argmin}_{R \in SO(n)} \|A - R\|_F
 
     Args:
-        a: square matrices ``(*batch, n, n)``, for example what a network predicts for an orientation.
+        a: square matrices ``(*batch, n, n)``, for example the orientation predicted by a network.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -33,7 +33,7 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
             singular values are equal.
 
     Gradient:
-        That of `polar` with the last singular value negative where the determinant is: a division by σᵢ + σⱼ, i ≠ j.
+        That of `polar`, with a negative last singular value if the determinant is: a division by σᵢ + σⱼ, i ≠ j.
         Exact at repeated singular values and at a matrix of rank n − 1; all orders, vmap, forward mode.
 
     Example:
@@ -60,12 +60,12 @@ def procrustes(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Rotation that takes the rows of X to the rows of Y, :math:`R = \operatorname*{argmin} \|XR - Y\|_F`.
+    r"""Rotation that aligns the rows of X with the rows of Y, :math:`R = \operatorname*{argmin} \|XR - Y\|_F`.
 
     Args:
         x: points ``(*batch, m, d)``, one per row.
-        y: where they go, of the same shape.
-        weight: how much each point counts ``(*batch, m)``, boolean or floating point, ≥ 0; may be trainable.
+        y: target points of the same shape.
+        weight: weights of the points ``(*batch, m)``, boolean or floating point, ≥ 0; may be trainable.
         reflection: allow reflections: R is orthogonal, and need not be a rotation. Points may be complex then, and R is
             unitary.
         check, precision: as in `matrix_function`.
@@ -77,7 +77,7 @@ def procrustes(
         ShapeError, DtypeError: ``x``, ``y`` or ``weight`` do not fit.
         NonFiniteError: they hold NaN or Inf.
         DomainError: a negative weight, or points that do not determine R: fewer than d − 1 independent ones (d with
-            ``reflection``), or a mirror image with a symmetry of its own.
+            ``reflection``), or a mirror image that is symmetric.
 
     Gradient:
         Through XᵀY and the gradient of `project_rotation` (of `polar` with ``reflection``). All orders, vmap, forward
@@ -86,8 +86,8 @@ def procrustes(
     Example:
         >>> import torch, matbackprop
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-        >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
-        >>> matbackprop.procrustes(x, x @ turn)
+        >>> rotation = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+        >>> matbackprop.procrustes(x, x @ rotation)
         tensor([[ 0.,  1.],
                 [-1.,  0.]])
 
@@ -99,7 +99,9 @@ def procrustes(
     if x.is_complex() != y.is_complex():
         raise DtypeError(f"x and y must both be real or both complex, got {x.dtype} and {y.dtype}.")
     if x.shape != y.shape:
-        raise ShapeError(f"x and y must have one shape, a row per point, got {tuple(x.shape)} and {tuple(y.shape)}.")
+        raise ShapeError(
+            f"x and y must have the same shape, a row per point, got {tuple(x.shape)} and {tuple(y.shape)}."
+        )
     if weight is not None:
         check_weight(weight, x)
     carried, all_given = x.dtype, [t for t in (x, y, weight) if t is not None]

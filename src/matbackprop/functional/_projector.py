@@ -82,9 +82,9 @@ def projector(
 
     Args:
         a: matrices ``(*b, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
-        symmetric: A is symmetric and stays so: use its eigendecomposition and give a symmetric gradient.
+        symmetric: A is symmetric and stays so: use its eigendecomposition and return a symmetric gradient.
         rank_tol: singular values below this fraction of the largest count as zero. By default it follows the dtype of
-            ``a``; pass a dtype to say what precision the data carry (``torch.float32`` for a float32 map cast to
+            ``a``; pass a dtype to set the precision of the data (``torch.float32`` for a float32 map cast to
             float64).
         check, precision: as in `matrix_function`.
 
@@ -100,7 +100,7 @@ def projector(
 
     Gradient:
         dΠ = 2((I − Π) dA A⁺)_sym and ∂L/∂A = 2(I − Π) G_sym (A⁺)ᵀ, with (·)_sym around it for ``symmetric=True``. It
-        holds for variations that keep the rank; any other makes Π jump, and has no gradient. All orders, forward mode,
+        holds for variations that keep the rank; Π is discontinuous for others. All orders, forward mode,
         vmap.
 
     Example:
@@ -125,7 +125,7 @@ def projector(
 
 
 def _tied(values: Tensor, chosen: Tensor) -> Tensor:
-    """Where ascending eigenvalues on both sides of the cut are equal, ``(*batch,)``."""
+    """Return whether ascending eigenvalues on both sides of the cut are equal, ``(*batch,)``."""
     inside = torch.where(chosen, values, torch.inf).amin(-1)
     outside = torch.where(chosen, -torch.inf, values).amax(-1)
     return inside - outside <= gap_tolerance(values.dtype, values.shape[-1]) * values.abs().amax(-1)
@@ -140,11 +140,11 @@ def _refuse_ties(tied: Tensor) -> None:
 
 
 def check_cut(rank: int | None, threshold: float | None) -> None:
-    """Raise unless one of the two says where the spectrum is cut."""
+    """Raise unless exactly one of the two is given."""
     if (rank is None) == (threshold is None):
-        raise DomainError(f"give either rank or threshold, got rank={rank}, threshold={threshold}.")
+        raise DomainError(f"Pass either rank or threshold, got rank={rank}, threshold={threshold}.")
     if threshold is not None and math.isnan(threshold):
-        raise DomainError("threshold must be a number, got NaN, above which no eigenvalue lies.")
+        raise DomainError("threshold must be a number, got NaN.")
 
 
 def spectral_projector(
@@ -157,11 +157,11 @@ def spectral_projector(
 ) -> Tensor:
     r"""Projector on the leading eigenvectors of a symmetric matrix, :math:`\Pi = U_1U_1^\top`.
 
-    U₁ holds the eigenvectors of the ``rank`` largest eigenvalues, or of those above ``threshold``. Give one of the two.
+    U₁ holds the eigenvectors of the ``rank`` largest eigenvalues, or of those above ``threshold``. Pass one of the two.
 
     Args:
         a: symmetric (Hermitian) matrices ``(*b, n, n)``.
-        rank: how many eigenvectors, 0 … n.
+        rank: number of eigenvectors, 0 … n.
         threshold: keep eigenvalues larger than this.
         check, precision: as in `matrix_function`.
 
@@ -176,7 +176,7 @@ def spectral_projector(
 
     Gradient:
         That of the step function at the cut: U(Γ ∘ (UᵀG_symU))Uᵀ with Γᵢⱼ = 1/|λᵢ − λⱼ| across it and 0 inside each
-        block, so repeated eigenvalues on one side do no harm. First and second order, forward mode, vmap. Lemma 1 of
+        block, so it is exact at ties on one side. First and second order, forward mode, vmap. Lemma 1 of
         the paper is not the derivative of a truncated projector (it lacks the eigenvalues below the cut).
 
     Example:
@@ -189,7 +189,7 @@ def spectral_projector(
     n = a.shape[-1]
     check_cut(rank, threshold)
     if rank is not None and not 0 <= rank <= n:
-        raise DomainError(f"rank must lie in 0 … {n} for {n}×{n} matrices, got {rank}.")
+        raise DomainError(f"rank must be in 0 … {n} for {n}×{n} matrices, got {rank}.")
     with autocast_off(a.device.type):
         ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
         values, u = batched_eigh(ready.x.detach())

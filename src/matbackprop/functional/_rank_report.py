@@ -1,4 +1,4 @@
-"""What the paper watches while it trains: the rank of the affinity and how well its span fits the segmentation."""
+"""Rank of the affinity and alignment of its span with the segmentation, for monitoring as in the paper."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matbackprop.functional._labels import labelled_images
+from matbackprop.functional._labels import labeled_images
 from matbackprop.functional._spans import aligned_span
 from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
 from matbackprop.solvers import batched_svd
 
 __all__ = ["RankReport", "rank_report"]
 
-# J₂ is exactly 1/2 where one rank is missing; rounding must not certify that.
+# J₂ is exactly 1/2 if one rank is missing, which rounding must not certify.
 _ROUNDING = 1e-9
 
 
@@ -26,9 +26,9 @@ class RankReport:
     Attributes:
         rank: numerical rank of W = FFᵀ.
         regions: number k of regions that occur.
-        alignment: 1 − ‖Q_FᵀQ_Ψ‖²/k in [0, 1]; 0 when the span of the features holds every region.
+        alignment: 1 − ‖Q_FᵀQ_Ψ‖²/k in [0, 1]; 0 if the span of the features contains every region.
         j2: J₂ = ½‖Π_W − Π_Ψ‖² ≥ ½|rank − regions|.
-        certified: J₂ < 1/2, which proves that rank and regions are equal (and says nothing more about the spans).
+        certified: J₂ < 1/2, which proves that rank and regions are equal.
         singular_values: of F, descending ``(…, d)``.
         tolerance: relative size below which a singular value counted as zero.
     """
@@ -75,7 +75,7 @@ def rank_report(
         check, precision: as in `matrix_function`.
 
     Returns:
-        A :class:`RankReport`; nothing in it has a gradient.
+        A :class:`RankReport` without gradients.
 
     Raises:
         LabelError, DtypeError, ShapeError, NonFiniteError, DomainError: as for :func:`~matbackprop.normalized_cut_j2`.
@@ -93,7 +93,7 @@ def rank_report(
         2, its corollary, and §6.2.
     """
     with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labelled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
+        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
         dtype = compute_dtype(precision)
         tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
         (trace, rank, _), n = aligned_span(*images.in_range(dtype).rows(dtype), tol)

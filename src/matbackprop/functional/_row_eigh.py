@@ -1,4 +1,4 @@
-"""Eigenpairs of the moments Xᵀ diag(w) X of rows, to the digits of X itself."""
+"""Eigenpairs of the moments Xᵀ diag(w) X of rows, to the accuracy of X."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def row_eigh(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Ascending eigenvalues and eigenvectors V of Xᵀ diag(w) X, with the derivatives of `eigh`, and the rows XV.
 
-    The product determines them to rounding of the largest eigenvalue. If that does not suffice, or values cannot be
-    read, the singular vectors of √w X are found first, as constants: along them the product is diagonal, its entries
-    are squared singular values, and the rows are left singular vectors times singular values, each with its digits.
+    The product determines them up to rounding errors of the largest eigenvalue. If that is not accurate enough, or
+    values cannot be read, the singular vectors of √w X are computed first, as constants. In their basis the product is
+    diagonal with the squared singular values, and the rows are left singular vectors times singular values, all
+    accurate.
 
     Args:
         x: rows ``(*b, m, d)`` in the dtype of the computation.
         w: weights ≥ 0 ``(*b, m)``; may be trainable, also if they are zero.
-        lost: maps eigenvalues ``(*b, d)`` to whether the product has lost digits of one that matters ``(*b,)``.
+        lost: maps eigenvalues ``(*b, d)`` to whether the product is too inaccurate ``(*b,)``.
         ties: as in `eigh`.
         check: as in `eigh`.
     """

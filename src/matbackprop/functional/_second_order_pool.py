@@ -1,16 +1,15 @@
-"""Second-order pooling C = g(Fᵀ diag(w) F + εI): no null-space basis, no singular vector, no division by a gap.
+"""Second-order pooling C = g(Fᵀ diag(w) F + εI): without a null-space basis, singular vectors or gaps.
 
 For complex F, ᵀ is the conjugate transpose here. A = FᵀF + εI is factored on the smaller side of F.
 
-For m < d the thin form works on FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and λ = s + ε,
+For m < d the thin form uses FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and λ = s + ε,
 
     g(A) = g(ε)I + Yᵀ diag(g[λᵢ, ε]) Y,    F·L = U(diag(g[λᵢ, ε]) Y G + (g[λᵢ, λⱼ, ε] ∘ (Y G Yᵀ)) Y),
 
-where L is the derivative of g at A in the direction G. Otherwise the primal form works on FᵀF = V diag(s) Vᵀ with
-Z = FV: g(A) = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is taken again as the squared norms of the rows of Y
-(columns of Z): a small eigenvalue of a Gram matrix is only known to rounding of the largest, its squared norm far
-better. Where none is small, Z is not made and F·L is a product of its own; where the spectrum is wide the vectors are
-refined too (`gram_eigh`).
+where L is the derivative of g at A in the direction G. Otherwise the primal form uses FᵀF = V diag(s) Vᵀ with
+Z = FV: g(A) = V diag(g(λ)) Vᵀ and F·L = Z(Γ∘(VᵀGV))Vᵀ. In both, s is recomputed as the squared norms of the rows of Y
+(columns of Z), because a small eigenvalue of a Gram matrix has the rounding error of the largest. If none is small, Z
+is not computed and F·L is a separate product. If the spectrum is wide, the vectors are also refined (`gram_eigh`).
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Thin(NamedTuple):
     """The factors for fewer rows than columns.
 
     Attributes:
-        s: squared singular values of F ``(*batch, m)``, zero where they are rounding.
+        s: squared singular values of F ``(*batch, m)``, zero for rounding errors.
         basis: U ``(*batch, m, m)``.
         y: UᵀF ``(*batch, m, d)``.
         eps: ε ``(*batch,)``.
@@ -92,7 +91,7 @@ class Thin(NamedTuple):
     eps: Tensor
 
     def _slope(self, g: BoundFunction) -> Tensor:
-        """g[λᵢ, ε], zero for a direction that F does not have."""
+        """g[λᵢ, ε], zero for zero singular values."""
         shift = self.eps.unsqueeze(-1)
         return torch.where(self.s > 0, g.first(self.s + shift, shift), 0)
 
@@ -110,8 +109,8 @@ class Thin(NamedTuple):
     def _through_slopes(self, g: BoundFunction, k: Tensor) -> Tensor:
         """diag(g[λᵢ, ε])K + (g[λᵢ, λⱼ, ε] ∘ (KYᵀ))Y, the second difference as a quotient over max(sᵢ, sⱼ).
 
-        What cancels in it when both are far below ε is multiplied by √(sᵢsⱼ) in KYᵀ, so that its rounding error stays
-        that of the first term. Y and s count in units of the largest: s itself may be too small to divide by.
+        It cancels if both are far below ε, but is multiplied by √(sᵢsⱼ) in KYᵀ, so that its rounding error is at most
+        that of the first term. Y and s are scaled by the largest, because s may be too small to divide by.
         """
         slope = self._slope(g)
         top = self.s.amax(-1, keepdim=True) if self.s.shape[-1] else self.s
@@ -125,11 +124,11 @@ class Thin(NamedTuple):
         return slope.unsqueeze(-1) * k + (second * (k @ y.mH)) @ y
 
     def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor, w: Tensor) -> Tensor:
-        """fᵢ L fᵢᵀ for each row of the unweighted F, also where the weight is zero and fᵢ leaves the others' span."""
-        v, shift = self._right_vectors(), self.eps.unsqueeze(-1)  # on their complement A acts as ε
+        """fᵢ L fᵢᵀ for each row of the unweighted F, also for rows of zero weight outside the span of the others."""
+        v, shift = self._right_vectors(), self.eps.unsqueeze(-1)  # A is ε on their complement
         lam = self.s + shift
         inside = f @ v.mH
-        outside = (f - inside @ v) * (w == 0).unsqueeze(-1)  # a row that counts lies in the span, but for rounding
+        outside = (f - inside @ v) * (w == 0).unsqueeze(-1)  # a weighted row is in the span up to rounding
         ve = 0.5 * (v @ e + v @ e.mH)
         total = inner(inside, inside @ (_table(lam, g) * (ve @ v.mH)), (-1,))
         total = total + 2 * inner(inside, g.first(lam, shift).unsqueeze(-2) * (outside @ ve.mH), (-1,))
@@ -158,11 +157,11 @@ class Thin(NamedTuple):
         return g.value(self.eps) * _trace(e) + inside
 
     def _unit_rows(self) -> Tensor:
-        """Rows of Y over their norms, zero where s is zero."""
+        """Rows of Y over their norms, zero if s is zero."""
         return self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
 
     def _right_vectors(self) -> Tensor:
-        """`_unit_rows`, each cleared of what rounding left of larger ones."""
+        """`_unit_rows`, each orthogonalized against larger ones."""
         v = self._unit_rows()
         return v - ((v @ v.mH) * (self.s.unsqueeze(-1) < self.s.unsqueeze(-2))) @ v
 
@@ -175,9 +174,9 @@ class Primal(NamedTuple):
     """The factors for at least as many rows as columns.
 
     Attributes:
-        s: squared singular values of F ``(*batch, d)``, zero where they are rounding.
+        s: squared singular values of F ``(*batch, d)``, zero for rounding errors.
         basis: V ``(*batch, d, d)``.
-        y: (FV)ᵀ ``(*batch, d, m)``, or empty where F itself serves as well.
+        y: (FV)ᵀ ``(*batch, d, m)``, or empty if F is used instead.
         eps: ε ``(*batch,)``.
     """
 
@@ -201,7 +200,7 @@ class Primal(NamedTuple):
         return self.y.mH @ ((self._seen_table(g) * h) @ self.basis.mH)
 
     def _seen_table(self, g: BoundFunction) -> Tensor:
-        """Γ without the rows of directions that F does not have."""
+        """Γ with zero rows for zero singular values."""
         return _table(self._lam(), g).masked_fill((self.s == 0).unsqueeze(-1), 0)
 
     def tangent(self, g: BoundFunction, df: Tensor, f: Tensor) -> Tensor:
@@ -215,7 +214,7 @@ class Primal(NamedTuple):
         return (self.basis * g.first(self._lam(), self._lam()).unsqueeze(-2)) @ self.basis.mH
 
     def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor, w: Tensor) -> Tensor:
-        """fᵢ L fᵢᵀ for each row of the unweighted F; only a row without weight has directions that the others lack."""
+        """fᵢ L fᵢᵀ for each row of the unweighted F; only rows of zero weight are outside the span."""
         rows = (f @ self.basis) * ((self.s != 0).unsqueeze(-2) | (w == 0).unsqueeze(-1))
         return _forms(rows, _table(self._lam(), g) * (self.basis.mH @ e @ self.basis))
 
@@ -236,14 +235,14 @@ Moments = Thin | Primal
 
 
 def factor(f: Tensor, eps: Tensor, fine: bool) -> Moments:
-    """Factor A for F ``(*batch, m, d)``; ``fine`` asks for the digits of float64 features."""
+    """Factor A for F ``(*batch, m, d)``; ``fine`` requests float64 accuracy."""
     if f.shape[-2] < f.shape[-1]:
         return Thin(*gram_eigh(f, eps, fine), eps)
     return Primal(*gram_eigh(f.mH, eps, fine, products=False), eps)
 
 
 class _Gradients(NamedTuple):
-    """Gradients of the four inputs that have one; or their cotangents, or whether they are wanted."""
+    """Gradients of the four inputs that have one; or their cotangents, or whether they are requested."""
 
     f: Any
     w: Any
@@ -272,7 +271,7 @@ class _Inputs(NamedTuple):
 class _Cotangents(NamedTuple):
     """The saved state of `_PoolGradient`."""
 
-    wanted: _Gradients
+    requested: _Gradients
     g: Tensor
     f: Tensor
     w: Tensor | None
@@ -302,7 +301,7 @@ def _decompose(f: Tensor, w: Tensor | None, eps: Tensor, fine: bool) -> tuple[Te
 
 
 class _Pool(Operation):
-    """C and the factors that its gradient needs; every derivative is taken in F, w, ε and p, never in the factors."""
+    """C and the factors for its gradient; derivatives are in F, w, ε and p, not in the factors."""
 
     @staticmethod
     def forward(
@@ -317,12 +316,12 @@ class _Pool(Operation):
 
     @staticmethod
     def adjoint(saved: _Inputs, needed: Sequence[bool], *gradients: Any) -> Any:
-        wanted = _Gradients(*needed[:4])
+        requested = _Gradients(*needed[:4])
         if differentiated_again():
-            out = apply(_PoolGradient, wanted, gradients[0], *saved)
+            out = apply(_PoolGradient, requested, gradients[0], *saved)
         else:
-            out = _first_order(gradients[0], saved, wanted)
-        return tuple(grad if want else None for grad, want in zip(out, wanted, strict=True))
+            out = _first_order(gradients[0], saved, requested)
+        return tuple(grad if want else None for grad, want in zip(out, requested, strict=True))
 
     @staticmethod
     def tangent(
@@ -331,7 +330,7 @@ class _Pool(Operation):
         f, w, moments, bound = saved.f, cast(Tensor, saved.w), saved.moments(), BoundFunction(saved.function, saved.p)
         moved = torch.zeros_like(f) if df is None else _root_weighted(df, w)
         out = f.new_zeros(())
-        if dw is not None:  # a weight moves as its square root does, unless it is zero
+        if dw is not None:  # differentiate through the square root of the weight, unless it is zero
             moved = moved + _weighted(f, 0.5 * dw * torch.where(w > 0, w, torch.inf).rsqrt())
             new = f * (dw * (w == 0)).unsqueeze(-1)
             out = out + moments.spectrum().first(bound, symmetrize(f.mH @ new))
@@ -344,14 +343,14 @@ class _Pool(Operation):
         return out, s, basis, y
 
 
-def _first_order(g: Tensor, saved: _Inputs, wanted: _Gradients) -> _Gradients:
-    """The gradients that are wanted."""
+def _first_order(g: Tensor, saved: _Inputs, requested: _Gradients) -> _Gradients:
+    """The gradients that are requested."""
     f, w, moments, bound = saved.f, saved.w, saved.moments(), BoundFunction(saved.function, saved.p)
     return _Gradients(
-        f=_root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if wanted.f else None,
-        w=moments.weight_gradient(bound, g, f, cast(Tensor, w)) if wanted.w else None,
-        eps=moments.eps_gradient(bound, g) if wanted.eps else None,
-        p=moments.pairing(bound.in_parameter(), g) if wanted.p else None,
+        f=_root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if requested.f else None,
+        w=moments.weight_gradient(bound, g, f, cast(Tensor, w)) if requested.w else None,
+        eps=moments.eps_gradient(bound, g) if requested.eps else None,
+        p=moments.pairing(bound.in_parameter(), g) if requested.p else None,
     )
 
 
@@ -369,28 +368,28 @@ def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor |
 
 
 def _check_cancellation(spectrum: Spectrum, eps: Tensor) -> None:
-    """Raise if second derivatives lose all digits next to directions that F does not have."""
+    """Raise if second derivatives lose all digits by cancellation."""
     if spectrum.values.numel() == 0:
         return
     missing = spectrum.rest is not None or bool((spectrum.values == eps.unsqueeze(-1)).any())
     loss = spectrum.values.amax(-1) / eps
     if missing and bool((loss * torch.finfo(eps.dtype).eps > 1).any()):
         raise DomainError(
-            f"second derivatives of pooling cancel by the largest eigenvalue over eps, {float(loss.max()):.3g} here, "
-            f"which leaves no digit. Raise eps, or scale the features down."
+            f"Second derivatives of pooling lose all digits: λ_max / eps is {float(loss.max()):.3g}. "
+            f"Raise eps, or scale the features down."
         )
 
 
 class _PoolGradient(Operation):
-    """Gradients of F, w, ε and p as an operation; one that is not wanted comes back as an empty tensor.
+    """Gradients of F, w, ε and p as an operation; those not requested are empty tensors.
 
     With M the derivative of g at A in the direction G they are 2 diag(w) F M, the rows' fᵢMfᵢᵀ, tr M and ⟨G,
-    ∂g/∂p(A)⟩. Their own derivatives are those of g at the d×d matrix A, through second divided differences.
+    ∂g/∂p(A)⟩. Their derivatives are those of g at the d×d matrix A, by second divided differences.
     """
 
     @staticmethod
-    def forward(wanted: _Gradients, g: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        grads = _first_order(g, _Inputs(*others), wanted)
+    def forward(requested: _Gradients, g: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        grads = _first_order(g, _Inputs(*others), requested)
         return tuple(g.new_empty((0,)) if grad is None else grad for grad in grads)
 
     @staticmethod
@@ -399,8 +398,8 @@ class _PoolGradient(Operation):
 
     @staticmethod
     def adjoint(saved: _Cotangents, needed: Sequence[bool], *gradients: Any) -> Any:
-        wanted, g, f, w, eps, p, function, fine = saved
-        on = _Gradients(*(c if want else None for c, want in zip(gradients, wanted, strict=True)))
+        requested, g, f, w, eps, p, function, fine = saved
+        on = _Gradients(*(c if want else None for c, want in zip(gradients, requested, strict=True)))
         g = symmetrize(g)
         a, spectrum = _decompose(f, w, eps, fine)
         if a.is_cpu and values_checkable(a):
@@ -431,7 +430,7 @@ class _PoolGradient(Operation):
 
 
 def _prepare_weight(weight: Tensor | None, f: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Give F a region dimension where the weight has one, and the weight the dtype of the computation."""
+    """Add the weight's region dimension to F, and convert the weight to the dtype of the computation."""
     if weight is None:
         return f, None
     if weight.ndim == f.ndim:
@@ -478,8 +477,8 @@ def second_order_pool(
         center: subtract the (weighted) mean row first, so that C is a function of the covariance; no m×m matrix
             is formed.
         method: ``"fused"`` for the thin dual (m < d) or primal form with divided differences. ``"svd"`` and ``"eig"``
-            are the paper's DeepO2P-SVD and DeepO2P-EIG, for comparison: they drop tied pairs and lose what the ties
-            carry.
+            are the paper's DeepO2P-SVD and DeepO2P-EIG, for comparison: they drop tied pairs and their part of the
+            gradient.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -494,8 +493,8 @@ def second_order_pool(
     Gradient:
         For F, weight, ε, the exponent and ``params``, two orders. The first order in F is 2 diag(w) F L(G) with L the
         derivative of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and
-        zero at F = 0. Directions at the level of rounding, σ ≤ max(m, d) u σ_max, count as absent. The second order
-        uses second divided differences, exact at ties too; for m < d, or a smaller rank, its terms cancel by up to
+        zero at F = 0. Singular values σ ≤ max(m, d) u σ_max count as zero. The second order
+        uses second divided differences, also exact at ties; for m < d, or a smaller rank, its terms cancel by up to
         λ_max/ε, and on the CPU it raises DomainError if no digit would be left. Forward mode, vmap and fullgraph
         compilation are supported.
 
@@ -539,7 +538,7 @@ def second_order_pool(
                     check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
                 if p is not None:
                     check_finite(p, "exponent" if fn.builtin else "params")
-                if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite, and not used
+                if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
                     fn = dataclasses.replace(fn, announce=True)
             x = _center(x, w) if center else x
             if method != "fused":
@@ -565,7 +564,7 @@ def _pool(x: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: 
     differentiable = (t for t in (x, w, eps, p) if t is not None)
     both_modes = forward_mode_active() and (jvp_nesting() > 1 or any(map(requires_grad_inside, differentiable)))
     if both_modes or (p is not None and not function.builtin):
-        # Forward mode with another one, or parameters of a user-defined function: g of the d×d matrix A.
+        # Nested forward mode, or parameters of a user-defined function: g of the d×d matrix A.
         a, spectrum = _decompose(x, w, eps, fine)
         refuse_captured(function, spectrum.values, p)
         return spectral(a, spectrum, function, p)
@@ -576,7 +575,7 @@ def _pool(x: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: 
 
 
 def _fixed(weight: Tensor | None) -> bool:
-    """Whether weights may be multiplied into the features: they need no gradient, which √w has not at zero."""
+    """Return whether weights may be multiplied into the features: they require no gradient, which √w lacks at zero."""
     if not isinstance(weight, Tensor):
         return weight is None
     return is_plain(weight) and weight.numel() > 0 and not weight.requires_grad
@@ -585,9 +584,9 @@ def _fixed(weight: Tensor | None) -> bool:
 def _pool_by_kernels(
     f: Tensor, weight: Tensor | None, center: bool, eps: float | Tensor, function: SpectralFunction
 ) -> Tensor:
-    """Pooling by CUDA kernels, which apply."""
+    """Pool by CUDA kernels."""
     batch = f.shape[:-2] if weight is None else weight.shape[:-1]
-    if isinstance(eps, Tensor):  # a number goes to the kernels as it is: a tensor of it would cost a launch
+    if isinstance(eps, Tensor):  # a number is passed by value, because a tensor would cost a launch
         like = torch.empty((), dtype=torch.float64, device=f.device)
         eps = cast(Tensor, parameter_tensor(eps, "eps", batch, like))
 
@@ -615,7 +614,7 @@ def _check_values(weight: Tensor | None, eps: float | Tensor, function: Spectral
     if isinstance(eps, Tensor):
         check_finite(eps, "eps")
         if bool((eps < 0).any()):
-            raise DomainError(f"eps must not be negative, its smallest entry is {float(eps.min()):.3g}.")
+            raise DomainError(f"eps must not be negative, got {float(eps.min()):.3g}.")
         check_domain(eps.detach(), function, "eps", "Pass eps > 0.")
 
 
@@ -628,9 +627,9 @@ def _reference_pool(
     method: Method,
     check_values: bool,
 ) -> Tensor:
-    """The paper's two routes, differentiated through the factors of a decomposition layer that drops tied pairs.
+    """The paper's two methods, differentiated through a decomposition layer that drops tied pairs.
 
-    In the SVD route a weight of zero receives the gradient zero: √w has none there.
+    In the SVD method a weight of zero receives a zero gradient, because √w has none there.
     """
     d = f.shape[-1]
     if method == "eig":
@@ -646,6 +645,6 @@ def _reference_pool(
         _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=real_dtype(f.dtype))
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mH
-    if check_values:  # a Gram matrix knows its eigenvalues to rounding of the largest, which may be more than eps
+    if check_values:  # eigenvalues of a Gram matrix have the rounding error of the largest, which may exceed eps
         check_domain(q.detach(), function, "the moments", "Raise eps, or use the fused method.")
     return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH)

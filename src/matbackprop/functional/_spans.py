@@ -1,10 +1,10 @@
 """The small matrices of the normalized-cut objectives, with their adjoints.
 
 Every objective is a function of a few sums over rows: the Gram matrix C = Fᵀ diag(w) F (or B = Fᵀ diag(w/d) F with
-degrees d), the region sums S, one row per region, and the region masses N. Two kinds of autograd Functions do all the
-work: :func:`row_sums` and :func:`degree_row_sums` take the rows to the sums, :func:`span_trace` and
-:func:`soft_alignment` take the sums to the objective. Backward of the second kind costs d×d matrices only; backward of
-the first kind is one product with F and one gather, so nothing is ever m×m.
+degrees d), the region sums S, one row per region, and the region masses N. There are two kinds of autograd
+Functions: :func:`row_sums` and :func:`degree_row_sums` map rows to sums, :func:`span_trace` and :func:`soft_alignment`
+map sums to the objective. Backward of the second kind needs only d×d matrices; backward of the first kind is one
+product with F and one gather, so no m×m matrix is formed.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def degree_row_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """B = Fᵀ diag(w/d) F ``(*b, d, d)``, region sums of F ``(*b, k, d)`` and of the degrees ``(*b, k)``.
 
-    Rows with no positive degree are left out of all three, as if D were inverted by Moore and Penrose. With ``axes`` B
-    and the sums are those of F times them.
+    Rows without positive degree are excluded from all three, as by the pseudoinverse of D. With ``axes``, B and the
+    sums are those of F @ axes.
     """
     if axes is None:
         return apply(_DegreeRowSums, f, w, lam, index, k)
@@ -173,9 +173,9 @@ def degree_row_sums(
 
 
 def _inverse_on_span(a: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-    """A⁺ of a positive semidefinite A, with eigenvalues below ``tol`` times the largest taken as zero, and the rank.
+    """A⁺ of a positive semidefinite A, with eigenvalues below ``tol`` times the largest set to zero, and the rank.
 
-    Also whether A, a Gram matrix, has lost digits of an eigenvalue that counts.
+    Also return whether the Gram matrix A is too inaccurate for a nonzero eigenvalue.
     """
     values, vectors = batched_eigh(a)
     top = values[..., -1:]
@@ -188,8 +188,8 @@ class _SpanTrace(Operation):
     """tr(P S N⁻¹ Sᵀ) with P = B⁺.
 
     For variations of F that keep its rank, F P Fᵀ stays the projector on its span when P varies as −P dB P (the inverse
-    on a fixed complement of the null space), and the objectives depend on nothing else. So the derivatives of every
-    order follow from dP = −P dB P, and no null-space term is needed.
+    on a fixed complement of the null space), and the objectives depend only on it. Therefore the derivatives of
+    every order follow from dP = −P dB P, without a null-space term.
     """
 
     forward_twice = "normalized_cut"
@@ -225,7 +225,7 @@ class _SpanTrace(Operation):
         s, n, p = saved
         a, mass = s @ p, _inverse_or_zero(n).unsqueeze(-1)
         db = torch.zeros_like(p) if db is None else symmetrize(db)
-        trace = -((a @ db) * a * mass).sum((-2, -1))  # SP is small where P is large: S(P dB P)Sᵀ would cancel
+        trace = -((a @ db) * a * mass).sum((-2, -1))  # SP is small if P is large: S(P dB P)Sᵀ would cancel
         if ds is not None:
             trace = trace + 2 * (a * ds * mass).sum((-2, -1))
         if dn is not None:
@@ -236,7 +236,7 @@ class _SpanTrace(Operation):
 class _SpanTraceLambda(Operation):
     """tr(P S N⁻¹ Sᵀ) with P = ΛHΛᵀ, H = (ΛᵀBΛ)⁺ on the row space of F: the projector on the span of FΛFᵀ is XPXᵀ.
 
-    It equals B⁺ for a non-singular Λ, where only the degrees depend on Λ. For a singular Λ of constant rank
+    It equals B⁺ for a non-singular Λ, for which only the degrees depend on Λ. For a singular Λ of constant rank
     dP = −P dB P + 2((I − PB) dΛ H Λᵀ)_sym.
     """
 
@@ -301,7 +301,7 @@ class SpanTrace(NamedTuple):
     Attributes:
         trace: tr(Π_X Π_E) ``(*b,)``.
         rank: rank of the span ``(*b,)``.
-        lost: whether B has lost digits of a direction of X ``(*b,)``; None with Λ.
+        lost: whether B is too inaccurate for a direction of X ``(*b,)``; None with Λ.
     """
 
     trace: Tensor
@@ -320,11 +320,10 @@ def span_trace(b: Tensor, s: Tensor, n: Tensor, tol: float, lam: Tensor | None =
 
 
 def _separating_axes(f: Tensor, weight: Tensor | None, tol: float) -> Tensor:
-    """T with orthonormal columns of XT, X = √w F, and columns of zeros for directions of X that do not count.
+    """T such that the columns of XT, X = √w F, are orthonormal, or zero for zero singular values.
 
-    A Gram matrix knows a direction to rounding over its share of the largest one, squared; the singular vectors of X
-    know it to rounding over the share itself. The columns of XT have one size, so that their Gram matrix knows all of
-    them, and their span is that of X.
+    The relative error of a direction with singular value σ is u(σ_max/σ)² in a Gram matrix and u σ_max/σ in the
+    singular vectors of X. The columns of XT have equal norms, so that their Gram matrix is accurate, and the span of X.
     """
     _, sigma, vh = batched_svd(_scaled(None if weight is None else weight.detach().sqrt(), f.detach()))
     kept = sigma > tol**0.5 * sigma[..., :1]
@@ -346,7 +345,7 @@ def aligned_degree_span(
 ) -> tuple[SpanTrace, Tensor]:
     """:func:`span_trace` of the span of D^(−½) √w F, and the region masses.
 
-    ``turns`` is Λ where it may take directions from the span, and None where it matters to the degrees only.
+    ``turns`` is Λ if it may reduce the span, and None if it changes only the degrees.
     """
     b, s, n = degree_row_sums(f, w, lam, index, k)
     span = span_trace(b, s, n, tol, turns)
@@ -358,7 +357,7 @@ def aligned_degree_span(
 
 
 def _spreads(gram: Tensor, inverse: Tensor) -> bool:
-    """Whether a Gram matrix has lost digits of its small directions, judged by it and its shifted inverse."""
+    """Return whether a Gram matrix is inaccurate in small directions, given its shifted inverse."""
     if gram.numel() == 0:
         return False
     spread = gram.detach().diagonal(dim1=-2, dim2=-1).amax(-1) * inverse.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
@@ -366,7 +365,7 @@ def _spreads(gram: Tensor, inverse: Tensor) -> bool:
 
 
 def _ridge(c: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """μ = ridge tr(C)/d, and C + μI made invertible where C is zero."""
+    """Return μ = ridge tr(C)/d, and C + μI, modified to be invertible if C is zero."""
     trace = c.diagonal(dim1=-2, dim2=-1).sum(-1)
     mu = trace * (ridge / c.shape[-1])
     return mu, mu + (trace <= 0)
@@ -385,7 +384,7 @@ class _SoftAlignment(Operation):
         shifted = c + shift * eye
         p, _ = torch.linalg.inv_ex(shifted)
         p = symmetrize(p)
-        cp = eye - shift * p  # C P would cancel by the spread of C, and so does S P: one step of refinement
+        cp = eye - shift * p  # C P and S P cancel by the condition number of C: one step of refinement
         sp = s @ p
         sp = sp + (s - sp @ shifted) @ p
         trace = ((sp * s).sum(-1) * _inverse_or_zero(n)).sum(-1)
@@ -439,14 +438,14 @@ def soft_alignment(c: Tensor, s: Tensor, n: Tensor, ridge: float) -> tuple[Tenso
 
 
 def own_axes(gram: Tensor, inverse: Tensor) -> Tensor | None:
-    """Eigenvectors of XᵀX if it has lost digits of small directions of X; None otherwise."""
+    """Eigenvectors of XᵀX if it is inaccurate in small directions of X; None otherwise."""
     return batched_eigh(gram.detach())[1] if _spreads(gram, inverse) else None
 
 
 def along_axes(x: Tensor, axes: Tensor) -> Tensor:
-    """X times its own axes: the columns are nearly orthogonal, and their Gram matrix knows the size of each.
+    """X in the basis of its singular vectors: columns are nearly orthogonal, so that their Gram matrix is accurate.
 
-    Columns that are rounding of the largest become zero, as X does not have them; their variation stays.
+    Columns at the level of rounding are set to zero; their derivatives are kept.
     """
     y = x @ axes
     sizes = y.detach().square().sum(-2, keepdim=True)
@@ -454,10 +453,10 @@ def along_axes(x: Tensor, axes: Tensor) -> Tensor:
 
 
 def thin_soft_alignment(f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge: float) -> Tensor:
-    """:func:`soft_alignment` for fewer rows than features, where FᵀF + μI is all but singular for a small ridge.
+    """:func:`soft_alignment` for fewer rows than features, where FᵀF + μI is nearly singular for a small ridge.
 
     With P = (FFᵀ diag(w) + μI)⁻¹ (m×m) the soft projector is I − μP. Its distance from the identity, and with it the
-    gradient, vanishes with μ, so nothing may be left to cancellation: ½tr(Π_λ²) = ½(m − 2μ tr P + μ² tr P²) and
+    gradient, vanishes with μ, so cancellation must be avoided: ½tr(Π_λ²) = ½(m − 2μ tr P + μ² tr P²) and
     tr(Π_λ Π_E) = (number of regions) − μ tr(N⁻¹ Eᵀ diag(w) P E).
     """
     value, gram, p = _thin_soft_alignment(f, w, e, n, ridge)

@@ -1,4 +1,4 @@
-"""Leading eigenvectors of the normalised affinity, from a d×d eigenproblem."""
+"""Leading eigenvectors of the normalized affinity, from a d×d eigenproblem."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spectral_embedding(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The k leading eigenpairs of the normalised affinity of W = FFᵀ, in O(md²).
+    r"""The k leading eigenpairs of the normalized affinity of W = FFᵀ, in O(md²).
 
     .. math::
         M = D^{-1/2}FF^\top D^{-1/2},\quad B = F^\top D^{-1}F = V\beta V^\top,\quad U = D^{-1/2}FV\beta^{-1/2}
@@ -35,13 +35,13 @@ def spectral_embedding(
     so that MU = Uβ with orthonormal columns. The first eigenvalue is 1, with the eigenvector D^{1/2}1.
 
     Args:
-        f: features ``(*b, m, d)`` with non-negative degrees FFᵀ1. A row of degree zero gets a row of zeros.
-        k: how many eigenpairs, at most min(m, d), the largest rank that M can have.
-        weight: how often each row counts ``(*b, m)``, 0 to leave it out. The eigenvectors are those of the problem with
+        f: features ``(*b, m, d)`` with non-negative degrees FFᵀ1. A row of degree zero becomes a row of zeros.
+        k: number of eigenpairs, at most min(m, d), the largest rank of M.
+        weight: weight of each row ``(*b, m)``, 0 to ignore it. The eigenvectors are those of the problem with
             repeated rows, one row of U for all repetitions: Uᵀ diag(weight) U = I.
-        rank_tol: relative rank tolerance of F, or the dtype whose precision it carries. Eigenvalues below it are
+        rank_tol: relative rank tolerance of F, or the dtype of its precision. Eigenvalues below it are
             returned as zero, with zero eigenvectors.
-        ties: what the gradient of eigenvectors does at equal eigenvalues, see :func:`~matbackprop.eigh`.
+        ties: treatment of equal eigenvalues in the gradient of eigenvectors, see :func:`~matbackprop.eigh`.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -50,12 +50,12 @@ def spectral_embedding(
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: f or weight does not fit.
-        DomainError: k out of range, a negative degree or weight, or features near the ends of floating point.
+        DomainError: k out of range, a negative degree or weight, or features near the limits of floating point.
         TieError: see ``ties``.
 
     Gradient:
-        Of eigenvalues and degrees always; of eigenvectors through the EIG proposition, where they are determined:
-        at ties see `eigh`. A loss of the span of all d of them is one of `projector` of D^(−½)F, which is exact there.
+        Of eigenvalues and degrees always; of eigenvectors by the EIG proposition, if they are determined: at
+        ties see `eigh`. For a loss of the span of all d vectors use `projector` of D^(−½)F, which is exact at ties.
 
     Example:
         >>> import torch
@@ -73,8 +73,8 @@ def spectral_embedding(
     m, d = f.shape[-2:]
     if not 1 <= k <= min(m, d):
         raise DomainError(
-            f"k must lie in 1 … {min(m, d)} for features of shape {tuple(f.shape)} (M has no larger rank), got {k}; "
-            f"take more feature channels for more eigenvectors."
+            f"k must be in 1 … {min(m, d)} for features of shape {tuple(f.shape)} (the rank of M), got {k}. "
+            f"Use more feature channels for more eigenvectors."
         )
     check_ties(ties, None, 1.0)
     if weight is not None:

@@ -3,7 +3,7 @@
 With A = U diag(λ) Uᵀ the first derivative of g(A) in a direction E is U(Γ∘(UᵀEU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]
 (Daleckii–Krein), and the second in E and H is U(Σₖ g[λᵢ, λₖ, λⱼ] (ẼᵢₖH̃ₖⱼ + H̃ᵢₖẼₖⱼ))Uᵀ. Neither depends on the
 choice of U inside a repeated eigenvalue, so neither divides by a gap. Three operations, one per order, call each
-other; each takes A as the differentiable input and the spectrum as a constant, so derivatives stay right at ties.
+other; each takes A as the differentiable input and the spectrum as a constant, so derivatives are exact at ties.
 For a complex, Hermitian A, ᵀ is the conjugate transpose.
 """
 
@@ -43,7 +43,7 @@ def _contract(e: Tensor, h: Tensor, lam: Tensor, g: BoundFunction) -> Tensor:
 def _blocks(e: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The blocks of E inside the span of the columns of u, out of it, back into it, and inside its complement.
 
-    What leaves the span is cleared of it twice: the rounding of E would otherwise meet g''(ε), however small the block.
+    The block outside the span is orthogonalized twice; otherwise g''(ε) would amplify the rounding errors of E.
     """
     left, right = u.mH @ e, e @ u
     inside = left @ u
@@ -70,9 +70,9 @@ class Spectrum(NamedTuple):
     rest: Tensor | None = None
 
     def value(self, g: BoundFunction) -> Tensor:
-        """g(A), symmetric to the bit."""
+        """g(A), bitwise symmetric."""
         u, values = self.vectors, g.value(self.values)
-        if self.rest is None:  # halves first: the sum of two of the largest numbers leaves the range
+        if self.rest is None:  # halved first, because the sum of two large numbers may overflow
             half = (u * (0.5 * values).unsqueeze(-2)) @ u.mH
             return half + half.mH
         rest = g.value(self.rest).unsqueeze(-1)
@@ -160,7 +160,7 @@ class _Value(Operation):
 
     @staticmethod
     def tangent(saved: _OfValue, *directions: Tensor | None) -> Tensor:
-        # One call of an operation: torch does not differentiate plain operations inside a jvp a second time.
+        # One operation, because torch does not differentiate plain operations inside a jvp a second time.
         (a, spectrum, function, p), da, dp = saved, directions[0], directions[5]
         da = torch.zeros_like(a) if da is None else da
         if function.builtin:
@@ -185,8 +185,8 @@ class _OfSymmetricPart(Operation):
         (a, values, vectors, function, p), (g,) = saved, gradients
         x = symmetrize(a.to(vectors.dtype)) if differentiated_again() else a
         inside = _OfValue(x, Spectrum(values, vectors), function, p)
-        wanted = (needed[0], False, False, False, False, needed[4])
-        grads = _Value.adjoint(inside, wanted, symmetrize(g.to(vectors.dtype)))
+        flags = (needed[0], False, False, False, False, needed[4])
+        grads = _Value.adjoint(inside, flags, symmetrize(g.to(vectors.dtype)))
         grad_a, grad_p = (grads[0], grads[5]) if needed[4] else (grads, None)
         return None if grad_a is None else grad_a.to(a.dtype), None, None, None, grad_p
 
@@ -448,7 +448,7 @@ def frechet(
 
 
 def derivative(a: Tensor, e: Tensor, spectrum: Spectrum, function: SpectralFunction) -> Tensor:
-    """`frechet` as a value and not inside of a derivative: compiled graphs differentiate it, too."""
+    """`frechet` as a value and not inside a derivative: compiled graphs differentiate it, too."""
     return apply(_First, a, e, None, *spectrum, function, None)
 
 

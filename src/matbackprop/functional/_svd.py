@@ -4,8 +4,8 @@ With dP = UᵀdXV split into its symmetric and antisymmetric parts, the rotation
 
     UᵀdU = dP_sym/(σⱼ − σᵢ) + dP_skew/(σⱼ + σᵢ),    VᵀdV = dP_sym/(σⱼ − σᵢ) − dP_skew/(σⱼ + σᵢ),
 
-which is the paper's K∘(·) with σⱼ² − σᵢ² factored: only a true tie of singular values divides by zero, two small ones
-do not. For complex X, ᵀ is the conjugate transpose here; uᵢ and vᵢ are free in one phase together.
+which is the paper's K∘(·) with σⱼ² − σᵢ² factored: only equal singular values divide by zero, two small ones
+do not. For complex X, ᵀ is the conjugate transpose here; uᵢ and vᵢ have one free phase in common.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _skew(a: Tensor) -> Tensor:
 
 
 def _head(a: Tensor, k: int) -> Tensor:
-    """The first k columns; the tensor itself where these are all, which batched gradients need."""
+    """Return the first k columns; the tensor itself if these are all, as batched gradients require."""
     return a if a.shape[-1] == k else a.narrow(-1, 0, k)
 
 
@@ -76,7 +76,7 @@ class _SVD(Operation):
     @staticmethod
     def forward(x: Tensor, full: bool, fine: bool, policy: TiePolicy) -> tuple[Tensor, Tensor, Tensor]:
         out = batched_svd(x, full_matrices=full, fine=fine)
-        if forward_mode_active():  # which does not take views as outputs
+        if forward_mode_active():  # which does not accept views as outputs
             u, s, vh = (t.clone(memory_format=torch.contiguous_format) for t in out)
             return u, s, vh
         return out
@@ -254,23 +254,23 @@ def svd(
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
     On the CPU LAPACK decomposes float64 matrices; thin factors of narrower ones come from their Gram matrix in float64,
-    and from A itself for small singular values. So do all thin factors on CUDA, without synchronization. For any
+    and from A itself for small singular values. On CUDA this holds for all thin factors, without synchronization. For any
     spectrum the factors, their orthogonality and UΣVᵀ = A are accurate to the rounding of the dtype of ``a``. With
     ``precision=torch.float32`` they are as accurate as those of torch.linalg.svd in float32, whose small singular
-    values and vectors carry errors of the largest one.
+    values and vectors have rounding errors of the largest one.
 
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall, real or complex (ᵀ is then the conjugate transpose).
         full_matrices: whether U and V are square; by default they are thin, unlike those of torch.linalg.svd. The
             extra vectors follow the paper's gauge choice U₂ᵀdU₂ = 0.
-        ties: what the gradients of U and V do where singular values coincide, or are zero. ``"raise"``: raise when a
+        ties: treatment of coincident or zero singular values in the gradients of U and V. ``"raise"``: raise if a
             gradient reaches a vector or value of such a pair and any vector is used at all, else leave the pair out.
-            ``"drop"``: leave them out, with a GaugeWarning where the loss depends on the choice of vectors.
+            ``"drop"``: leave them out, with a GaugeWarning if the loss depends on the choice of vectors.
             ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased. See `eigh` for why.
         tie_tol: fraction of the largest σ below which a gap is zero; by default the resolution of the dtype of ``a``.
         broadening: η as a fraction of the largest σ, for ``"broaden"``.
         check: whether values are checked, as in `eigh`.
-        precision: dtype to compute in, float64 (complex128) unless given; results have the dtype of ``a``.
+        precision: dtype of the computation, float64 (complex128) by default; results have the dtype of ``a``.
 
     Returns:
         U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)`` with k = min(m, n); with
@@ -284,8 +284,8 @@ def svd(
 
     Gradient:
         The paper's dσ, dU, dV with σᵢ² − σⱼ² factored (module text), and their adjoint for all three outputs. Never
-        inf or NaN at ties. Second order by differentiating these, right where no pair is tied. A loss that sees the
-        choice of U₂ (its U₂ᵀG_U₂ is not symmetric) counts as gauge-dependent.
+        inf or NaN at ties. Second order by differentiating these, correct if no pair is tied. A loss that depends on
+        the choice of U₂ (its U₂ᵀG_U₂ is not symmetric) counts as gauge-dependent.
 
     Example:
         >>> import torch, matbackprop

@@ -1,10 +1,10 @@
 """Policies of the decomposition layers for vectors that are not determined.
 
-At a repeated eigenvalue or singular value any rotation of its vectors is as good as another: the gauge. A loss that
-depends on the gauge has no gradient there. One that does not has a gradient, but the gradients of values and vectors do
+At a repeated eigenvalue or singular value its vectors are determined up to a rotation, the gauge. A loss that depends
+on the gauge has no gradient there. One that does not has a gradient, but the gradients of values and vectors do
 not determine it: with c = f(λ₁) = f(λ₂) the losses Σ c uᵢᵀGuᵢ and Σ f(λᵢ) uᵢᵀGuᵢ have the same ones if the uᵢᵀGuᵢ
 vanish, and gradients that differ by f'(λ) u₁ᵀGu₂. So a tied pair raises as soon as a gradient reaches one of its
-vectors or values, unless the policy says otherwise. If values cannot be checked, the gradient is NaN instead.
+vectors or values, unless another policy is selected. If values cannot be checked, the gradient is NaN instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TiePolicy:
         gauge_tolerance: fraction of the gradient that may be antisymmetric on a tied pair before ``"drop"`` and
             ``"broaden"`` count it as gauge-dependent and warn.
         check: whether ties raise or warn: None on the CPU only, True on every device, False never.
-        phase: whether the vectors are complex, so that their phases are free too.
+        phase: whether the vectors are complex, so that their phases are also free.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TiePolicy:
     phase: bool = False
 
     def tied(self, x: Tensor, scale: Tensor) -> Tensor:
-        """Where a gap x is zero to the tolerance; ``scale`` broadcasts against x."""
+        """Return where a gap x is zero within the tolerance; ``scale`` broadcasts against x."""
         return x.abs() <= self.tolerance * scale
 
     def invert(self, x: Tensor, scale: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class TiePolicy:
         return torch.where(tied, 0, 1 / torch.where(tied, 1, x))
 
     def apart(self, values: Tensor) -> bool:
-        """Whether no two of sorted values ``(*batch, n)`` are known to be tied: a shortcut for the CPU."""
+        """Return whether sorted values ``(*batch, n)`` are known to have no ties, a shortcut for the CPU."""
         if self.ties == "broaden" or not values.is_cpu or values.numel() == 0 or not values_checkable(values):
             return False
         values = values.detach()
@@ -71,7 +71,7 @@ class TiePolicy:
         return bool((gaps > self.tolerance * scale).all())
 
     def visible(self, used: Tensor, skew: Tensor, size: Tensor) -> Tensor:
-        """Which pairs of vectors matter to a loss: for ``"raise"`` those it uses, else those whose gauge it depends on.
+        """Return which pairs of vectors affect a loss: for ``"raise"`` those it uses, else gauge-dependent ones.
 
         ``used`` marks vectors ``(*batch, n)``; ``skew`` ``(*batch, n, n)`` is the antisymmetric part of their
         gradient, compared with ``size``.
@@ -81,11 +81,11 @@ class TiePolicy:
         return self.sees_gauge(skew, size)
 
     def sees_gauge(self, skew: Tensor, size: Tensor) -> Tensor:
-        """Where the part of a gradient that should vanish does not."""
+        """Return where the part of a gradient that should vanish does not."""
         return skew.abs() > self.gauge_tolerance * size
 
     def settle(self, out: Tensor, *ties: tuple[Tensor, Tensor]) -> Tensor:
-        """Return a derivative ``(*batch, m, n)`` after the policy has been applied to pairs of masks.
+        """Apply the policy to a derivative ``(*batch, m, n)``, given pairs of masks.
 
         An entry that is both tied and visible raises or warns if values are checked. Otherwise ``"raise"`` makes the
         derivative of that matrix NaN.

@@ -1,11 +1,11 @@
-"""The leading eigenpairs and eigenspaces of symmetric matrices and operators, differentiated through what they satisfy.
+"""Leading eigenpairs and eigenspaces of symmetric matrices and operators, differentiated implicitly.
 
-With AV = VΛ, VᵀV = I the variation of V is VΩ inside the span, Ωᵢⱼ = (VᵀdAV)ᵢⱼ/(λⱼ − λᵢ), and outside of it, column by
+With AV = VΛ, VᵀV = I the variation of V is VΩ inside the span, Ωᵢⱼ = (VᵀdAV)ᵢⱼ/(λⱼ − λᵢ), and outside it, column by
 column, the solution of (λⱼ − A)zⱼ = (I − VVᵀ)dA vⱼ. That matrix is positive definite on the complement of V, so that
-conjugate gradients solve it with products only, and a gap matters only behind λ_k. None of the other eigenpairs is
+conjugate gradients solve it with products only, and only the gap after λ_k matters. No other eigenpair is
 needed. For the subspace alone, AV = VH with any basis, it is ZH − AZ = (I − VVᵀ)dA V: no eigenvalue inside appears, so
-that ties there do no harm to derivatives of any order. Inside of its span V is taken to stand still, which a loss of
-VVᵀ cannot tell.
+that derivatives of any order are exact at ties there. The variation of V inside its span is set to zero, which does not
+change a loss of VVᵀ.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SymmetricOperator(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Where the entries of a sparse matrix lie: compressed rows, and the row and column of each."""
+    """Positions of the entries of a sparse matrix: compressed rows, and the row and column of each."""
 
     starts: Tensor
     rows: Tensor
@@ -91,7 +91,7 @@ class _Places(NamedTuple):
 
 
 class _SparseProduct(Operation):
-    """AX for a symmetric A ``(n, n)`` with entries at given places, whose gradient is symmetrised."""
+    """AX for a symmetric A ``(n, n)`` with entries at given positions, with a symmetrized gradient."""
 
     @staticmethod
     def forward(values: Tensor, x: Tensor, places: _Places) -> Tensor:
@@ -117,7 +117,7 @@ class _SparseProduct(Operation):
 
 
 def _sparse_product(values: Tensor, x: Tensor, places: _Places) -> Tensor:
-    # Compressed rows: products with COO take five times as long.
+    # Compressed rows, because products with COO are five times slower.
     size = (len(x), len(x))
     return torch.sparse_csr_tensor(places.starts, places.columns, values, size, check_invariants=False) @ x
 
@@ -126,7 +126,7 @@ def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tenso
     """A sparse matrix as products with its entries as the parameter."""
     check_floating(a, "a", or_complex=True)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
-        raise ShapeError(f"a sparse matrix must be one square matrix (n, n), got shape {tuple(a.shape)}.")
+        raise ShapeError(f"A sparse matrix must be one square matrix (n, n), got shape {tuple(a.shape)}.")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         a = (a if a.layout == torch.sparse_coo else a.to_sparse_coo()).coalesce()
@@ -139,7 +139,7 @@ def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tenso
         skew = (a.detach() - turned).coalesce().values().abs()
         worst = float(skew.max()) if skew.numel() else 0.0
         if worst > half_of_the_digits(a.dtype) * float(values.detach().abs().max() if values.numel() else 0):
-            raise SymmetryError(f"a must be symmetric, it differs from its transpose by up to {worst:.3g}.")
+            raise SymmetryError(f"a must be symmetric, but it differs from its transpose by up to {worst:.3g}.")
     return lambda x, entries: apply(_SparseProduct, entries, x, places), (values,)
 
 
@@ -156,16 +156,16 @@ def symmetric_operator(
     check: bool | None,
     precision: torch.dtype | None,
 ) -> SymmetricOperator:
-    """Make one of a dense matrix, a sparse one or a function; of −A where the smallest eigenvalues lead."""
+    """Build the operator of a dense matrix, a sparse one or a function; of −A for the smallest eigenvalues."""
     matvec: Callable[..., Tensor]
     leaves: tuple[Tensor, ...]
     if not isinstance(a, Tensor):
         if not callable(a):
-            raise DtypeError(f"a must be a torch.Tensor, got {type(a).__name__}; or a function of columns.")
+            raise DtypeError(f"a must be a torch.Tensor or a function of columns, got {type(a).__name__}.")
         if n is None:
             raise ShapeError("The order of a function is unknown. Pass n.")
         if any(not isinstance(p, Tensor) for p in params):
-            raise DtypeError("params must be tensors; bind other arguments into the function.")
+            raise DtypeError("params must be tensors. Bind other arguments into the function.")
         matvec, leaves = a, tuple(params)
         numbers = [p for p in params if p.dtype.is_floating_point or p.is_complex()]
         numbers.sort(key=lambda p: not p.is_complex())
@@ -179,7 +179,7 @@ def symmetric_operator(
             check_matrix(a, "a", square=True, or_complex=True)
             if a.ndim > 2:
                 raise ShapeError(
-                    f"a must be one matrix (n, n), got shape {tuple(a.shape)}; call it for each of a batch."
+                    f"a must be one matrix (n, n), got shape {tuple(a.shape)}. Call it for each matrix of a batch."
                 )
             if check_values:
                 check_finite(a, "a")
@@ -189,8 +189,8 @@ def symmetric_operator(
     check_count(k, n)
     if torch.compiler.is_compiling() or any(is_batched(p) for p in leaves):
         raise SolverError(
-            "the iteration for leading eigenpairs decides while it runs, which torch.compile and vmap cannot follow; "
-            "keep this call out of the compiled region, or use eigh with the matrix."
+            "The iteration for leading eigenpairs depends on values, which torch.compile and vmap cannot trace. "
+            "Keep this call out of the compiled region, or use eigh with the matrix."
         )
     dtype = compute_dtype(precision, like.dtype)
     cast = tuple(in_precision(p, dtype) for p in leaves)
@@ -218,13 +218,13 @@ def find_leading(
 def check_count(k: int, n: int) -> None:
     """Raise unless an operator of order n has k pairs."""
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
-        raise DomainError(f"k must be a whole number in 1 … {n} for an operator of order {n}, got {k!r}.")
+        raise DomainError(f"k must be an integer in 1 … {n} for an operator of order {n}, got {k!r}.")
 
 
 def _check_products(
     matvec: Callable[..., Tensor], like: Tensor, params: tuple[Tensor, ...], check_values: bool
 ) -> None:
-    """Raise unless a product has the shape and dtype of what it is of, and is symmetric as far as two vectors tell."""
+    """Raise unless a product has the shape and dtype of its input and is symmetric for two random vectors."""
     ramp = torch.linspace(-1, 1, len(like), dtype=torch.float64, device=like.device)
     ramp = torch.complex(ramp, 0.3 * ramp.square()) if like.is_complex() else ramp
     probe = torch.stack([(7 * ramp).cos(), (11 * ramp + 1).sin()], -1).to(like.dtype)
@@ -232,8 +232,8 @@ def _check_products(
     if not isinstance(out, Tensor) or out.shape != probe.shape or out.dtype != probe.dtype:
         kind = f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise ShapeError(
-            f"the function must map columns {tuple(probe.shape)} of {probe.dtype} to as many of the same dtype, got "
-            f"{kind}; cast what it holds to {probe.dtype}, or pass it through params."
+            f"The function must map columns {tuple(probe.shape)} of {probe.dtype} to the same shape and dtype, got "
+            f"{kind}. Cast the tensors that it captures to {probe.dtype}, or pass them in params."
         )
     if check_values and out.numel():
         check_finite(out, "the product of a")
@@ -241,7 +241,7 @@ def _check_products(
         skew = float((inner - inner.mH).abs().max())
         size = float(torch.linalg.vector_norm(probe) * torch.linalg.vector_norm(out))
         if skew > half_of_the_digits(out.dtype) * size:
-            raise SymmetryError(f"a must be symmetric; for two vectors xᵀAy − yᵀAx is {skew:.3g}.")
+            raise SymmetryError(f"a must be symmetric, but xᵀAy − yᵀAx is {skew:.3g} for two vectors.")
 
 
 def _resolution(tolerance: float | None, dtype: torch.dtype) -> float:
@@ -263,7 +263,7 @@ class _Settings(NamedTuple):
 
 
 def _outside(matvec: Callable[..., Tensor], x: Tensor, lam: Tensor, v: Tensor, *params: Tensor) -> Tensor:
-    """(λⱼ − A)xⱼ for rows xⱼ ``(k, n)``, made the largest |λ| on the span of V, where it would be indefinite."""
+    """(λⱼ − A)xⱼ for rows xⱼ ``(k, n)``, replaced by the largest |λ| on the span of V, where it would be indefinite."""
     size = lam.detach().abs().amax()
     size = torch.where(size == 0, 1, size)
     inside = x @ v.conj()
@@ -321,13 +321,13 @@ class _TopK(Operation):
 
 
 def _tied_with(lam: Tensor, others: Tensor, policy: TiePolicy, scale: Tensor) -> Tensor:
-    """Which of the k eigenvalues coincide with one of the others ``(*batch, r)``, as a row ``(*batch, 1, k)``."""
+    """Return which of k eigenvalues coincide with one of the others ``(*batch, r)``, as a row ``(*batch, 1, k)``."""
     gaps = lam.unsqueeze(-2) - others.unsqueeze(-1)
     return policy.tied(gaps, scale).any(-2, keepdim=True)
 
 
 def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
-    """Columns zⱼ outside of the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
+    """Columns zⱼ outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
     n, k = v.shape
     if k == n:
         return torch.zeros_like(v)
@@ -350,7 +350,7 @@ def _scale(lam: Tensor, others: Tensor) -> Tensor:
 
 
 class _Resolve(Operation):
-    """Z outside of the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ, by the other eigenpairs, which are constants.
+    """Z outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ, by the other eigenpairs, which are constants.
 
     Its derivatives are those of the equation in A, λ, V and B, so that ties among the other eigenvalues do
     not matter.
@@ -463,16 +463,16 @@ def topk_eigh(
         a: symmetric matrices ``(*batch, n, n)``, one sparse matrix ``(n, n)`` (COO or CSR), or a function that maps
             columns ``(n, r)`` and the parameters to A(θ) times the columns. The function must be linear in the columns,
             symmetric, and made of differentiable torch operations; its columns are complex if a parameter is.
-        k: how many pairs.
+        k: number of pairs.
         params: the tensors θ that a function takes, which receive gradients.
         n: the order, for a function.
         largest: the largest eigenvalues; otherwise the smallest, in ascending order.
-        ties, tie_tol, broadening: what the gradient of V does where eigenvalues inside the k coincide, as in `eigh`.
+        ties, tie_tol, broadening: treatment of ties among the k eigenvalues in the gradient of V, as in `eigh`.
         tolerance: relative residual to stop at, of the largest |λ| (forward) and of the right-hand side (backward);
-            1e-11 by default, 1e-5 for ``precision=torch.float32``. Dense matrices of small order are decomposed as a
-            whole and need none.
-        max_products: limit of products with A, one vector each.
-        generator: for the random vectors to start from; a fixed seed by default.
+            1e-11 by default, 1e-5 for ``precision=torch.float32``. Not used for dense matrices of small order, which are
+            decomposed completely.
+        max_products: largest number of products of A with one vector.
+        generator: for the random initial vectors; a fixed seed by default.
         check: as in `eigh`.
         precision: dtype of the computation, to which floating-point parameters are cast; float64 by default.
 
@@ -483,17 +483,17 @@ def topk_eigh(
     Raises:
         ShapeError, DtypeError: an argument or a product does not fit.
         NonFiniteError, SymmetryError: values of ``a``.
-        DomainError: k out of range, or a dense matrix whose largest entry is near the ends of floating point.
+        DomainError: k out of range, or a dense matrix whose largest entry is near the limits of floating point.
         TieError: a gradient reaches vectors at a tie inside the k, or λ_k = λ_{k+1} (see ``ties``). The vectors are
             then one choice of several; eigenvalues and their gradients are not affected.
-        SolverError: products were not enough to converge.
+        SolverError: no convergence within ``max_products``.
 
     Gradient:
-        With zⱼ the solution of (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside of the span of V, found by conjugate gradients (for
+        With zⱼ the solution of (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside the span of V, found by conjugate gradients (for
         small dense matrices from the other eigenpairs, whose own gaps do not matter), the gradient of A is
-        (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrised: a product for each parameter, never an n×n matrix unless
-        A is one. All orders and forward mode; of a sparse matrix the first order, which is all that torch's
-        constructors of COO carry (none for CSR): for more give a function of its entries. For losses of VVᵀ,
+        (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrized: a product for each parameter, never an n×n matrix unless
+        A is one. All orders and forward mode; of a sparse matrix the first order, which is all that
+        torch's COO constructors support (none for CSR); for more pass a function of its entries. For losses of VVᵀ,
         which do not depend on ties inside the k, use `topk_subspace`.
 
     Example:
@@ -551,7 +551,7 @@ class _SubspaceSettings(NamedTuple):
 
 
 def _outside_subspace(matvec: Any, x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
-    """XH − AX for X as one vector, made a multiple of the identity on the span of V, where it would be indefinite."""
+    """XH − AX for X as one vector, with a multiple of the identity on the span of V, where it would be indefinite."""
     whole = x.reshape(v.shape)
     inside = v.mH @ whole
     size = h.detach().abs().amax()
@@ -589,7 +589,7 @@ class _Subspace(Operation):
 
 
 def _solve_subspace(matvec: Any, settings: _SubspaceSettings, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
-    """Z outside of the span of V with ZH − AZ = (I − VVᵀ)B."""
+    """Z outside the span of V with ZH − AZ = (I − VVᵀ)B."""
     if v.shape[0] == v.shape[1]:
         return torch.zeros_like(v)
     z = conjugate_gradient_solve(
@@ -608,8 +608,8 @@ def _warn_of_gauge(v: Tensor, g: Tensor) -> None:
     seen = v.detach().mH @ g.detach()
     if bool(((seen - seen.mH).abs() > half_of_the_digits(torch.float32) * largest_entry(g.detach())).any()):
         warnings.warn(
-            "the loss of topk_subspace depends on the choice of the basis, which is not determined; the gradient is "
-            "that of the subspace alone. Write the loss in terms of V @ V.mH, or use topk_eigh for single vectors.",
+            "The loss of topk_subspace depends on the choice of the basis, which is not determined. The gradient is "
+            "that of the subspace. Write the loss in terms of V @ V.mH, or use topk_eigh for single vectors.",
             GaugeWarning,
             stacklevel=3,
         )
@@ -632,12 +632,12 @@ def topk_subspace(
 
     .. math:: \Pi = VV^\top,\qquad AV = VH,\quad V^\top V = I
 
-    It is what `topk_eigh` finds, with a gradient that does not ask which vector is which: any loss of
-    :math:`VV^\top`, or of ``v @ (v.mH @ x)`` where n² entries are too many, is differentiated exactly where eigenvalues
-    inside the k coincide. For complex matrices ᵀ is the conjugate transpose here.
+    The basis is that of `topk_eigh`, but the gradient does not depend on individual vectors: any loss of
+    :math:`VV^\top`, or of ``v @ (v.mH @ x)`` if n² entries are too many, is differentiated exactly at ties among the k
+    eigenvalues. For complex matrices ᵀ is the conjugate transpose here.
 
     Args:
-        a, k, params, n, largest: the operator and which end of its spectrum, as in `topk_eigh`; one matrix at a time.
+        a, k, params, n, largest: the operator and the end of its spectrum, as in `topk_eigh`; one matrix at a time.
         tolerance, max_products, generator, check, precision: as in `topk_eigh`.
 
     Returns:
@@ -647,7 +647,7 @@ def topk_subspace(
         TieError: λ_k = λ_{k+1}, so that the eigenspace is not determined; the other errors are those of `topk_eigh`.
 
     Gradient:
-        ZVᵀ, symmetrised, with Z outside of the span of V and ZH − AZ = (I − VVᵀ)G, by conjugate gradients. All orders
+        ZVᵀ, symmetrized, with Z outside the span of V and ZH − AZ = (I − VVᵀ)G, by conjugate gradients. All orders
         and forward mode, exact at ties inside the k. A loss that depends on the basis gets a GaugeWarning.
 
     Example:

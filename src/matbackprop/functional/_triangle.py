@@ -22,7 +22,7 @@ def _triangle(n: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def vectorize_symmetric(a: Tensor) -> Tensor:
-    r"""Write symmetric matrices as vectors so that dot products (their real parts) and norms stay what they were.
+    r"""Write symmetric matrices as vectors and preserve dot products (their real parts) and norms.
 
     .. math:: v = (a_{11}, \sqrt2 a_{12}, \ldots, \sqrt2 a_{1n}, a_{22}, \ldots), \quad v^\top w = \operatorname{tr}(AB)
 
@@ -36,7 +36,7 @@ def vectorize_symmetric(a: Tensor) -> Tensor:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
 
     Gradient:
-        Linear; the gradient fills the upper triangle, which every operator here symmetrises. All orders.
+        Linear; the gradient fills the upper triangle, which every operator here symmetrizes. All orders.
 
     Example:
         >>> import torch, matbackprop
@@ -62,11 +62,11 @@ def unvectorize_symmetric(v: Tensor) -> Tensor:
         Symmetric matrices ``(*batch, n, n)``, Hermitian for complex vectors with a real diagonal.
 
     Raises:
-        ShapeError: the last dimension is not n(n+1)/2 for a whole number n.
+        ShapeError: the last dimension is not n(n+1)/2 for an integer n.
         DtypeError: ``v`` is not floating point.
 
     Gradient:
-        Linear, the adjoint of the map itself. All orders.
+        Linear, the adjoint of the map. All orders.
 
     Example:
         >>> import torch, matbackprop

@@ -43,7 +43,7 @@ def check_method(method: Method, eps: float) -> None:
 
 
 def shares_of(x: Tensor, weight: Tensor | None) -> Tensor:
-    """What part of the statistics each row makes up ``(*batch, m)``; all of them sum to 1."""
+    """Return the weight of each row in the statistics ``(*batch, m)``; weights sum to 1."""
     if weight is None:
         return torch.full_like(x[..., 0].real, 1 / max(x.shape[-2], 1))
     weight = weight.to(real_dtype(x.dtype))
@@ -51,13 +51,13 @@ def shares_of(x: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def covariance_of(x: Tensor, share: Tensor, mean: Tensor) -> Tensor:
-    """Σ ``(*batch, d, d)`` of rows with the given shares, about a mean ``(*batch, d)``."""
+    """Σ ``(*batch, d, d)`` of weighted rows about a mean ``(*batch, d)``."""
     centered = x - mean.unsqueeze(-2)
     return symmetrize(product((share.unsqueeze(-1) * centered).mH, centered))
 
 
 def _check_variances(values: Tensor, eps: float, carried: torch.dtype) -> None:
-    """Raise where a given covariance has negative eigenvalues, or ε is lost in what rounding makes of zeros."""
+    """Raise if a given covariance has negative eigenvalues, or ε is below the rounding error of zero eigenvalues."""
     check_positive(without_rounding(values, carried) + eps, eps, "covariance")
     if not values.numel():
         return
@@ -85,20 +85,20 @@ def whiten(
 
     .. math:: Y = (X - \mathbf 1\mu^\top)\,T, \qquad \Sigma = U \operatorname{diag}(\lambda) U^\top
 
-    with :math:`T = (\Sigma + \varepsilon I)^{-1/2}` for ``"zca"``, which of all whitened samples is nearest to X, and
+    with :math:`T = (\Sigma + \varepsilon I)^{-1/2}` for ``"zca"``, the whitened samples nearest to X, and
     :math:`T = U \operatorname{diag}(\lambda + \varepsilon)^{-1/2}` for ``"pca"``, whose columns are the principal
     components. For complex samples ᵀ is the conjugate transpose here, so that :math:`\Sigma` is that of their
     conjugates.
 
     Args:
-        x: samples ``(*batch, m, d)``, one row per sample, real or complex; each batch has statistics of its own.
+        x: samples ``(*batch, m, d)``, one row per sample, real or complex; each batch has separate statistics.
         method: ``"zca"`` or ``"pca"``. Components of the latter are sorted by variance, the largest first; the largest
-            entry of each axis is positive, of complex ones too.
+            entry of each axis is positive, also for complex samples.
         eps: ε > 0, added to the variances; with m ≤ d or constant channels some are zero.
         weight: mask or soft weights ≥ 0 ``(*batch, m)`` of the samples in μ and Σ.
-        mean: μ ``(*batch, d)``, or any shape that broadcasts to it, to use instead of that of the samples.
-        covariance: Σ ``(*batch, d, d)``, likewise; give both or neither.
-        ties: what the gradient of ``"pca"`` does where variances coincide, as in `eigh`.
+        mean: μ ``(*batch, d)``, or any shape that broadcasts to it, to use instead of the mean of the samples.
+        covariance: Σ ``(*batch, d, d)``, likewise; pass both or neither.
+        ties: treatment of coincident variances in the gradient of ``"pca"``, as in `eigh`.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -112,9 +112,9 @@ def whiten(
         TieError: ``"pca"``, and a loss that uses axes of equal variance.
 
     Gradient:
-        In samples, weights and given statistics. ``"zca"`` is a matrix function: two orders, exact where variances
-        coincide or vanish. ``"pca"`` divides by their differences: where two coincide its axes are not determined, nor
-        is the gradient, and ``ties`` says what happens; with m < d the variances that are zero coincide.
+        In samples, weights and given statistics. ``"zca"`` is a matrix function: two orders, exact at equal and zero
+        variances. ``"pca"`` divides by their differences: at equal variances its axes and the gradient are not
+        determined, and ``ties`` selects the treatment. With m < d the zero variances are equal.
 
     Example:
         >>> import torch, matbackprop
@@ -179,11 +179,11 @@ def _check_eps(rows: Tensor, eps: float, gain: Tensor) -> None:
 
 def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, covariance: Tensor | None) -> None:
     if (mean is None) != (covariance is None):
-        raise ShapeError("give both mean and covariance, or neither to take those of the samples.")
+        raise ShapeError("Pass both mean and covariance, or neither to use those of the samples.")
     if mean is None or covariance is None:
         return
     if weight is not None:
-        raise ShapeError("weight belongs to the statistics of the samples. Omit it if mean and covariance are given.")
+        raise ShapeError("weight has no effect if mean and covariance are given. Remove it.")
     check_floating(mean, "mean", or_complex=x.is_complex())
     check_matrix(covariance, "covariance", square=True, or_complex=x.is_complex())
     shapes = (*x.shape[:-2], x.shape[-1]), (*x.shape[:-2], x.shape[-1], x.shape[-1])
@@ -207,6 +207,6 @@ def _check_values(tensors: dict[str, Tensor | None], weight: Tensor | None) -> N
         empty = weight.detach().sum(-1) == 0
         if bool(empty.any()):
             raise DomainError(
-                f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero; "
-                f"give one sample at least a positive weight."
+                f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero. "
+                f"Give at least one sample a positive weight."
             )

@@ -55,11 +55,11 @@ class Prepared(NamedTuple):
     check_values: bool
     dtype: torch.dtype
 
-    def result(self, out: Tensor, name: str, remedy: str) -> Tensor:
+    def result(self, out: Tensor, name: str, fix: str) -> Tensor:
         """Set undefined results to NaN; raise if a result is not finite and values are checked."""
         out = out * self.mark[..., None, None]
         if self.check_values:
-            check_result(out, name, remedy)
+            check_result(out, name, fix)
         return out.to(self.dtype)
 
 

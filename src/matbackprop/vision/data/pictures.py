@@ -249,9 +249,9 @@ def _rescale(image: Image) -> Picture:
 def _matches(pattern: Path) -> list[Path]:
     """Files that a pattern matches, without hidden ones; ``**`` does not follow links."""
     top = Path(pattern.anchor)
-    wanted = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
+    relative = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
     try:
-        paths = sorted(top.glob(str(wanted)))
+        paths = sorted(top.glob(str(relative)))
     except ValueError as error:
         raise DataError(f"{pattern} is not a valid pattern: {error}.") from None
     hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in paths)

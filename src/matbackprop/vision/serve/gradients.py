@@ -215,7 +215,7 @@ def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, 
     target = EPS * torch.eye(8, dtype=torch.float64)
     q = _rotation(live, seed=3)
     target[:live, :live] = (q * torch.linspace(0.5, 4, live, dtype=torch.float64)) @ q.mT
-    wanted = getattr(matbackprop, f"matrix_{function}")((target + target.mT) / 2).to(kind)
+    goal = getattr(matbackprop, f"matrix_{function}")((target + target.mT) / 2).to(kind)
     eye = EPS * torch.eye(8, dtype=kind)
     f0 = torch.zeros_like(start)
     lam, u = torch.linalg.eigh(start[:live, :live])
@@ -229,7 +229,7 @@ def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, 
         for step in range(STEPS):
             optimizer.zero_grad()
             with _quiet():
-                loss = (METHODS[name](f.mT @ f + eye, function) - wanted).square().mean()
+                loss = (METHODS[name](f.mT @ f + eye, function) - goal).square().mean()
                 loss.backward()  # type: ignore[no-untyped-call]
             assert f.grad is not None
             losses.append(loss.item())

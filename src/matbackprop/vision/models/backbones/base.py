@@ -236,12 +236,12 @@ class LayerStack(Backbone):
         return self._layers(self.index[tap] + 1, x, taps)
 
     def _layers(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        wanted = {self.index[tap]: tap for tap in taps}
+        names = {self.index[tap]: tap for tap in taps}
         maps: dict[str, Tensor] = {}
-        for index in range(first, max(wanted) + 1):
+        for index in range(first, max(names) + 1):
             x = self.features[index](x)
-            if index in wanted:
-                maps[wanted[index]] = x
+            if index in names:
+                maps[names[index]] = x
         return maps
 
 
