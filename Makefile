@@ -51,6 +51,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	! git grep -niIE -f docs/plain_words.txt -- '*.py' '*.md' '*.cu' '*.cuh' ':!results' ':!benchmarks/results'
 
 types: .venv/.dev
 	$(BIN)/mypy

@@ -191,7 +191,7 @@ def test_small_directions_are_accurate_next_to_an_outlier():
 def test_hermitian_input_is_checked():
     a = hermitian("separated")
     a[0, 1] += 0.5j
-    with pytest.raises(SymmetryError, match=r"must be Hermitian; .* conjugate transpose by up to 0\.5"):
+    with pytest.raises(SymmetryError, match=r"must be Hermitian, .* conjugate transpose by up to 0\.5"):
         mb.matrix_exp(a)
     with pytest.raises(SymmetryError, match="Hermitian"):  # symmetric, and not Hermitian
         mb.matrix_exp(torch.tensor([[0, 1j], [1j, 0]]))

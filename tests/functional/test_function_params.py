@@ -143,7 +143,7 @@ def test_orders_that_are_not_provided():
 
 def test_wrong_parameters():
     a = symmetric("separated")
-    with pytest.raises(DomainError, match="params= belongs to user-defined functions"):
+    with pytest.raises(DomainError, match="params= needs a user-defined function"):
         mb.matrix_function(a, "log", params=(torch.ones(()),))
     with pytest.raises(DtypeError, match="params must be real floating-point tensors"):
         mb.matrix_function(a, TANH, params=(0.5, 1.0))

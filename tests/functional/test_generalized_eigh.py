@@ -61,7 +61,7 @@ def test_ties_and_bad_pencils():
         generalized_eigh(a, b).eigenvectors.square().sum().backward()
     with pytest.raises(NumericalError, match="1 of 2 matrices b are not positive definite"):
         generalized_eigh(A, torch.stack([B[0], -B[1]]))
-    with pytest.raises(ShapeError, match="one shape"):
+    with pytest.raises(ShapeError, match="same shape"):
         generalized_eigh(A, B[0])
 
 

@@ -16,7 +16,7 @@ CASES = {
     "float labels": (F, L.float(), {}, LabelError, r"\.long\(\)"),
     "boolean labels": (F, L > 0, {}, LabelError, "integers"),
     "labels as a list": (F, L.tolist(), {}, LabelError, "torch.Tensor"),
-    "labels on another device": (F, L.to("meta"), {}, LabelError, "move one"),
+    "labels on another device": (F, L.to("meta"), {}, LabelError, "Move one"),
     "labels below −1": (F, L - 2, {}, LabelError, "−1"),
     "labels beyond num_labels": (F, L, {"num_labels": 3}, LabelError, "num_labels=3"),
     "num_labels of zero": (F, L, {"num_labels": 0}, LabelError, "at least 1"),
@@ -46,7 +46,7 @@ CASES = {
     ),
     "NaN weights": (F, L, {"weight": torch.full((2, 10), torch.nan)}, NonFiniteError, "weight"),
     "offsets that do not end at the last row": (F[0], L[0], {"offsets": [0, 4]}, ShapeError, "offsets"),
-    "falling offsets": (F[0], L[0], {"offsets": [0, 7, 4, 10]}, ShapeError, "rise"),
+    "falling offsets": (F[0], L[0], {"offsets": [0, 7, 4, 10]}, ShapeError, "increasing"),
     "offsets with a batch": (F, L, {"offsets": [0, 10]}, ShapeError, "total"),
     "an unknown precision": (F, L, {"precision": torch.float16}, DtypeError, "precision"),
 }

@@ -42,9 +42,9 @@ def test_overflow_of_a_sum_is_not_reported_as_bad_entries():
 @pytest.mark.parametrize("case", OF_ONE_INPUT, ids=case_id)
 def test_integers_and_other_types(case):
     a = case.inputs()[0].real
-    with pytest.raises(DtypeError, match=r"torch.int64; convert it with .float\(\)"):
+    with pytest.raises(DtypeError, match=r"torch.int64. Convert it with .float\(\)"):
         case.call(a.long())
-    with pytest.raises(DtypeError, match=r"got torch\.float8_e4m3fn; convert it"):
+    with pytest.raises(DtypeError, match=r"got torch\.float8_e4m3fn. Convert it"):
         case.call(a.to(torch.float8_e4m3fn))
 
 
@@ -53,7 +53,7 @@ HAVE_NO_COMPLEX_FORM = ("affinity", "normalized", "spectral_embedding", "project
 
 @pytest.mark.parametrize("case", [c for c in OF_ONE_INPUT if c.name.startswith(HAVE_NO_COMPLEX_FORM)], ids=case_id)
 def test_complex_input_of_real_operators(case):
-    with pytest.raises(DtypeError, match=r"got torch\.complex64; this operator has no complex form, pass \.real"):
+    with pytest.raises(DtypeError, match=r"got torch\.complex64. Pass \.real; the operator has no complex form"):
         case.call(case.inputs()[0].to(torch.complex64))
 
 
@@ -62,7 +62,7 @@ def test_complex_numbers_of_16_bits_and_mixed_pairs():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning of torch about complex32
         half = a.to(torch.complex32)
-    with pytest.raises(DtypeError, match=r"got torch\.complex32; convert it to torch\.complex64"):
+    with pytest.raises(DtypeError, match=r"got torch\.complex32. Convert it to torch\.complex64"):
         mb.matrix_log(half)
     for operator in (mb.generalized_eigh, mb.linear_solve, lambda x, y: mb.procrustes(x, y, reflection=True)):
         with pytest.raises(DtypeError, match="both be real or both complex"):
@@ -78,7 +78,7 @@ def test_vectors_and_lists(case):
     with pytest.raises(ShapeError, match="dimension"):
         case.call(torch.ones(3))
     if case.name not in ("linear_solve",):
-        with pytest.raises(DtypeError, match=r"must be a torch\.Tensor, got list"):
+        with pytest.raises(DtypeError, match=r"must be a torch\.Tensor.*, got list"):
             case.call([[1.0]])
 
 
@@ -100,7 +100,7 @@ def test_matrices_that_are_not_symmetric(case):
 
 def test_symmetry_tolerance_is_relative_to_each_matrix():
     a = torch.stack([1e9 * torch.eye(3), torch.tensor([[1.0, 0.1, 0], [0, 1, 0], [0, 0, 1]])])
-    with pytest.raises(SymmetryError, match=r"largest entry is 1, it differs from its transpose by up to 0\.1"):
+    with pytest.raises(SymmetryError, match=r"differs from its transpose by up to 0\.1, with a largest entry of 1"):
         mb.matrix_log(a)
 
 
@@ -156,7 +156,7 @@ def test_eps_as_a_number(eps):
 
 def test_eps_as_a_tensor():
     f = relu_features(3, 4, 2)
-    with pytest.raises(DomainError, match=r"eps must not be negative, its smallest entry is -0\.1"):
+    with pytest.raises(DomainError, match=r"eps must not be negative, got -0\.1"):
         mb.second_order_pool(f, eps=torch.tensor([0.1, -0.1]))
     with pytest.raises(DomainError, match="Pass eps > 0"):
         mb.second_order_pool(f, eps=torch.tensor([0.1, 0.0]))
@@ -180,13 +180,13 @@ def test_weights():
         mb.second_order_pool(f, weight=torch.ones(2, 4))
     with pytest.raises(ShapeError, match="weight must have shape"):
         mb.second_order_pool(f, weight=torch.ones(3, 2, 3))
-    with pytest.raises(DtypeError, match=r"torch.int64; convert it with .bool\(\)"):
+    with pytest.raises(DtypeError, match=r"torch.int64. Convert it with .bool\(\)"):
         mb.second_order_pool(f, weight=torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(DtypeError, match=r"weight must be a torch\.Tensor"):
         mb.second_order_pool(f, weight=[1.0, 1.0, 1.0])
     with pytest.raises(DeviceError, match="weight is on meta and the features are on cpu"):
         mb.second_order_pool(f, weight=torch.ones(2, 3, device="meta"))
-    with pytest.raises(DomainError, match="weight must not be negative, its smallest entry is -1"):
+    with pytest.raises(DomainError, match="weight must not be negative, got -1"):
         mb.second_order_pool(f, weight=-torch.ones(2, 3))
     with pytest.raises(NonFiniteError, match="weight"):
         mb.second_order_pool(f, weight=torch.full((2, 3), float("nan")))

@@ -101,7 +101,7 @@ def test_bad_arguments():
             whiten(x, eps=eps)
     with pytest.raises(ShapeError, match="both mean and covariance"):
         whiten(x, mean=x[0])
-    with pytest.raises(ShapeError, match="Omit it"):
+    with pytest.raises(ShapeError, match="Remove it"):
         whiten(x, mean=x[0], covariance=EYE, weight=torch.ones(20))
     with pytest.raises(ShapeError, match=r"must broadcast to \(3,\) and \(3, 3\)"):
         whiten(x, mean=x[0, :2], covariance=EYE)

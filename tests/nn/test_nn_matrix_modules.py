@@ -129,7 +129,7 @@ def test_fixed_exponents_accept_the_inputs_of_the_function():
     ("build", "message"),
     [
         (lambda: nn.MatrixFunction("power"), "needs exponent"),
-        (lambda: nn.MatrixFunction("logarithm"), "unknown matrix function"),
+        (lambda: nn.MatrixFunction("logarithm"), "Unknown matrix function"),
         (lambda: nn.MatrixLog(precision=torch.float16), "precision must be"),
         (lambda: nn.MatrixPower(float("nan")), "exponent must be finite"),
         (lambda: nn.MatrixPower(0.5, precision=torch.float16), "precision must be"),

@@ -177,8 +177,8 @@ def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]
         plain = [index_label_files(folder, numbered="no") for folder in folders]
         if len(both[0]) < len(plain[0]) and plain[0].keys() == plain[1].keys():
             raise DataError(
-                f"both folders hold the same numbered names ({', '.join(list(plain[0])[:3])} …): say --numbered no "
-                "when each is an image of its own, --numbered yes when they are several maps of one image"
+                f"Both folders hold the same numbered names ({', '.join(list(plain[0])[:3])} …). Pass --numbered no "
+                "if each is a separate image, --numbered yes if they are several maps of one image."
             )
     for folder, files in zip(folders, both, strict=True):
         if not files:

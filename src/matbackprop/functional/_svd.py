@@ -254,7 +254,7 @@ def svd(
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
     On the CPU LAPACK decomposes float64 matrices; thin factors of narrower ones come from their Gram matrix in float64,
-    and from A itself for small singular values. On CUDA this holds for all thin factors, without synchronization. For any
+    and from A for small singular values. On CUDA this holds for all thin factors, without synchronization. For any
     spectrum the factors, their orthogonality and UΣVᵀ = A are accurate to the rounding of the dtype of ``a``. With
     ``precision=torch.float32`` they are as accurate as those of torch.linalg.svd in float32, whose small singular
     values and vectors have rounding errors of the largest one.

@@ -275,7 +275,7 @@ class _TopK(Operation):
     """λ and V of the k leading pairs; ``matvec`` maps columns and parameters to A(θ) times the columns."""
 
     forward_twice = "topk_eigh"
-    widen = False  # the products may hold tensors of their own
+    widen = False  # the products may capture tensors
 
     @staticmethod
     def forward(
@@ -469,7 +469,7 @@ def topk_eigh(
         largest: the largest eigenvalues; otherwise the smallest, in ascending order.
         ties, tie_tol, broadening: treatment of ties among the k eigenvalues in the gradient of V, as in `eigh`.
         tolerance: relative residual to stop at, of the largest |λ| (forward) and of the right-hand side (backward);
-            1e-11 by default, 1e-5 for ``precision=torch.float32``. Not used for dense matrices of small order, which are
+            1e-11 by default, 1e-5 for ``precision=torch.float32``. Not used for small dense matrices, which are
             decomposed completely.
         max_products: largest number of products of A with one vector.
         generator: for the random initial vectors; a fixed seed by default.
@@ -563,7 +563,7 @@ class _Subspace(Operation):
     """V, given it as a constant."""
 
     forward_twice = "topk_subspace"
-    widen = False  # the products may hold tensors of their own
+    widen = False  # the products may capture tensors
 
     @staticmethod
     def forward(matvec: Any, settings: _SubspaceSettings, vectors: Tensor, *params: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def test_bad_input():
         segment_photograph(halves(), network(), (2000,))
     with pytest.raises(ConfigurationError, match="side"):
         segment_photograph(halves(), side=0)
-    with pytest.raises(ConfigurationError, match="whole and positive"):
+    with pytest.raises(ConfigurationError, match="at least one positive integer"):
         segment_photograph(halves(), ks=())
 
 

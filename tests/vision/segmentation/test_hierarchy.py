@@ -112,7 +112,7 @@ def test_a_height_gives_the_regions_whose_borders_are_stronger():
 @pytest.mark.parametrize("ks", [[], [0], [2.5], ["3"], [3, -1]])
 def test_levels_are_whole_and_positive_numbers(ks):
     tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
-    with pytest.raises(ConfigurationError, match="whole and positive"):
+    with pytest.raises(ConfigurationError, match="at least one positive integer"):
         tree.levels(ks)
 
 

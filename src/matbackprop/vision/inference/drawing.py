@@ -1,4 +1,4 @@
-"""Label maps as pictures: borders on a photograph, regions in their mean colours or in hues of their own."""
+"""Label maps as pictures: borders on a photograph, regions in their mean colors or in distinct hues."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def draw_boundaries(
 
 
 def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.uint8]:
-    """Colour a label map: each region in the mean colour of ``image``, or in a hue of its own.
+    """Color a label map: each region in the mean color of ``image``, or in a distinct hue.
 
     Args:
         labels: (h, w) integers; −1 (ignored) becomes black in either case.

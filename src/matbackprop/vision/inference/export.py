@@ -37,7 +37,7 @@ def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
 
     Returns:
         For each region its closed outlines, each (n, 2) corners (x, y) where the direction changes: clockwise around
-        the region, counter-clockwise around its holes. Parts that touch at a corner have outlines of their own.
+        the region, counter-clockwise around its holes. Parts that touch at a corner have separate outlines.
 
     Example:
         >>> outlines(np.array([[0, 1], [0, 1]]))[1][0].tolist()
@@ -139,7 +139,7 @@ def merge_coco(files: Iterable[Path]) -> dict[str, Any]:
 def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) -> dict[str, Any]:
     """The regions as LabelMe's polygons, large ones first.
 
-    LabelMe has no holes: what lies in a hole of a region comes after it and covers it. Parts of one region share a
+    LabelMe has no holes: regions inside a hole come later and cover it. Parts of one region share a
     ``group_id``. ``imagePath`` leads from ``folder`` to the picture.
     """
     shapes = [

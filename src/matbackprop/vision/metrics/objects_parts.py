@@ -90,7 +90,7 @@ def _precision_and_recall(
         own = shared.sum(1)
         theirs = _candidates(own)
         p, q = shared / areas, shared / own[:, None]
-        inside, around = p >= OBJECT, q >= OBJECT  # r lies in g, g lies in r
+        inside, around = p >= OBJECT, q >= OBJECT  # r is inside g, g is inside r
         both = theirs[:, None] & candidate
         same = both & inside & around
         is_object |= same.any(0)

@@ -131,7 +131,7 @@ def weighted_kmeans(
     if wants_check(None, points):
         check_weight_values(weights, "weights")
     if not 0 <= seed < 2**63:
-        raise ConfigurationError(f"seed must lie in [0, 2⁶³), got {seed}.")
+        raise ConfigurationError(f"seed must be in [0, 2⁶³), got {seed}.")
     *batch, m, e = points.shape
     n, size, runs = len(sizes), max(sizes), len(sizes) * max(restarts, 1)
     device = points.device
