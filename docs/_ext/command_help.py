@@ -9,7 +9,7 @@ from docutils.parsers.rst import Directive
 
 
 def help_of(name: str) -> str:
-    """What ``matbackprop NAME --help`` prints, without colours, 86 columns wide."""
+    """Return the output of ``matbackprop NAME --help`` without colors, 86 columns wide."""
     from matbackprop import cli
 
     text = io.StringIO()

@@ -25,12 +25,12 @@ def classify(
 
     Args:
         x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
-        regions: what :func:`matbackprop.segment` returned; a label map (h, w), one region per label from 0 on; a list
+        regions: a result of :func:`matbackprop.segment`; a label map (h, w), one region per label from 0 on; a list
             of boxes, x, y, width and height in pixels; or a list of masks (h, w), nonzero inside the region. None takes
             the whole picture as one region.
         model: a trained classifier, or where to load one from (see :func:`load_classifier`); by default the one that
             comes with the package.
-        device: where a model that is loaded computes: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        device: device of a loaded model: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns:
         For each region the names of the classes with their probabilities, most likely first.
@@ -94,7 +94,7 @@ def classify_regions(
     Args:
         model: a trained classifier; it stays on its device.
         image: uint8 RGB (h, w, 3).
-        boxes: x, y, width and height of each region in pixels. None takes the masks' own boxes or, without masks, the
+        boxes: x, y, width and height of each region in pixels. None uses the boxes of the masks or, without masks, the
             whole image as one region.
         masks: (h, w) arrays, nonzero inside the region; None, or a None among them, takes the whole box.
 
@@ -103,7 +103,7 @@ def classify_regions(
 
     Raises:
         ShapeError: the image or a mask has the wrong shape, or boxes and masks differ in number.
-        DataError: a region is empty or lies outside the image; the message says which one.
+        DataError: a region is empty or outside the image.
     """
     image = np.asarray(image)
     if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:

@@ -54,7 +54,7 @@ def draw_boundaries(
         width: thickness of a border in pixels.
 
     Returns:
-        (h, w, 3) bytes. With a width of one, pixels whose right or lower neighbour has another label are drawn.
+        (h, w, 3) bytes. With a width of one, pixels whose right or lower neighbor has another label are drawn.
 
     Raises:
         LabelError: ``labels`` is not a map of integers.
@@ -106,7 +106,7 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
         _check_sizes(rgb, lab)
         table = region_means(index, rgb)
     else:
-        # Golden-angle hues: neighbours in number are far apart in colour, and a number has one colour in every map.
+        # Golden-angle hues: consecutive labels have distant colors, and a label has the same color in every map.
         hue = (0.58 + 0.618034 * ids) % 1.0
         light = 0.78 - 0.22 * (ids % 3) / 2
         wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)

@@ -26,7 +26,7 @@ Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
 _MAX_STEM = 220  # bytes; file systems take 255 with the end of the name
 FORMATS: tuple[Format, ...] = ("png", "npz", "coco", "svg", "labelme", "ucm2")
 
-_STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise where y points down
+_STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise if y points down
 
 
 def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
@@ -59,7 +59,7 @@ def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
 
 
 def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]:
-    """Join edges (start → directions) into closed loops, turning right where two meet, and keep only the corners."""
+    """Join edges (start → directions) into closed loops, turning right at crossings, and keep only the corners."""
     loops = []
     while leaving:
         start, directions = next(iter(leaving.items()))
@@ -169,7 +169,7 @@ def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) ->
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """The path as seen from a folder; absolute if it is on another drive."""
+    """Return the path relative to a folder; absolute if it is on another drive."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:
@@ -177,13 +177,13 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _signed_area(loop: NDArray[np.float64]) -> float:
-    """Positive for a clockwise loop where y points down."""
+    """Positive for a clockwise loop if y points down."""
     x, y = loop.T
     return float(0.5 * (x @ np.roll(y, -1) - y @ np.roll(x, -1)))
 
 
 def to_svg(result: Segments, k: int | None = None) -> str:
-    """The regions as one SVG path each, in their mean colours."""
+    """Return the regions as one SVG path each, in their mean colors."""
     height, width = result.size
     colours = region_means(result.labels(k), result.pixels).round().astype(int).tolist()
     lines = [
@@ -264,7 +264,7 @@ def _save_contours(path: BinaryIO, result: Segments) -> None:
 
 
 def _save_levels(path: BinaryIO, result: Segments) -> None:
-    """What ``np.savez_compressed(path, labels=…, ks=…, …)`` writes, one level at a time to save memory."""
+    """Write the file of ``np.savez_compressed(path, labels=…, ks=…, …)`` one level at a time to save memory."""
     arrays = {"ks": np.asarray(result.ks)}
     if result.hierarchy is not None and result.regions is not None:
         tree = result.hierarchy

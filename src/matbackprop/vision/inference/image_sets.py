@@ -125,7 +125,7 @@ def segment_files(
         batch_size: pictures in a batch; None for 16 on a GPU and 1 on a CPU, which gains nothing from more.
 
     Yields:
-        Each path with what ``finish`` returned, or with the error of a picture that cannot be read.
+        Each path with the result of ``finish``, or with the error of a picture that cannot be read.
     """
     numbers = check_options(model, ks, side)
     on_gpu = model is not None and next(model.parameters()).is_cuda

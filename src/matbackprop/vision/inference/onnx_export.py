@@ -32,7 +32,7 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 
 _ROOTS = (40, 26, 18, 14, 12, 10, 9, 9)
 """Steps of the square roots one after the other: eigenvalues from 1e-10 on grow by 9/4 in each until they are near 1,
-then converge quadratically; each root begins with what the one before it left."""
+then converge quadratically; each root starts from the previous one."""
 _TERMS = 20
 
 
@@ -47,7 +47,7 @@ def export_onnx(
             zero outside of the region's box, and ``mask`` (b, canvas, canvas), the share of each pixel inside the
             region → ``scores`` (b, classes) before the softmax.
         path: the file, ending in ``.onnx``.
-        size: height and width of a segmenter's images; a classifier has its own.
+        size: height and width of a segmenter's images; a classifier has a fixed size.
         opset: version of ONNX's operators.
 
     Returns:
@@ -81,7 +81,7 @@ def export_onnx(
         example = [torch.zeros(2, 3, *size)]
     batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's own, about itself
+        warnings.simplefilter("ignore")  # a warning of the exporter
         program = torch.onnx.export(
             network.eval(),
             tuple(example),
@@ -112,7 +112,7 @@ class _Segmenter(nn.Module):
 
 
 class _Classifier(nn.Module):
-    """A classifier whose second-order layers are made of matrix products."""
+    """A classifier with second-order layers of matrix products."""
 
     def __init__(self, model: RegionClassifier) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Classifier(nn.Module):
 
 
 class _ProductPool(nn.Module):
-    """What a :class:`SecondOrderPool` computes, by matrix products alone: triangles of g(Fᵀ diag(w) F + εI)."""
+    """A :class:`SecondOrderPool` by matrix products: triangles of g(Fᵀ diag(w) F + εI)."""
 
     def __init__(self, layer: SecondOrderPool) -> None:
         super().__init__()

@@ -368,7 +368,7 @@ def f_measure(counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[n
         counts: ``(…, 4)``.
 
     Returns:
-        Recall, precision and F ``(…)``, each 0 where nothing is there to count.
+        Recall, precision and F ``(…)``, each 0 if there is nothing to count.
     """
     recall = counts[..., 0] / np.maximum(counts[..., 1], 1)
     precision = counts[..., 2] / np.maximum(counts[..., 3], 1)
@@ -384,7 +384,7 @@ def boundary_f_measure(segmentation: Any, ground_truth: Sequence[Any], tolerance
         tolerance: the largest distance as a fraction of the image diagonal.
 
     Returns:
-        A number in [0, 1]; 0 where the segmentation or all human maps have no boundary.
+        A number in [0, 1]; 0 if the segmentation or all human maps have no boundary.
 
     Example:
         >>> half = np.arange(40).reshape(1, 40).repeat(30, 0) > 20

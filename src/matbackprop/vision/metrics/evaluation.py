@@ -45,7 +45,7 @@ class ImageScores(RegionScores):
         return float(self.covering.mean(1).max())
 
     def row(self) -> dict[str, float | int | str]:
-        """The measures of the image's own best segmentation, for a table with one line per image."""
+        """Return the measures of the image's best segmentation, for a table with one line per image."""
         row: dict[str, float | int | str] = {
             "id": self.id,
             "segmentations": len(self.covering),
@@ -153,7 +153,7 @@ def score_images(
 
 
 def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
-    """The scores of an image, or what is wrong with it."""
+    """The scores of an image, or its problem."""
     try:
         return score_image(*job, **options)
     except DataError as error:
@@ -175,7 +175,7 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
         ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best``, ``paper_average``, ``pri_ods``,
         ``pri_ois``, ``vi_ods``, ``vi_ois`` and, where boundaries were matched, ``boundary_ods``, ``boundary_ois`` and
         ``boundary_ap``, and where objects and parts were, ``objects_ods``, ``objects_ois``.
-        ODS values are NaN where images have different numbers of segmentations, because there is no common scale then.
+        ODS values are NaN if images have different numbers of segmentations, because they have no common scale.
 
     Raises:
         DataError: no image.
@@ -259,7 +259,7 @@ def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.
         counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them.
 
     Returns:
-        The area; 0 where all recalls are one, NaN where images have different numbers of segmentations.
+        The area; 0 if all recalls are one, NaN if images have different numbers of segmentations.
     """
     if len({len(count) for count in counts}) > 1:
         return float("nan")
@@ -305,7 +305,7 @@ def evaluate_segmentations(
     tolerance: float = TOLERANCE,
     workers: int = 0,
 ) -> dict[str, float]:
-    """Evaluate segmentations of many images: what :func:`score_images` takes, and what :func:`summarize` gives.
+    """Evaluate segmentations of many images: :func:`score_images` and :func:`summarize`.
 
     Example:
         >>> half = [[0, 0, 1, 1]]

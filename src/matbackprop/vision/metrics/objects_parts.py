@@ -11,11 +11,11 @@ from matbackprop.vision.metrics.regions import as_label_map, compact_labels, siz
 
 # The constants of the public evaluation.
 OBJECT = 0.9
-"""Relative overlap from which two regions are the same object, or one lies inside the other."""
+"""Relative overlap from which two regions are the same object, or one is inside the other."""
 PART = 0.25
 """Smallest share of a region that a part of it takes up."""
 PART_WEIGHT = 0.1
-"""What a part counts, compared with an object."""
+"""Weight of a part relative to an object."""
 COVERED = 0.99
 """Share of the image beyond which further, smaller regions are no candidates."""
 

@@ -1,4 +1,4 @@
-"""Borders at a photograph's own resolution, for label maps that were computed at a smaller one."""
+"""Refine label maps that were computed at a lower resolution to the resolution of the photograph."""
 
 from __future__ import annotations
 
