@@ -7,7 +7,7 @@
 #ifndef SEPARATION_SWEEPS
 #define SEPARATION_SWEEPS 30
 #endif
-#define STRICT_SEPARATION 20  // sweeps after which the rounding error of an inner product is accepted
+#define STRICT_SEPARATION 20  // sweeps after which rounding errors of inner products and rows of noise are accepted
 #define CLEARINGS 3  // orthogonalizations of a new row; two leave rounding errors
 
 // Vectors of some length: entry j of vector i is x[i * next + j * step].
@@ -25,6 +25,15 @@ __device__ __forceinline__ void rotate_vectors(const Vectors& v, int a, int b, R
     }
 }
 
+__device__ __forceinline__ REAL warp_total(REAL part, REAL* scratch, int lane) {
+    scratch[lane] = part;
+    __syncwarp();
+    REAL sum = 0;
+    for (int j = 0; j < 32; ++j) sum += scratch[j];
+    __syncwarp();
+    return sum;
+}
+
 // Separate the n rows of y and rotate the eigenvectors q. Only pairs above `limit` are rotated, then pairs with a rotated
 // row. overlap is Y Y^T, or null if unknown. Rows and eigenvectors that do not converge become NaN. scratch: shared memory
 // for 3 blockDim.x numbers and 2 n int; blockDim.x is a multiple of 32.
@@ -38,11 +47,22 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
     for (int i = threadIdx.x; i < n; i += blockDim.x) before[i] = overlap == nullptr;
     REAL rest = limit / 10 > (REAL)SEPARATED ? limit / 10 : (REAL)SEPARATED;
     rest = rest < limit ? rest : limit;
+    REAL noise = 0;  // squared norm of a row that is rounding error: many such rows in a small space never separate
     for (int sweep = 0; sweep < SEPARATION_SWEEPS; ++sweep) {
         REAL tolerance = sweep ? rest : limit;
         if (sweep >= STRICT_SEPARATION) {
             const REAL rounding = (REAL)REAL_EPS * sqrt((REAL)y.length);
             tolerance = 8 * (rest > rounding ? rest : rounding);
+        }
+        if (sweep == STRICT_SEPARATION) {
+            REAL largest = 0;
+            for (int i = 0; i < n; ++i) {
+                REAL part = 0;
+                for (int j = lane; j < y.length; j += 32) part += y(i, j) * y(i, j);
+                const REAL squared = warp_total(part, mine, lane);
+                largest = squared > largest ? squared : largest;
+            }
+            noise = largest * ((REAL)NOISE * y.length) * ((REAL)NOISE * y.length);
         }
         int turned = 0;
         for (int i = threadIdx.x; i < n; i += blockDim.x) moved[i] = 0;
@@ -81,6 +101,7 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
                     ab += mine[64 + j];
                 }
                 __syncwarp();
+                if (aa <= noise || bb <= noise) continue;
                 if (!(fabs(ab) > tolerance * sqrt(aa + eps) * sqrt(bb + eps))) continue;
                 const REAL zeta = (bb - aa) / (2 * ab);
                 const REAL t = (zeta < 0 ? (REAL)-1 : (REAL)1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
