@@ -14,6 +14,7 @@ from matbackprop import (
     spectral_embedding,
     whiten,
 )
+from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.refinement import ill_determined, noise_floor, refinement_needed
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
@@ -51,14 +52,16 @@ def transformations(function):
         x = x.clone().requires_grad_()
         return torch.autograd.grad(compiled(x), x)[0]
 
-    return {
+    modes = {
         "eager": autograd,
         "torch.func.grad": torch.func.grad(function),
         "vmap of grad": lambda x: torch.func.vmap(torch.func.grad(function))(x.unsqueeze(0)).squeeze(0),
-        "grad of vmap": lambda x: torch.func.grad(lambda y: torch.func.vmap(function)(y.unsqueeze(0)).sum())(x),
         "jacfwd": torch.func.jacfwd(function),
-        "torch.compile": by_compile,
     }
+    if WHOLE_GRAPHS:  # torch 2.6 raises for an undefined gradient inside vmap, and does not trace the operators
+        modes["grad of vmap"] = lambda x: torch.func.grad(lambda y: torch.func.vmap(function)(y.unsqueeze(0)).sum())(x)
+        modes["torch.compile"] = by_compile
+    return modes
 
 
 @pytest.mark.parametrize("ratio", [1e-2, 1e-4, 1e-6])

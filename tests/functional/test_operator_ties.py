@@ -7,6 +7,7 @@ import torch
 
 import matbackprop as mb
 from helpers.matrices import orthogonal, symmetric, with_singular_values
+from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.errors import GaugeWarning, TieError
 
 
@@ -257,9 +258,10 @@ def test_a_tie_makes_the_gradient_nan_without_checks_and_in_a_compiled_graph(nam
     a = tied.clone().requires_grad_()
     loss(a, check=False).backward()
     assert a.grad.isnan().any()
-    compiled = torch.compile(loss, backend="aot_eager")
-    (grad,) = torch.autograd.grad(compiled(a), a)
-    assert grad.isnan().any()
+    if WHOLE_GRAPHS:  # earlier versions of torch run the operators outside compiled graphs
+        compiled = torch.compile(loss, backend="aot_eager")
+        (grad,) = torch.autograd.grad(compiled(a), a)
+        assert grad.isnan().any()
 
 
 def test_only_the_tied_matrix_of_a_batch_becomes_nan():
