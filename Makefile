@@ -16,7 +16,7 @@ PROCESSORS ?= ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
   ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-.PHONY: demo test test-all test-more lint types unit doctest docs slow processors newest versions coverage clean \
+.PHONY: demo test test-all test-more lint types unit doctest docs slow browser processors newest versions coverage clean \
   table1 table2 backbones bsds500 baselines
 
 .venv/.user: pyproject.toml
@@ -66,7 +66,11 @@ docs: .venv/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 slow: .venv/.dev
-	$(BIN)/python $(PYTEST) -m "slow or data"
+	$(BIN)/python $(PYTEST) -m "(slow or data) and not browser"
+
+# The page in headless Chromium, which must be installed.
+browser: .venv/.dev
+	$(BIN)/python -m pytest -q -m browser
 
 processors: .venv/.dev
 	@failed=0; for settings in $(PROCESSORS); do \

@@ -20,6 +20,7 @@ api.expect.set_options(timeout=60_000)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome on this machine"),
     pytest.mark.filterwarnings("ignore"),  # of Gradio's server and its threads
 ]
@@ -147,8 +148,11 @@ def test_photographs_are_uploaded_edited_and_exported_under_their_names(visit):
         assert all(name.startswith("mug") for name in archive.namelist())
 
     slide(page, 1, 2)
-    for _ in range(2):
-        page.get_by_role("button", name="Undo").click()
+    page.get_by_role("button", name="Undo").click()  # the name
+    page.mouse.move(box["x"] + 0.9 * box["width"], box["y"] + 0.9 * box["height"])
+    api.expect(page.locator(".caption")).not_to_contain_text("“the sky”")
+    page.mouse.move(5, 5)
+    page.get_by_role("button", name="Undo").click()  # the split
     shows(page, 1)
     page.locator("#strip button").nth(1).click()
     api.expect(page.locator(".stage img")).to_have_attribute("alt", re.compile("^second.png divided into"))

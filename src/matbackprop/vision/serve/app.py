@@ -268,7 +268,8 @@ def _segmenting(page: gr.Blocks, events: _Events) -> None:
     everything = [message, height, *drawn]
     private: dict[str, Any] = {"api_visibility": "private"}
     slow: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "analyze", **private}
-    quick: dict[str, Any] = {"show_progress": "hidden", **private}
+    # One edit at a time: two that run at once would each start from the same state, and one would be lost.
+    quick: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "edit", **private}
     page.load(events.open_page, view, [strip, *everything], **slow)
     drop.upload(events.add_photographs, [state, drop, view], [drop, strip, *everything], **slow)
     strip.select(events.choose, [state, view], everything, **slow)
