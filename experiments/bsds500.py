@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.io import savemat
-from torch.nn import functional as nnf
 
 from experiments import runs
 from experiments.baselines import HUMANS, run_baseline
@@ -197,7 +196,8 @@ class Bsds500:
             shutil.rmtree(folder / kind, ignore_errors=True)
             (folder / kind).mkdir(parents=True)
         for path in images:
-            contours = average_contours(model, read_picture(path).pixels, scales)
+            image = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
+            contours = network_contours(model, image[None], scales if len(scales) > 1 else ())[0]
             Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
             regions = watershed_regions(contours)
             drawn = contour_map(regions, merge_contours(regions, contours))
@@ -259,22 +259,6 @@ class Bsds500:
         columns = ["method", "images", "levels", "scales", *COLUMNS, "source"]
         formats = dict.fromkeys(COLUMNS, ".3f")
         self.results.write_table(Table(columns, body, title="BSDS500", note=note, formats=formats), runs=used)
-
-
-@torch.no_grad()
-def average_contours(model: ContourNet, pixels: NDArray[np.uint8], scales: Sequence[float]) -> NDArray[np.float32]:
-    """Contours (h, w) of a photograph (h, w, 3); several scales are averaged, each with its mirror image."""
-    image = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
-    if len(scales) == 1:
-        return network_contours(model, image)[0]
-    size, total = image.shape[-2:], np.zeros(image.shape[-2:], np.float32)
-    for scale in scales:
-        scaled = nnf.interpolate(image.float(), scale_factor=scale, mode="bicubic", align_corners=False).clamp(0, 255)
-        for flip in (False, True):
-            seen = network_contours(model, scaled.flip(-1) if flip else scaled)
-            back = nnf.interpolate(torch.from_numpy(seen)[None], size=size, mode="bilinear", align_corners=False)[0, 0]
-            total += (back.flip(-1) if flip else back).numpy()
-    return total / (2 * len(scales))
 
 
 def covering_at(scores: Sequence[ImageScores], level: int) -> float:

@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.io import loadmat
 
 from experiments import bsds500
-from experiments.bsds500 import Bsds500, Config, average_contours, covering_at, join_splits, one_map
+from experiments.bsds500 import Bsds500, Config, covering_at, join_splits, one_map
 from experiments.table2 import Images
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.data.label_files import read_contour_map
 from matbackprop.vision.data.shapes import write_shapes_bsds
 from matbackprop.vision.metrics import score_image
-from matbackprop.vision.models.contours import ContourNet
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +71,6 @@ def test_one_map_is_at_the_common_threshold():
     actual = one_map(scores)
     assert actual["one_best"] == 1 and actual["one_average"] == pytest.approx((0.75 + 1) / 2)
     assert actual["eight_best"] == 1 and actual["eight_average"] >= actual["one_average"]
-
-
-def test_several_scales_are_averaged_with_their_mirror_images():
-    torch.manual_seed(0)
-    net = ContourNet(backbone="alexnet", taps=("relu1", "relu2", "relu5"), width=12, stem=6).eval()
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-    seen = average_contours(net, pixels, (0.5, 1.0))
-    mirrored = average_contours(net, np.ascontiguousarray(pixels[:, ::-1]), (0.5, 1.0))
-    np.testing.assert_allclose(seen, mirrored[:, ::-1], atol=1e-5)
-    assert seen.shape == (48, 64) and not np.allclose(seen, average_contours(net, pixels, (1.0,)), atol=1e-3)
 
 
 def test_bad_options_are_named(tmp_path):

@@ -69,6 +69,8 @@ class Config:
     )
     side: int = 512
     """Larger photographs are segmented at this length of their longer side; their borders are then refined."""
+    scales: tuple[float, ...] = ()
+    """Average the contours of these image sizes and their mirror images, for example 0.75 1 1.4; slower."""
     seed: int = 0
     """Seed of K-means with a model of 'train ncuts'."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -119,7 +121,7 @@ def main(config: Config) -> dict[str, Any]:
         raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
     device = choose_device(config.device)
     model = None if config.model == "none" else load_segmenter(config.model, device.type)
-    ks, formats = check_options(model, config.ks, config.side), config.format
+    ks, formats = check_options(model, config.ks, config.side, config.scales), config.format
     if isinstance(model, DeepNCuts):
         formats = tuple(name for name in formats if name != "ucm2")  # clusters are not nested
         ks = ks if config.k is None else tuple(sorted({*ks, config.k}))
@@ -135,7 +137,7 @@ def main(config: Config) -> dict[str, Any]:
     else:
         from matbackprop.vision.inference.image_sets import segment_files
 
-        results = segment_files(left, model, save, ks=ks, side=config.side)
+        results = segment_files(left, model, save, ks=ks, side=config.side, scales=config.scales)
     for path, entry in track(results, "Segmenting pictures", len(left)):
         if isinstance(entry, DataError):
             skipped.append({"image": path.as_posix(), "reason": str(entry)})
@@ -178,7 +180,7 @@ def _one_by_one(
 ) -> Iterator[tuple[Path, dict[str, Any] | DataError]]:
     from matbackprop.vision.inference import segment_frames, segment_photograph
 
-    options: dict[str, Any] = {"side": config.side, "seed": config.seed}
+    options: dict[str, Any] = {"side": config.side, "scales": config.scales, "seed": config.seed}
     for path, stem in jobs:
         try:
             if config.frames is None:

@@ -75,6 +75,14 @@ def test_files_are_segmented_like_single_images_and_bad_ones_are_reported(files,
         assert (actual[3] == expected.labels(3)).mean() > 0.95  # batches may round differently
 
 
+def test_files_are_segmented_at_several_scales_like_single_images(files):
+    model, scales = contour_network(), (0.5, 1.0)
+    path, *_ = files[0]
+    results = dict(segment_files(files[:3], model, keep, side=100, scales=scales, workers=0, batch_size=2))
+    expected = segment_photograph(path, model, side=100, scales=scales)
+    np.testing.assert_allclose(results[path][4], expected.hierarchy.heights, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_several_processes_agree_with_one(files):
     here = dict(segment_files(files, None, keep, side=100, workers=0))

@@ -9,7 +9,7 @@ import matbackprop
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.data.label_files import ucm_to_segmentations
 from matbackprop.vision.inference import Segments, segment, segment_photograph
-from matbackprop.vision.inference.segmenting import read_input
+from matbackprop.vision.inference.segmenting import network_contours, read_input
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
@@ -70,6 +70,33 @@ def test_the_default_view_is_the_level_at_the_threshold_of_the_network():
     np.testing.assert_array_equal(fine.labels(), result.labels(fine.k))
     with pytest.raises(ConfigurationError, match="from 0 to 1"):
         result.at(2.0)
+
+
+def test_contours_of_several_scales_and_mirror_images_are_averaged():
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    model, scales = contour_network(), (0.5, 1.0)
+    plain = segment_photograph(noise, model).contours
+    average = segment_photograph(noise, model, scales=scales).contours
+    assert average.shape == plain.shape == (48, 64) and np.abs(average - plain).max() > 1e-3
+    mirrored = segment_photograph(noise[:, ::-1], model, scales=scales).contours
+    np.testing.assert_allclose(average, mirrored[:, ::-1], atol=1e-3)  # stored in half precision
+    image = torch.from_numpy(noise).permute(2, 0, 1)[None]
+    both = [network_contours(model, image)[0], network_contours(model, image.flip(-1))[0, :, ::-1]]
+    np.testing.assert_allclose(network_contours(model, image, (1.0,))[0], np.mean(both, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "scales", "message"),
+    [
+        (None, (1.0,), "Only a contour network"),
+        (network(), (1.0,), "Only a contour network"),
+        (contour_network(), (1.0, 0.0), "from 0.25 to 4"),
+        (contour_network(), (float("nan"),), "from 0.25 to 4"),
+    ],
+)
+def test_bad_scales(model, scales, message):
+    with pytest.raises(ConfigurationError, match=message):
+        segment_photograph(halves(), model, scales=scales)
 
 
 def test_the_contour_map_cut_at_a_height_is_the_level_there():

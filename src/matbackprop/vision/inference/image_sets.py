@@ -106,6 +106,7 @@ def segment_files(
     *,
     ks: Sequence[int] | None = None,
     side: int,
+    scales: Sequence[float] = (),
     workers: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[tuple[Path, T | DataError]]:
@@ -120,6 +121,7 @@ def segment_files(
         finish: picklable; called with each result and its name, for example to write it.
         ks: numbers of regions in exports.
         side: longer side at which larger pictures are segmented.
+        scales: image sizes whose contours are averaged, as in :func:`~matbackprop.segment`.
         workers: processes for everything after the network; None for one per core but one, 0 for none. Few pictures
             need none.
         batch_size: pictures in a batch; None for 16 on a GPU and 1 on a CPU, which gains nothing from more.
@@ -127,7 +129,7 @@ def segment_files(
     Yields:
         Each path with the result of ``finish``, or with the error of a picture that cannot be read.
     """
-    numbers = check_options(model, ks, side)
+    numbers = check_options(model, ks, side, scales)
     on_gpu = model is not None and next(model.parameters()).is_cuda
     size = batch_size or (16 if on_gpu else 1)
     if workers is None:
@@ -140,7 +142,7 @@ def segment_files(
     def infer(batch: list[_Read]) -> None:
         started = time.perf_counter()
         images = torch.stack([one.small for one in batch])
-        maps = [None] * len(batch) if model is None else network_contours(model, images)
+        maps = [None] * len(batch) if model is None else network_contours(model, images, scales)
         each = (time.perf_counter() - started) / len(batch)
         for one, contours in zip(batch, maps, strict=True):
             done.append((one.path, pool.submit(_finish, finish, one, contours, each, threshold, numbers)))

@@ -231,6 +231,7 @@ def segment(
     ks: Sequence[int] | None = None,
     *,
     side: int = WORKING_SIDE,
+    scales: Sequence[float] = (),
     seed: int = 0,
     device: str = "auto",
 ) -> Any:
@@ -246,6 +247,8 @@ def segment(
             package; None takes the gradient of the image for its contours.
         ks: numbers of regions (or of clusters) in exports; None for eight.
         side: larger pictures are segmented at this length of their longer side, and their borders refined.
+        scales: factors of the image size, such as ``(0.75, 1, 1.4)``, whose contours are averaged, each also mirrored
+            (about five times as slow). Empty for the image itself.
         seed: of K-means.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
@@ -267,7 +270,7 @@ def segment(
     where = choose_device(device)
     if isinstance(model, (str, Path)):
         model = load_segmenter(model, str(where))
-    options: dict[str, Any] = {"side": side, "seed": seed}
+    options: dict[str, Any] = {"side": side, "scales": scales, "seed": seed}
     if isinstance(x, (str, Path)):
         paths = find_pictures([x])
         if paths != [Path(x)]:
@@ -296,7 +299,7 @@ def segment_frames(
         ks: likewise.
         every: 1 for all frames, 2 for each second one, and so on.
         device: where a model that is loaded computes.
-        options: ``side`` and ``seed``, as in :func:`segment`.
+        options: ``side``, ``scales`` and ``seed``, as in :func:`segment`.
 
     Yields:
         :class:`Segments`, named after the file and the number of the frame, from 0.
@@ -317,11 +320,12 @@ def segment_photograph(
     ks: Sequence[int] | None = None,
     *,
     side: int = WORKING_SIDE,
+    scales: Sequence[float] = (),
     seed: int = 0,
 ) -> Segments:
     """Segment one picture: :func:`segment` without lists and folders, with a model that is loaded."""
     started = time.perf_counter()
-    ks = check_options(model, ks, side)
+    ks = check_options(model, ks, side, scales)
     picture, name = read_input(x)
     small = shrink(picture.pixels, side)
     if isinstance(model, DeepNCuts):
@@ -329,17 +333,23 @@ def segment_photograph(
         maps = model.cluster(small.to(device).unsqueeze(0), ks, seed=seed).labels[0].to(torch.int32).cpu().numpy()
         parts: dict[str, Any] = {"clusterings": dict(zip(ks, maps, strict=True))}
     else:
-        contours = None if model is None else network_contours(model, small.unsqueeze(0))[0]
+        contours = None if model is None else network_contours(model, small.unsqueeze(0), scales)[0]
         parts = divide(small, contours, threshold_of(model))
     seconds = time.perf_counter() - started
     parts |= {"name": name, "path": Path(x) if isinstance(x, (str, Path)) else None, "note": picture.note}
     return Segments(picture.pixels, ks, model is not None, seconds, **parts)
 
 
-def check_options(model: Segmenter | None, ks: Sequence[int] | None, side: int) -> tuple[int, ...]:
+def check_options(
+    model: Segmenter | None, ks: Sequence[int] | None, side: int, scales: Sequence[float] = ()
+) -> tuple[int, ...]:
     """Check the options of :func:`segment` and return the numbers of regions."""
     if side < 2:
-        raise ConfigurationError(f"side is {side}; it must be at least 2 pixels.")
+        raise ConfigurationError(f"side must be at least 2 pixels, got {side}.")
+    if not all(0.25 <= scale <= 4 for scale in scales):
+        raise ConfigurationError(f"scales must be from 0.25 to 4, got {', '.join(map(str, scales))}.")
+    if scales and not isinstance(model, ContourNet):
+        raise ConfigurationError("Only a contour network averages scales. Leave scales out, or choose another model.")
     clusters = isinstance(model, DeepNCuts)
     numbers = tuple((CLUSTER_KS if clusters else LEVELS) if ks is None else check_ks(ks))
     if clusters and max(numbers) > _MAX_CLUSTERS:
@@ -353,9 +363,22 @@ def threshold_of(model: ContourNet | None) -> float:
 
 
 @torch.no_grad()
-def network_contours(model: ContourNet, images: Tensor) -> NDArray[np.float32]:
-    """Contours (b, h, w) of images (b, 3, h, w) of bytes."""
-    return model.contours(images.to(next(model.parameters()).device).float() / 255).cpu().numpy()
+def network_contours(model: ContourNet, images: Tensor, scales: Sequence[float] = ()) -> NDArray[np.float32]:
+    """Contours (b, h, w) of images (b, 3, h, w) of bytes.
+
+    If scales are given, the mean over them and over mirror images, at the resolution of the images.
+    """
+    images = images.to(next(model.parameters()).device).float() / 255
+    if not scales:
+        return model.contours(images).cpu().numpy()
+    size = images.shape[-2:]
+    total = images.new_zeros(len(images), *size)
+    for scale in scales:
+        shape = [max(1, round(n * scale)) for n in size]
+        scaled = nnf.interpolate(images, size=shape, mode="bicubic", align_corners=False).clamp(0, 1)
+        both = model.contours(scaled) + model.contours(scaled.flip(-1)).flip(-1)
+        total += nnf.interpolate(both[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    return (total / (2 * len(scales))).clamp(max=1).cpu().numpy()
 
 
 def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
