@@ -12,7 +12,14 @@ from matbackprop.vision.data.shapes import write_shapes_bsds
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.training.config import CONTOURS_PRESETS, RECIPES, ContourDataConfig
-from matbackprop.vision.training.contours import ContourImage, augment, contour_loss, read_images
+from matbackprop.vision.training.contours import (
+    ContourImage,
+    ContoursData,
+    augment,
+    contour_loss,
+    read_images,
+    threshold_images,
+)
 from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.training.loading import generator_for
 
@@ -69,6 +76,19 @@ def test_training_with_averaged_weights_lowers_the_validation_loss(tmp_path):
     losses = [line["val/loss"] for line in run.read_metrics() if "val/loss" in line]
     assert losses[-1] < losses[0]
     assert ContourNet.from_pretrained(run.path / "model").config.backbone == "alexnet"
+
+
+@pytest.mark.parametrize(
+    ("split", "val", "expected"), [("tuning", True, ("train", 2)), ("final", True, ("val", 4)),
+                                   ("final", False, ("train", 3))])  # fmt: skip
+def test_the_threshold_is_chosen_on_held_out_images(tmp_path, split, val, expected):
+    write_shapes_bsds(tmp_path, train=10, val=4)
+    if not val:
+        images = BSDS(tmp_path, "val").root / "images"
+        (images / "val").rename(images / "other")
+    changes = {"data.root": str(tmp_path), "data.made": 0, "data.split": split}
+    chosen = threshold_images(ContoursData(merge(CONTOURS_PRESETS["smoke"], changes)))
+    assert (chosen.split, len(chosen)) == expected
 
 
 def test_frozen_layers_do_not_change(tmp_path):

@@ -437,7 +437,7 @@ class ContourDataConfig(DatasetConfig):
     """Images with human segmentations, and how crops of them are drawn."""
 
     split: Literal["tuning", "final"] = "tuning"
-    """tuning: hold out every fifth training image for validation. final: train on all of them, validate on none."""
+    """tuning: hold out every fifth training image. final: train on all of them, choose the threshold on ``val``."""
     fold: Annotated[int, Field(ge=0, le=4)] = 0
     """Which fifth of the training images is held out, 0 to 4."""
     limit: Count | None = None

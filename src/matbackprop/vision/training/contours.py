@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from matbackprop.vision.data.bsds import BSDS, tuning_split
+from matbackprop.vision.data.bsds import BSDS, find_root, tuning_split
 from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.metrics.regions import region_scores
@@ -234,16 +234,20 @@ def choose_threshold(model: ContourNet, data: BSDS, device: torch.device | str =
 
 
 def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
-    """Write the averaged network, large weights in 8 bits, with the threshold that is best on held-out images.
-
-    The final split has none; a quarter of the training images takes their place.
-    """
+    """Write the averaged network, large weights in 8 bits, with the threshold that is best on held-out images."""
     model: ContourNet = module.average.module  # type: ignore[assignment]
-    ids = (data.held_out or BSDS(data.folder, "train").ids[::4])[: data.config.limit]
-    threshold = choose_threshold(model, BSDS(data.folder, "train", ids=ids), module.device)
+    threshold = choose_threshold(model, threshold_images(data), module.device)
     model.hparams_dict["threshold"] = threshold
     model.config = dataclasses.replace(model.config, threshold=threshold)
     model.save_pretrained(run.path / "model", dtype=torch.int8)
+
+
+def threshold_images(data: ContoursData) -> BSDS:
+    """The held-out images; in the final split those of ``val``, or without one a quarter of the training images."""
+    limit = data.config.limit
+    if not data.held_out and (find_root(data.folder) / "images" / "val").is_dir():
+        return BSDS(data.folder, "val", ids=BSDS(data.folder, "val").ids[:limit])
+    return BSDS(data.folder, "train", ids=(data.held_out or BSDS(data.folder, "train").ids[::4])[:limit])
 
 
 def figures(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
