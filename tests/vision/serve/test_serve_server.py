@@ -1,9 +1,9 @@
-"""The server refuses other sites, limits requests, connections and files, and removes old files."""
+"""The server refuses other sites, limits requests and files, and removes old files."""
 
 import contextlib
 import http.client
 import os
-import socket
+import threading
 import time
 
 import pytest
@@ -61,30 +61,23 @@ def test_other_hosts_and_origins_are_refused(address):
 
 
 def test_errors_have_no_details(address):
-    assert ask(address, path="/fail") == (500, b"The server failed.")
+    assert ask(address, path="/fail") == (500, b"Internal Server Error")
 
 
-def test_a_request_has_a_largest_size_with_and_without_its_length(address, monkeypatch):
+def test_large_requests_and_requests_without_a_length_are_refused(address, monkeypatch):
     monkeypatch.setattr(module, "MAX_REQUEST", 1000)
     assert ask(address, "POST", b"a" * 1000) == (200, b"1000")
     assert ask(address, "POST", b"a" * 1001)[0] == 413
-    assert ask(address, "POST", iter([b"a" * 600] * 3))[0] == 413  # in chunks, without a length
+    assert ask(address, "POST", iter([b"a" * 600] * 3))[0] == 411
 
 
-def test_files_have_a_largest_total_size_within_a_request_too(address, monkeypatch, tmp_path):
+def test_files_have_a_largest_total_size_including_the_request(address, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "MAX_KEPT", 5000)
     (tmp_path / "upload").write_bytes(b"a" * 3000)
     assert ask(address, "POST", b"a" * 1000) == (200, b"1000")
     assert ask(address, "POST", b"a" * 3000)[0] == 507
     (tmp_path / "upload").unlink()
     assert ask(address, "POST", b"a" * 3000) == (200, b"3000")  # the refused bytes are no longer counted
-
-
-def test_a_request_that_does_not_end_is_refused(address, monkeypatch):
-    monkeypatch.setattr(module, "MAX_SECONDS", 0.3)
-    with socket.create_connection(address, timeout=20) as connection:
-        connection.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
-        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
 
 
 def test_old_files_are_removed_without_a_visit(tmp_path, monkeypatch):
@@ -95,6 +88,7 @@ def test_old_files_are_removed_without_a_visit(tmp_path, monkeypatch):
     with listen("127.0.0.1", 0) as sock:
         server = Server(echo, sock, tmp_path)
         server.start()
+        threading.Thread(target=server.wait, daemon=True).start()
         deadline = time.monotonic() + 20
         while len(list(tmp_path.iterdir())) > 1 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -109,43 +103,6 @@ def test_new_files_are_kept_and_counted(tmp_path):
         os.utime(tmp_path / name / "file", (time.time() - age,) * 2)
     assert remove_old(tmp_path) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-def test_unfinished_headers_time_out(address, monkeypatch):
-    monkeypatch.setattr(module, "HEADER_SECONDS", 0.3)
-    with socket.create_connection(address, timeout=20) as idle:
-        assert idle.recv(1) == b""
-    with socket.create_connection(address, timeout=20) as second:  # also those of a second request
-        second.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert second.recv(1000).startswith(b"HTTP/1.1 200")
-        second.sendall(b"GET / HTTP/1.1\r\nHost: ")
-        second.settimeout(3)  # less than the keep-alive time of uvicorn
-        data = b"x"
-        while data:
-            try:
-                data = second.recv(1000)
-            except ConnectionResetError:
-                data = b""
-
-
-def test_a_flood_of_unfinished_headers_does_not_stop_the_page(address, monkeypatch, capfd):
-    monkeypatch.setattr(module, "MAX_CONNECTIONS", 20)
-    flood = [socket.create_connection(address, timeout=20) for _ in range(100)]
-    for connection in flood:
-        connection.send(b"GET / HTTP/1.1\r\nHost: ")
-    assert ask(address) == (200, b"0")
-    closed = 0
-    for connection in flood:
-        connection.settimeout(0.1)
-        try:
-            closed += connection.recv(1) == b""
-        except ConnectionResetError:
-            closed += 1
-        except TimeoutError:
-            pass
-        connection.close()
-    assert closed >= 75  # the oldest ones
-    assert capfd.readouterr().err == ""
 
 
 def test_a_port_that_is_taken_is_one_line(address):

@@ -1,17 +1,222 @@
-"""Segment photographs for the page."""
+"""A segmented photograph on the page: regions at a height of the hierarchy, edits, views and exports."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import base64
+import io
+import time
+import zipfile
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from matbackprop.errors import ConfigurationError
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.inference import segment_photograph
-from matbackprop.vision.serve.views import Analysis, Pixels
+from matbackprop.vision.inference.export import Format
+from matbackprop.vision.inference.segmenting import Segments, split_region, unite_region
+from matbackprop.vision.segmentation import Hierarchy
+
+MAX_SIDE = 800
+"""Longest side of a photograph on the page."""
+MAX_PAST = 100
+"""Steps that can be undone."""
+VIEWS = ("regions", "contours", "heights")
+
+Pixels = NDArray[np.uint8]
+
+
+def fit_photograph(pixels: Pixels, longest: int = MAX_SIDE) -> Pixels:
+    """Reduce a photograph (h, w, 3) to a longest side of at most ``longest`` pixels.
+
+    Raises:
+        DataError: a side has less than 16 pixels.
+    """
+    height, width = pixels.shape[:2]
+    if min(height, width) < 16:
+        raise DataError(f"The photograph has {width}×{height} pixels. Each side needs 16 or more.")
+    image = Image.fromarray(pixels)
+    image.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+    return np.asarray(image)
+
+
+def sample_photographs(folder: Path) -> list[Path]:
+    """Write the sample photographs of scikit-image to a folder and return their paths."""
+    import skimage.data
+
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{name}.jpg" for name in ("coffee", "chelsea", "astronaut", "rocket")]
+    for path in paths:
+        if not path.exists():
+            Image.fromarray(fit_photograph(getattr(skimage.data, path.stem)())).save(path, quality=92)
+    return paths
+
+
+class Edit(NamedTuple):
+    """A set of leaves that is separated from the others ("split"), united ("merge"), or both ("name")."""
+
+    action: str
+    leaves: NDArray[np.bool_]
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """A segmented photograph, the height that is shown, and the visitor's edits.
+
+    Attributes:
+        segments: the segmentation.
+        regions: (h', w') leaves of the hierarchy.
+        tree: the hierarchy over S leaves.
+        height: merges up to this height are applied.
+        edits: edits in order, applied at every height.
+        past: earlier values of ``edits``, for undo.
+    """
+
+    segments: Segments
+    regions: NDArray[np.int32]
+    tree: Hierarchy
+    height: float
+    edits: tuple[Edit, ...] = ()
+    past: tuple[tuple[Edit, ...], ...] = ()
+
+    @property
+    def photograph(self) -> Pixels:
+        """(h, w, 3) bytes."""
+        return self.segments.pixels
+
+    @cached_property
+    def leaves(self) -> NDArray[np.int32]:
+        """(h, w) leaves of the hierarchy at the size of the photograph."""
+        return self.segments.labels(self.tree.count)
+
+    @cached_property
+    def partition(self) -> NDArray[np.int32]:
+        """(S,) the region of each leaf: the level of the hierarchy with the edits."""
+        count = self.tree.count - int(np.searchsorted(self.tree.heights, self.height, side="right"))
+        labels = self.tree.levels([max(count, 1)])[0].astype(np.int64)
+        for action, leaves, _ in self.edits:
+            if action == "split":
+                labels = 2 * labels + leaves
+            elif action == "name" or len(np.unique(labels[leaves])) > 1:
+                labels[leaves] = labels.max() + 1
+            labels = np.unique(labels, return_inverse=True)[1]
+        return labels.astype(np.int32)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each region; empty for none. A region that was edited afterwards has none."""
+        names = [""] * self.count
+        for action, leaves, name in self.edits:
+            region = self.partition[leaves.argmax()]
+            if action == "name" and np.array_equal(self.partition == region, leaves):
+                names[region] = name
+        return names
+
+    @property
+    def count(self) -> int:
+        """Number of regions."""
+        return int(self.partition.max()) + 1
+
+    def at(self, height: float) -> Analysis:
+        """Show another height. Edits are kept."""
+        return replace(self, height=height)
+
+    def region(self, x: int, y: int) -> int:
+        """The number of the region at a pixel of the photograph."""
+        height, width = self.leaves.shape
+        return int(self.partition[self.leaves[min(max(y, 0), height - 1), min(max(x, 0), width - 1)]])
+
+    def mask(self, x: int, y: int) -> NDArray[np.bool_]:
+        """The region at a pixel (h, w)."""
+        return self.partition[self.leaves] == self.region(x, y)
+
+    def edited(self, x: int, y: int, action: str) -> Analysis:
+        """Divide (``"split"``) or unite (``"merge"``) the region at a pixel of the photograph."""
+        region = self.region(x, y)
+        after = {"split": split_region, "merge": unite_region}[action](self.tree, self.partition, region)
+        if after.max() == self.partition.max():
+            return self
+        parts = np.unique(after[self.partition == region])
+        return self._changed([Edit(action, after == part) for part in parts])
+
+    def named(self, x: int, y: int, name: str) -> Analysis:
+        """Name the region at a pixel; an empty name removes it."""
+        return self._changed([Edit("name", self.partition == self.region(x, y), name.strip()[:80])])
+
+    def _changed(self, edits: list[Edit]) -> Analysis:
+        return replace(self, edits=(*self.edits, *edits)[-2 * MAX_PAST :], past=(*self.past[-MAX_PAST:], self.edits))
+
+    def undone(self) -> Analysis:
+        """Undo the last edit or name."""
+        return replace(self, edits=self.past[-1], past=self.past[:-1]) if self.past else self
+
+    def stage(self, photo: str, view: str = "regions") -> dict[str, Any]:
+        """Return the input of ``stage.js``.
+
+        Args:
+            photo: address of the photograph.
+            view: one of :data:`VIEWS`.
+
+        Returns:
+            Address, size and description of the picture, its regions as runs of equal labels (label, length, …) in
+            row-major order, their names, and the time: the page ignores a response older than the one it shows.
+        """
+        flat = self.partition[self.leaves].ravel()
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
+        lengths = np.diff(starts, append=flat.size)
+        pictures = {"contours": self._contours, "heights": self._heights}
+        return {
+            "photo": pictures[view]() if view in pictures else photo,
+            "alt": f"{self.segments.name} divided into {self.count} region{'' if self.count == 1 else 's'}",
+            "width": self.leaves.shape[1],
+            "height": self.leaves.shape[0],
+            "runs": np.stack([flat[starts], lengths], 1).ravel().tolist(),
+            "names": self.names,
+            "view": view,
+            "time": time.monotonic(),
+        }
+
+    def _contours(self) -> str:
+        assert self.segments.contours is not None
+        return self._ink(self.segments.contours)
+
+    def _heights(self) -> str:
+        borders = self.segments.ucm()
+        return self._ink(np.maximum(borders[1::2, 2::2], borders[2::2, 1::2]))
+
+    def _ink(self, strength: NDArray[Any]) -> str:
+        """A map (h', w') in [0, 1] as the address of a picture; high values are dark."""
+        bytes_ = (255 * (1 - np.clip(strength, 0, 1))).round().astype(np.uint8)
+        height, width = self.leaves.shape
+        file = io.BytesIO()
+        Image.fromarray(bytes_).resize((width, height), Image.Resampling.BILINEAR).save(file, "PNG")
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+    def export(self, folder: Path, kind: Format) -> Path:
+        """Write a file named after the photograph, or an archive if there are several, and return its path.
+
+        npz and ucm2 hold the whole hierarchy; the other formats hold the regions that are shown.
+        """
+        shown = self.segments
+        if kind not in ("npz", "ucm2"):
+            shown = shown.with_regions(self.partition[self.regions], self.names if any(self.names) else ())
+        files = list(shown.save(folder, formats=[kind]).values())
+        if len(files) == 1:
+            return files[0]
+        path = folder / f"{Path(self.segments.name).stem}.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in files:
+                archive.write(file, file.name)
+        return path
 
 
 def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") -> Analysis:
-    """Segment a photograph (h, w, 3) and show its regions at the model's default height.
+    """Segment a photograph and show its regions at the model's default height.
 
     Args:
         photograph: (h, w, 3) bytes.
@@ -22,7 +227,6 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
         ConfigurationError: the model returns clusters without a hierarchy.
 
     Example:
-        >>> import numpy as np
         >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200
         >>> analyze(picture).count
         2

@@ -2,17 +2,22 @@
 
 Nothing is sent to other servers. Files of visitors are in one folder, which :mod:`matbackprop.vision.serve.server`
 bounds in size and age and the caller removes at the end.
+
+Only events that analyze photographs use Gradio's queue. Its browser client shares one event stream between queued
+events and sometimes misses the result of an event that starts while the stream closes, so two quick clicks on
+"Undo" looked like one. Other events are plain requests. They change a visitor's state in place, one at a time.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +25,8 @@ from PIL import Image
 
 from matbackprop.errors import needs
 from matbackprop.vision.data.pictures import read_picture
+from matbackprop.vision.serve.analysis import VIEWS, Analysis, Pixels, fit_photograph, sample_photographs
 from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explored, gap_text, said
-from matbackprop.vision.serve.views import VIEWS, Analysis, Pixels, fit_photograph, sample_photographs
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -75,47 +80,48 @@ channels, which have equal eigenvalues, autograd through `eigh` is NaN from the 
 """
 
 
-@dataclass(frozen=True)
-class Photograph:
-    """A photograph of a visitor: its name, its reduced file, and a note about its values."""
+class Photograph(NamedTuple):
+    """File name, path of the reduced file, and a note about its values."""
 
     name: str
     path: Path
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Visit:
-    """A visitor's photographs, the chosen one, and the latest analyses."""
+    """A visitor's photographs, the selected one, and the latest analyses. Changed under the lock of the events."""
 
-    photographs: tuple[Photograph, ...]
-    chosen: int = 0
+    photographs: list[Photograph]
+    selected: int = 0
     analyses: dict[Path, Analysis] = field(default_factory=dict)
 
     @property
     def photograph(self) -> Photograph:
-        """The chosen photograph."""
-        return self.photographs[self.chosen]
+        """The selected photograph."""
+        return self.photographs[self.selected]
 
     @property
     def analysis(self) -> Analysis | None:
-        """The analysis of the chosen photograph."""
+        """The analysis of the selected photograph."""
         return self.analyses.get(self.photograph.path)
 
-    def after(self, analysis: Analysis) -> Visit:
-        """The visit with a changed analysis."""
-        kept = [item for item in self.analyses.items() if item[0] != self.photograph.path]
-        return replace(self, analyses={**dict(kept[1 - MAX_OPEN :]), self.photograph.path: analysis})
+    def keep(self, photograph: Photograph, analysis: Analysis) -> None:
+        """Store the latest analysis of a photograph and drop the oldest of others."""
+        self.analyses.pop(photograph.path, None)
+        self.analyses[photograph.path] = analysis
+        for path in list(self.analyses)[:-MAX_OPEN]:
+            del self.analyses[path]
 
 
 def build(analyze: Analyze, folder: Path, *, about: str = "", classify: Classify | None = None) -> gr.Blocks:
     """Build the page.
 
     Args:
-        analyze: photograph (h, w, 3), file name → :class:`~matbackprop.vision.serve.views.Analysis`.
+        analyze: photograph (h, w, 3), file name → :class:`~matbackprop.vision.serve.analysis.Analysis`.
         folder: folder of uploads, samples and exports; the caller removes it.
         about: a line about the model.
-        classify: photograph, mask → class name → probability; None if names are only typed.
+        classify: photograph, mask → class name → probability; None if names can only be typed.
 
     Returns:
         The page; see :func:`application`.
@@ -125,10 +131,10 @@ def build(analyze: Analyze, folder: Path, *, about: str = "", classify: Classify
         gr.Markdown(_TITLE, elem_id="title")
         with gr.Tabs():
             with gr.Tab("Photographs"):
-                _segmenting(page, _Events(analyze, folder, classify))
+                _photographs(page, _Events(analyze, folder, classify))
                 gr.Markdown(about, elem_id="about", visible=bool(about))
             with gr.Tab("Gradients") as tab:
-                _exploring(tab)
+                _gradients(tab)
         page.load(None, js=_PASTE)
     page.queue(max_size=MAX_WAITING)
     page.state_session_capacity = MAX_VISITORS
@@ -160,69 +166,87 @@ class _Events:
 
     def __init__(self, analyze: Analyze, folder: Path, classify: Classify | None) -> None:
         self.analyze, self.folder, self.classify = analyze, folder, classify
-        samples = sample_photographs(folder / "samples")
-        self.start = Visit(tuple(Photograph(path.name, path) for path in samples))
+        self.start = Visit([Photograph(path.name, path) for path in sample_photographs(folder / "samples")])
+        self.lock = threading.Lock()
 
     def draw(self, visit: Visit, view: str) -> tuple[Any, ...]:
         """Return the visit and the picture."""
         photo = f"/gradio_api/file={visit.photograph.path}"
-        return visit, None if visit.analysis is None else visit.analysis.stage(photo, view)
+        return visit, gr.skip() if visit.analysis is None else visit.analysis.stage(photo, view)
 
-    def show(self, visit: Visit, view: str, problems: str = "") -> tuple[Any, ...]:
-        """Analyze the selected photograph if needed; return message, slider, visit and picture."""
-        if visit.analysis is None:
-            pixels = np.asarray(Image.open(visit.photograph.path).convert("RGB"))
-            visit = visit.after(self.analyze(pixels, visit.photograph.name))
-        assert visit.analysis is not None
-        message = " ".join(filter(None, [problems, visit.photograph.note]))
-        return message, round(visit.analysis.height, 2), *self.draw(visit, view)
+    def show(self, visit: Visit, photographs: list[Photograph], selected: int, view: str) -> tuple[Any, ...]:
+        """Select a photograph and analyze it if needed; return message, slider, visit and picture."""
+        photograph = photographs[selected]
+        analysis = visit.analyses.get(photograph.path)
+        if analysis is None:
+            analysis = self.analyze(np.asarray(Image.open(photograph.path).convert("RGB")), photograph.name)
+        with self.lock:
+            visit.photographs, visit.selected = photographs, selected
+            visit.keep(photograph, analysis)
+            return photograph.note, round(analysis.height, 2), *self.draw(visit, view)
 
-    def strip(self, visit: Visit) -> Any:
-        return gr.update(value=[(str(p.path), p.name) for p in visit.photographs], selected_index=visit.chosen)
+    def strip(self, photographs: list[Photograph]) -> Any:
+        return gr.update(value=[(str(p.path), p.name) for p in photographs], selected_index=0)
 
-    def open_page(self, view: str) -> tuple[Any, ...]:
-        return self.strip(self.start), *self.show(self.start, view)
+    def open_page(self, visit: Visit, view: str) -> tuple[Any, ...]:
+        return self.strip(visit.photographs), *self.show(visit, visit.photographs, 0, view)
 
-    def add_photographs(self, visit: Visit, files: list[str] | None, view: str) -> tuple[Any, ...]:
-        """Add the pictures that can be read to the strip and name the others."""
-        new, problems = [], []
+    def read(self, files: list[Path]) -> tuple[list[Photograph], list[str]]:
+        """Return the photographs that can be read, and messages about the others."""
+        photographs, problems = [], []
         started = time.monotonic()
-        for number, file in enumerate(map(Path, files or [])):
+        for number, file in enumerate(files):
             slow = number == MAX_PHOTOGRAPHS or time.monotonic() - started > READING
             if slow or remove_old(self.folder) > MAX_KEPT:
-                problems.append(f"⚠ {len(files or []) - number} of {len(files or [])} photographs were skipped.")
+                problems.append(f"⚠ {len(files) - number} of {len(files)} photographs were skipped.")
                 break
             try:
                 picture = read_picture(file)
                 path = Path(tempfile.mkdtemp(dir=self.folder)) / f"{number}.png"
                 Image.fromarray(fit_photograph(picture.pixels)).save(path, compress_level=1)
-                new.append(Photograph(file.name, path, picture.note))
+                photographs.append(Photograph(file.name, path, picture.note))
             except ValueError as error:  # the library's errors about data are ValueErrors
                 problems.append(f"⚠ {str(error).replace(str(file), file.name)}")
+        return photographs, problems
+
+    def add_photographs(self, visit: Visit, files: list[str] | None, view: str) -> tuple[Any, ...]:
+        new, problems = self.read([Path(file) for file in files or []])
         if not new:
             return None, gr.skip(), " ".join(problems), *(gr.skip() for _ in range(3))
-        visit = replace(visit, photographs=(*new, *visit.photographs)[:MAX_PHOTOGRAPHS], chosen=0)
-        return None, self.strip(visit), *self.show(visit, view, " ".join(problems))
+        photographs = [*new, *visit.photographs][:MAX_PHOTOGRAPHS]
+        note, *drawn = self.show(visit, photographs, 0, view)
+        return None, self.strip(photographs), " ".join(filter(None, [*problems, note])), *drawn
 
-    def choose(self, visit: Visit, view: str, event: gr.SelectData) -> tuple[Any, ...]:
-        return self.show(replace(visit, chosen=min(int(event.index), len(visit.photographs) - 1)), view)
+    def select(self, visit: Visit, view: str, event: gr.SelectData) -> tuple[Any, ...]:
+        return self.show(visit, visit.photographs, min(int(event.index), len(visit.photographs) - 1), view)
 
     def change(self, visit: Visit, view: str, edit: Callable[[Analysis], Analysis]) -> tuple[Any, ...]:
-        return self.draw(visit if visit.analysis is None else visit.after(edit(visit.analysis)), view)
+        with self.lock:
+            if visit.analysis is not None:
+                visit.keep(visit.photograph, edit(visit.analysis))
+            return self.draw(visit, view)
 
     def move_slider(self, visit: Visit, height: float, view: str) -> tuple[Any, ...]:
         return self.change(visit, view, lambda analysis: analysis.at(float(height)))
+
+    def change_view(self, visit: Visit, view: str) -> tuple[Any, ...]:
+        return self.change(visit, view, lambda analysis: analysis)
 
     def undo(self, visit: Visit, view: str) -> tuple[Any, ...]:
         return self.change(visit, view, Analysis.undone)
 
     def click(self, visit: Visit, action: str, name: str, view: str, event: gr.SelectData) -> tuple[Any, ...]:
         x, y = (int(place) for place in event.index)
-        if action != "name" or visit.analysis is None:
-            return *self.change(visit, view, lambda analysis: analysis.edited(x, y, action)), None
-        guesses = self.classify(visit.analysis.photograph, visit.analysis.mask(x, y)) if self.classify else None
-        given = name or (max(guesses, key=guesses.__getitem__) if guesses else "")
-        return *self.change(visit, view, lambda analysis: analysis.named(x, y, given)), guesses
+        guesses: dict[str, float] = {}
+
+        def edit(analysis: Analysis) -> Analysis:
+            if action != "name":
+                return analysis.edited(x, y, action)
+            if self.classify:
+                guesses.update(self.classify(analysis.photograph, analysis.mask(x, y)))
+            return analysis.named(x, y, name or max(guesses, key=guesses.__getitem__, default=""))
+
+        return *self.change(visit, view, edit), guesses or None
 
     def choose_action(self, action: str) -> tuple[Any, Any]:
         return gr.update(visible=action == "name"), gr.update(visible=action == "name" and self.classify is not None)
@@ -235,15 +259,20 @@ class _Events:
         return str(visit.analysis.export(Path(tempfile.mkdtemp(dir=self.folder)), kind))
 
 
-def _segmenting(page: gr.Blocks, events: _Events) -> None:
+_PRIVATE: dict[str, Any] = {"api_visibility": "private"}
+_QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", **_PRIVATE}
+_SLOW: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "analyze", **_PRIVATE}
+
+
+def _photographs(page: gr.Blocks, events: _Events) -> None:
+    """Lay out the first tab and connect its events."""
     state = gr.State(events.start, time_to_live=AGE * 6)
     with gr.Row():
         with gr.Column(scale=5, min_width=300):
             script = (_HERE / "stage.js").read_text(encoding="utf-8")
             stage = gr.HTML(html_template=_STAGE, js_on_load=script, elem_id="regions")
-            height = gr.Slider(
-                0, 1, value=0.5, step=0.01, elem_id="height", label="Contour strength: borders weaker than this vanish"
-            )
+            label = "Contour strength: borders weaker than this vanish"
+            height = gr.Slider(0, 1, value=0.5, step=0.01, label=label, elem_id="height")
             view = gr.Radio(list(VIEWS), value=VIEWS[0], label="View", elem_id="view")
         with gr.Column(scale=3, min_width=300):
             drop = gr.File(file_count="multiple", label="Drop or paste photographs", height=140, elem_id="drop")
@@ -252,39 +281,45 @@ def _segmenting(page: gr.Blocks, events: _Events) -> None:
                 interactive=False, buttons=[], elem_id="strip",
             )  # fmt: skip
             message = gr.Markdown(elem_id="message")
-            action = gr.Radio(["split", "merge", "name"], value="split", label="A click on a region")
-            typed = "Name" + ("" if events.classify is None else " (empty: the classifier's)")
-            name = gr.Textbox(label=typed, visible=False, max_length=80, elem_id="name")
-            guesses = gr.Label(label="Classifier", num_top_classes=5, visible=False)
-            back = gr.Button("Undo")
-            with gr.Row():
-                kind = gr.Dropdown(
-                    list(FORMATS.items()), value="png", label="Format", scale=2, min_width=160, elem_id="format"
-                )
-                write = gr.Button("Export", variant="primary", scale=1, min_width=100)
-            archive = gr.DownloadButton(elem_id="archive")
-
-    drawn = [state, stage]
-    everything = [message, height, *drawn]
-    private: dict[str, Any] = {"api_visibility": "private"}
-    slow: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "analyze", **private}
-    # One edit at a time: two that run at once would each start from the same state, and one would be lost.
-    quick: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "edit", **private}
-    page.load(events.open_page, view, [strip, *everything], **slow)
-    drop.upload(events.add_photographs, [state, drop, view], [drop, strip, *everything], **slow)
-    strip.select(events.choose, [state, view], everything, **slow)
-    height.input(events.move_slider, [state, height, view], drawn, trigger_mode="always_last", **quick)
-    view.input(events.draw, [state, view], drawn, trigger_mode="always_last", **quick)
-    back.click(events.undo, [state, view], drawn, trigger_mode="multiple", **quick)
-    action.input(events.choose_action, action, [name, guesses], **quick)
-    stage.select(events.click, [state, action, name, view], [*drawn, guesses], **quick)
-    write.click(events.export, [state, kind], archive, **private).then(None, js=_DOWNLOAD)
+            shown = [state, stage]
+            everything = [message, height, *shown]
+            _edit_tools(events, state, stage, view)
+            _export_tools(events, state)
+    page.load(events.open_page, [state, view], [strip, *everything], **_SLOW)
+    drop.upload(events.add_photographs, [state, drop, view], [drop, strip, *everything], **_SLOW)
+    strip.select(events.select, [state, view], everything, **_SLOW)
+    height.input(events.move_slider, [state, height, view], shown, trigger_mode="always_last", **_QUICK)
+    view.input(events.change_view, [state, view], shown, trigger_mode="always_last", **_QUICK)
 
 
-def _exploring(tab: gr.Tab) -> None:
+def _edit_tools(events: _Events, state: gr.State, stage: gr.HTML, view: gr.Radio) -> None:
+    action = gr.Radio(["split", "merge", "name"], value="split", label="A click on a region")
+    label = "Name" if events.classify is None else "Name (if empty, the classifier's)"
+    name = gr.Textbox(label=label, visible=False, max_length=80, elem_id="name")
+    guesses = gr.Label(label="Classifier", num_top_classes=5, visible=False)
+    back = gr.Button("Undo")
+    action.input(events.choose_action, action, [name, guesses], **_QUICK)
+    back.click(events.undo, [state, view], [state, stage], trigger_mode="multiple", **_QUICK)
+    inputs = [state, action, name, view]
+    stage.select(events.click, inputs, [state, stage, guesses], trigger_mode="multiple", **_QUICK)
+
+
+def _export_tools(events: _Events, state: gr.State) -> None:
+    with gr.Row():
+        kind = gr.Dropdown(list(FORMATS.items()), value="png", label="Format", scale=2, min_width=160, elem_id="format")
+        write = gr.Button("Export", variant="primary", scale=1, min_width=100)
+    archive = gr.DownloadButton(elem_id="archive")
+    write.click(events.export, [state, kind], archive, **_PRIVATE).then(None, js=_DOWNLOAD)
+
+
+def _gradients(tab: gr.Tab) -> None:
+    """Lay out the second tab and connect its events."""
+    lock = threading.Lock()  # matplotlib's settings are global
+
     def explore(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:
         choice = spectrum, int(exponent), function, dtype
-        return said(*choice), explored(*choice)
+        with lock:
+            return said(*choice), explored(*choice)
 
     gr.Markdown(_GRADIENTS)
     with gr.Row():
@@ -295,12 +330,8 @@ def _exploring(tab: gr.Tab) -> None:
         TIE, 0, value=-8, step=1, elem_id="gap", label=f"Gap of the pair: exponent of ten; {TIE} is no gap",
         info=f"From {gap_text(0)} to {gap_text(TIE + 1)} of their size, then equal.",
     )  # fmt: skip
-    sentence = gr.Markdown(elem_id="sentence")
-    picture = gr.HTML(elem_id="explored")
     choices: list[Any] = [spectrum, gap, function, dtype]
-    private: dict[str, Any] = {"api_visibility": "private"}
-    tab.select(explore, choices, [sentence, picture], **private)
+    outputs = [gr.Markdown(elem_id="sentence"), gr.HTML(elem_id="explored")]
+    tab.select(explore, choices, outputs, queue=False, **_PRIVATE)
     for control in choices:
-        control.input(
-            explore, choices, [sentence, picture], trigger_mode="always_last", show_progress="hidden", **private
-        )
+        control.input(explore, choices, outputs, trigger_mode="always_last", **_QUICK)

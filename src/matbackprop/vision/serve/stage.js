@@ -1,9 +1,9 @@
 // The picture with the borders of its regions on a canvas above it; the region under the pointer is outlined.
-// value: {photo, alt, width, height, runs: [label, length, ...], names: [...], view}
-let labels = null, area = [], under = -1, seen = null, cursor = [0.5, 0.5];
+// value: {photo, alt, width, height, runs: [label, length, ...], names: [...], view, time}
+let value = null, labels = null, area = [], under = -1, seen = null, cursor = [0.5, 0.5];
 const part = (name) => element.querySelector(name);
 
-function decode(value) {
+function decode() {
   labels = new Uint16Array(value.width * value.height);
   area = new Array(value.names.length).fill(0);
   let at = 0;
@@ -15,7 +15,7 @@ function decode(value) {
 }
 
 function draw() {
-  const canvas = part("canvas"), value = props.value;
+  const canvas = part("canvas");
   if (!canvas || !value) return;
   const { width, height, view } = value;
   if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
@@ -35,14 +35,14 @@ function draw() {
   }
   pen.putImageData(image, 0, 0);
   const of = `of ${area.length} region${area.length === 1 ? "" : "s"}`, name = under >= 0 && value.names[under];
-  const share = under >= 0 ? (100 * area[under] / labels.length).toFixed(1) : 0;
+  const fraction = under >= 0 ? (100 * area[under] / labels.length).toFixed(1) : 0;
   part(".caption").textContent = under < 0
     ? `${area.length} region${area.length === 1 ? "" : "s"}`
-    : `Region ${under + 1} ${of}${name ? `, “${name}”` : ""}: ${share} % of the picture`;
+    : `Region ${under + 1} ${of}${name ? `, “${name}”` : ""}: ${fraction} % of the picture`;
 }
 
 function place(event) {
-  const box = part("canvas").getBoundingClientRect(), { width, height } = props.value;
+  const box = part("canvas").getBoundingClientRect(), { width, height } = value;
   const x = Math.floor((event.clientX - box.left) / box.width * width);
   const y = Math.floor((event.clientY - box.top) / box.height * height);
   return x >= 0 && y >= 0 && x < width && y < height ? [x, y] : null;
@@ -50,7 +50,7 @@ function place(event) {
 
 function look(at) {
   seen = at;
-  const found = at ? labels[at[1] * props.value.width + at[0]] : -1;
+  const found = at ? labels[at[1] * value.width + at[0]] : -1;
   if (found !== under) { under = found; draw(); }
 }
 
@@ -61,7 +61,7 @@ element.addEventListener("pointerout", (event) => { if (labels && !event.related
 element.addEventListener("click", (event) => { const at = inside(event) && place(event); if (at) choose(at); });
 element.addEventListener("keydown", (event) => {
   if (!inside(event)) return;
-  const { width, height } = props.value, step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  const { width, height } = value, step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
   const at = () => [Math.floor(cursor[0] * (width - 1)), Math.floor(cursor[1] * (height - 1))];
   if (step) cursor = cursor.map((c, i) => Math.min(1, Math.max(0, c + step[i] * 0.04)));
   else if (event.key === "Enter" || event.key === " ") choose(at());
@@ -72,16 +72,15 @@ element.addEventListener("keydown", (event) => {
 element.addEventListener("focusout", () => labels && look(null));
 
 function show() {
-  const value = props.value;
-  labels = null;
-  part(".stage").classList.toggle("empty", !value);
+  if (!props.value || props.value.time < value?.time) return; // an older response that arrived late
+  value = props.value;
+  part(".stage").classList.remove("empty");
   under = -1;
-  if (!value) return;
   const photo = part("img");
   if (photo.getAttribute("src") !== value.photo) photo.src = value.photo;
   photo.alt = value.alt;
   part(".picture").style.setProperty("--aspect", value.width / value.height);
-  decode(value);
+  decode();
   if (seen && seen[0] < value.width && seen[1] < value.height) under = labels[seen[1] * value.width + seen[0]];
   draw();
 }

@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from matbackprop.errors import DataError
-from matbackprop.vision.serve.analysis import analyze
+from matbackprop.vision.serve.analysis import VIEWS, analyze, fit_photograph, sample_photographs
 from matbackprop.vision.serve.app import FORMATS
-from matbackprop.vision.serve.views import VIEWS, fit_photograph, sample_photographs
 
 
 @pytest.fixture(scope="module")
