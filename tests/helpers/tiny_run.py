@@ -71,9 +71,6 @@ class TinyModule(System):
         torch.rand(1)  # validation may draw without changing the training
         self.record("val/loss", self.loss(batch), len(batch[1]))
 
-    def diagnose(self, batch):
-        return {"spectrum": torch.linalg.svdvals(torch.nan_to_num(batch[0])).tolist()}
-
     def optimizers(self, steps):
         fused = self.device.type == "cuda"
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, fused=fused)

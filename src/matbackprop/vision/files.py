@@ -1,4 +1,4 @@
-"""Reading files within limits, writing them atomically, and removing folders that this library wrote."""
+"""Reading files within limits and writing them atomically."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import DataError
 
 _JSON = 1 << 24  # bytes; parsed JSON takes about twenty times as many
 _SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
@@ -51,16 +50,12 @@ def read_json(
         kind: expected type, ``dict`` or ``list``.
         error: type of the exception.
         limit: maximum number of bytes.
-        what: what the file should be, such as "a COCO instances file", for the message.
+        what: the expected content, such as "a COCO instances file", for the message.
 
     Raises:
         error: the file cannot be read, is too large, not JSON, nested too deeply, or not a ``kind``.
     """
-    return parse_json(read_bytes(path, limit, error), str(path), kind, error=error, what=what)
-
-
-def parse_json(data: bytes, name: str, kind: type = dict, *, error: type[Exception] = DataError, what: str = "") -> Any:
-    """Parse untrusted JSON from ``name``; see :func:`read_json`."""
+    data, name = read_bytes(path, limit, error), str(path)
     bad = f"is not {what}" if what else "is damaged"
     try:
         content = json.loads(data)
@@ -146,7 +141,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink()
-    fsync_folder(path.parent)
+    _fsync_folder(path.parent)
 
 
 def atomic_write(path: str | Path, content: str | bytes) -> None:
@@ -181,36 +176,11 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def fsync_folder(path: Path) -> None:
+def _fsync_folder(path: Path) -> None:
     """Make renames within a folder durable."""
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def remove_written(folder: str | Path, mark: str, written: Iterable[str]) -> None:
-    """Remove a folder that this library wrote. If it holds anything else, remove nothing.
-
-    Args:
-        folder: the folder.
-        mark: name of the file in it that marks it as written by this library.
-        written: patterns of the names of the files in it, such as ``*.bin``.
-
-    Raises:
-        ConfigurationError: the mark is missing, or an entry is a link or matches no pattern.
-    """
-    folder, known = Path(folder), [mark, *written]
-    if not (folder / mark).is_file():
-        raise ConfigurationError(
-            f"{folder} was not removed: it has no {mark}, so matbackprop did not write it. Remove it by hand."
-        )
-    for path in folder.iterdir():
-        if path.is_symlink() or path.is_dir() or not any(fnmatchcase(path.name, pattern) for pattern in known):
-            raise ConfigurationError(
-                f"{folder} was not removed: matbackprop did not write {path.name}. Move it elsewhere."
-            )
-    shutil.rmtree(folder)
+    if os.name == "posix":
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -13,8 +13,9 @@ from typing import Any
 class SignalHandlers:
     """Handles SIGINT, SIGTERM and SIGHUP while entered, in the main thread.
 
-    Schedulers signal a process and its group, so a second signal within one second is ignored.
-    Signals that were ignored before, as under ``nohup``, stay ignored.
+    The first signal is stored, a later one interrupts. Schedulers signal a process and its group, so a
+    second signal within one second is ignored. Signals that were ignored before, as under ``nohup``,
+    stay ignored.
 
     Attributes:
         signum: the first signal received, or None.
@@ -47,7 +48,7 @@ class SignalHandlers:
             self.again(signum, frame)
 
     def first(self) -> None:
-        """Act on the first signal. The default only stores it in :attr:`signum`."""
+        """Act on the first signal."""
 
     def again(self, signum: int, frame: FrameType | None) -> None:
         """Act on a further signal: call the previous handler, then interrupt."""
@@ -58,7 +59,7 @@ class SignalHandlers:
 
 
 def stop_on_signal() -> SignalHandlers:
-    """Return handlers that store the first signal and interrupt at the second; under SLURM also SIGUSR1."""
+    """Return handlers for a training; under SLURM also of SIGUSR1."""
     return SignalHandlers(*(["SIGUSR1"] if "SLURM_JOB_ID" in os.environ else []))
 
 
@@ -73,9 +74,9 @@ class RunInterrupted(Exception):
 
     def __init__(self, signum: int, step: int, where: Any) -> None:
         self.signum, self.step, self.where = signum, step, where
-        name = signal.Signals(signum).name
-        saved = "No checkpoint was written." if where is None else f"Saved {where}. Rerun with --resume."
-        super().__init__(f"Stopped by {name} at step {step}. {saved}")
+        super().__init__(signum, step, where)  # the arguments, so that it can be pickled
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.signum, self.step, self.where)
+    def __str__(self) -> str:
+        name = signal.Signals(self.signum).name
+        saved = "No checkpoint was written." if self.where is None else f"Saved {self.where}. Rerun with --resume."
+        return f"Stopped by {name} at step {self.step}. {saved}"

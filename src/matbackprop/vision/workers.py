@@ -6,14 +6,12 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.util import Finalize
 from typing import ParamSpec, TypeVar
 
 from matbackprop.errors import WorkerError
@@ -44,9 +42,7 @@ class Workers:
         if count > 1:
             # Forking is unsafe once torch has started threads.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
-            # Without this, a worker process that owns a pool waits forever for the pool's processes.
-            Finalize(self, self._pool.shutdown, exitpriority=100)
+            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Start a call of a picklable function. Without processes, it runs before this returns."""
@@ -75,11 +71,6 @@ class Workers:
         while pending:
             yield from pending.popleft().result()
 
-    def kill(self) -> None:
-        """Kill all processes."""
-        for process in self._processes():
-            process.kill()
-
     def _processes(self) -> list[multiprocessing.process.BaseProcess]:
         return [*(getattr(self._pool, "_processes", None) or {}).values()]
 
@@ -91,14 +82,13 @@ class Workers:
             return
         processes = self._processes()
         broken = isinstance(error, BrokenProcessPool)
-        if kind is not None and not broken:
-            self.kill()
         try:
-            self._pool.shutdown()
-        except BaseException:  # interrupted while waiting
-            for process in processes:
+            if kind is None or broken:
+                self._pool.shutdown()
+        finally:
+            for process in processes:  # running calls after an exception or an interrupt
                 process.kill()
-            raise
+            self._pool.shutdown()
         if broken:
             raise WorkerError(_reason([process.exitcode for process in processes])) from error
 
@@ -129,17 +119,18 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(parent: int) -> None:
+def _begin() -> None:
     import torch
 
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
 
 
-def _exit_with(parent: int) -> None:
+def _exit_with_parent() -> None:
     """Exit when the parent process is gone: a worker waiting for its queue would not notice."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 

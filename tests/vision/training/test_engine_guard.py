@@ -1,27 +1,16 @@
-"""A loss or gradient that is not finite stops the run before a checkpoint, with a report."""
+"""A loss or gradient that is not finite stops the run before a checkpoint is written."""
 
-import json
+import re
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from matbackprop.errors import DomainError, NonFiniteError, SolverError
 from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.guard import Guard, named_tensors
+from matbackprop.vision.training.guard import Guard
 from matbackprop.vision.training.run_folder import RunFolder
-
-
-def _check_report(run, step, batch_holds):
-    (folder,) = run.nonfinite.iterdir()
-    report = json.loads((folder / "report.json").read_text())
-    assert report["step"] == step
-    assert report["layer"]["spectrum"]
-    batch = load_file(folder / "batch.safetensors")
-    assert not torch.isfinite(batch[batch_holds]).all()
-    return report
 
 
 def _finite(run):
@@ -30,71 +19,41 @@ def _finite(run):
             assert torch.isfinite(tensor).all()
 
 
+def _place(error):
+    return re.search(r"not finite at (step \d+, epoch 1, batch \d)", str(error)).group(1)
+
+
 def test_a_bad_batch_stops_before_the_optimizer_step(tmp_path):
     config = tiny_config(tmp_path / "run", poison=5, checkpoint_every_steps=1)
-    with pytest.raises(NonFiniteError, match=r"not finite at step \d+, epoch 1, batch \d") as caught:
+    with pytest.raises(NonFiniteError) as caught:
         train(config)
     run = RunFolder(tmp_path / "run")
-    last = load_checkpoint(run.checkpoints / "last.ckpt")
-    step = last["global_step"]
+    step = load_checkpoint(run.checkpoints / "last.ckpt")["global_step"]
     assert 6 <= step < 12  # the item is bad in the second epoch
-    report = _check_report(run, step, "0")
-    assert report["nonfinite_weights"] == []
-    assert "net.0.weight" in report["nonfinite_gradients"]
+    assert _place(caught.value) == f"step {step}, epoch 1, batch {step - 6}"
     assert str(run.checkpoints / "last.ckpt") in str(caught.value)
     _finite(run)
+    with pytest.raises(NonFiniteError, match=_place(caught.value)):  # resuming repeats the batch
+        train(tiny_config(tmp_path / "run", poison=5, checkpoint_every_steps=1, resume=True))
 
 
-def test_the_run_resumes_from_the_last_good_checkpoint(tmp_path):
-    with pytest.raises(NonFiniteError):
-        train(tiny_config(tmp_path / "run", poison=5))
-    with pytest.raises(NonFiniteError):  # deterministic: the same batch fails again
-        train(tiny_config(tmp_path / "run", poison=5, resume=True))
-    assert len(list((tmp_path / "run" / "nonfinite").iterdir())) == 1
-
-
-class Lagging(TinyModule):
-    fused = True
-
-    def optimizers(self, steps):
-        optimizer, schedule = super().optimizers(steps)
-        optimizer.param_groups[0] |= {"fused": self.fused, "foreach": False}
-        return optimizer, schedule
-
-
-class LaggingGuard(Guard):
-    """As on a GPU: flags are read every few batches."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.every = arguments[1].guard_every
-
-
-@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("every", [3, 100])
-def test_flags_read_late_find_the_right_batch_and_no_bad_checkpoint_is_written(tmp_path, monkeypatch, fused, every):
-    monkeypatch.setattr(Lagging, "fused", fused)
-    monkeypatch.setattr("matbackprop.vision.training.engine.Guard", LaggingGuard)
-    config = tiny_config(tmp_path / "run", poison=5, guard_every=every)
-    seed_all(3)
-    module = Lagging(config)
-    with pytest.raises(NonFiniteError):
-        fit(config, module, TinyData(config), name="tiny")
-    run = RunFolder(tmp_path / "run")
-    monkeypatch.undo()
-    with pytest.raises(NonFiniteError):
+def test_flags_read_late_find_the_right_batch_and_no_bad_checkpoint_is_written(tmp_path, monkeypatch, every):
+    with pytest.raises(NonFiniteError) as immediate:
         train(tiny_config(tmp_path / "immediate", poison=5))
-    (immediate,) = (tmp_path / "immediate" / "nonfinite").iterdir()
-    step = int(immediate.name.removeprefix("step-"))
-    report = _check_report(run, step, "0")
+
+    class LateGuard(Guard):  # as on a GPU
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.every = every
+
+    monkeypatch.setattr("matbackprop.vision.training.engine.Guard", LateGuard)
+    with pytest.raises(NonFiniteError) as late:
+        train(tiny_config(tmp_path / "late", poison=5))
+    assert _place(late.value) == _place(immediate.value)
+    run = RunFolder(tmp_path / "late")
     assert load_checkpoint(run.checkpoints / "last.ckpt")["global_step"] == 6
     _finite(run)
-    if fused:
-        # the optimizer skipped every update from the bad gradient on
-        assert report["nonfinite_weights"] == []
-        assert all(torch.isfinite(p).all() for p in module.parameters())
-    elif every == 100:
-        assert "net.0.weight" in report["nonfinite_weights"]
 
 
 @pytest.mark.parametrize("kind", [SolverError, DomainError, torch.linalg.LinAlgError])
@@ -107,15 +66,10 @@ def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
 
     config = tiny_config(tmp_path / "run")
     seed_all(3)
-    with pytest.raises(
-        NonFiniteError, match=r"A batch cannot be computed at step 8, epoch 1, batch 2 \(no decomposition\)"
-    ) as caught:
+    message = r"A batch cannot be computed at step 8, epoch 1, batch 2 \(no decomposition\)"
+    with pytest.raises(NonFiniteError, match=message) as caught:
         fit(config, Refusing(config), TinyData(config), name="tiny")
     assert isinstance(caught.value.__cause__, kind)
-    (folder,) = RunFolder(tmp_path / "run").nonfinite.iterdir()
-    report = json.loads((folder / "report.json").read_text())
-    assert report["layer"]["spectrum"] and report["nonfinite_weights"] == []
-    assert load_file(folder / "batch.safetensors")["0"].shape == (4, 6)
 
 
 def test_other_errors_propagate(tmp_path):
@@ -126,7 +80,6 @@ def test_other_errors_propagate(tmp_path):
     config = tiny_config(tmp_path / "run")
     with pytest.raises(ZeroDivisionError):
         fit(config, Failing(config), TinyData(config), name="tiny")
-    assert not RunFolder(tmp_path / "run").nonfinite.exists()
 
 
 def test_weights_that_overflow_are_not_saved(tmp_path):
@@ -153,7 +106,7 @@ def test_weights_that_overflow_are_not_saved(tmp_path):
 def test_clipping_bounds_the_gradient_and_the_norm_is_logged_unclipped(tmp_path):
     norms = []
 
-    class Watching(TinyModule):
+    class Measured(TinyModule):
         def optimizers(self, steps):
             optimizer, schedule = super().optimizers(steps)
             optimizer.register_step_post_hook(self.measure)
@@ -166,7 +119,7 @@ def test_clipping_bounds_the_gradient_and_the_norm_is_logged_unclipped(tmp_path)
         norms.clear()
         config = tiny_config(tmp_path / f"run{clip}", max_epochs=1, gradient_clip=clip)
         seed_all(3)
-        run = fit(config, Watching(config), TinyData(config), name="tiny")
+        run = fit(config, Measured(config), TinyData(config), name="tiny")
         logged = [m["train/gradient_norm"] for m in run.read_metrics() if "train/gradient_norm" in m]
         assert max(logged) > 0.5
         if clip is None:
@@ -174,10 +127,3 @@ def test_clipping_bounds_the_gradient_and_the_norm_is_logged_unclipped(tmp_path)
         else:
             assert max(norms) <= 0.5 + 1e-6
             assert norms == pytest.approx([min(n, 0.5) for n in logged], rel=1e-5)
-
-
-def test_tensors_are_found_in_any_nesting():
-    t = torch.ones(1)
-    actual = dict(named_tensors({"a": [t, (t, {"b": t})], "c": "text"}))
-    assert sorted(actual) == ["a.0", "a.1.0", "a.1.1.b"]
-    assert [name for name, _ in named_tensors(t)] == ["batch"]

@@ -70,7 +70,6 @@ def test_an_invalid_final_number_is_an_error(run, name):
 def test_folders_are_created(run):
     assert run.figure_path("curves") == run.path / "figures" / "curves.png"
     assert run.figure_path("a/b.svg").parent.is_dir()
-    assert run.predictions_path("val.npz").parent.is_dir()
 
 
 def test_summary(run):
@@ -91,7 +90,7 @@ def test_devices_may_change_between_starts_but_not_settings(run):
 
 def test_overwriting_removes_the_files_of_a_run(run):
     run.figure_path("curves").write_bytes(b"")
-    run.predictions_path("validation.npz").write_bytes(b"")
+    (run.predictions / "validation.npz").write_bytes(b"")
     (run.checkpoints / "last.ckpt").write_bytes(b"")
     run.append_metrics({"step": 1})
     run.create(EngineConfig(seed=5), overwrite=True)

@@ -284,7 +284,6 @@ def test_features_of_zeros_are_finite():
     total.backward()
     assert torch.isfinite(total) and (f == 0).all()
     assert all(torch.isfinite(v).all() for v in module.spectrum(f).values())
-    assert module.diagnose(batch)["features_finite"]
 
 
 # ------------------------------------------------------------------------------------------------------------ training

@@ -203,16 +203,6 @@ def test_frozen_descriptors_are_computed_once_and_the_saved_model_agrees(config,
     assert same(module, again)
 
 
-def test_a_diagnosis_names_the_spectrum_of_the_batch(config):
-    module, data = build(config)
-    (batch,) = data.first_batches(1, torch.device("cpu"))
-    report = module.diagnose(batch)
-    assert report["regions"] == report["regions_with_finite_features"] == 8
-    assert len(report["spectrum"]) == 8 and report["eps"] == pytest.approx(1e-3)
-    batch.image[0] = torch.nan
-    assert module.diagnose(batch)["regions_with_finite_features"] == 7
-
-
 def test_rates_follow_the_schedule(config):
     _, run = train(merge(config, {"engine.log_every": 1, "optimizer.warmup": 0.5}))
     rates = [m["train/learning_rate"] for m in run.read_metrics() if "train/learning_rate" in m]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.vision.files import atomic_folder, plain_numbers, read_bytes, read_json, remove_written
+from matbackprop.vision.files import atomic_folder, plain_numbers, read_bytes, read_json
 
 FORMAT = 2
 
@@ -180,7 +181,11 @@ def remove_cache(folder: str | Path) -> None:
     folder = Path(folder)
     if not _is_ours(folder):
         raise DataError(f"{folder} was not removed: matbackprop did not write it.")
-    remove_written(folder, _TAG, ["meta.json", "*.npy", "*.bin"])
+    for path in folder.iterdir():
+        ours = path.name in (_TAG, "meta.json") or path.suffix in (".npy", ".bin")
+        if path.is_symlink() or path.is_dir() or not ours:
+            raise DataError(f"{folder} was not removed: matbackprop did not write {path.name}. Move it elsewhere.")
+    shutil.rmtree(folder)
 
 
 def cache_folders(folder: str | Path) -> list[Path]:

@@ -47,21 +47,19 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         CheckpointError: the file is missing, damaged, or not a checkpoint.
     """
     path = Path(path)
+    if not path.is_file():
+        reason = "it is not a regular file" if path.exists() else "no such file"
+        raise CheckpointError(f"cannot read the checkpoint {path}: {reason}.")
     try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path} is not a regular file.")
         with zipfile.ZipFile(path) as archive:
-            if (name := archive.testzip()) is not None:
-                raise CheckpointError(f"{path} is damaged: wrong checksum of {name}.")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}.") from error
+            damaged = archive.testzip()
+        state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its text recommends weights_only=False
         raise CheckpointError(f"{path} was not read: it holds more than tensors and plain values.") from error
     except Exception as error:  # zipfile and torch raise many types for damaged files
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}).") from error
+    if damaged:
+        raise CheckpointError(f"{path} is damaged: wrong checksum of {damaged}.")
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a training.")
     return state

@@ -1,8 +1,4 @@
-"""Demonstration: gradients where eigenvalues meet, both systems trained on generated images, and photographs.
-
-The gradient at a spectrum with ties is computed by autograd through ``eigh`` and by the layer, against finite
-differences. The recipes train their smallest presets and leave a run folder each; one page shows everything.
-"""
+"""Demonstration: gradients at ties, both systems trained on generated images, and sample photographs on one page."""
 
 from __future__ import annotations
 
@@ -28,12 +24,6 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 _PHOTOGRAPHS = ("astronaut", "coffee", "chelsea")
 _SCORED = 12  # held-out images
-_PANELS = {
-    "o2p": {"cross-entropy": ["train/loss", "val/loss"], "error (%)": ["val/error"], "rank": ["layer/rank"]},
-    "ncuts": {"objective": ["train/objective", "val/objective"], "rank": ["layer/rank", "layer/soft_rank"]},
-}
-
-
 _NEXT = [
     ["matbackprop segment photo.jpg", "regions of a photograph"],
     ["matbackprop serve", "the same in the browser"],
@@ -60,18 +50,84 @@ class DemoConfig:
     """Passes over them."""
 
 
-# ------------------------------------------------------------------------------------------------- gradients at ties
+def main(config: DemoConfig) -> dict[str, Any]:
+    """Run the demonstration."""
+    report, results = run_demo(config), RunFolder(config.run).read_summary()
+    return {"summary": f"The report with pictures: {report}", "run": config.run, "report": report, "results": results}
 
 
-def _finite_differences(function: Callable[[Tensor], Tensor], f: Tensor, direction: Tensor) -> Tensor:
-    """d⟨direction, function(F)⟩/dF by central differences of the fourth order, all entries as one batch."""
-    step = 1e-3
-    units = torch.eye(f.numel(), dtype=f.dtype).view(-1, *f.shape)
+def run_demo(config: DemoConfig) -> Path:
+    """Run the demonstration and return the path of its page."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small networks, and the same numbers everywhere
+    try:
+        return _run(config, Console(highlight=False))
+    finally:
+        torch.set_num_threads(threads)
 
-    def along(shift: float) -> Tensor:
-        return (function(f + shift * step * units) * direction).sum((-2, -1))
 
-    return ((8 * (along(1) - along(-1)) - along(2) + along(-2)) / (12 * step)).view_as(f)
+def _run(config: DemoConfig, console: Console) -> Path:
+    page = Page("matbackprop: the demonstration", f"seed {config.seed} · generated images · trained on the CPU")
+
+    def section(title: str, text: str) -> None:
+        console.rule(f"[bold]{title}", align="left")
+        page.section(title)
+        page.text(text)
+
+    section(
+        "1 · Gradients where eigenvalues meet",
+        "Dead channels, or more channels than pixels, give the matrix FᵀF + εI repeated eigenvalues. Autograd through "
+        "the eigendecomposition divides by their gap; the fused layer uses divided differences, which have a limit.",
+    )
+    gradients = gradient_check(config.seed)
+    console.print(gradients.rich())
+    page.table(gradients)
+
+    section(
+        "2 · Regions classified through second-order pooling",
+        "The input of an untrained AlexNet is the box of a textured shape. Its features are pooled to log(FᵀF + εI), "
+        "and a linear classifier is applied to the upper triangle.",
+    )
+    pooling, accuracy = _train(config, "o2p", config.images, _accuracy)
+    percent = {when: f"{100 * value:.1f} %" for when, value in accuracy.items()}
+    console.print(f"accuracy {percent['before']} before, [bold]{percent['after']}[/] after")
+    curves = {"cross-entropy": ["train/loss", "val/loss"], "error (%)": ["val/error"], "rank": ["layer/rank"]}
+    page.curves(pooling.read_metrics(), curves)
+    page.picture(pooling.figure_path("confusion"), "Predicted classes of each true class (rows), in percent")
+
+    section(
+        "3 · Images segmented by trained normalized cuts",
+        "The objective ½‖Π_λ − Π_Ψ‖² (soft projector) rotates the subspace that an AlexNet's features span towards the "
+        "regions that annotators drew; K-means in that subspace gives the segmentations.",
+    )
+    cuts, covering = _train(config, "ncuts", config.images // 2, _covering)
+    console.print(f"covering {covering['before']:.3f} before, [bold]{covering['after']:.3f}[/] after")
+    curves = {"objective": ["train/objective", "val/objective"], "rank": ["layer/rank", "layer/soft_rank"]}
+    page.curves(cuts.read_metrics(), curves)
+    page.picture(
+        cuts.figure_path("segmentations"), "Held-out images, clusters for three K, an annotator's segmentation"
+    )
+
+    section(
+        "4 · Photographs segmented by the network in the package",
+        "A contour network, trained on human segmentations of photographs: a watershed is merged into a hierarchy "
+        "with any number of regions.",
+    )
+    numbers = _segment_photographs(config.run / "photographs.png")
+    console.print(", ".join(f"{name}: {count} regions" for name, count in numbers.items()))
+    page.picture(config.run / "photographs.png", "Sample photographs of scikit-image")
+
+    page.section("Next steps")
+    page.table(Table(["command", "result"], _NEXT))
+    tiles = {f"accuracy {when}": text for when, text in percent.items()}
+    page.tiles(tiles | {f"covering {when}": f"{value:.3f}" for when, value in covering.items()})
+    report = page.write(config.run / "report.html")
+    errors = {str(name): {"eigh": eigh, "second_order_pool": ours} for name, eigh, ours in gradients.rows}
+    RunFolder(config.run).write_summary({"accuracy": accuracy, "covering": covering, "gradient error": errors})
+    return report
+
+
+# ------------------------------------------------------------------------------------ gradients at ties
 
 
 def gradient_check(seed: int = 0) -> Table:
@@ -87,10 +143,7 @@ def gradient_check(seed: int = 0) -> Table:
         ([True, False, False, False], [True, True, True, True])
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(m: int, d: int) -> Tensor:
-        return torch.randn(m, d, generator=generator, dtype=torch.float64)
-
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
     dead = draw(10, 6).relu()
     dead[:, 2:5] = 0
     cases = {
@@ -107,21 +160,28 @@ def gradient_check(seed: int = 0) -> Table:
         row: list[Any] = [name]
         for function in (_autograd_pool, ours):
             leaf = f.clone().requires_grad_()
-            (got,) = torch.autograd.grad(function(leaf), leaf, direction)
-            row.append(float((got - truth).norm() / truth.norm().clamp_min(1)))
+            (gradient,) = torch.autograd.grad(function(leaf), leaf, direction)
+            row.append(float((gradient - truth).norm() / truth.norm().clamp_min(1)))
         rows.append(row)
     columns = ["spectrum", "eigh + autograd", "second_order_pool"]
     note = "Error of the gradient of log(FᵀF + εI) against central differences, float64."
     return Table(columns, rows, note=note, formats=dict.fromkeys(columns[1:], ".1e"))
 
 
+def _finite_differences(function: Callable[[Tensor], Tensor], f: Tensor, direction: Tensor) -> Tensor:
+    """d⟨direction, function(F)⟩/dF by central differences of the fourth order, all entries as one batch."""
+    step = 1e-3
+    units = torch.eye(f.numel(), dtype=f.dtype).view(-1, *f.shape)
+    at = {shift: (function(f + shift * step * units) * direction).sum((-2, -1)) for shift in (-2, -1, 1, 2)}
+    return ((8 * (at[1] - at[-1]) - at[2] + at[-2]) / (12 * step)).view_as(f)
+
+
 def _autograd_pool(f: Tensor) -> Tensor:
-    """log(FᵀF + εI) by :func:`torch.linalg.eigh`, differentiated by autograd."""
     values, vectors = torch.linalg.eigh(f.mT @ f + 0.1 * torch.eye(f.shape[-1], dtype=f.dtype))
     return (vectors * values.log()) @ vectors.mT
 
 
-# ------------------------------------------------------------------------------------------------------- both systems
+# ------------------------------------------------------------------------------------------ the systems
 
 
 def _train(
@@ -148,99 +208,14 @@ def _accuracy(system: Any, data: Any) -> float:
 
 
 def _covering(system: Any, data: Any) -> float:
-    """The paper's average covering of held-out images."""
     return float(data.score(system.model.eval(), _SCORED)["paper_average"])
 
 
-# -------------------------------------------------------------------------------------------------------- photographs
-
-
 def _segment_photographs(path: Path) -> dict[str, int]:
-    """Draw sample photographs with their regions; return how many regions each has."""
+    """Draw sample photographs with their regions; return the number of regions of each."""
     import skimage.data
 
-    rows: list[list[Any]] = []
-    numbers = {}
-    for name in _PHOTOGRAPHS:
-        segments = segment(getattr(skimage.data, name)(), device="cpu")
-        rows.append([segments.pixels, segments.labels(4), segments.labels()])
-        numbers[name] = segments.count()
-    segmentation_grid(["Photograph", "four regions", "as many as people would draw"], rows, path, width=8.5)
-    return numbers
-
-
-# ------------------------------------------------------------------------------------------------------- the whole
-
-
-def main(config: DemoConfig) -> dict[str, Any]:
-    """Run the demonstration."""
-    report, results = run_demo(config), RunFolder(config.run).read_summary()
-    return {"summary": f"The report with pictures: {report}", "run": config.run, "report": report, "results": results}
-
-
-def run_demo(config: DemoConfig | None = None) -> Path:
-    """Run the demonstration and return the path of its page."""
-    config = config or DemoConfig()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small networks, and the same numbers everywhere
-    try:
-        return _run(config, Console(highlight=False))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _run(config: DemoConfig, console: Console) -> Path:
-    page = Page("matbackprop: the demonstration", f"seed {config.seed} · generated images · trained on the CPU")
-
-    def section(title: str, text: str) -> None:
-        console.rule(f"[bold]{title}", align="left")
-        page.section(title)
-        page.text(text)
-
-    section(
-        "1 · Gradients where eigenvalues meet",
-        "Dead channels, or more channels than pixels, give the matrix FᵀF + εI repeated eigenvalues. Autograd through "
-        "the eigendecomposition divides by their gap; the fused layer uses divided differences, which have a limit.",
-    )
-    gradients = gradient_check(config.seed)
-    console.print(gradients.rich())
-    page.table(gradients)
-    section(
-        "2 · Regions classified through second-order pooling",
-        "An AlexNet that starts at random sees the box of a textured shape. Its features are pooled to log(FᵀF + εI), "
-        "and a classifier reads the upper triangle.",
-    )
-    pooling, accuracy = _train(config, "o2p", config.images, _accuracy)
-    percent = {when: f"{100 * value:.1f} %" for when, value in accuracy.items()}
-    console.print(f"accuracy {percent['before']} before, [bold]{percent['after']}[/] after")
-    page.curves(pooling.read_metrics(), _PANELS["o2p"])
-    page.picture(pooling.figure_path("confusion"), "Each row shows where a true class went, in percent")
-    section(
-        "3 · Images segmented by learned normalized cuts",
-        "The objective ½‖Π_λ − Π_Ψ‖² (soft projector) turns the subspace that an AlexNet's features span towards the "
-        "regions that annotators drew; K-means in that subspace gives the segmentations.",
-    )
-    cuts, covering = _train(config, "ncuts", config.images // 2, _covering)
-    console.print(f"covering {covering['before']:.3f} before, [bold]{covering['after']:.3f}[/] after")
-    page.curves(cuts.read_metrics(), _PANELS["ncuts"])
-    page.picture(
-        cuts.figure_path("segmentations"), "Held-out images, clusters for three K, an annotator's segmentation"
-    )
-    section(
-        "4 · Photographs segmented by the network in the package",
-        "A contour network, trained on people's segmentations of photographs: a watershed is merged into a hierarchy "
-        "of regions, from which any number can be read off.",
-    )
-    photographs = config.run / "photographs.png"
-    numbers = _segment_photographs(photographs)
-    console.print(", ".join(f"{name}: {count} regions" for name, count in numbers.items()))
-    page.picture(photographs, "Sample photographs of scikit-image")
-    page.section("Next steps")
-    page.table(Table(["command", "result"], _NEXT))
-    tiles = {f"accuracy {when}": text for when, text in percent.items()}
-    page.tiles(tiles | {f"covering {when}": f"{value:.3f}" for when, value in covering.items()})
-    errors = {str(name): {"eigh": eigh, "second_order_pool": ours} for name, eigh, ours in gradients.rows}
-    summary: dict[str, Any] = {"accuracy": accuracy, "covering": covering, "gradient error": errors}
-    report = page.write(config.run / "report.html")
-    RunFolder(config.run).write_summary(summary)
-    return report
+    segmented = {name: segment(getattr(skimage.data, name)(), device="cpu") for name in _PHOTOGRAPHS}
+    rows: list[list[Any]] = [[one.pixels, one.labels(4), one.labels()] for one in segmented.values()]
+    segmentation_grid(["Photograph", "four regions", "default number of regions"], rows, path, width=8.5)
+    return {name: one.count() for name, one in segmented.items()}

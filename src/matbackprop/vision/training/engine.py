@@ -8,6 +8,7 @@ Fabric chooses devices, starts processes and averages gradients.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import time
@@ -102,10 +103,9 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
 def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
     """Validate a system in this process and return its metrics."""
     engine: EngineConfig = getattr(config, "engine", config)
-    device, devices = choose_device(engine.accelerator), _devices(engine)
-    if device.type == "cuda" and isinstance(devices, list):
-        device = torch.device("cuda", devices[0])
-    system.to(device)
+    device = choose_device(engine.accelerator)
+    if system.device.type != device.type:
+        system.to(device)
     loader = data.validation_loader()
     with _torch_settings(engine, device):
         seed_all(engine.seed)
@@ -154,7 +154,7 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
 
 
 class _Training:
-    """One training. (epoch, batch) is its position: the number of completed batches of the epoch."""
+    """One training. ``batch`` is the number of completed batches of the epoch."""
 
     def __init__(self, run: RunFolder, engine: EngineConfig, system: System, data: Data, fabric: Fabric) -> None:
         self.run_folder, self.engine, self.system, self.data, self.fabric = run, engine, system, data, fabric
@@ -164,6 +164,7 @@ class _Training:
         self.validation: dict[str, float] = {}
         self._best: dict[str, Any] | None = None  # written with the next checkpoint
         self._last = run.checkpoints / "last.ckpt"
+        self._saved_at = time.monotonic()
         self._note = ""
 
         seed_all(engine.seed)
@@ -173,7 +174,23 @@ class _Training:
         self.validation_loader = loader and loader.share(fabric.global_rank, fabric.world_size)
         self.batches = len(self.train_loader)
         self.steps = -(-self.batches // engine.accumulate) * engine.max_epochs
+        self._set_up()
+        self.guard = Guard(engine, system, self.optimizer, scaled=self.scaler.is_enabled(), checkpoint=self._last)
+        self.tensorboard: Any = None
+        if self.first:
+            run.keep_metrics_until(self.step)
+            if engine.tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
 
+                purge = self.step + 1 if self.step else None
+                self.tensorboard = SummaryWriter(str(run.tensorboard), purge_step=purge)
+        measured = engine.profile_steps if engine.profile and self.first else 0
+        self.profile = StepProfile(system, self.steps, measured)
+        self.progress = Progress("Training", self.steps, self.step, quiet=not (self.first and engine.progress))
+
+    def _set_up(self) -> None:
+        """Prepare system, optimizer and schedule, and restore the last checkpoint when resuming."""
+        engine, system, fabric = self.engine, self.system, self.fabric
         state = load_checkpoint(self._last) if engine.resume and self._last.exists() else None
         if engine.resume:
             log.info("No checkpoint yet, starting." if state is None else f"Resuming from {self._last}.")
@@ -184,7 +201,7 @@ class _Training:
             _load_into(system, state, self._last)
         system.train()
         with _autocast(engine, self.device):
-            system.start(data)
+            system.start(self.data)
         self.optimizer, self.schedule = system.optimizers(max(self.steps, 1))
         if isinstance(self.schedule, ReduceLROnPlateau):
             raise ConfigurationError("ReduceLROnPlateau needs a metric. Use a schedule without one.")
@@ -194,20 +211,6 @@ class _Training:
             torch.manual_seed(generator_for(torch.initial_seed(), fabric.global_rank).initial_seed())
         if state is not None:
             self._restore(state)
-        self._saved_step, self._saved_epoch, self._saved_time = self.step, self.epoch, time.monotonic()
-
-        self.guard = Guard(run, engine, system, self.optimizer, fabric.global_rank, self.scaler.is_enabled())
-        self.tensorboard: Any = None
-        if self.first:
-            run.keep_metrics_until(self.step)
-            if engine.tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
-
-                purge = self.step + 1 if self.step else None
-                self.tensorboard = SummaryWriter(str(run.tensorboard), purge_step=purge)
-        measured = engine.profile_steps if engine.profile and self.first else 0
-        self.profile = StepProfile(system, run.profile_path, self.steps, measured)
-        self.progress = Progress("Training", self.steps, self.step, quiet=not (self.first and engine.progress))
 
     def run(self) -> None:
         """Train to the end."""
@@ -218,17 +221,16 @@ class _Training:
                     self._train_epoch()
                     self._validate_epoch()
                     self.epoch, self.batch = self.epoch + 1, 0
-                    last = self.epoch == engine.max_epochs
-                    due = self.epoch - self._saved_epoch >= engine.checkpoint_every_epochs
-                    if last or (due and self._may_save()):
+                    if self.epoch == engine.max_epochs:
                         self._save()
-                    if not last:
-                        self._stop_if_asked(agree=True)
+                    else:
+                        if self.epoch % engine.checkpoint_every_epochs == 0:
+                            self._save_if_due()
+                        self._stop_if_signaled(agree=True)
             finally:
                 self.progress.close()
                 if self.tensorboard is not None:
                     self.tensorboard.close()
-            self.profile.finish()
             if self.first:
                 self.run_folder.write_summary(self._summary(time.perf_counter() - started))
                 log.info("Done after %d steps: %s", self.step, self.run_folder.path)
@@ -243,26 +245,27 @@ class _Training:
         self.profile.begin()
         for index, batch in enumerate(self.train_loader.read(self.epoch, self.batch), self.batch):
             batch = _on_device(batch, self.data, engine, self.device, training=True)
-            self.guard.batch(self.epoch, index, batch)
+            place = f"step {self.step}, epoch {self.epoch}, batch {index}"
             last = index + 1 == self.batches
-            whole = last or (index + 1) % engine.accumulate == 0  # an optimizer step is complete
+            complete = last or (index + 1) % engine.accumulate == 0  # the batches of an optimizer step
             mark("data")
 
-            with self.fabric.no_backward_sync(self.wrapped, enabled=not whole):
+            with self.fabric.no_backward_sync(self.wrapped, enabled=not complete):
                 try:
                     with _autocast(engine, self.device):
                         loss = self.wrapped(batch)
                     mark("network forward")
-                    self.guard.loss(loss)
+                    self.guard.loss(loss, place)
                     if index % engine.accumulate == 0:
                         self.optimizer.zero_grad()
                     self.fabric.backward(self.scaler.scale(loss / engine.accumulate))
                 except (NumericalError, SolverError, torch.linalg.LinAlgError) as error:
-                    raise self.guard.refused(error) from error
+                    problem = f"A batch cannot be computed at {place} ({str(error).rstrip('.')})"
+                    raise self.guard.error(problem) from error
             mark("network backward")
 
             rate = max(float(group["lr"]) for group in self.optimizer.param_groups)
-            if whole:
+            if complete:
                 self.scaler.unscale_(self.optimizer)
                 self.guard.gradient()
                 mark("gradient checks")
@@ -274,18 +277,17 @@ class _Training:
                 mark("optimizer")
             system.record("train/loss", loss.detach())
             self.batch = index + 1
-            if last or (whole and self.step % engine.log_every == 0):
+            if last or (complete and self.step % engine.log_every == 0):
                 self._write_metrics(rate)
             system.step = self.step
-            if whole:
+            if complete:
                 self.progress.advance(note=f"epoch {self.epoch + 1} of {engine.max_epochs}{self._note}")
                 self.profile.end()
                 if not last:
-                    self._stop_if_asked()
-                    every = engine.checkpoint_every_steps
-                    if every and self.step % every == 0 and self.step != self._saved_step and self._may_save():
-                        self._save()
-                self.profile.begin()
+                    self._stop_if_signaled()
+                    if engine.checkpoint_every_steps and self.step % engine.checkpoint_every_steps == 0:
+                        self._save_if_due()
+                    self.profile.begin()
 
     def _validate_epoch(self) -> None:
         """Validate if due, and keep the weights in memory if they are the best."""
@@ -305,7 +307,7 @@ class _Training:
                 logged = ", ".join(sorted(numbers))
                 log.warning("Metric %r was not logged. Logged metrics: %s. Set --monitor.", monitor, logged)
             return
-        if score != score or (self.best_score is not None and sign * score >= sign * self.best_score):
+        if math.isnan(score) or (self.best_score is not None and sign * score >= sign * self.best_score):
             return
         self.best_score, self.best_step = score, self.step
         if self.engine.checkpoints:
@@ -333,7 +335,7 @@ class _Training:
             for name, value in numbers.items():
                 self.tensorboard.add_scalar(name, value, self.step)
 
-    def _stop_if_asked(self, agree: bool = False) -> None:
+    def _stop_if_signaled(self, agree: bool = False) -> None:
         """Save and stop if a signal was received. Processes agree every ``guard_every`` steps."""
         if self.fabric.world_size > 1:
             if not agree and self.step % self.engine.guard_every:
@@ -349,32 +351,27 @@ class _Training:
 
     def _summary(self, seconds: float) -> dict[str, Any]:
         before = self.run_folder.read_summary()
-        summary: dict[str, Any] = {
-            **before,
-            **self.validation,
-            "epochs": self.epoch,
-            "steps": self.step,
-            "seconds": before.get("seconds", 0.0) + seconds,
-            "processes": self.fabric.world_size,
-        }
+        summary = before | self.validation | {"epochs": self.epoch, "steps": self.step}
+        summary |= {"seconds": before.get("seconds", 0.0) + seconds, "processes": self.fabric.world_size}
         if self.best_score is not None:
             summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
-        if self.profile.result is not None:
-            summary["step_milliseconds"] = self.profile.result["total_milliseconds"]
+        if self.profile.steps:
+            summary["step_milliseconds"] = self.profile.write(self.run_folder.profile_path)
         return summary
 
     # ------------------------------------------------------------------------------------ checkpoints
 
-    def _may_save(self) -> bool:
-        waited = time.monotonic() - self._saved_time >= self.engine.checkpoint_min_seconds
-        return any(gather(waited))  # clocks differ between processes
+    def _save_if_due(self) -> None:
+        due = time.monotonic() - self._saved_at >= self.engine.checkpoint_min_seconds
+        if any(gather(due)):  # clocks differ between processes
+            self._save()
 
     def _save(self) -> None:
         """Save the best weights if they changed, then the state. All processes call it together."""
-        self.guard.check_weights()
+        self.guard.check_all()
         if not self.engine.checkpoints:
             return
-        own = {"random": random_state(), "means": self.system.means.state_dict()}
+        process = {"random": random_state(), "means": self.system.means.state_dict()}
         state = {
             "state_dict": self.system.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -386,15 +383,14 @@ class _Training:
             "steps": self.steps,
             "best_score": self.best_score,
             "best_step": self.best_step,
-            "processes": gather(own),
+            "processes": gather(process),
         }
         if self.first:
             if self._best is not None:
                 save_checkpoint(self._best, self.run_folder.checkpoints / "best.ckpt")
             save_checkpoint(state, self._last)
         self.fabric.barrier()  # a process that ends now would end the others
-        self._best = None
-        self._saved_step, self._saved_epoch, self._saved_time = self.step, self.epoch, time.monotonic()
+        self._best, self._saved_at = None, time.monotonic()
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Restore everything but the weights."""
@@ -404,14 +400,14 @@ class _Training:
             self.best_score, self.best_step = state["best_score"], state["best_step"]
             counts = (self.epoch, self.batch, self.step, self.best_step)
             if not all(type(count) is int and count >= 0 for count in counts):
-                raise TypeError("a count is not a whole number")
+                raise TypeError("a count is not a natural number")
             if not isinstance(self.best_score, (float, int, type(None))):
                 raise TypeError("best_score is not a number")
             then, now = len(state["processes"]), self.fabric.world_size
             if then == now:
-                own = state["processes"][self.fabric.global_rank]
-                self.system.means.load_state_dict(own["means"])
-                set_random_state(own["random"])
+                process = state["processes"][self.fabric.global_rank]
+                self.system.means.load_state_dict(process["means"])
+                set_random_state(process["random"])
         except Exception as error:  # values of other types than expected
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise CheckpointError(f"{self._last} does not hold the state of this training ({reason}).") from error

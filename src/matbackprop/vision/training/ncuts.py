@@ -354,21 +354,6 @@ class NCutsModule(System):
         rates = [group["lr"] for group in groups]
         return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps))
 
-    def diagnose(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """What the layer saw, for the report on a batch that was not finite."""
-        with torch.no_grad():
-            f, labels = self.rows(batch)
-            finite = bool(torch.isfinite(f).all())
-            report: dict[str, Any] = {
-                "images": batch["index"].tolist(),
-                "features_finite": finite,
-                "features_absmax": float(torch.nan_to_num(f).abs().max()),
-                "regions": [int(n) for n in (labels.flatten(-2).amax(-1) + 1).reshape(-1)],
-            }
-            if finite:
-                report |= {name: float(value) for name, value in self.spectrum(f).items()}
-        return report
-
 
 # ------------------------------------------------------------------------------------------------------------- recipe
 

@@ -436,25 +436,6 @@ class RegionModule(System):
         finally:
             handle.remove()
 
-    @torch.no_grad()
-    def diagnose(self, batch: RegionBatch) -> dict[str, Any]:
-        """Return the spectrum and size of the structured layer's input."""
-        if not self.model.taps or isinstance(batch, VectorBatch):
-            return {"head": self.config.model.head, "structured_layer": None}
-        tap, pooling = next(iter(self.model.poolings().items()))
-        features, _ = self.model.cells(self._maps(batch), None, tap)
-        finite = torch.isfinite(features.flatten(1)).all(-1)
-        spectrum = _spectrum(pooling, features[finite][:32]) if bool(finite.any()) else features.new_zeros(0, 1)
-        return {
-            "head": self.config.model.head,
-            "regions": len(features),
-            "regions_with_finite_features": int(finite.sum()),
-            "feature_max": float(features[finite].abs().max()) if bool(finite.any()) else None,
-            "eps": pooling.eps,
-            "power": pooling.power,
-            "spectrum": [[float(v) for v in row] for row in spectrum.cpu()],
-        }
-
     def validation_step(self, batch: RegionBatch) -> None:
         """Collect predictions and losses on the device."""
         scores = self.scores(batch).float()
@@ -514,7 +495,7 @@ def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
 
 def save_predictions(run: RunFolder, module: RegionModule) -> str:
     """Write the predictions of the last validation; return their SHA-256."""
-    path = run.predictions_path("validation.npz")
+    path = run.predictions / "validation.npz"
     np.savez_compressed(path, **module.predictions)  # type: ignore[arg-type]
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -16,8 +16,7 @@ from matbackprop.vision.files import atomic_write
 
 PARTS = ("data", "network forward", "layer forward", "network backward", "layer backward", "gradient checks",
          "optimizer", "loop")  # fmt: skip
-SKIPPED = 5
-"""Warm-up steps."""
+WARM_UP = 5  # steps
 
 
 def structured_layers(module: nn.Module) -> list[nn.Module]:
@@ -30,29 +29,21 @@ def structured_layers(module: nn.Module) -> list[nn.Module]:
 
 
 class StepProfile:
-    """Times the parts of training steps. The device is synchronized at every boundary.
+    """Times the parts of ``steps`` training steps; with 0 steps, nothing. Synchronizes at every boundary.
 
-    The loop calls :meth:`begin` before a step, :meth:`mark` with the name of the part that has just
-    ended, and :meth:`end` after the step.
-
-    Args:
-        system: the system.
-        path: JSON file of the result.
-        planned: number of steps of the training.
-        steps: number of steps to average. With 0 nothing is measured.
+    The loop calls :meth:`begin` before the first step, :meth:`mark` with the name of the part that has
+    just ended, and :meth:`end` after a step.
     """
 
-    def __init__(self, system: nn.Module, path: Path, planned: int, steps: int = 20) -> None:
-        self.path, self.steps, self.active = path, steps, steps > 0
-        self.skip = SKIPPED if planned >= SKIPPED + steps else min(1, planned - 1)
-        self.result: dict[str, Any] | None = None
+    def __init__(self, system: nn.Module, planned: int, steps: int) -> None:
+        self.steps, self.active = steps, steps > 0
+        self._skipped = WARM_UP if planned >= WARM_UP + steps else min(1, planned - 1)
         self._device = next(system.parameters()).device
-        self._seen = self._counted = 0
-        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._history: list[dict[str, float]] = []
         layers = structured_layers(system) if self.active else []
-        self._hooks = [hook for layer in layers for hook in self._watch(layer)]
+        self._hooks = [hook for layer in layers for hook in self._time(layer)]
 
-    def _watch(self, layer: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
+    def _time(self, layer: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         started: dict[str, float] = {}
 
         def start(direction: str, *_: Any) -> None:
@@ -74,7 +65,7 @@ class StepProfile:
         return time.perf_counter()
 
     def begin(self) -> None:
-        """Start a step."""
+        """Start the clock."""
         if self.active:
             self._step = dict.fromkeys(PARTS, 0.0)
             self._last = self._now()
@@ -87,38 +78,28 @@ class StepProfile:
             self._last = now
 
     def end(self) -> None:
-        """End a step."""
+        """End a step and begin the next."""
         if not self.active:
             return
         self.mark("loop")
-        self._seen += 1
-        if self._seen > self.skip:
-            self._counted += 1
-            for part, seconds in self._step.items():
-                self._seconds[part] += seconds
-        if self._counted >= self.steps:
-            self.finish()
+        self._history.append(self._step)
+        self.begin()
+        if len(self._history) == self._skipped + self.steps:
+            self.active = False
+            for hook in self._hooks:
+                hook.remove()
 
-    def finish(self) -> None:
-        """Write and print the result once."""
-        if not self.active:
-            return
-        self.active = False
-        for hook in self._hooks:
-            hook.remove()
-        parts = {part: 1e3 * seconds / max(self._counted, 1) for part, seconds in self._seconds.items()}
+    def write(self, path: Path) -> float:
+        """Write and print the means; return the milliseconds of a step."""
+        steps = self._history[self._skipped :]
+        parts = {part: 1e3 * sum(step[part] for step in steps) / max(len(steps), 1) for part in PARTS}
         total = sum(parts.values())
         fractions = {part: value / total if total else 0.0 for part, value in parts.items()}
-        self.result = {
-            "steps": self._counted,
-            "milliseconds": parts,
-            "total_milliseconds": total,
-            "share": fractions,
-            "device": str(self._device),
-            "note": "The device is synchronized at every boundary, so the total exceeds that of an undisturbed step.",
-        }
-        atomic_write(self.path, json.dumps(self.result, indent=2) + "\n")
-        print(f"A training step, mean of {self._counted} steps on {self._device}:")
+        result = {"steps": len(steps), "device": str(self._device), "milliseconds": parts,
+                  "total_milliseconds": total, "share": fractions}  # fmt: skip
+        atomic_write(path, json.dumps(result, indent=2) + "\n")
+        print(f"A training step, mean of {len(steps)} steps on {self._device}:")
         for part, value in parts.items():
             print(f"  {part:<18}{value:>10.3f} ms{fractions[part]:>8.1%}")
         print(f"  {'total':<18}{total:>10.3f} ms")
+        return total

@@ -11,7 +11,6 @@
 ``predictions/``        predictions on the validation data
 ``model/``              the trained model
 ``profile.json``        the parts of a step's time, with ``--profile``
-``nonfinite/``          the batch and a report if a loss or gradient was NaN or Inf
 ``summary.json``        the final numbers
 ``report.html``         the report
 ======================  =======================================================================
@@ -26,11 +25,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import differences, to_json
-from matbackprop.vision.files import atomic_write, parse_json, plain_numbers, read_json, shorten, show
+from matbackprop.vision.files import atomic_write, plain_numbers, read_json, shorten, show
 from matbackprop.vision.versions import versions
 
 log = logging.getLogger("matbackprop")
@@ -39,9 +40,10 @@ _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_cl
           "monitor", "monitor_mode"}  # fmt: skip
 """Fields of the engine that must not change when a run is resumed."""
 
-_LONGEST = 1 << 20  # bytes of a line of metrics
+_Number = Annotated[float, Field(gt=-1e300, lt=1e300)]  # can be drawn
+_LINE = TypeAdapter(dict[str, int | _Number | None])
 _FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "profile.json", "summary.json", "report.html")
-_FOLDERS = ("checkpoints", "figures", "predictions", "tensorboard", "nonfinite", "model")
+_FOLDERS = ("checkpoints", "figures", "predictions", "tensorboard", "model")
 
 
 class RunFolder:
@@ -68,10 +70,6 @@ class RunFolder:
         self.figures = self.path / "figures"
         self.predictions = self.path / "predictions"
         self.tensorboard = self.path / "tensorboard"
-        self.nonfinite = self.path / "nonfinite"
-
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
 
     # ------------------------------------------------------------------------------------ creating
 
@@ -95,6 +93,24 @@ class RunFolder:
             )
         elif self.config_path.exists():
             self._check_same(to_json(config))
+
+    def _check_same(self, data: Any) -> None:
+        prefix = "engine." if "engine" in data else ""
+        fixed = {prefix + name for name in _FIXED}
+        differing = differences(self.read_config(), data)
+        if prefix + "max_epochs" in differing:
+            before, now = differing[prefix + "max_epochs"]
+            log.warning("The run now has %s epochs instead of %s; its schedule changes.", now, before)
+        changed = "; ".join(
+            f"{key}: {shorten(repr(old))} then, {shorten(repr(new))} now"
+            for key, (old, new) in sorted(differing.items())
+            if key in fixed or (prefix and not key.startswith(prefix))
+        )
+        if changed:
+            raise ConfigurationError(
+                f"The run in {self.path} has another configuration ({changed}). Use the same options, or choose "
+                "another folder with --run."
+            )
 
     def create(
         self, config: Any, *, resume: bool = False, overwrite: bool = False, seed: int | None = None
@@ -127,43 +143,19 @@ class RunFolder:
         from filelock import FileLock, Timeout
 
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(str(self.path / ".lock"), timeout=0)
         try:
-            lock.acquire()
+            with FileLock(str(self.path / ".lock"), timeout=0):
+                yield
         except Timeout:
             raise ConfigurationError(
                 f"another process is training in {self.path}. Wait for it, or choose another folder with --run."
             ) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _check_same(self, data: Any) -> None:
-        prefix = "engine." if "engine" in data else ""
-        fixed = {prefix + name for name in _FIXED}
-        differing = differences(self.read_config(), data)
-        if prefix + "max_epochs" in differing:
-            before, now = differing[prefix + "max_epochs"]
-            log.warning("The run now has %s epochs instead of %s; its schedule changes.", now, before)
-        changed = "; ".join(
-            f"{key}: {shorten(repr(old))} then, {shorten(repr(new))} now"
-            for key, (old, new) in sorted(differing.items())
-            if key in fixed or (prefix and not key.startswith(prefix))
-        )
-        if changed:
-            raise ConfigurationError(
-                f"the run in {self.path} has another configuration ({changed}). Use the same options, or choose "
-                "another folder with --run."
-            )
 
     def figure_path(self, name: str) -> Path:
         """Return the path of the figure ``name`` (with or without .png); its folder is created."""
-        return _with_folder(self.figures / (name if Path(name).suffix else name + ".png"))
-
-    def predictions_path(self, name: str) -> Path:
-        """Return the path of the predictions ``name``; its folder is created."""
-        return _with_folder(self.predictions / name)
+        path = self.figures / (name if Path(name).suffix else name + ".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -200,18 +192,17 @@ class RunFolder:
             return []
         if not self.metrics_path.is_file():
             raise ConfigurationError(f"{self.metrics_path} is not a regular file.")
-        metrics = []
-        with self.metrics_path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
-                if not line.endswith(b"\n") and len(line) < _LONGEST:
-                    break
-                place = f"{self.metrics_path}, line {number}"
-                row = parse_json(line, place, error=ConfigurationError)
-                bad = [name for name, value in row.items() if value is not None and not is_number(value)]
-                if bad or not isinstance(row.get("step"), int) or row["step"] < 0:
-                    name = bad[0] if bad else "step"
-                    raise ConfigurationError(f"{place} is damaged: {show(name)} is {show(row.get(name))}.")
-                metrics.append(row)
+        metrics: list[dict[str, Any]] = []
+        for number, line in enumerate(self.metrics_path.read_bytes().split(b"\n")[:-1], 1):
+            try:
+                row = _LINE.validate_json(line, strict=True)
+                step = row.get("step")
+                if not isinstance(step, int) or step < 0:
+                    raise ValueError("step is not a natural number")
+            except ValueError as error:
+                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+                raise ConfigurationError(f"{self.metrics_path}, line {number} is damaged: {reason}.") from error
+            metrics.append(row)
         return metrics
 
     # ------------------------------------------------------------------------------------- writing
@@ -235,8 +226,3 @@ class RunFolder:
 def is_number(value: Any) -> bool:
     """Return whether a value from JSON is a finite number, small enough to be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _with_folder(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path

@@ -114,10 +114,6 @@ class System(nn.Module, ABC):
         """Return metrics of the whole validation, the same in every process."""
         return {}
 
-    def diagnose(self, batch: Any) -> Any:
-        """Return a JSON-compatible report on a batch whose loss or gradient is not finite."""
-        return None
-
 
 class Data(ABC):
     """Training and validation batches."""
