@@ -3,11 +3,15 @@
 A recipe is trained on ``train`` and ``val`` (300 images); every image of ``test`` becomes a soft contour map (PNG, 16
 bits) and an ultrametric contour map (``ucm2``), single-scale and multi-scale, and the maps are scored as the evaluator
 scores files. The test images are scored once per final model, never for a choice: use ``--images val`` for choices,
-which trains on ``train`` and scores ``val``.
+which trains on ``train`` and scores ``val``. With ``--model box`` a saved network is scored instead of trained ones.
+
+Beside results.jsonl and table.md it draws the precision and recall of boundaries. A gallery of images from the worst to
+the best covering goes to the folder of unpublished files, because it shows pictures of the data set.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +29,7 @@ from experiments import runs
 from experiments.baselines import HUMANS, run_baseline
 from experiments.runs import ExperimentConfig, Results, Run
 from experiments.table2 import Images
-from matbackprop.errors import DataError
+from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS, find_root
 from matbackprop.vision.data.cache import dataset_folder, default_cache_folder
@@ -33,12 +37,23 @@ from matbackprop.vision.data.label_files import index_label_files, read_contour_
 from matbackprop.vision.data.pictures import find_pictures, read_picture
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_folder
+from matbackprop.vision.inference.drawing import draw_boundaries
+from matbackprop.vision.inference.loading import load_segmenter, model_folder
 from matbackprop.vision.inference.segmenting import network_contours
-from matbackprop.vision.metrics import ImageScores, boundary_curve, contour_counts, score_image, summarize
+from matbackprop.vision.metrics import (
+    ImageScores,
+    boundary_curve,
+    contour_counts,
+    paired_bootstrap,
+    region_scores,
+    score_image,
+    summarize,
+)
 from matbackprop.vision.metrics.evaluation import boundary_average_precision, boundary_over_scales
 from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.report.figures import lines, segmentation_grid
 from matbackprop.vision.report.tables import Measured, Table
-from matbackprop.vision.segmentation import contour_map, merge_contours, watershed_regions
+from matbackprop.vision.segmentation import Hierarchy, contour_map, merge_contours, watershed_regions
 from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.workers import Workers
@@ -52,6 +67,8 @@ class Config(ExperimentConfig):
     """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
     rows: tuple[str, ...] = ("tiny-vit",)
     """Presets of the recipe contours to train."""
+    model: str | None = None
+    """Saved contour network to score instead of training: box, a folder or a run folder."""
     images: Literal["test", "val"] = "test"
     """test: train on train and val, score test. val: train on train, score val."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -71,6 +88,10 @@ class Config(ExperimentConfig):
         return ("train", "val") if self.images == "test" else ("train",)
 
 
+SAVED = "saved"
+"""Row of a saved network."""
+FIXED = range(2, 41)
+"""Fixed numbers of regions that the default segmentation is compared with."""
 COLUMNS = {
     "contours F ODS": "contours_ods",
     "OIS": "contours_ois",
@@ -89,6 +110,7 @@ COLUMNS = {
     "one map, average": "one_average",
     "of 8, best": "eight_best",
     "of 8, average": "eight_average",
+    "default view": "covering_default_view",
 }
 """Column of the table → name of the measure."""
 
@@ -131,13 +153,13 @@ class Bsds500:
 
     def __init__(self, config: Config) -> None:
         self.config, self.results = config, Results(config.out)
-        self.chosen = config.chosen(RECIPES["contours"].presets)
+        self.chosen = {SAVED: None} if config.model else config.chosen(RECIPES["contours"].presets)
 
     # ---------------------------------------------------------------------------------------------------------- runs
 
     def train(self) -> None:
         """Train every row and seed, export and score; then score people."""
-        for seed in self.config.seeds:
+        for seed in self.config.seeds if self.config.model is None else (0,):
             for row in self.chosen:
                 network = cache(lambda row=row, seed=seed: self.model(row, seed))  # trained if a part is missing
                 for scales in ((1.0,), self.config.scales):
@@ -173,16 +195,25 @@ class Bsds500:
 
     def provenance(self, row: str, seed: int, scales: Sequence[float]) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
-        recipe = self.recipe(row, seed)
-        training = runs.settings(recipe)
-        configuration = {"training": training, "trained on": self.config.splits, "images": self.config.images,
-                         "scales": scales, "levels": self.config.levels}  # fmt: skip
-        weights = runs.weights_hash(recipe.model.backbone, recipe.model.weights)
+        config = self.config
+        configuration: dict[str, Any] = {"images": config.images, "scales": scales, "levels": config.levels}
+        if config.model:
+            saved = model_folder(config.model) / "model.safetensors"
+            weights = hashlib.sha256(saved.read_bytes()).hexdigest()[:16]
+        else:
+            recipe = self.recipe(row, seed)
+            configuration |= {"training": runs.settings(recipe), "trained on": config.splits}
+            weights = runs.weights_hash(recipe.model.backbone, recipe.model.weights)
         data = self.data_hash()
-        return {"configuration": configuration, "data": data, "weights": weights, "device": self.config.device}
+        return {"configuration": configuration, "data": data, "weights": weights, "device": config.device}
 
     def model(self, row: str, seed: int) -> ContourNet:
-        """Train, export, and load the exported network."""
+        """Train, export, and load the exported network; or load the saved one."""
+        if self.config.model:
+            saved = load_segmenter(self.config.model, self.config.device)
+            if not isinstance(saved, ContourNet):
+                raise ConfigurationError(f"{self.config.model} is not a contour network. Pass one of 'train contours'.")
+            return saved.eval()
         run = run_recipe(RECIPES["contours"], self.recipe(row, seed), preset=row)
         return ContourNet.from_pretrained(run.path / "model").eval().to(self.config.device)
 
@@ -199,26 +230,48 @@ class Bsds500:
             image = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
             contours = network_contours(model, image[None], scales if len(scales) > 1 else ())[0]
             Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
-            regions = watershed_regions(contours)
-            drawn = contour_map(regions, merge_contours(regions, contours))
+            drawn = contour_map(*hierarchy_of(contours))
             savemat(folder / "ucm2" / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
         tasks = [(path.stem, folder, truth[path.stem]) for path in images if path.stem in truth]
         if not tasks:
             raise DataError(f"{root} has no human map of {config.images}. The maps are in {folder}.")
         with Workers(config.workers or processors()) as pool:
-            scored = list(pool.map(partial(_score, levels=config.levels), tasks))
-        scores, counts = [one for one, _ in scored], [one for _, one in scored]
+            threshold = float(model.config.threshold)
+            scored = list(pool.map(partial(_score, levels=config.levels, threshold=threshold), tasks))
+        scores, counts, views = ([one[k] for one in scored] for k in range(3))
         ois, ap = boundary_over_scales(counts)[1], boundary_average_precision(counts)
         curve = boundary_curve(counts)
         summary = summarize(scores) | {"contours_ods": curve["ods"]["f"], "contours_ois": ois, "contours_ap": ap}
-        view = round(model.config.threshold * (config.levels + 1)) - 1
+        default, fixed = np.array([v[0] for v in views]), np.array([v[1:] for v in views])
+        best = int(fixed.mean(0).argmax())
+        self.gallery(folder, [path for path in images if path.stem in truth], default, threshold)
         return {
             "images": len(images),
             "scored": len(scores),
-            "scores": summary | one_map(scores) | {"covering_default_view": covering_at(scores, view)},
+            "scores": summary | one_map(scores) | {"covering_default_view": float(default.mean())},
+            "default_view": {"threshold": threshold, "best_fixed_regions": best + FIXED[0],
+                             "covering_of_fixed": float(fixed[:, best].mean()),
+                             **paired_bootstrap(default, fixed[:, best]).to_dict()},
             "curve": {k: [round(v, 5) for v in values] for k, values in curve.items() if k != "ods"},
-            "per_image": {s.id: [round(s.paper_best, 6), round(s.paper_average, 6)] for s in scores},
-        }
+            "per_image": {s.id: [round(s.paper_best, 6), round(s.paper_average, 6), round(float(v), 6)]
+                          for s, v in zip(scores, default, strict=True)},
+        }  # fmt: skip
+
+    def gallery(self, folder: Path, images: Sequence[Path], covering: NDArray[np.float64], threshold: float) -> None:
+        """Draw the default segmentation of images from the worst to the best covering."""
+        quantiles = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+        order, rows, names = np.argsort(covering), [], []
+        for quantile in quantiles:
+            index = order[round(quantile * (len(order) - 1))]
+            contours = read_contour_map(folder / "contours" / f"{images[index].stem}.png")
+            regions, tree = hierarchy_of(contours)
+            labels = tree.levels([tree.regions_at(threshold)])[0][regions]
+            pixels = read_picture(images[index]).pixels
+            gray = np.repeat(np.round(255 * contours).astype(np.uint8)[..., None], 3, -1)
+            rows.append([pixels, gray, draw_boundaries(pixels, labels)])
+            names.append(f"{covering[index]:.2f}")
+        segmentation_grid(["image", "contours", "default segmentation"], rows, folder / "gallery.png")
+        runs.log.info("%s: covering %s", folder / "gallery.png", ", ".join(names))
 
     # ------------------------------------------------------------------------------------------------------- summary
 
@@ -241,7 +294,14 @@ class Bsds500:
                 cells = [Measured.of([s[n] for s in each]) if n in each[0] else None for n in COLUMNS.values()]
                 images = f"{metrics['scored']} of {first['images']}"
                 source = f"this program, seeds: {len(done)}"
-                body.append([f"contours, {row}", images, first["levels"], f"{part}-scale", *cells, source])
+                body.append(
+                    [f"contours, {config.model or row}", images, first["levels"], f"{part}-scale", *cells, source]
+                )
+            if done := list(self.results.runs(row, "single").values()):
+                curve = done[0]["metrics"]["curve"]
+                line = {f"{row} on {config.images}": (curve["recall"], curve["precision"])}
+                target = config.out / "figures" / f"{row}-{config.images}.png"
+                lines(line, target, xlabel="recall", ylabel="precision")
         if not used:
             raise DataError(f"There is no finished run in {self.results.path}. Run the command without --summary.")
         for run in self.results.runs(HUMANS, "baseline").values():
@@ -249,9 +309,9 @@ class Bsds500:
             cells = [people.get(n) for n in COLUMNS.values()]
             body.append(["People, leave one out", f"{len(run['metrics']['per_image'])} of {config.images}", 1, "",
                          *cells, "this program"])  # fmt: skip
-        trained = " and ".join(config.splits)
+        trained = f"trained on {' and '.join(config.splits)}, " if config.model is None else ""
         note = (
-            f"Rows of this program: trained on {trained}, mean ± deviation over seeds; contours: soft maps thinned by "
+            f"Rows of this program: {trained}mean ± deviation over seeds; contours: soft maps thinned by "
             "non-maximum suppression; regions: the hierarchy (ucm2). One map: best and average covering of the "
             "segmentation at one threshold for all images (that of covering ODS), as people are scored; of 8: the best "
             "of eight evenly spaced thresholds per image. Published numbers: after training on train and val."
@@ -259,6 +319,12 @@ class Bsds500:
         columns = ["method", "images", "levels", "scales", *COLUMNS, "source"]
         formats = dict.fromkeys(COLUMNS, ".3f")
         self.results.write_table(Table(columns, body, title="BSDS500", note=note, formats=formats), runs=used)
+
+
+def hierarchy_of(contours: NDArray[np.float32]) -> tuple[NDArray[np.int32], Hierarchy]:
+    """The regions of the watershed, and the tree of their merges."""
+    regions = watershed_regions(contours)
+    return regions, merge_contours(regions, contours)
 
 
 def covering_at(scores: Sequence[ImageScores], level: int) -> float:
@@ -302,12 +368,22 @@ def join_splits(root: Path, splits: tuple[str, ...], cache: Path) -> Path:
     return folder
 
 
-def _score(task: tuple[str, Path, list[Path]], levels: int) -> tuple[ImageScores, NDArray[np.int64]]:
+def _score(
+    task: tuple[str, Path, list[Path]], levels: int, threshold: float
+) -> tuple[ImageScores, NDArray[np.int64], list[float]]:
+    """Scores of a hierarchy, boundary counts of its contours, and the covering of one map.
+
+    The maps are that of the default threshold and those of fixed numbers of regions, averaged over people.
+    """
     name, folder, truth = task
     people = [labels for path in truth for labels in read_label_maps(path)]
     maps = read_label_maps(folder / "ucm2" / f"{name}.mat", thresholds=levels)
-    counts = contour_counts(read_contour_map(folder / "contours" / f"{name}.png"), people, thresholds=levels)
-    return score_image(name, maps, people, boundary=True, objects=True), counts
+    contours = read_contour_map(folder / "contours" / f"{name}.png")
+    counts = contour_counts(contours, people, thresholds=levels)
+    regions, tree = hierarchy_of(contours)
+    views = tree.levels([tree.regions_at(threshold), *FIXED])[:, regions]
+    covering = region_scores(list(views), people).covering.mean(1).tolist()
+    return score_image(name, maps, people, boundary=True, objects=True), counts, covering
 
 
 def main(config: Config) -> dict[str, Any]:
