@@ -30,7 +30,7 @@ from matbackprop.vision.report import figures
 from matbackprop.vision.report.tables import Measured, Table
 from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.o2p import LARGE, build, data_folder, save_predictions
+from matbackprop.vision.training.o2p import LARGE, build, coco_folder, save_predictions
 
 log = logging.getLogger("matbackprop")
 
@@ -226,7 +226,7 @@ class Table1:
         sift = recipe.model.head == "sift"
         provenance = {
             "configuration": runs.settings(recipe),
-            "data": runs.data_hash(data_folder(self.config.data), ("train", "val")),
+            "data": runs.data_hash(coco_folder(self.config.data), ("train", "val")),
             "weights": "none" if sift else runs.weights_hash(recipe.model.backbone, recipe.model.weights),
             "device": self.config.device,
         }

@@ -24,7 +24,7 @@ from experiments import runs
 from experiments.runs import ExperimentConfig, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
-from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImages
+from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImage
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
@@ -36,7 +36,7 @@ from matbackprop.vision.report.tables import Measured, Table
 from matbackprop.vision.segmentation import CLUSTER_KS
 from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.ncuts import build, data_folder, open_images, split_images, untrained_model
+from matbackprop.vision.training.ncuts import bsds_folder, build, open_images, split_images, untrained_model
 from matbackprop.vision.workers import Workers
 
 log = logging.getLogger("matbackprop")
@@ -280,10 +280,10 @@ class Table2:
         images = self.images(seed)
         half = torch.bfloat16 if self.config.device == "cuda" and row.objective == "soft" else torch.float32
 
-        def segment(some: PreparedImages) -> Any:
+        def segment(some: list[PreparedImage]) -> Any:
             return segment_images(model, some, space=row.space, seed=seed, precision=half)
 
-        segment(images.subset(range(min(4, len(images)))))  # warm up: the next call is timed
+        segment(images[:4])  # warm up: the next call is timed
         segmented = segment(images)
         root = self.folder()
         tasks = [(name, maps, root, self.config.split, self.config.boundary) for name, maps in segmented.labels.items()]
@@ -297,17 +297,16 @@ class Table2:
             **training,
         }
 
-    def images(self, seed: int) -> PreparedImages:
+    def images(self, seed: int) -> list[PreparedImage]:
         """The images to score; in cross-validation they depend on the seed."""
         if self.config.images == "folds":
             data = replace(self._data(), split="tuning", fold=seed)
             return split_images(open_images(data, "train"), data)[1]
-        images = open_images(self._data(), "val")
-        return images.subset(range(len(images))[: self.config.data.limit])
+        return open_images(self._data(), "val")[: self.config.data.limit]
 
     def folder(self) -> Path:
         """The folder of the images."""
-        return data_folder(self._data())
+        return bsds_folder(self._data())
 
     def _data(self) -> Any:
         return self.recipe("paper", 0).data

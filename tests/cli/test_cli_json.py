@@ -43,7 +43,6 @@ def cases(tmp_path):
         "segment": (tmp_path / "photo.png", "--model", "none", "--out", tmp_path / "out", "--overwrite"),
         "evaluate segmentations": (tmp_path / "found", "--ground-truth", tmp_path / "truth", "--workers", 1),
         "data check": (write_shapes_coco(tmp_path / "coco", train=2, val=1),),
-        "data cache": (tmp_path / "caches",),
         "doctor": (),
         "completion": ("zsh",),
     }

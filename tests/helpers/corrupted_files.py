@@ -39,9 +39,11 @@ from scipy.io import savemat
 from helpers.seg_files import write_seg
 from matbackprop.cli import main
 from matbackprop.errors import DataError
-from matbackprop.vision.data.cache import write_cache
+from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
+from matbackprop.vision.files import printable
 from matbackprop.vision.training.checkpoint import load_checkpoint, save_checkpoint
+from matbackprop.vision.training.config import get_recipe, resolve
 
 for module in (
     *(f"cli.{name}" for name in ("segment", "classify", "report", "data", "evaluate", "evaluate_run", "train")),
@@ -416,8 +418,19 @@ def _bsds(folder: Path) -> None:
     (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\nmade = 0\nworkers = 1\nsplit = "final"\n')
 
 
-def _cache(folder: Path) -> None:
-    write_cache(folder / "kept", {"x": _labels(), "y": np.arange(9)}, {"a": 1})
+def _prepare(name: str) -> Callable[[Path], None]:
+    """Return a call that builds the system and the data of a recipe, as the command ``train`` does."""
+
+    def build(folder: Path) -> None:
+        recipe = get_recipe(name)
+        config = merge(resolve(recipe, "smoke", folder / "fields.toml"), {"data.cache": str(folder / "cache")})
+        try:
+            recipe.build(config)
+        except DataError as error:
+            print(f"matbackprop: error: {printable(str(error))}", file=sys.stderr)
+            sys.exit(2)
+
+    return build
 
 
 def _fields(folder: Path) -> None:
@@ -427,19 +440,16 @@ def _fields(folder: Path) -> None:
 
 
 CHECK = "data check @ --threads 1"
-REGIONS, IMAGES = (
-    f"data cache @/cache --preset smoke --make {name} --config @/fields.toml" for name in ("o2p", "ncuts")
-)
 EVALUATE = "evaluate segmentations @/segs --ground-truth @/truth --workers 1 --csv @/out/scores.csv"
 CLASSIFY = "classify @/photo.png --model @/model --device cpu"
 SEGMENT = "segment @/photo.png --model @/model --side 48 --out @/out --device cpu"
 READERS: dict[str, Reader] = {
-    "COCO annotations": Reader(_coco, ("annotations/instances_train.json",), (command(CHECK), command(REGIONS))),
-    "COCO images": Reader(_coco, ("images/train/*.png",), (command(CHECK), command(REGIONS))),
+    "COCO annotations": Reader(_coco, ("annotations/instances_train.json",), (command(CHECK), _prepare("o2p"))),
+    "COCO images": Reader(_coco, ("images/train/*.png",), (command(CHECK), _prepare("o2p"))),
     "BSDS": Reader(
         _bsds,
         ("data/groundTruth/train/*.mat", "data/images/train/*.jpg"),
-        (command(CHECK), command(IMAGES)),
+        (command(CHECK), _prepare("ncuts")),
     ),
     "segmentations": Reader(_label_files, ("segs/*", "truth/*"), (command(EVALUATE),)),
     "pictures": Reader(_pictures, ("*.*",), (lambda folder: _segment_one(folder),)),
@@ -474,7 +484,6 @@ READERS: dict[str, Reader] = {
     "checkpoints": Reader(
         _run("o2p"), ("run/checkpoints/*",), (command("evaluate run @/run --accelerator cpu --which last"),), turns=2
     ),
-    "caches": Reader(_cache, ("kept/*",), (command("data cache @ --verify"), command("data cache @ --remove damaged"))),
     "configuration files": Reader(
         _fields,
         ("fields.toml", "more.json"),

@@ -23,9 +23,6 @@ class TracedImages:
         maps = [torch.arange(24)[None].expand(16, 24) // 12]
         return BSDSSample(self.ids[index], torch.randint(256, (3, 16, 24), dtype=torch.uint8), maps)
 
-    def files(self, name):
-        return []
-
     def read(self):
         """Return how many images were read."""
         return len(list(self.folder.iterdir()))

@@ -27,8 +27,7 @@ from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from helpers.two_processes import run_two
 from matbackprop.cli import _Signals
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
-from matbackprop.vision.data.bsds import BSDS, prepare_images
-from matbackprop.vision.data.shapes import write_shapes_bsds
+from matbackprop.vision.data.bsds import prepare_images
 from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.engine import RunInterrupted
 from matbackprop.vision.training.run_folder import RunFolder
@@ -356,20 +355,6 @@ def one_process_of_two_killed(folder, draw):
     assert lines(run) == lines(RunFolder(folder / "whole"))
 
 
-def damaged_cache(folder, draw):
-    """A file of the prepared images is cut short, missing or unreadable: they are prepared again."""
-    data = BSDS(write_shapes_bsds(folder / "bsds", train=2, val=1, size=(32, 40)), "train")
-    first = [image.image.copy() for image in prepare_images(data, folder / "cache")]
-    (cache,) = (folder / "cache").iterdir()
-    path = draw.choice(sorted(path for path in cache.iterdir() if path.suffix in (".npy", ".json")))
-    if draw.random() < 0.3:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
-    again = [image.image for image in prepare_images(data, folder / "cache")]
-    assert all((one == two).all() for one, two in zip(first, again, strict=True))
-
-
 def worker_killed(folder, draw):
     """A process that prepares images is killed: an error gives the reason, and the preparation can be repeated."""
     (folder / "read").mkdir()
@@ -383,13 +368,13 @@ def worker_killed(folder, draw):
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        prepare_images(data, folder / "cache", workers=2)
+        prepare_images(data, 16, workers=2)
         raise AssertionError("nobody noticed")
     except WorkerError as error:
         assert "SIGKILL" in str(error)
     finally:
         thread.join()
-    assert len(prepare_images(data, folder / "cache")) == 60
+    assert len(prepare_images(data, 16)) == 60
 
 
 FAULTS = {
@@ -407,7 +392,6 @@ FAULTS = {
         clock_goes_backwards,
         bad_batch,
         half_written_line,
-        damaged_cache,
         worker_killed,
         one_process_of_two_killed,
     )

@@ -98,7 +98,6 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command("matbackprop.cli.doctor", "Report what is installed and check the gradients.", parse="parse"),
     "data check": Command("matbackprop.cli.data", "Verify a data set and name each bad file.", "Check", "check"),
     "data download": Command("matbackprop.cli.data", "Download a data set or weights.", "Download", "download"),
-    "data cache": Command("matbackprop.cli.data", "List, verify or remove cached data.", "CacheConfig", "cache"),
     "completion": Command("matbackprop.cli.completion", "Print the completion of a shell.", extra="metrics"),
 }
 """All commands: one or two words → implementation."""
@@ -108,7 +107,7 @@ _MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  #
 GROUPS = {
     "train": "Train one of the two systems.",
     "evaluate": "Score segmentations, or validate a run.",
-    "data": "Check, fetch and cache data.",
+    "data": "Check and download data.",
 }
 
 

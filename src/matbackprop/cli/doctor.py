@@ -122,12 +122,12 @@ def _data() -> dict[str, str]:
         for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
             report[name] = "there" if (Path(root) / name / sign).exists() else "not there"
     try:
-        from matbackprop.vision.data.cache import cache_folders, default_cache_folder
+        from matbackprop.vision.data.cache import default_cache_folder
     except ImportError:
         report["cache"] = "unknown without NumPy"
         return report
     cache = default_cache_folder()
-    size = sum(f.stat().st_size for p in cache_folders(cache) for f in p.iterdir()) if cache.is_dir() else 0
+    size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
     report["cache"] = f"{cache}, {size / 1e6:.0f} MB"
     return report
 

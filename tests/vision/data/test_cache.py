@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from matbackprop.errors import DataError
-from matbackprop.vision.data.cache import cache_folders, cache_key, open_cache, remove_cache, write_cache
+from matbackprop.vision.data.cache import cache_key, open_cache, write_cache
 
 
 @pytest.fixture
@@ -19,12 +19,11 @@ def path(tmp_path):
 
 
 def test_chunks_are_joined_and_mapped(path):
-    cache = open_cache(path, verify=True)
+    cache = open_cache(path)
     assert isinstance(cache.arrays["rows"], np.memmap)
     np.testing.assert_array_equal(cache.arrays["rows"], np.arange(60, dtype=np.uint8).reshape(10, 2, 3))
     assert cache.arrays["labels"].dtype == np.int64
     assert cache.meta == {"side": 2}
-    assert cache.nbytes == 60 + 80
     with pytest.raises(ValueError, match="read-only"):
         cache.arrays["rows"][0] = 1
 
@@ -45,17 +44,7 @@ def test_later_arrays_and_meta_may_depend_on_earlier_ones(tmp_path):
 
 def test_empty_arrays(tmp_path):
     write_cache(tmp_path / "c", {"x": np.empty((0, 4), np.float32)}, {})
-    assert open_cache(tmp_path / "c", verify=True).arrays["x"].shape == (0, 4)
-
-
-def test_a_changed_byte_is_found(path):
-    file = path / "rows.npy"
-    data = bytearray(file.read_bytes())
-    data[-17] ^= 1
-    file.write_bytes(data)
-    open_cache(path)  # the size is right
-    with pytest.raises(DataError, match=r"rows\.npy is damaged .* checksum differs"):
-        open_cache(path, verify=True)
+    assert open_cache(tmp_path / "c").arrays["x"].shape == (0, 4)
 
 
 def test_missing_and_short_files_are_found_at_once(path):
@@ -72,7 +61,7 @@ def test_other_formats_and_no_cache(path, tmp_path):
     with pytest.raises(DataError, match="is not a cache"):
         open_cache(tmp_path / "nothing")
     meta = path / "meta.json"
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 99}))
+    meta.write_text(json.dumps({"format": 2, "sha256": {}, "meta": {}}))
     with pytest.raises(DataError, match="another version"):
         open_cache(path)
     meta.write_text("{")
@@ -93,21 +82,6 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 def test_a_second_writer_keeps_the_first_result(path):
     write_cache(path, {"rows": np.zeros(3)}, {"side": 7})
     assert open_cache(path).meta == {"side": 2}
-    assert cache_folders(path.parent) == [path]
-
-
-@pytest.mark.parametrize(
-    ("chunks", "message"),
-    [
-        ([np.zeros((1, 2)), np.zeros((1, 3))], "do not match"),
-        ([np.zeros((1, 2)), np.zeros((1, 2), np.float32)], "do not match"),
-        ([], "has no chunks"),
-        ([np.array([object()])], "one numeric dtype"),
-    ],
-)
-def test_bad_chunks(tmp_path, chunks, message):
-    with pytest.raises(DataError, match=message):
-        write_cache(tmp_path / "c", {"x": chunks}, {})
 
 
 def test_keys_do_not_depend_on_the_order_and_do_on_every_value():
@@ -124,45 +98,18 @@ def test_pickled_objects_are_never_loaded(path):
 
 def test_an_array_is_never_read_from_another_folder(path):
     content = json.loads((path / "meta.json").read_text())
-    content["sha256"]["../secret"] = content["sha256"].pop("labels")
+    content["arrays"] = ["rows", "../secret"]
     (path / "meta.json").write_text(json.dumps(content))
     (path / "labels.npy").rename(path.parent / "secret.npy")
     with pytest.raises(DataError, match="no such file"):
         open_cache(path)
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "7", "null", "\udcff", "[" * 100_000, '{"format": 2}', '{"format": 2, "sha256": {}}']
-)
+@pytest.mark.parametrize("text", ["[]", "7", "null", "\udcff", "[" * 100_000, '{"meta": {}}', '{"arrays": []}'])
 def test_other_json_is_refused(path, text):
     (path / "meta.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=r"is damaged"):
         open_cache(path)
-
-
-def test_only_files_of_a_cache_are_removed(path):
-    foreign = path.parent / "thesis"
-    foreign.mkdir()
-    for text in ("{", '{"format": 1}', '{"title": "mine"}'):
-        (foreign / "meta.json").write_text(text)
-        assert cache_folders(path.parent) == [path]
-        with pytest.raises(DataError, match="did not write it"):
-            remove_cache(foreign)
-    (path / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"did not write notes\.txt"):
-        remove_cache(path)
-    assert sorted(p.name for p in path.iterdir()) == [
-        "CACHEDIR.TAG",
-        "labels.npy",
-        "meta.json",
-        "notes.txt",
-        "rows.npy",
-    ]
-    (path / "notes.txt").unlink()
-    (path / "meta.json").write_text("{")  # damaged, but still known by its tag
-    assert cache_folders(path.parent) == [path]
-    remove_cache(path)
-    assert not path.exists() and foreign.exists()
 
 
 def test_configuration_hash_depends_on_values_and_not_on_types():

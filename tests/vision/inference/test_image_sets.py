@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from matbackprop.errors import DataError
-from matbackprop.vision.data.bsds import BSDSSample, collect, prepare_image
+from matbackprop.vision.data.bsds import BSDSSample, prepare_image
 from matbackprop.vision.inference.image_sets import segment_files, segment_images
 from matbackprop.vision.inference.segmenting import segment_photograph
 from matbackprop.vision.models.contours import ContourNet
@@ -24,11 +24,11 @@ def picture(h, w, seed):
 def test_batched_clusterings_equal_single_images():
     sizes = [(48, 64), (64, 48), (48, 64), (48, 64), (64, 48)]
     samples = [BSDSSample(f"i{n}", picture(h, w, n), []) for n, (h, w) in enumerate(sizes)]
-    images = collect([prepare_image(one) for one in samples])
+    images = [prepare_image(one, 16) for one in samples]
     torch.manual_seed(0)
     model = DeepNCuts.variant("alexnet-relu5", hidden=8)
     labels = segment_images(model, images, ks=(2, 5), batch_size=2).labels
-    assert set(labels) == set(images.ids)
+    assert set(labels) == {one.id for one in images}
     for one in images:
         expected = model.cluster(torch.from_numpy(one.image)[None], (2, 5)).labels[0]
         assert labels[one.id].dtype == np.int32 and np.array_equal(labels[one.id], expected)

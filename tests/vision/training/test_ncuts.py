@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 import signal
 import threading
 import time
@@ -13,12 +12,11 @@ import torch
 
 from helpers.slow_images import TracedImages
 from matbackprop import normalized_cut_j2, normalized_cut_soft
-from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import from_json, merge, to_json
 from matbackprop.vision.data.bsds import (
     BSDS,
     BSDSSample,
-    collect,
     pad_stack,
     prepare_image,
     prepare_images,
@@ -41,8 +39,8 @@ from matbackprop.vision.training.ncuts import (
     NCutsModule,
     ShapeLoader,
     augment,
+    bsds_folder,
     build_model,
-    data_folder,
 )
 
 
@@ -54,8 +52,8 @@ def sample(name="a", h=48, w=64, annotators=2, seed=0):
     return BSDSSample(name, image, maps)
 
 
-def prepared(count=3, **changes):
-    return collect([prepare_image(sample(f"i{i}", seed=i, **changes)) for i in range(count)])
+def prepared(count=3, stride=16, **changes):
+    return [prepare_image(sample(f"i{i}", seed=i, **changes), stride) for i in range(count)]
 
 
 def tiny(preset="smoke", **train):
@@ -70,38 +68,13 @@ def tiny(preset="smoke", **train):
 
 
 def test_prepared_grids_have_the_label_of_most_of_each_cell():
-    one, truth = prepare_image(sample()), sample().segmentations
-    assert one.grids[16].shape == (2, 3, 4) and one.grids[8].shape == (2, 6, 8)
+    one, truth = prepare_image(sample(), 8), sample().segmentations
+    assert one.grid.shape == (2, 6, 8) and prepare_image(sample(), 16).grid.shape == (2, 3, 4)
     for a in range(2):
         for y in range(6):
             for x in range(8):
                 inside = truth[a][8 * y : 8 * y + 8, 8 * x : 8 * x + 8].flatten()
-                assert (inside == one.grids[8][a, y, x]).sum() == inside.bincount().max()
-
-
-def test_prepared_images_survive_the_cache(tmp_path):
-    root = write_shapes_bsds(tmp_path / "bsds", train=3, val=1, size=(40, 56))
-    data = BSDS(root, "train")
-    first = prepare_images(data, tmp_path / "cache")
-    again = prepare_images(data, tmp_path / "cache")
-    direct = prepare_image(data[1])
-    for one in (first[1], again[1], again[-2], again.subset([1, 2])[0], again[1:][0]):
-        assert one.id == direct.id
-        assert np.array_equal(one.image, direct.image)
-        assert np.array_equal(one.grids[8], direct.grids[8])
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-@pytest.mark.parametrize("kind", ["images", "groundTruth"])
-def test_replaced_files_are_prepared_again(tmp_path, kind):
-    root = write_shapes_bsds(tmp_path / "bsds", train=2, val=1, size=(40, 56))
-    first = prepare_images(BSDS(root, "train"), tmp_path / "cache")
-    one, two = sorted((BSDS(root, "train").root / kind / "train").iterdir())[:2]
-    shutil.copyfile(two, one)
-    again = prepare_images(BSDS(root, "train"), tmp_path / "cache")
-    parts = [[one.image if kind == "images" else one.grids[8] for one in images] for images in (first, again)]
-    assert not np.array_equal(parts[0][0], parts[1][0])
-    assert np.array_equal(parts[0][1], parts[1][1])
+                assert (inside == one.grid[a, y, x]).sum() == inside.bincount().max()
 
 
 @pytest.mark.slow
@@ -116,11 +89,10 @@ def test_preparing_images_stops_at_an_interrupt(tmp_path):
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        prepare_images(data, tmp_path / "cache", workers=2)
+        prepare_images(data, 16, workers=2)
     stopped = data.read()
     time.sleep(0.2)
     assert data.read() == stopped < 40  # only those being read at that time
-    assert not (tmp_path / "cache").exists()
 
 
 def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
@@ -129,20 +101,13 @@ def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
 
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", refuse)
     root = write_shapes_bsds(tmp_path / "bsds", train=3, val=1, size=(40, 56))
-    assert len(prepare_images(BSDS(root, "train"), tmp_path / "cache", workers=2)) == 3
-
-
-def test_a_label_map_of_another_size_is_named():
-    bad = sample()
-    bad.segmentations[1] = bad.segmentations[1].T
-    with pytest.raises(ShapeError, match="label map 2"):
-        prepare_image(bad)
+    assert len(prepare_images(BSDS(root, "train"), 16, workers=2)) == 3
 
 
 def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
-    images = collect([prepare_image(sample(annotators=0))])
+    images = [prepare_image(sample(annotators=0), 16)]
     with pytest.raises(DataError, match="image 'a'"):
-        ImageSource(images, None, 0, 16)
+        ImageSource(images, None, 0)
     model = NCutsModule(tiny()).model
     assert segment_images(model, images, ks=(2, 3)).labels["a"].shape == (2, 48, 64)
 
@@ -154,17 +119,17 @@ def test_padding():
 
 def test_batches_hold_images_of_one_shape():
     parts = [sample(f"i{i}", *((48, 64) if i % 3 else (64, 48)), seed=i) for i in range(12)]
-    images = collect([prepare_image(p) for p in parts])
-    loader = ShapeLoader(ImageSource(images, None, 0, 16), 4, seed=1)
-    shapes = [{images.size(int(i)) for i in batch} for batch in loader.batches(0)]
+    images = [prepare_image(p, 16) for p in parts]
+    loader = ShapeLoader(ImageSource(images, None, 0), 4, seed=1)
+    shapes = [{images[int(i)].size for i in batch} for batch in loader.batches(0)]
     assert [len(s) for s in shapes] == [1, 1, 1]
     assert sorted(torch.cat(loader.batches(0)).tolist()) == list(range(12))
     assert not torch.equal(loader.order(0), loader.order(1)) and torch.equal(loader.order(1), loader.order(1))
 
 
 def test_batches_of_different_shapes_are_padded():
-    images = collect([prepare_image(sample("a", 48, 64)), prepare_image(sample("b", 64, 40))])
-    batch = ImageSource(images, None, 0, 16).fetch(torch.tensor([0, 1]), 0)
+    images = [prepare_image(sample("a", 48, 64), 16), prepare_image(sample("b", 64, 40), 16)]
+    batch = ImageSource(images, None, 0).fetch(torch.tensor([0, 1]), 0)
     assert batch["image"].shape == (2, 3, 64, 64) and (batch["grid"][1, :, :, 3:] == -1).all()
     config = tiny("paper-alexnet-relu5")
     module = NCutsModule(config).eval()
@@ -179,7 +144,7 @@ def test_batches_of_different_shapes_are_padded():
 
 
 def test_flip_moves_labels_along():
-    batch = ImageSource(prepared(8), ImageDataConfig(flip=True), 0, 8).fetch(torch.arange(8), 0)
+    batch = ImageSource(prepared(8), ImageDataConfig(flip=True), 0).fetch(torch.arange(8), 0)
     assert batch["flip"].any() and not batch["flip"].all()
     by_hand = {k: v for k, v in batch.items() if k not in ("flip", "factors")}
     for name in ("image", "grid"):
@@ -190,7 +155,7 @@ def test_flip_moves_labels_along():
 
 
 def test_colors_are_drawn_from_seed_and_epoch():
-    source = ImageSource(prepared(2), ImageDataConfig(jitter=0.3), 0, 8)
+    source = ImageSource(prepared(2), ImageDataConfig(jitter=0.3), 0)
     batch, again, other = (source.fetch(torch.arange(2), epoch) for epoch in (0, 0, 1))
     image = augment(batch)["image"]
     assert image.min() >= 0 and image.max() <= 1
@@ -200,7 +165,7 @@ def test_colors_are_drawn_from_seed_and_epoch():
 def test_the_data_must_be_named(monkeypatch):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data\.root"):
-        data_folder(ImageDataConfig())
+        bsds_folder(ImageDataConfig())
 
 
 # ------------------------------------------------------------------------------------------------------------- losses
@@ -208,7 +173,7 @@ def test_the_data_must_be_named(monkeypatch):
 
 def test_paper_objective_is_j2_of_the_cells():
     module = NCutsModule(tiny("paper-alexnet-relu5")).eval()
-    batch = augment(ImageSource(prepared(1), None, 0, 16).fetch(torch.tensor([0]), 0))
+    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
     cells = module.model(batch["image"])[0].reshape(-1, 6)
     expected = torch.stack([normalized_cut_j2(cells, g.flatten()) for g in batch["grid"][0]]).mean()
@@ -218,7 +183,7 @@ def test_paper_objective_is_j2_of_the_cells():
 
 def test_soft_objective_is_that_of_the_cells():
     module = NCutsModule(tiny()).eval()
-    batch = augment(ImageSource(prepared(1), None, 0, 16).fetch(torch.tensor([0]), 0))
+    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
     expected = torch.stack([normalized_cut_soft(f[0], g.flatten()) for g in batch["grid"][0]]).mean()
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
@@ -227,7 +192,7 @@ def test_soft_objective_is_that_of_the_cells():
 @pytest.mark.parametrize("objective", ["j1", "j2", "soft"])
 def test_every_objective_has_a_gradient(objective):
     module = NCutsModule(tiny("paper-alexnet-relu5", objective=objective))
-    batch = augment(ImageSource(prepared(1), None, 0, 16).fetch(torch.tensor([0]), 0))
+    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     module.loss(batch)[0].backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
     assert module.model.head.first.weight.grad.abs().sum() > 0
@@ -237,7 +202,7 @@ def test_every_objective_has_a_gradient(objective):
 def test_every_weight_has_a_gradient(preset):
     """Layers after the last used map would have none, and DDP would fail."""
     module = NCutsModule(tiny(preset))
-    batch = ImageSource(prepared(1), None, 0, 16 if "alex" in preset else 8)
+    batch = ImageSource(prepared(1, stride=16 if "alex" in preset else 8), None, 0)
     module.loss(augment(batch.fetch(torch.tensor([0]), 0)))[0].backward()
     assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
 
@@ -256,10 +221,9 @@ def test_weights_of_unused_layers_are_skipped(tmp_path):
 def test_one_region_everywhere_is_finite():
     one = sample()
     flat = BSDSSample("flat", one.image, [torch.zeros_like(one.segmentations[0])])
-    images = collect([prepare_image(flat)])
     for preset, stride in (("smoke", 16), ("paper-alexnet-relu5", 16), ("soft-vgg16-relu4", 8)):
         module = NCutsModule(tiny(preset))
-        batch = augment(ImageSource(images, None, 0, stride).fetch(torch.tensor([0]), 0))
+        batch = augment(ImageSource([prepare_image(flat, stride)], None, 0).fetch(torch.tensor([0]), 0))
         total = module.loss(batch)[0]
         total.backward()
         assert torch.isfinite(total)
@@ -268,10 +232,10 @@ def test_one_region_everywhere_is_finite():
 def test_more_regions_than_channels_is_finite():
     one = sample()
     many = BSDSSample("many", one.image, [torch.arange(48 * 64).view(48, 64) // 200])
-    images = collect([prepare_image(many)])
+    images = [prepare_image(many, 16)]
     module = NCutsModule(tiny())
-    total = module.loss(augment(ImageSource(images, None, 0, 16).fetch(torch.tensor([0]), 0)))[0]
-    regions = len(np.unique(images[0].grids[16]))
+    total = module.loss(augment(ImageSource(images, None, 0).fetch(torch.tensor([0]), 0)))[0]
+    regions = len(np.unique(images[0].grid))
     assert regions > 6 and torch.isfinite(total) and total > (regions - 6) / 2 - 0.5
 
 
@@ -279,7 +243,7 @@ def test_features_of_zeros_are_finite():
     module = NCutsModule(tiny("paper-alexnet-relu5"))
     for parameter in module.model.head.parameters():
         torch.nn.init.zeros_(parameter)
-    batch = augment(ImageSource(prepared(1), None, 0, 16).fetch(torch.tensor([0]), 0))
+    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
     total.backward()
     assert torch.isfinite(total) and (f == 0).all()
@@ -321,7 +285,8 @@ def test_tuning_and_final_splits(tmp_path):
     config.data = dataclasses.replace(config.data, cache=tmp_path, made=6, workers=1)
     data = NCutsData(config)
     assert (len(data.training), len(data.validation)) == (4, 2)
-    assert set(data.validation.ids) == set(sorted([*data.training.ids, *data.validation.ids])[::5])
+    training, validation = ([image.id for image in part] for part in (data.training, data.validation))
+    assert set(validation) == set(sorted([*training, *validation])[::5])
     config.data.split = "final"
     data = NCutsData(config)
     assert (len(data.training), len(data.validation)) == (6, 0) and data.validation_loader() is None
@@ -337,11 +302,14 @@ def test_groups_of_parameters():
     assert len(frozen.param_groups) == 1
 
 
-def test_a_map_without_prepared_labels_is_refused(tmp_path):
+def test_labels_follow_the_grid_of_any_map(tmp_path):
     config = tiny("paper-alexnet-relu5")
-    config.model = dataclasses.replace(config.model, taps=("relu1",))
     config.data = dataclasses.replace(config.data, made=2, cache=tmp_path)
-    with pytest.raises(ConfigurationError, match="stride 4"):
+    config.model = dataclasses.replace(config.model, taps=("relu1",))
+    image = NCutsData(config).training[0]
+    assert image.grid.shape[1:] == NCutsModule(config).model.grid(image.size)
+    config.model = dataclasses.replace(config.model, zoom=1.5)
+    with pytest.raises(ConfigurationError, match=r"cells of 2\.66667 pixels"):
         NCutsData(config)
 
 
@@ -369,7 +337,7 @@ def test_another_backbone_trains_and_is_saved_and_loaded(backbone, tap, tmp_path
     config = tiny("soft-alexnet-relu5")
     config.model = dataclasses.replace(config.model, backbone=backbone, taps=(tap,))
     module = NCutsModule(config)
-    module.loss(augment(ImageSource(prepared(1), None, 0, 16).fetch(torch.tensor([0]), 0)))[0].backward()
+    module.loss(augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0)))[0].backward()
     assert [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
     model = module.model.eval()
     model.save_pretrained(tmp_path)

@@ -17,7 +17,7 @@ from matbackprop.vision.training.engine import fit, run_recipe, seed_all
 from matbackprop.vision.training.o2p import (
     RegionModule,
     build,
-    data_folder,
+    coco_folder,
     region_sets,
 )
 from matbackprop.vision.training.run_folder import RunFolder
@@ -215,7 +215,7 @@ def test_rates_follow_the_schedule(config):
 def test_missing_data_name_the_options(monkeypatch, tmp_path):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data\.root"):
-        data_folder(RegionDataConfig())
+        coco_folder(RegionDataConfig())
     with pytest.raises(DataError, match="No annotations"):
         region_sets(RegionDataConfig(root=tmp_path))
 

@@ -1,9 +1,7 @@
-"""Berkeley segmentation data: images with maps of several annotators, splits, and a cache of prepared images."""
+"""Berkeley segmentation data: images with maps of several annotators, splits, and maps on grids."""
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from matbackprop.errors import ConfigurationError, DataError, LabelError, Problem, ShapeError, first_problems
-from matbackprop.vision.data.cache import cache_key, open_cache, remove_cache, write_cache
 from matbackprop.vision.data.label_files import index_label_files, read_label_maps
 from matbackprop.vision.data.pictures import find_pictures, read_picture
 from matbackprop.vision.metrics.regions import compact_labels
@@ -284,159 +281,49 @@ def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
     return starts // size, starts // cells, lengths
 
 
-log = logging.getLogger("matbackprop")
-
 _FEW = 32  # below this many images, starting processes does not pay
-STRIDES = (8, 16)
-"""Strides of the grids for human maps: those of the paper's feature maps."""
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """One image with its label maps on grids, for training and testing.
+    """One image with its human maps on a grid.
 
     Attributes:
         id: its name.
         image: (3, h, w) uint8.
-        grids: stride → (a, round(h/stride), round(w/stride)) int16, the region that covers most of each cell, for
-            each annotator.
+        grid: (a, round(h/stride), round(w/stride)) int16: the region that covers most of each cell, for each annotator.
     """
 
     id: str
     image: NDArray[np.uint8]
-    grids: dict[int, NDArray[np.int16]]
+    grid: NDArray[np.int16]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.image.shape[1], self.image.shape[2]
 
 
-def prepare_image(sample: Any) -> PreparedImage:
-    """Resample the human maps of one sample to the grids.
-
-    Args:
-        sample: with ``id``, ``image`` (3, h, w) uint8 and ``segmentations``, a list of (h, w) integer maps; the list is
-            empty for an image without ground truth.
-
-    Raises:
-        ShapeError: a label map has another size than the image.
-    """
-    image = np.ascontiguousarray(np.asarray(sample.image, dtype=np.uint8))
-    size = (image.shape[1], image.shape[2])
-    maps = [np.asarray(s) for s in sample.segmentations]
-    for number, one in enumerate(maps):
-        if one.shape != size:
-            raise ShapeError(
-                f"image {sample.id!r} has {size[0]}×{size[1]} pixels, but its label map {number + 1} has shape "
-                f"{one.shape}. Check that they belong together."
-            )
-    grids = {stride: np.empty((len(maps), *_grid(*size, stride)), np.int16) for stride in STRIDES}
-    for a, one in enumerate(maps):
-        for cells in grids.values():
-            cells[a] = labels_to_grid(torch.as_tensor(one.astype(np.int64)), cells.shape[1:])
-    return PreparedImage(sample.id, image, grids)
+def prepare_image(sample: BSDSSample, stride: int) -> PreparedImage:
+    """Resample the human maps of one sample to the grid of a stride."""
+    height, width = (max(1, round(side / stride)) for side in sample.image.shape[1:])
+    grid = np.empty((len(sample.segmentations), height, width), np.int16)
+    for cells, labels in zip(grid, sample.segmentations, strict=True):
+        cells[:] = labels_to_grid(labels, (height, width))
+    return PreparedImage(sample.id, sample.image.numpy(), grid)
 
 
-def _prepare(task: tuple[BSDS, int]) -> PreparedImage:
-    data, index = task
-    return prepare_image(data[index])
+def _prepare(task: tuple[BSDS, int, int]) -> PreparedImage:
+    data, index, stride = task
+    return prepare_image(data[index], stride)
 
 
-def _grid(height: int, width: int, stride: int) -> tuple[int, int]:
-    return max(1, round(height / stride)), max(1, round(width / stride))
-
-
-def _shapes(row: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of an image's arrays by their names in the cache, from its row of the table."""
-    size = (row["height"], row["width"])
-    grids = {f"grid{stride}": (row["annotators"], *_grid(*size, stride)) for stride in STRIDES}
-    return {"image": (3, *size), **grids}
-
-
-class PreparedImages(Sequence[PreparedImage]):
-    """A sequence of :class:`PreparedImage` over memory-mapped arrays.
-
-    Args:
-        arrays: flat arrays ``image`` and ``grid<stride>``.
-        table: for each image its id, height, width and number of annotators.
-        starts: for each image the offset of its part in each array; None if the images are contiguous.
-    """
-
-    def __init__(
-        self, arrays: dict[str, NDArray[Any]], table: list[dict[str, Any]], starts: list[dict[str, int]] | None = None
-    ) -> None:
-        self.arrays, self.table = arrays, table
-        self.ids = [row["id"] for row in table]
-        if starts is None:
-            starts, place = [], dict.fromkeys(arrays, 0)
-            for row in table:
-                starts.append(place)
-                place = {name: place[name] + math.prod(shape) for name, shape in _shapes(row).items()}
-        self.starts = starts
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.subset(range(*index.indices(len(self))))
-        row, start = self.table[index], self.starts[index]
-        parts = {
-            name: np.asarray(self.arrays[name][start[name] : start[name] + math.prod(shape)]).reshape(shape)
-            for name, shape in _shapes(row).items()
-        }
-        grids = {stride: parts.pop(f"grid{stride}") for stride in STRIDES}
-        return PreparedImage(row["id"], **parts, grids=grids)
-
-    def subset(self, indices: Sequence[int]) -> PreparedImages:
-        """Return a view of some of the images."""
-        return PreparedImages(self.arrays, [self.table[i] for i in indices], [self.starts[i] for i in indices])
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Height and width of an image, without reading it."""
-        return self.table[index]["height"], self.table[index]["width"]
-
-
-def prepare_images(data: BSDS, folder: Path, *, workers: int = 0) -> PreparedImages:
-    """Prepare a data set once, in ``workers`` processes, and open its cache.
-
-    The cache key depends on its files, their sizes and modification times.
-    """
-    if len(data) == 0:
-        raise DataError("The data set has no image. Check the folder and the split.")
-    files = [
-        (str(file), file.stat().st_size, file.stat().st_mtime_ns) for name in data.ids for file in data.files(name)
-    ]
-    key = cache_key(
-        {"kind": "segmentation", "version": 4, "ids": list(data.ids), "files": files, "strides": list(STRIDES)}
-    )
-    path = Path(folder) / f"segmentation-{key}"
-    try:
-        cache = open_cache(path)
-    except DataError as error:
-        if path.exists():
-            log.warning("%s It is rebuilt now.", error)
-            remove_cache(path)
-        tasks = [(data, i) for i in range(len(data))]
-        # One image per task, for progress and so that a signal is handled after at most one image per process.
-        prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)
-        images = list(track(prepared, "Preparing images", len(tasks)))
-        write_cache(path, _flatten(images), {"table": [_row(one) for one in images]})
-        cache = open_cache(path)
-    return PreparedImages(cache.arrays, cache.meta["table"])
-
-
-def _row(one: PreparedImage) -> dict[str, Any]:
-    _, height, width = one.image.shape
-    return {"id": one.id, "height": height, "width": width, "annotators": len(one.grids[STRIDES[0]])}
-
-
-def _flatten(images: Sequence[PreparedImage]) -> dict[str, NDArray[Any]]:
-    arrays = {"image": np.concatenate([i.image.ravel() for i in images])}
-    for stride in STRIDES:
-        arrays[f"grid{stride}"] = np.concatenate([i.grids[stride].ravel() for i in images])
-    return arrays
-
-
-def collect(images: Sequence[PreparedImage]) -> PreparedImages:
-    """Hold prepared images in memory instead of a cache."""
-    return PreparedImages(_flatten(images), [_row(one) for one in images])
+def prepare_images(data: BSDS, stride: int, *, workers: int = 0) -> list[PreparedImage]:
+    """Read all images with their human maps on the grid of a stride, in ``workers`` processes."""
+    tasks = [(data, i, stride) for i in range(len(data))]
+    # One image per task, for progress and so that a signal is handled after at most one image per process.
+    prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)
+    return list(track(prepared, "Preparing images", len(tasks)))
 
 
 def pad_stack(parts: Sequence[NDArray[Any]], fill: int, multiple: int = 1) -> Tensor:
@@ -446,6 +333,5 @@ def pad_stack(parts: Sequence[NDArray[Any]], fill: int, multiple: int = 1) -> Te
         shape[d] = -(-shape[d] // multiple) * multiple
     out = np.full((len(parts), *shape), fill, dtype=parts[0].dtype)
     for i, part in enumerate(parts):
-        place: tuple[Any, ...] = (i, *(slice(0, n) for n in part.shape))
-        out[place] = part
+        out[i][tuple(slice(0, n) for n in part.shape)] = part
     return torch.from_numpy(out)

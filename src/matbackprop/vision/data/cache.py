@@ -1,7 +1,7 @@
-"""Caches of arrays on disk: written once, then memory-mapped.
+"""Caches of arrays on disk, written once and then memory-mapped.
 
-A cache is a folder with one ``.npy`` file per array, ``meta.json`` and a ``CACHEDIR.TAG`` of matbackprop. It is written
-under a temporary name and renamed when complete.
+A cache is a folder with one ``.npy`` file per array and ``meta.json``. It is written under a temporary name and renamed
+when it is complete.
 """
 
 from __future__ import annotations
@@ -9,23 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.vision.files import atomic_folder, plain_numbers, read_bytes, read_json
+from matbackprop.vision.files import atomic_folder, plain_numbers, read_json
 
-FORMAT = 2
-
-_TAG = "CACHEDIR.TAG"
-_TAG_TEXT = """Signature: 8a477f597d28d172789f06886806bc55
-# This folder was written by matbackprop and is rebuilt when needed; see https://bford.info/cachedir/.
-"""
 _REMOVE = "Remove the folder; it is rebuilt when needed."
 
 
@@ -67,25 +60,17 @@ class Cache:
     meta: dict[str, Any]
     """The ``meta`` argument of :func:`write_cache`."""
 
-    @property
-    def nbytes(self) -> int:
-        """Size of all arrays in bytes."""
-        return sum(a.nbytes for a in self.arrays.values())
-
 
 def write_cache(
     path: str | Path, arrays: Mapping[str, np.ndarray | Iterable[np.ndarray]], meta: Mapping[str, Any]
 ) -> None:
-    """Write arrays once. If another process has created the folder meanwhile, its folder is kept.
+    """Write arrays once. If another process has created the folder in the meantime, its folder is kept.
 
     Args:
         path: folder of the cache.
         arrays: name → array, or iterable of chunks that are concatenated along the first dimension. Iterables are
             consumed in this order, so a later one may depend on an earlier one.
         meta: any JSON value; read after the last array is written.
-
-    Raises:
-        DataError: chunks differ in dtype or shape, hold Python objects, or there are none.
 
     Example:
         >>> import tempfile
@@ -96,106 +81,52 @@ def write_cache(
     """
     with atomic_folder(path) as folder:
         for name, chunks in arrays.items():
-            _write_array(folder / f"{name}.npy", [chunks] if isinstance(chunks, np.ndarray) else chunks)
-        checksums = {name: _checksum(folder / f"{name}.npy") for name in arrays}
-        (folder / _TAG).write_text(_TAG_TEXT)
-        content = {"format": FORMAT, "sha256": checksums, "meta": dict(meta)}
+            with (folder / f"{name}.npy").open("wb") as file:
+                _write_chunks(file, [chunks] if isinstance(chunks, np.ndarray) else chunks)
+        content = {"arrays": list(arrays), "meta": dict(meta)}
         (folder / "meta.json").write_text(json.dumps(content, indent=1, default=_plain))
 
 
-def _write_array(path: Path, chunks: Iterable[np.ndarray]) -> None:
-    first: np.ndarray | None = None
+def _write_chunks(file: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
     rows = 0
-    with path.open("wb") as file:
-        for chunk in chunks:
-            if first is None:
-                first = chunk
-                _write_header(file, 0, first)
-            if chunk.ndim == 0 or chunk.dtype.hasobject or (chunk.dtype, chunk.shape[1:]) != (
-                first.dtype, first.shape[1:]
-            ):  # fmt: skip
-                raise DataError(
-                    f"Chunks of {path.stem!r} do not match: {first.dtype} {first.shape} and {chunk.dtype} "
-                    f"{chunk.shape}. All need one numeric dtype and equal dimensions after the first."
-                )
-            file.write(np.ascontiguousarray(chunk).data if chunk.size else b"")
-            rows += len(chunk)
-        if first is None:
-            raise DataError(f"The array {path.stem!r} has no chunks. Pass at least one.")
-        file.seek(0)
-        _write_header(file, rows, first)  # of the same length: NumPy leaves space for the first dimension to grow
-        file.flush()
-        os.fsync(file.fileno())
+    for chunk in chunks:
+        if rows == 0:
+            header = {"descr": np.lib.format.dtype_to_descr(chunk.dtype), "fortran_order": False}
+            np.lib.format.write_array_header_1_0(file, {**header, "shape": (0, *chunk.shape[1:])})
+        file.write(chunk.tobytes())
+        rows += len(chunk)
+    file.seek(0)  # NumPy leaves space in the header for the first dimension to grow
+    np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, *chunk.shape[1:])})
+    file.flush()
+    os.fsync(file.fileno())
 
 
-def _write_header(file: Any, rows: int, chunk: np.ndarray) -> None:
-    description = np.lib.format.dtype_to_descr(chunk.dtype)
-    header = {"descr": description, "fortran_order": False, "shape": (rows, *chunk.shape[1:])}
-    np.lib.format.write_array_header_1_0(file, header)
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def open_cache(path: str | Path, verify: bool = False) -> Cache:
-    """Open a cache; ``verify`` also compares the checksums, which reads every file.
+def open_cache(path: str | Path) -> Cache:
+    """Open a cache.
 
     Raises:
-        DataError: there is no cache, it is damaged, or it was written by another version.
+        DataError: there is no cache, or it is damaged.
     """
     path = Path(path)
     if not (path / "meta.json").is_file():
-        raise DataError(f"{path} is not a cache: meta.json is missing.")
+        raise DataError(f"{path} is not a cache: meta.json is missing. {_REMOVE}")
     try:
-        content = read_json(path / "meta.json", limit=1 << 28)  # one entry per image
+        content = read_json(path / "meta.json", limit=1 << 28)
     except DataError as error:
         raise DataError(f"{error} {_REMOVE}") from error
-    checksums, meta = content.get("sha256"), content.get("meta")
-    if content.get("format") != FORMAT or not isinstance(checksums, dict) or not isinstance(meta, dict):
+    names, meta = content.get("arrays"), content.get("meta")
+    if not isinstance(names, list) or not isinstance(meta, dict):
         raise DataError(f"{path} was written by another version or is damaged. {_REMOVE}")
     arrays = {}
-    for name, checksum in checksums.items():
+    for name in names:
         file = path / f"{name}.npy"
         try:
             if file.parent != path or not file.is_file():  # opening a named pipe would wait
                 raise ValueError("no such file")
-            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
-            if verify and _checksum(file) != checksum:
-                raise ValueError("its checksum differs")
+            arrays[str(name)] = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, OverflowError, EOFError) as error:
             raise DataError(f"{file} is damaged or missing: {error}. {_REMOVE}") from error
     return Cache(path, arrays, meta)
-
-
-def _is_ours(folder: Path) -> bool:
-    try:
-        return read_bytes(folder / _TAG, 1 << 12) == _TAG_TEXT.encode()
-    except DataError:
-        return False
-
-
-def remove_cache(folder: str | Path) -> None:
-    """Remove a cache. If the folder is not a cache or holds other files, raise and remove nothing."""
-    folder = Path(folder)
-    if not _is_ours(folder):
-        raise DataError(f"{folder} was not removed: matbackprop did not write it.")
-    for path in folder.iterdir():
-        ours = path.name in (_TAG, "meta.json") or path.suffix in (".npy", ".bin")
-        if path.is_symlink() or path.is_dir() or not ours:
-            raise DataError(f"{folder} was not removed: matbackprop did not write {path.name}. Move it elsewhere.")
-    shutil.rmtree(folder)
-
-
-def cache_folders(folder: str | Path) -> list[Path]:
-    """Return the folders of all caches below a folder."""
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is not a folder. Name the folder of the caches.")
-    parents = (tag.parent for tag in sorted(folder.rglob(_TAG)))
-    visible = (p for p in parents if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    return [p for p in visible if _is_ours(p)]
 
 
 def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: int, cache: Path | None) -> Path:

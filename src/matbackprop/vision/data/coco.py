@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from matbackprop.errors import DataError, Problem, first_problems, needs
 from matbackprop.vision.data.pictures import MAX_PIXELS, read_picture
 from matbackprop.vision.files import read_json, show
 
-T = TypeVar("T")
 Box = tuple[float, float, float, float]
 """x, y, width and height in pixels."""
 BAD_IMAGE = ("bad image entry", "missing image", "unreadable image")
@@ -99,74 +100,41 @@ class RegionIndex:
     annotations: int = 0
 
 
-class _Left(Exception):
-    """An annotation is left out; the argument is the reason. It is not a problem."""
+# Entries of the file. A field that is not listed here is ignored.
+_Id = Annotated[int, Field(strict=True, ge=-_ID, lt=_ID)]
+_Side = Annotated[int, Field(strict=True, ge=1, le=MAX_PIXELS)]
+_Number = Annotated[float, Field(strict=True, gt=-1e300, lt=1e300)]
 
 
-class _Bad(Exception):
-    """An entry breaks the format; the arguments are the reason and the kind of the problem."""
+class _ImageEntry(TypedDict):
+    id: _Id
+    file_name: Annotated[str, Field(pattern=r"^[^\x00]+$")]
+    height: _Side
+    width: _Side
 
 
-@dataclass
-class _Reader:
-    """Reads one annotation file and collects problems."""
+class _AnnotationEntry(TypedDict):
+    id: _Id
+    image_id: _Id
+    category_id: _Id
+    iscrowd: NotRequired[Literal[0, 1]]
+    area: NotRequired[_Number | None]
+    bbox: NotRequired[tuple[_Number, _Number, _Number, _Number] | None]
+    segmentation: NotRequired[list[Any] | dict[str, Any] | None]
 
-    file: Path
-    problems: list[Problem] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
 
-    def entries(self, what: str, kind: str, content: list[Any], read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
-        """Yield the entries of a list that ``read`` accepts."""
-        seen: set[int] = set()
-        for position, entry in enumerate(content):
-            name = f"{what} number {position + 1} of the list"
-            try:
-                if not isinstance(entry, dict):
-                    raise _Bad(f"is {show(entry)} instead of an object")
-                identity = _integer(entry, "id")
-                name = f"{what} {identity}"
-                if identity in seen:
-                    raise _Bad("is listed twice")
-                seen.add(identity)
-                yield read(entry)
-            except _Left as left:
-                self.skipped[str(left)] += 1
-            except _Bad as bad:
-                reason, kind_of = (*bad.args, kind)[:2]
-                self.problems.append(Problem(self.file, f"{name} {reason}", kind_of))
-                self.skipped.update([kind_of] if what == "annotation" else [])
+class _CategoryEntry(TypedDict):
+    id: _Id
+    name: NotRequired[str | int]
 
-    def image(self, entry: dict[str, Any], folder: Path) -> ImageRegions:
-        name = entry.get("file_name")
-        if not isinstance(name, str) or not name or "\0" in name:
-            raise _Bad(f"has the file name {show(name)}")
-        height, width = _integer(entry, "height"), _integer(entry, "width")
-        if height < 1 or width < 1 or height * width > MAX_PIXELS:
-            raise _Bad(f"has the size {height}×{width}; 1 to {MAX_PIXELS} pixels are read")
-        return ImageRegions(entry["id"], folder / name, height, width, [], self.file)
 
-    def annotation(
-        self, entry: dict[str, Any], images: dict[int, ImageRegions], labels: dict[int, int]
-    ) -> tuple[ImageRegions, Region]:
-        category, owner = _integer(entry, "category_id"), _integer(entry, "image_id")
-        crowd, segmentation = entry.get("iscrowd", 0), entry.get("segmentation")
-        if not isinstance(crowd, int) or crowd not in (0, 1):
-            raise _Bad(f"has iscrowd {show(crowd)} instead of 0 or 1")
-        if category not in labels:
-            raise _Bad(f"has the category {category}, which is not listed", "unknown category")
-        if owner not in images:
-            raise _Bad(f"belongs to the image {owner}, which is not listed", "unknown image")
-        if crowd:
-            raise _Left("crowd")
-        area = _number(entry["area"]) if entry.get("area") is not None else -1.0
-        if area is None:
-            raise _Bad(f"has the area {show(entry['area'])} instead of a number")
-        box = _box(entry.get("bbox"), images[owner])
-        if segmentation is not None and not isinstance(segmentation, (list, dict)):
-            raise _Bad(f"has the segmentation {show(segmentation)}; polygons or run lengths are needed")
-        if not segmentation:
-            raise _Left("empty mask")
-        return images[owner], Region(entry["id"], labels[category], area, box, segmentation)
+class _RunLengths(TypedDict):
+    size: tuple[_Id, _Id]
+    counts: str | list[_Id]
+
+
+_RUN_LENGTHS: TypeAdapter[_RunLengths] = TypeAdapter(_RunLengths)
+_POLYGONS: TypeAdapter[list[list[float]]] = TypeAdapter(list[list[_Number]])
 
 
 def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: float = 0.0) -> RegionIndex:
@@ -178,39 +146,109 @@ def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: floa
     Raises:
         DataError: the file cannot be read, is not JSON, lacks one of its three lists, or has ambiguous categories.
     """
-    annotations, images = Path(annotations), Path(images)
-    content = _load(annotations)
-    categories = _categories(annotations, content["categories"])
-    reader = _Reader(annotations)
-    listed = {
-        one.image_id: one
-        for one in reader.entries("image", "bad image entry", content["images"], lambda e: reader.image(e, images))
+    file, folder = Path(annotations), Path(images)
+    content = read_json(file, limit=_LARGEST, what="a COCO instances file")
+    for name in ("images", "annotations", "categories"):
+        if not isinstance(content.get(name), list):
+            raise DataError(f"{file} is not a COCO instances file: the list {name!r} is missing.")
+    categories = _categories(file, content["categories"])
+    problems: list[Problem] = []
+    found = {
+        entry["id"]: ImageRegions(entry["id"], folder / entry["file_name"], entry["height"], entry["width"], [], file)
+        for entry in _entries(file, "image", _ImageEntry, content["images"], problems)
     }
-    present = {p.path for p in os.scandir(images) if p.is_file()} if images.is_dir() else set()
-    absent = {i for i, one in listed.items() if str(one.path) not in present and not os.path.isfile(one.path)}
-    reader.problems += [Problem(listed[i].path, "is missing", "missing image") for i in absent]
-    label_of = {c["id"]: i for i, c in enumerate(categories)}
-
-    def annotation(entry: dict[str, Any]) -> tuple[ImageRegions, Region]:
-        one, region = reader.annotation(entry, listed, label_of)
-        if 0 <= region.area < minimum_area:
-            raise _Left("below the minimum area")
-        if one.image_id in absent:
-            raise _Left("missing image")
-        return one, region
-
-    regions = list(reader.entries("annotation", "bad annotation", content["annotations"], annotation))
-    for one, region in sorted(regions, key=lambda pair: pair[1].annotation_id):
-        one.regions.append(region)
-    used = {region.label for _, region in regions}
+    missing = _missing_images(folder, found)
+    problems += [Problem(found[i].path, "is missing", "missing image") for i in missing]
+    good: list[_AnnotationEntry] = list(
+        _entries(file, "annotation", _AnnotationEntry, content["annotations"], problems)
+    )
+    skipped = Counter({"bad annotation": sum(p.kind == "bad annotation" for p in problems)})
+    labels = {c["id"]: i for i, c in enumerate(categories)}
+    for entry in sorted(good, key=lambda entry: entry["id"]):
+        kind, reason = _exclusion(entry, found.get(entry["image_id"]), labels, minimum_area)
+        if not kind and entry["image_id"] in missing:
+            kind = "missing image"
+        if reason:
+            problems.append(Problem(file, f"annotation {entry['id']} {reason}", kind))
+        if kind:
+            skipped[kind] += 1
+            continue
+        area, label = entry.get("area"), labels[entry["category_id"]]
+        region = Region(entry["id"], label, -1.0 if area is None else area, entry.get("bbox"), entry["segmentation"])
+        found[entry["image_id"]].regions.append(region)
+    used = {region.label for image in found.values() for region in image.regions}
     return RegionIndex(
-        images=[listed[i] for i in sorted(listed)],
+        images=[found[i] for i in sorted(found)],
         categories=categories,
-        skipped=dict(reader.skipped),
+        skipped={kind: count for kind, count in skipped.items() if count},
         unused=[c["name"] for i, c in enumerate(categories) if i not in used],
-        problems=reader.problems,
+        problems=problems,
         annotations=len(content["annotations"]),
     )
+
+
+def _entries(file: Path, what: str, kind: Any, entries: list[Any], problems: list[Problem]) -> Iterator[Any]:
+    """Yield the valid entries of a list; others become problems."""
+    check = TypeAdapter(kind).validate_python
+    seen: set[int] = set()
+    for number, entry in enumerate(entries, 1):
+        name = f"{what} number {number} of the list"
+        try:
+            valid = check(entry)
+            if valid["id"] not in seen:
+                seen.add(valid["id"])
+                yield valid
+                continue
+            name, reason = f"{what} {valid['id']}", "is listed twice"
+        except ValidationError as error:
+            reason = _reason(entry, error)
+            if not any(problem["loc"][:1] in ((), ("id",)) for problem in error.errors()):
+                name = f"{what} {entry['id']}"
+        problems.append(
+            Problem(file, f"{name} {reason}", "bad annotation" if what == "annotation" else f"bad {what} entry")
+        )
+
+
+def _reason(entry: Any, error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return f"is {show(entry)}. An object is needed"
+    name = str(first["loc"][0])
+    return f"has the {name} {show(entry[name])}. {first['msg']}" if name in entry else f"has no {name}"
+
+
+def _missing_images(folder: Path, images: dict[int, ImageRegions]) -> set[int]:
+    # One scan of the folder is quicker than a query per image.
+    present = {entry.path for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
+    return {i for i, one in images.items() if str(one.path) not in present and not os.path.isfile(one.path)}
+
+
+def _exclusion(
+    entry: _AnnotationEntry, image: ImageRegions | None, labels: dict[int, int], minimum_area: float
+) -> tuple[str, str]:
+    """Return why a region is left out, as a kind and, if that is a problem, a reason; two empty strings otherwise."""
+    box, area = entry.get("bbox"), entry.get("area")
+    if entry["category_id"] not in labels:
+        return "unknown category", f"has the category {entry['category_id']}, which is not listed"
+    if image is None:
+        return "unknown image", f"belongs to the image {entry['image_id']}, which is not listed"
+    if entry.get("iscrowd"):
+        return "crowd", ""
+    if box is not None and not _overlaps(box, image):
+        return (
+            "box outside the image",
+            f"has the box {show(box)} in an image of {image.width} × {image.height}",
+        )
+    if not entry.get("segmentation"):
+        return "empty mask", ""
+    if area is not None and 0 <= area < minimum_area:
+        return "below the minimum area", ""
+    return "", ""
+
+
+def _overlaps(box: Box, image: ImageRegions) -> bool:
+    x, y, width, height = box
+    return min(width, height) > 0 and -width < x < image.width and -height < y < image.height
 
 
 def read_regions(
@@ -241,61 +279,12 @@ def read_regions(
     return replace(index, images=kept)
 
 
-def _load(path: Path) -> dict[str, list[Any]]:
-    content = read_json(path, limit=_LARGEST, what="a COCO instances file")
-    for name in ("images", "annotations", "categories"):
-        if not isinstance(content.get(name), list):
-            raise DataError(f"{path} is not a COCO instances file: the list {name!r} is missing.")
-    return content
-
-
-def _categories(path: Path, entries: list[Any]) -> list[dict[str, Any]]:
-    categories = {}
-    for position, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not _is_id(entry.get("id")):
-            raise DataError(f"{path}: category number {position + 1} has no integer 'id': {show(entry)}.")
-        name = entry.get("name", entry["id"])
-        if isinstance(name, (list, dict)) or name is None:
-            raise DataError(f"{path}: category {entry['id']} has the name {show(name)}.")
-        if entry["id"] in categories:
-            raise DataError(f"{path} lists category id {entry['id']} more than once.")
-        categories[entry["id"]] = {"id": entry["id"], "name": str(name)}
-    return [categories[i] for i in sorted(categories)]
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -_ID <= value < _ID
-
-
-def _integer(entry: dict[str, Any], name: str) -> int:
-    if name not in entry:
-        raise _Bad(f"has no {name}")
-    if not _is_id(entry[name]):
-        raise _Bad(f"has the {name} {show(entry[name])} instead of an integer")
-    return int(entry[name])
-
-
-def _number(value: Any) -> float | None:
-    """Return a finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
-        return None
-    return float(value)
-
-
-def _box(box: Any, image: ImageRegions) -> Box | None:
-    if box is None:
-        return None
-    numbers = [_number(v) for v in box] if isinstance(box, list) else []
-    if len(numbers) != 4 or None in numbers:
-        raise _Bad(f"has the box {show(box)} instead of four numbers")
-    x, y, width, height = (float(v) for v in numbers if v is not None)
-    if width <= 0 or height <= 0:
-        raise _Bad(f"has an empty box {show(box)}", "box outside the image")
-    if x >= image.width or y >= image.height or x + width <= 0 or y + height <= 0:
-        raise _Bad(
-            f"has a box {show(box)} outside its image of {image.width} × {image.height}", "box outside the image"
-        )
-    return x, y, width, height
+def _categories(file: Path, entries: list[Any]) -> list[dict[str, Any]]:
+    problems: list[Problem] = []
+    valid = list(_entries(file, "category", _CategoryEntry, entries, problems))
+    if problems:
+        raise DataError(f"{first_problems(problems)}. Categories need different integer ids and a name.")
+    return [{"id": c["id"], "name": str(c.get("name", c["id"]))} for c in sorted(valid, key=lambda c: c["id"])]
 
 
 def open_regions(
@@ -340,7 +329,7 @@ def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slic
             return None
         top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
     elif not all(map(math.isfinite, box)):
-        raise DataError(f"The box {box} is not finite.")
+        raise DataError(f"The box {box} is not finite. Use numbers of pixels.")
     else:
         left, top = math.floor(max(box[0], 0)), math.floor(max(box[1], 0))
         right, bottom = math.ceil(min(box[0] + box[2], width)), math.ceil(min(box[1] + box[3], height))
@@ -371,13 +360,16 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]
         DataError: it is none of the three, has another size than the image, or is damaged. The message continues a
             sentence that begins with the annotation.
     """
-    if isinstance(segmentation, dict):
-        runs = _run_lengths(segmentation, height, width)
-        inside = (np.arange(len(runs)) % 2).astype(np.uint8)
-        return np.ascontiguousarray(np.repeat(inside, runs).reshape(width, height).T)
-    if not isinstance(segmentation, list):
-        raise DataError(f"has the segmentation {show(segmentation)}; polygons or run lengths are needed")
-    outlines = [p for p in segmentation if _check_polygon(p, height, width) >= 3]
+    try:
+        if isinstance(segmentation, dict):
+            runs = _run_lengths(_RUN_LENGTHS.validate_python(segmentation), height, width)
+            inside = (np.arange(len(runs)) % 2).astype(np.uint8)
+            return np.ascontiguousarray(np.repeat(inside, runs).reshape(width, height).T)
+        polygons = _POLYGONS.validate_python(segmentation)
+    except ValidationError as error:
+        kind = "run lengths" if isinstance(segmentation, dict) else "polygons"
+        raise DataError(f"has {kind} {show(segmentation)}. {error.errors()[0]['msg']}") from None
+    outlines = [p for p in polygons if _check_polygon(p, height, width) >= 3]
     if not outlines:
         return np.zeros((height, width), np.uint8)
     with needs("COCO polygons need pycocotools", "'matbackprop[train]'"):
@@ -385,18 +377,11 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]
     return np.asarray(coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(outlines, height, width))))
 
 
-def _run_lengths(code: dict[str, Any], height: int, width: int) -> NDArray[np.int64]:
-    size, counts = code.get("size"), code.get("counts")
-    if not isinstance(size, list) or len(size) != 2 or not all(map(_is_id, size)):
-        raise DataError(f"has run lengths of the size {show(size)} instead of [height, width]")
-    if size != [height, width]:
-        raise DataError(f"has a mask of {size[0]}×{size[1]} for an image of {height}×{width}")
-    if isinstance(counts, str):
-        runs = _decompress(counts)
-    elif isinstance(counts, list) and all(map(_is_id, counts)):
-        runs = np.asarray(counts, np.int64)
-    else:
-        raise DataError(f"has the run lengths {show(counts)} instead of a list of integers or a string")
+def _run_lengths(code: _RunLengths, height: int, width: int) -> NDArray[np.int64]:
+    if code["size"] != (height, width):
+        raise DataError(f"has a mask of {'×'.join(map(str, code['size']))} for an image of {height}×{width}")
+    counts = code["counts"]
+    runs = _decompress(counts) if isinstance(counts, str) else np.asarray(counts, np.int64)
     if (runs < 0).any() or (runs > height * width).any() or int(runs.sum()) != height * width:
         raise DataError(f"has run lengths that do not fill its {height}×{width} pixels")
     return runs
@@ -421,12 +406,11 @@ def _decompress(text: str) -> NDArray[np.int64]:
     return runs
 
 
-def _check_polygon(polygon: Any, height: int, width: int) -> int:
+def _check_polygon(polygon: list[float], height: int, width: int) -> int:
     """Return the number of points."""
-    if not isinstance(polygon, list) or len(polygon) % 2 or any(_number(v) is None for v in polygon):
-        numbers = f"of {len(polygon)} numbers" if isinstance(polygon, list) else show(polygon)
-        raise DataError(f"has a polygon {numbers}; pairs of finite numbers are needed")
-    points = np.asarray(polygon, np.float64).reshape(-1, 2)
+    if len(polygon) % 2:
+        raise DataError(f"has a polygon of {len(polygon)} numbers. Pairs of coordinates are needed")
+    points = np.asarray(polygon).reshape(-1, 2)
     # pycocotools samples the outline in steps of a fifth of a pixel and counts them in 32 bits.
     steps = 5 * np.abs(np.diff(points, axis=0, append=points[:1])).max(1, initial=0)
     if (np.abs(points) > 2 * max(height, width) + 1000).any() or steps.sum() + len(points) > _TRACE:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matbackprop.errors import ConfigurationError, DataError, Problem, first_problems
+from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.configuration import Background
-from matbackprop.vision.data.cache import Cache, cache_key, open_cache, remove_cache, write_cache
-from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, open_regions, read_regions, widened
+from matbackprop.vision.data.cache import Cache, cache_key, open_cache, write_cache
+from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, RegionIndex, open_regions, read_regions, widened
 from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import show
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 SIDE = 200
 CANVAS = 227
-CACHE_VERSION = 2
-_COLUMNS = {"sizes": np.int64, "labels": np.int64, "areas": np.float64, "image_ids": np.int64,
-            "annotation_ids": np.int64}  # fmt: skip
+_ROW = np.dtype(
+    [("size", np.int64, 2), ("label", np.int64), ("area", np.float64), ("image", np.int64), ("annotation", np.int64)]
+)  # of the table of a cache
 
 
 def crop_region(
@@ -69,35 +69,8 @@ def crop_region(
     return out
 
 
-class _CroppedImage(NamedTuple):
-    """Crops of one image: a row per usable region, and the problems of the others."""
-
-    pixels: np.ndarray
-    sizes: list[tuple[int, int]]
-    kept: list[int]
-    areas: list[float]
-    problems: list[Problem]
-
-
-def _crop_image(task: tuple[ImageRegions, int, float]) -> _CroppedImage:
-    entry, side, margin = task
-    image, usable, problems = open_regions(entry)
-    out = _CroppedImage(np.zeros((len(usable), side, side, 4), np.uint8), [], [], [], problems)
-    if image is None:
-        return out
-    for row, (position, mask, window) in enumerate(usable):
-        crop = crop_region(image, mask, window, side=side, margin=margin)
-        height, width = crop.shape[:2]
-        area = entry.regions[position].area
-        out.pixels[row, :height, :width] = crop
-        out.kept.append(position)
-        out.sizes.append((height, width))
-        out.areas.append(float(mask.sum()) if area < 0 else area)
-    return out
-
-
 class Regions:
-    """Cropped regions in memory-mapped arrays, as :func:`cache_regions` wrote them.
+    """Cropped regions in a memory-mapped cache, as :func:`cache_regions` wrote them.
 
     Attributes:
         pixels: uint8 (n, side, side, 4), the region in the upper left corner: red, green, blue, fraction in the mask.
@@ -110,57 +83,54 @@ class Regions:
     """
 
     def __init__(self, cache: Cache) -> None:
-        self.path = Path(cache.path)
+        self.path = cache.path
         try:
             self.pixels: np.ndarray = cache.arrays["pixels"]
-            self.sizes = np.array(cache.arrays["sizes"])
-            self.labels = np.array(cache.arrays["labels"])
-            self.areas = np.array(cache.arrays["areas"])
-            self.image_ids = np.array(cache.arrays["image_ids"])
-            self.annotation_ids = np.array(cache.arrays["annotation_ids"])
+            table = np.array(cache.arrays["table"])
+            self.sizes, self.labels, self.areas, self.image_ids, self.annotation_ids = (
+                np.ascontiguousarray(table[name]) for name in _ROW.fields or ()
+            )
             self.categories: list[dict[str, Any]] = cache.meta["categories"]
             self.skipped: dict[str, int] = cache.meta["skipped"]
-            self.unused: list[str] = cache.meta["unused"]
-        except KeyError as error:
-            raise DataError(
-                f"the cache {cache.path} holds no regions: {error} is missing. Remove the folder."
-            ) from None
-        count, side = len(self.labels), self.pixels.shape[1] if self.pixels.ndim == 4 else 0
-        if self.pixels.dtype != np.uint8 or self.pixels.shape != (count, side, side, 4) or not (
-            self.sizes.shape == (count, 2) and (self.sizes >= 1).all() and (self.sizes <= side).all()
-            and (self.labels >= 0).all() and (self.labels < len(self.categories)).all()
-        ):  # fmt: skip
-            raise DataError(f"the cache {cache.path} is damaged: its arrays do not fit together. Remove the folder.")
+        except (KeyError, IndexError) as error:
+            raise DataError(f"{cache.path} holds no regions ({error}). Remove the folder.") from None
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def side(self) -> int:
-        """Longest side of a region in pixels."""
-        return int(self.pixels.shape[1])
 
     @property
     def classes(self) -> list[str]:
         """Names of the categories, in the order of the labels."""
         return [c["name"] for c in self.categories]
 
-    def report(self) -> str:
-        """Numbers of regions, classes and images, and of annotations left out, in one line."""
-        left_out = ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items())) or "nothing"
-        unused = f"; {len(self.unused)} classes have no region" if self.unused else ""
-        images = len(np.unique(self.image_ids))
-        return f"{len(self)} regions of {len(self.categories)} classes in {images} images; left out: {left_out}{unused}"
+
+class _CroppedImage(NamedTuple):
+    """Crops of the usable regions of one image, and the problems of the others."""
+
+    pixels: NDArray[np.uint8]
+    table: np.ndarray
+    problems: list[Problem]
 
 
-def regions_key(
-    annotations: str | Path, images: str | Path, *, side: int, minimum_area: float, margin: float = 0.0
-) -> str:
-    """Hash of the annotation file and all settings, which names the cache."""
-    stat = Path(annotations).stat()
-    file = {"annotations": Path(annotations).name, "bytes": stat.st_size, "changed": stat.st_mtime_ns}
-    made = {"version": CACHE_VERSION, "images": str(Path(images).resolve()), "side": side, "minimum_area": minimum_area}
-    return cache_key(file | made | ({"margin": margin} if margin else {}))
+def _crop_image(task: tuple[ImageRegions, int, float]) -> _CroppedImage:
+    entry, side, margin = task
+    image, usable, problems = open_regions(entry)
+    pixels, table = np.zeros((len(usable), side, side, 4), np.uint8), np.zeros(len(usable), _ROW)
+    for row, (position, mask, window) in enumerate(usable):
+        assert image is not None
+        region = entry.regions[position]
+        crop = crop_region(image, mask, window, side=side, margin=margin)
+        height, width = crop.shape[:2]
+        pixels[row, :height, :width] = crop
+        area = mask.sum() if region.area < 0 else region.area
+        table[row] = (height, width), region.label, area, entry.image_id, region.annotation_id
+    return _CroppedImage(pixels, table, problems)
+
+
+def _crop_all(images: list[ImageRegions], side: int, margin: float, workers: int | None) -> Iterator[_CroppedImage]:
+    tasks = [(entry, side, margin) for entry in images]
+    workers = processors() if workers is None else workers
+    return parallel_map(_crop_image, tasks, workers if len(tasks) >= 32 else 0, chunk=8)
 
 
 def cache_regions(
@@ -186,20 +156,28 @@ def cache_regions(
             another size than the annotations say are treated likewise.
         workers: processes; None for one per CPU core, 0 for none.
     """
-    key = regions_key(annotations, images, side=side, minimum_area=minimum_area, margin=margin)
+    stat = Path(annotations).stat()
+    key = cache_key(
+        {
+            "version": 3,
+            "file": [Path(annotations).name, stat.st_size, stat.st_mtime_ns],
+            "images": Path(images).resolve(),
+            "crop": [side, margin, minimum_area, missing_images],
+        }
+    )
     path = Path(folder) / f"regions-{key}"
-    if path.exists():
-        regions = Regions(open_cache(path))
-        # A cache without some images was written under "skip"; they may exist now.
-        if missing_images == "skip" or not any(regions.skipped.get(kind) for kind in BAD_IMAGE):
-            return regions
-    index = read_regions(annotations, images, minimum_area=minimum_area, missing_images=missing_images)
-    skipped = Counter(index.skipped)
-    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    problems = list(index.problems)
+    if not path.exists():
+        index = read_regions(annotations, images, minimum_area=minimum_area, missing_images=missing_images)
+        crops = track(_crop_all(index.images, side, margin, workers), "Cropping regions", len(index.images))
+        _write_regions(path, index, crops, missing_images)
+    return Regions(open_cache(path))
+
+
+def _write_regions(path: Path, index: RegionIndex, crops: Iterable[_CroppedImage], missing_images: str) -> None:
+    skipped, problems, tables = Counter(index.skipped), list(index.problems), []
+    file = index.images[0].source
 
     def pixels() -> Iterator[np.ndarray]:
-        crops = track(_crop_all(index.images, side, margin, workers), "Cropping regions", len(index.images))
         for entry, cropped in zip(index.images, crops, strict=True):
             bad_image = next((p for p in cropped.problems if p.kind in BAD_IMAGE), None)
             if bad_image is not None and missing_images == "raise":
@@ -208,70 +186,47 @@ def cache_regions(
                 )
             problems.extend(p for p in cropped.problems if p.kind != "empty mask")
             skipped.update([bad_image.kind] * len(entry.regions) if bad_image else [p.kind for p in cropped.problems])
-            kept = [entry.regions[i] for i in cropped.kept]
-            columns["sizes"] += cropped.sizes
-            columns["areas"] += cropped.areas
-            columns["labels"] += [r.label for r in kept]
-            columns["image_ids"] += [entry.image_id] * len(kept)
-            columns["annotation_ids"] += [r.annotation_id for r in kept]
-            if kept:
+            if len(cropped.table):
+                tables.append(cropped.table)
                 yield cropped.pixels
-        if not columns["labels"]:
-            raise DataError(
-                f"{annotations} has no usable region; left out: {dict(skipped)} ({first_problems(problems, 2)})."
-            )
-        if problems:
-            _log.warning("%d problems of %s, left out: %s", len(problems), annotations, first_problems(problems, 3))
+        if not tables:
+            raise DataError(f"{file} has no usable region. Left out: {dict(skipped)} ({first_problems(problems, 2)}).")
 
-    def column(name: str) -> Iterator[np.ndarray]:
-        yield np.asarray(columns[name], _COLUMNS[name])  # read only after the pixels have been written
+    def table() -> Iterator[np.ndarray]:
+        yield from tables  # filled while the pixels are written
 
-    if path.exists():
-        remove_cache(path)
-    meta: dict[str, Any] = {"categories": index.categories, "skipped": skipped, "unused": index.unused, "side": side}
-    write_cache(path, {"pixels": pixels(), **{name: column(name) for name in _COLUMNS}}, meta)
-    return Regions(open_cache(path))
-
-
-def _crop_all(images: list[ImageRegions], side: int, margin: float, workers: int | None) -> Iterator[_CroppedImage]:
-    tasks = [(entry, side, margin) for entry in images]
-    workers = processors() if workers is None else workers
-    return parallel_map(_crop_image, tasks, workers if len(tasks) >= 32 else 0, chunk=8)
+    write_cache(path, {"pixels": pixels(), "table": table()}, {"categories": index.categories, "skipped": skipped})
+    if problems:
+        _log.warning("%d problems of %s, left out: %s", len(problems), file, first_problems(problems, 3))
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:
-    """Raise DataError with the first differences unless both sets have the same categories."""
-    if train.categories == validation.categories:
-        return
-    first = {c["id"]: c["name"] for c in train.categories}
-    second = {c["id"]: c["name"] for c in validation.categories}
+    """Raise DataError, naming the differences, unless both sets have the same categories."""
+    first, second = ({c["id"]: c["name"] for c in regions.categories} for regions in (train, validation))
     differences = [
         f"id {i}: {show(first.get(i, 'absent'))} in training, {show(second.get(i, 'absent'))} in validation"
         for i in sorted(first.keys() | second.keys())
         if first.get(i) != second.get(i)
     ]
-    raise DataError(
-        f"Training and validation have different categories ({len(differences)} differences): "
-        f"{'; '.join(differences[:3])}. Use annotation files of one data set, with one category list."
-    )
+    if differences:
+        raise DataError(
+            f"Training and validation have different categories ({len(differences)} differences): "
+            f"{'; '.join(differences[:3])}. Use annotation files of one data set, with one category list."
+        )
 
 
-def tuning_split(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Split training regions by image: every ``every``-th image, in the order of ids, is held out for tuning.
+def hold_out_images(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Split regions by image: every ``every``-th image, in the order of ids, is held out.
 
     Returns:
-        Positions of the regions to fit on, and of those to tune on.
+        Positions of the other regions, and of the regions that are held out.
 
     Example:
-        >>> import numpy as np
-        >>> fit, tune = tuning_split(np.array([7, 7, 8, 9, 3]), every=2)
-        >>> fit.tolist(), tune.tolist()
+        >>> fit, held_out = hold_out_images(np.array([7, 7, 8, 9, 3]), every=2)
+        >>> fit.tolist(), held_out.tolist()
         ([2, 4], [0, 1, 3])
     """
-    if every < 2:
-        raise ConfigurationError(f"every must be at least 2, got {every}.")
-    ids = np.unique(image_ids)
-    held_out = np.isin(image_ids, ids[every - 1 :: every])
+    held_out = np.isin(image_ids, np.unique(image_ids)[every - 1 :: every])
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 

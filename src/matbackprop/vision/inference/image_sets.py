@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matbackprop.errors import DataError
-from matbackprop.vision.data.bsds import PreparedImages
+from matbackprop.vision.data.bsds import PreparedImage
 from matbackprop.vision.data.pictures import Picture, read_picture
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.segmenting import (
@@ -51,7 +51,7 @@ class Segmented(NamedTuple):
 
 def segment_images(
     model: DeepNCuts,
-    images: PreparedImages,
+    images: Sequence[PreparedImage],
     *,
     ks: Sequence[int] = CLUSTER_KS,
     space: str | None = None,
@@ -73,18 +73,18 @@ def segment_images(
     model.eval()
     device = next(model.parameters()).device
     half = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i in range(len(images)):
-        groups.setdefault(images.size(i), []).append(i)
+    groups: dict[tuple[int, int], list[PreparedImage]] = {}
+    for image in images:
+        groups.setdefault(image.size, []).append(image)
     batches = [group[s : s + batch_size] for group in groups.values() for s in range(0, len(group), batch_size)]
-    pixels = [torch.from_numpy(np.stack([images[i].image for i in batch])) for batch in batches]
+    pixels = [torch.from_numpy(np.stack([image.image for image in batch])) for batch in batches]
     started = time.perf_counter()
     labels: dict[str, NDArray[np.int32]] = {}
     for batch, stack in zip(batches, pixels, strict=True):
         with half:
             maps = model.cluster(stack.to(device), ks, seed=seed, space=space).labels
-        for i, one in zip(batch, maps.to(torch.int32).cpu().numpy(), strict=True):
-            labels[images.ids[i]] = one
+        for image, one in zip(batch, maps.to(torch.int32).cpu().numpy(), strict=True):
+            labels[image.id] = one
     return Segmented(labels, time.perf_counter() - started)
 
 

@@ -1,8 +1,8 @@
 """Deep normalized cuts: the recipe from BSDS's files to a trained segmentation network.
 
 Read from top to bottom it follows the data: images, augmentation, network, objective, training step, validation. Images
-and labels come from a cache that is made once; augmentation runs on the device. The configuration and its presets are
-in :mod:`matbackprop.vision.training.config`.
+and labels are read into memory; augmentation runs on the device. The configuration and its presets are in
+:mod:`matbackprop.vision.training.config`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,8 @@ from matbackprop.cuda import cuts
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.solvers import batched_eigh
-from matbackprop.vision.data.bsds import (
-    BSDS,
-    STRIDES,
-    PreparedImage,
-    PreparedImages,
-    pad_stack,
-    prepare_images,
-    tuning_split,
-)
-from matbackprop.vision.data.cache import dataset_folder, default_cache_folder
+from matbackprop.vision.data.bsds import BSDS, PreparedImage, pad_stack, prepare_images, tuning_split
+from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.metrics.evaluation import evaluate_segmentations
@@ -49,27 +41,27 @@ MAX_GRAPHS = 4
 # ------------------------------------------------------------------------------------------------------------- images
 
 
-def data_folder(config: ImageDataConfig) -> Path:
-    """The folder to read, in BSDS500's layout; shapes are made there first when they are asked for."""
+def bsds_folder(config: ImageDataConfig) -> Path:
+    """Return the folder to read, in BSDS500's layout. Generated images are written first."""
     return dataset_folder("BSDS500", config.root, config.made, config.cache)
 
 
-def open_images(config: ImageDataConfig, split: Literal["train", "val"]) -> PreparedImages:
-    """All images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), prepared on first use."""
+def open_images(config: ImageDataConfig, split: Literal["train", "val"], stride: int = 16) -> list[PreparedImage]:
+    """Read all images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), labels on a grid."""
     workers = config.workers or min(16, processors())
-    folder = config.cache or default_cache_folder()
-    return prepare_images(BSDS(data_folder(config), split), folder, workers=workers)
+    return prepare_images(BSDS(bsds_folder(config), split), stride, workers=workers)
 
 
-def split_images(images: PreparedImages, config: ImageDataConfig) -> tuple[PreparedImages, PreparedImages]:
-    """Training and validation images of the configuration's split of the training set."""
-    training: Sequence[int] = range(len(images))
-    validation: Sequence[int] = []
+def split_images(
+    images: Sequence[PreparedImage], config: ImageDataConfig
+) -> tuple[list[PreparedImage], list[PreparedImage]]:
+    """Return training and validation images of the configuration's split of the training set."""
+    held_out: set[str] = set()
     if config.split == "tuning":
-        held_out = set(tuning_split(images.ids, config.fold)[1])
-        training = [i for i, name in enumerate(images.ids) if name not in held_out]
-        validation = [i for i, name in enumerate(images.ids) if name in held_out]
-    return images.subset(list(training)[: config.limit]), images.subset(list(validation)[: config.limit])
+        held_out = set(tuning_split([image.id for image in images], config.fold)[1])
+    training = [image for image in images if image.id not in held_out]
+    validation = [image for image in images if image.id in held_out]
+    return training[: config.limit], validation[: config.limit]
 
 
 class ImageSource:
@@ -79,33 +71,31 @@ class ImageSource:
         images: where from.
         config: what to vary; None for evaluation.
         seed: of the augmentation.
-        stride: of the grid of labels.
     """
 
-    def __init__(self, images: PreparedImages, config: ImageDataConfig | None, seed: int, stride: int) -> None:
-        self.images, self.config, self.seed, self.stride = images, config, seed, stride
+    def __init__(self, images: Sequence[PreparedImage], config: ImageDataConfig | None, seed: int) -> None:
+        self.images, self.config, self.seed = images, config, seed
         self.num_labels, self.annotators = 1, 1
         for image in images:
-            grid = image.grids[stride]
-            if len(grid) == 0:
+            if len(image.grid) == 0:
                 raise DataError(
                     f"image {image.id!r} has no ground truth. Remove it from training and validation (segmenting "
                     "needs none)."
                 )
-            self.annotators = max(self.annotators, len(grid))
-            self.num_labels = max(self.num_labels, int(grid.max()) + 1)
+            self.annotators = max(self.annotators, len(image.grid))
+            self.num_labels = max(self.num_labels, int(image.grid.max()) + 1)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def fetch(self, indices: Tensor, epoch: int) -> dict[str, Any]:
         """Padded arrays of the images ``indices``; labels are −1 outside of an image."""
-        items: list[PreparedImage] = [self.images[int(i)] for i in indices]
+        items = [self.images[int(i)] for i in indices]
         multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
         batch: dict[str, Any] = {
             "index": indices,
             "image": pad_stack([i.image for i in items], 0, multiple),
-            "grid": pad_stack([i.grids[self.stride] for i in items], -1).long(),
+            "grid": pad_stack([i.grid for i in items], -1).long(),
             "num_labels": self.num_labels,
         }
         if self.config is not None:
@@ -126,7 +116,7 @@ class ShapeLoader(EpochLoader):
         if not self.shuffle or size == 1:
             return order
         images = self.source.images  # type: ignore[attr-defined]
-        shapes = np.array([images.size(int(i)) for i in order])
+        shapes = np.array([images[int(i)].size for i in order])
         order = order[np.lexsort((shapes[:, 1], shapes[:, 0]))]
         whole = len(order) // size
         chunks = torch.randperm(whole, generator=generator_for(self.seed, epoch, 0x5A))
@@ -159,31 +149,30 @@ class NCutsData(Data):
             backbone = build_backbone(network["backbone"])
         tap = (network["taps"] or backbone.taps[-1:])[0]
         stride = backbone.info(tap).stride / config.model.zoom
-        if stride not in STRIDES:
+        if not stride.is_integer():
             raise ConfigurationError(
-                f"the map {tap} has stride {stride:g}, but labels are prepared for grids of stride "
-                f"{' and '.join(map(str, STRIDES))}. Choose another map, or another --model.zoom."
+                f"Map {tap} has cells of {stride:g} pixels, not of whole ones. Change model.taps or model.zoom."
             )
-        self.stride = int(stride)
-        self.training, self.validation = split_images(open_images(self.config, "train"), self.config)
+        images = open_images(self.config, "train", int(stride))
+        self.training, self.validation = split_images(images, self.config)
 
     def train_loader(self) -> EpochLoader:
         """Shuffled batches with augmentation."""
-        source = ImageSource(self.training, self.config, self.seed, self.stride)
+        source = ImageSource(self.training, self.config, self.seed)
         return ShapeLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
         """Single validation images as they are; none in the final split."""
         if len(self.validation) == 0:
             return None
-        return EpochLoader(ImageSource(self.validation, None, 0, self.stride), 1, shuffle=False)
+        return EpochLoader(ImageSource(self.validation, None, 0), 1, shuffle=False)
 
     def score(self, model: DeepNCuts, count: int) -> dict[str, float]:
         """Named scores of the clusterings of the first ``count`` validation images."""
-        images = self.validation.subset(range(min(count, len(self.validation))))
+        images = self.validation[:count]
         segmentations = {name: list(maps) for name, maps in segment_images(model, images).labels.items()}
-        truth = BSDS(data_folder(self.config), "train", ids=images.ids)
-        return evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in images.ids})
+        truth = BSDS(bsds_folder(self.config), "train", ids=list(segmentations))
+        return evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in segmentations})
 
     def on_device(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """Augment on the device."""
@@ -264,8 +253,8 @@ class NCutsModule(System):
         kernels = config.train.objective != "j1" and cuts.takes(self.model.channels, self.device)
         if not (config.train.graphs and alone and plain and kernels) or config.engine.profile:
             return None
-        source = ImageSource(data.training, data.config, data.seed, data.stride)
-        sizes = sorted({source.images.size(i) for i in range(len(source))})
+        source = ImageSource(data.training, data.config, data.seed)
+        sizes = sorted({image.size for image in source.images})
         if len(sizes) > MAX_GRAPHS:
             return None
         samples = []
@@ -379,6 +368,6 @@ def figures(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
     for image in [images[i] for i in range(min(6, len(images)))]:
         pixels = torch.from_numpy(np.array(image.image))
         labels = module.model.cluster(pixels.unsqueeze(0).to(module.device), (4, 8, 16)).labels[0].cpu().numpy()
-        truth = BSDS(data_folder(data.config), "train", ids=[image.id]).segmentations(image.id)[0].numpy()
+        truth = BSDS(bsds_folder(data.config), "train", ids=[image.id]).segmentations(image.id)[0].numpy()
         rows.append([pixels.permute(1, 2, 0).numpy(), *labels, truth])
     segmentation_grid(["Image", "K = 4", "K = 8", "K = 16", "Human"], rows, run.figure_path("segmentations.png"))

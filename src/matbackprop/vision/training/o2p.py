@@ -31,7 +31,7 @@ from matbackprop.vision.data.coco_regions import (
     balancing_weights,
     cache_regions,
     check_same_categories,
-    tuning_split,
+    hold_out_images,
 )
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.distributed import gather
@@ -50,14 +50,14 @@ LARGE = 400
 # ------------------------------------------------------------------------------------- regions and batches
 
 
-def data_folder(config: RegionDataConfig) -> Path:
+def coco_folder(config: RegionDataConfig) -> Path:
     """Return the COCO folder to read. Generated images are written first."""
     return dataset_folder("coco", config.root, config.made, config.cache)
 
 
 def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
     """Return training and validation regions, cropped and cached on the first call."""
-    root = data_folder(config)
+    root = coco_folder(config)
     files = [coco_files(root, split) for split in ("train", "val")]
     cropped = {name: getattr(config, name) for name in ("side", "margin", "minimum_area", "missing_images")}
     train, validation = (cache_regions(*pair, config.cache or default_cache_folder(), **cropped) for pair in files)
@@ -187,7 +187,7 @@ class RegionData(Data):
         self.positions = {"train": np.arange(len(regions[0])), "validation": np.arange(len(regions[1]))}
         self.may_choose = self.config.split == "tuning"  # results are reported on the validation regions
         if self.may_choose:
-            fit, held_out = tuning_split(self.train_regions.image_ids, every=self.config.hold_out)
+            fit, held_out = hold_out_images(self.train_regions.image_ids, every=self.config.hold_out)
             self.validation_regions = self.train_regions
             self.positions = {"train": fit, "validation": held_out}
             self.features = features and (features[0], features[0])
@@ -308,7 +308,7 @@ def describe(
                 yield one.maps(batch.image, batch.mask), batch.mask
 
         if _projections(one):
-            fit, _ = tuning_split(train.image_ids, every=data.hold_out)
+            fit, _ = hold_out_images(train.image_ids, every=data.hold_out)
             some = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
             one.project([found for found, _ in maps(train, some)])
         arrays = {
