@@ -11,6 +11,7 @@ from torch import Tensor
 
 from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, into_range, wants_check
 from matbackprop.errors import LabelError, ShapeError
+from matbackprop.numerics import compute_dtype
 
 # One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
 _ONE_HOT_LIMIT = 16_000_000
@@ -19,7 +20,7 @@ _MOST_LABELS = 2**16
 _PIECE = 1024
 
 
-class LabelledRows(NamedTuple):
+class LabeledRows(NamedTuple):
     """Features, row weights and labels in one layout, ready for the sums over rows.
 
     Attributes:
@@ -35,7 +36,7 @@ class LabelledRows(NamedTuple):
     num_labels: int
 
 
-class LabelledImages(NamedTuple):
+class LabeledImages(NamedTuple):
     """Checked features, labels and weights, with images of different sizes padded.
 
     Attributes:
@@ -43,6 +44,7 @@ class LabelledImages(NamedTuple):
         labels: ``(*b, m)`` or ``(*b, a, m)``; rows with a label outside 0 … num_labels−1 are ignored.
         weight: ``(*b, m)`` or None.
         num_labels: the number of columns of E.
+        dtype: of the computation.
         all_labeled: whether every row is known to be labeled.
         checked: whether values have been checked.
     """
@@ -51,6 +53,7 @@ class LabelledImages(NamedTuple):
     labels: Tensor
     weight: Tensor | None
     num_labels: int
+    dtype: torch.dtype
     all_labeled: bool = False
     checked: bool = False
 
@@ -59,44 +62,42 @@ class LabelledImages(NamedTuple):
         """Whether each image has several labelings."""
         return self.labels.ndim == self.f.ndim
 
-    def _weight(self) -> Tensor | None:
+    @property
+    def weight_per_label(self) -> Tensor | None:
+        """The weights, in a shape that broadcasts against the labels."""
         return self.weight.unsqueeze(-2) if self.weight is not None and self.annotators else self.weight
+
+    def rows(self) -> LabeledRows:
+        """Return the rows in the dtype of the computation, ignored ones with weight 0."""
+        f, weight, k = self.f.to(self.dtype), self.weight_per_label, self.num_labels
+        if self.annotators:
+            f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
+        weight = None if weight is None else weight.to(self.dtype).expand(self.labels.shape)
+        if self.all_labeled:
+            return LabeledRows(f, weight, self.labels.long(), k)
+        labeled = self._labeled().to(self.dtype)
+        return LabeledRows(f, labeled if weight is None else labeled * weight, self.labels.clamp(0, k - 1).long(), k)
 
     def _labeled(self) -> Tensor:
         return (self.labels >= 0) & (self.labels < self.num_labels)
 
-    def rows(self, dtype: torch.dtype) -> LabelledRows:
-        """Return the rows in the dtype of the computation, ignored ones with weight 0."""
-        f, weight = self.f.to(dtype), self._weight()
-        if self.annotators:
-            f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
-        if self.all_labeled:
-            w = None if weight is None else weight.to(dtype).expand(self.labels.shape)
-            return LabelledRows(f, w, self.labels.long(), self.num_labels)
-        w = self._labeled().to(dtype)
-        if weight is not None:
-            w = w * weight.to(dtype)
-        return LabelledRows(f, w, self.labels.clamp(0, self.num_labels - 1).long(), self.num_labels)
-
-    def in_range(self, dtype: torch.dtype) -> LabelledImages:
+    def in_range(self) -> LabeledImages:
         """Scale features and weights so that their products do not overflow, if values are checked."""
         if not self.checked:
             return self
         weight = self.weight
         if weight is not None and weight.dtype != torch.bool:
-            weight = into_range(weight.unsqueeze(-2), dtype).squeeze(-2)
-        return self._replace(f=into_range(self.f, dtype), weight=weight)
+            weight = into_range(weight.unsqueeze(-2), self.dtype).squeeze(-2)
+        return self._replace(f=into_range(self.f, self.dtype), weight=weight)
 
     def average(self, value: Tensor) -> Tensor:
-        """Return the mean over the annotators with labels; those with only −1 are padding."""
-        if not self.annotators:
-            return value
-        weight = self._weight()
-        if self.all_labeled and weight is None:
-            return value.mean(-1)
-        present = self._labeled() if weight is None else self._labeled() & (weight > 0)
-        share = present.any(-1).to(value.dtype)
-        return (value * share).sum(-1) / share.sum(-1).clamp(min=1)
+        """Return the mean over the annotators with labels, in the dtype of ``f``; those with only −1 are padding."""
+        if self.annotators:
+            weight = self.weight_per_label
+            present = self._labeled() if weight is None else self._labeled() & (weight > 0)
+            counts = present.any(-1).to(value.dtype)
+            value = (value * counts).sum(-1) / counts.sum(-1).clamp(min=1)
+        return value.to(self.f.dtype)
 
 
 def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
@@ -227,8 +228,9 @@ def labeled_images(
     weight: Tensor | None = None,
     offsets: Tensor | Sequence[int] | None = None,
     num_labels: int | None = None,
+    precision: torch.dtype | None = None,
     check: bool | None = None,
-) -> LabelledImages:
+) -> LabeledImages:
     """Check features, labels and weights, and pad packed images, for every objective of labeled rows."""
     check_matrix(f, "f")
     if f.shape[-1] == 0:
@@ -238,13 +240,13 @@ def labeled_images(
         check_weight(weight, f)
     if offsets is not None:
         f, labels, weight = pad_packed(f, labels, weight, offsets)
-    images = LabelledImages(f, labels, weight, count_labels(labels, num_labels))
+    images = LabeledImages(f, labels, weight, count_labels(labels, num_labels), compute_dtype(precision))
     if not wants_check(check, f, labels, *(() if weight is None else (weight,))):
         return images
     check_finite(f, "f")
     if weight is not None:
         check_weight_values(weight)
-    whole = check_label_values(labels, images._weight(), images.num_labels, images.annotators)
+    whole = check_label_values(labels, images.weight_per_label, images.num_labels, images.annotators)
     return images._replace(all_labeled=whole, checked=True)
 
 
@@ -286,15 +288,6 @@ def region_masses(w: Tensor | None, index: Tensor, k: int, dtype: torch.dtype) -
     if w is None:
         w = torch.ones(index.shape, dtype=dtype, device=index.device)
     return region_sums(w.unsqueeze(-1), index, k).squeeze(-1)
-
-
-def add_product(base: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
-    """base + α x y for ``(*b, m, q)``, ``(*b, m, p)``, ``(*b, p, q)``, without a temporary of the size of the base."""
-    if base.ndim == 2:
-        return torch.addmm(base, x, y, alpha=alpha)
-    if base.ndim == 3:
-        return torch.baddbmm(base, x, y, alpha=alpha)
-    return base + alpha * (x @ y)
 
 
 def tall_product(x: Tensor, y: Tensor) -> Tensor:

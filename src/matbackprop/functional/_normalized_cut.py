@@ -20,44 +20,51 @@ from matbackprop.checks import check_finite, into_range, nan_where, values_check
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
-from matbackprop.functional._labels import LabelledImages, LabelledRows, indicators, labeled_images, region_masses
+from matbackprop.functional._function import product
+from matbackprop.functional._labels import LabeledImages, LabeledRows, indicators, labeled_images, region_masses
 from matbackprop.functional._spans import (
-    aligned_degree_span,
-    aligned_span,
-    along_axes,
-    degrees_of,
-    own_axes,
-    row_sums,
+    RowWeights,
+    align,
+    degree_weights,
     soft_alignment,
+    span_of_affinity,
     thin_soft_alignment,
 )
-from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
+from matbackprop.numerics import autocast_off, gram_tolerance
 
 __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
 
 
-def _negative_degrees(rows: LabelledRows, lam: Tensor | None, check_values: bool) -> Tensor | None:
-    """Which images have a row of negative degree ``(*b,)``; raise for them if values are checked."""
-    weight = None if rows.weight is None else rows.weight.detach()
-    degree, _, _ = degrees_of(rows.f.detach(), weight, None if lam is None else lam.detach())
-    negative = degree < 0 if weight is None else (degree < 0) & (weight > 0)
+def _degrees(rows: LabeledRows, lam: Tensor | None, check_values: bool) -> tuple[Tensor, Tensor | None]:
+    """Degrees FΛFᵀw ``(*b, m)``, and which images have a negative one ``(*b,)``; if checked, raise instead."""
+    w = torch.ones_like(rows.f[..., 0]) if rows.weight is None else rows.weight
+    total = product(rows.f.mT, w.unsqueeze(-1))
+    degree = product(rows.f, total if lam is None else product(lam, total)).squeeze(-1)
+    negative = (degree < 0) & (w > 0)
     if not check_values:
-        return negative.any(-1)
+        return degree, negative.any(-1)
     if bool(negative.any()):
         raise DomainError(
             f"{int(negative.sum())} of {negative.numel()} rows have a negative degree, down to "
-            f"{float(degree.min()):.3g}, so D^(−1/2) is not real. End the features with a ReLU and keep Λ positive, or "
-            f"use normalized_cut_j2, which has no degrees."
+            f"{float(degree.detach().min()):.3g}, so D^(−1/2) is not real. End the features with a ReLU and keep Λ "
+            f"positive, or use normalized_cut_j2, which has no degrees."
         )
-    return None
+    return degree, None
 
 
-def _nonsingular(lam: Tensor) -> bool:
-    """Return whether Λ is known to be far from singular, so that it changes only the degrees, not the span."""
-    if not (lam.is_cpu and values_checkable(lam)):
-        return False
-    values = torch.linalg.svdvals(lam.detach())
-    return bool((values[..., -1] > 1e-6 * values[..., 0]).all())
+def _lambda_per_image(images: LabeledImages, lam: Tensor) -> Tensor:
+    """Λ in the dtype of the computation, one per labeling."""
+    check_lambda(lam, images.f.shape[-1])
+    if images.checked:
+        check_finite(lam, "lam")
+        lam = into_range(lam, images.dtype)
+    if lam.ndim > 2 and lam.shape[:-2] != images.f.shape[:-2]:
+        raise ShapeError(
+            f"lam must be one matrix (d, d) or one per image (*batch, d, d), got shape {tuple(lam.shape)} for features "
+            f"of shape {tuple(images.f.shape)}."
+        )
+    lam = lam.unsqueeze(-3) if images.annotators and lam.ndim > 2 else lam
+    return lam.to(images.dtype).expand(*images.labels.shape[:-1], *lam.shape[-2:])
 
 
 def normalized_cut_j1(
@@ -133,52 +140,33 @@ def normalized_cut_j1(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
         eq. J₁ and the proposition on dM, dΩ.
     """
-    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        check_values, dtype = images.checked, compute_dtype(precision)
-        tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
-        rows = images.in_range(dtype).rows(dtype)
-        plain = lam is None and images.weight is None and not images.annotators
-        if plain and dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
-            bad, value = _negative_degrees(rows, None, check_values), _j1_by_kernels(images, dtype, tol)
-        else:
-            if lam is not None:
-                check_lambda(lam, f.shape[-1])
-                lam = _lambda_per_image(images, rows, lam, check_values)
-            bad = _negative_degrees(rows, lam, check_values)
-            value = _j1(rows, lam, tol, None if lam is None or _nonsingular(lam) else lam)
-        return images.average(nan_where(bad, value)).to(f.dtype)
-
-
-def _j1_by_kernels(images: LabelledImages, dtype: torch.dtype, tol: float) -> Tensor:
-    regions, k = images.labels.reshape(-1, images.labels.shape[-1]), images.num_labels
-    return cut_kernels.degree_objective(
-        images.f,
-        images.labels,
-        k,
-        tol,
-        lambda x: _j1(LabelledImages(x, regions, None, k).rows(dtype), None, tol),
+    images = labeled_images(
+        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
     )
+    tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
+    lam = None if lam is None else _lambda_per_image(images, lam)
+    with autocast_off(f.device.type):
+        images = images.in_range()
+        plain = lam is None and images.weight is None and not images.annotators
+        if plain and images.dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
+            _, bad = _degrees(images.rows(), None, images.checked)
+            value = cut_kernels.degree_objective(
+                images.f,
+                images.labels,
+                images.num_labels,
+                tol,
+                lambda x: _j1(images._replace(f=x, labels=images.labels.flatten(end_dim=-2), checked=False), None, tol),
+            )
+            return nan_where(bad, value)
+        return images.average(_j1(images, lam, tol))
 
 
-def _lambda_per_image(images: LabelledImages, rows: LabelledRows, lam: Tensor, check_values: bool) -> Tensor:
-    if check_values:
-        check_finite(lam, "lam")
-        lam = into_range(lam, rows.f.dtype)
-    lam, batch = lam.to(rows.f.dtype), rows.f.shape[:-2]
-    if lam.ndim > 2 and lam.shape[:-2] != (batch[:-1] if images.annotators else batch):
-        raise ShapeError(
-            f"lam must be one matrix (d, d) or one per image (*batch, d, d), got shape {tuple(lam.shape)} for features "
-            f"of shape {tuple(images.f.shape)}."
-        )
-    lam = lam.unsqueeze(-3) if images.annotators and lam.ndim > 2 else lam
-    return lam.expand(*batch, *lam.shape[-2:])
-
-
-def _j1(rows: LabelledRows, lam: Tensor | None, tol: float, turns: Tensor | None = None) -> Tensor:
-    """J₁; ``turns`` is Λ if it may reduce the span, and None if it changes only the degrees."""
-    span, n = aligned_degree_span(rows.f, rows.weight, lam, rows.region, rows.num_labels, tol, turns)
-    return 0.5 * (span.rank + (n > 0).sum(-1)) - span.trace
+def _j1(images: LabeledImages, lam: Tensor | None, tol: float) -> Tensor:
+    rows = images.rows()
+    degree, bad = _degrees(rows, lam, images.checked)
+    weights = degree_weights(rows.weight, degree)
+    x = rows.f if lam is None else span_of_affinity(rows.f, weights, lam, tol)
+    return nan_where(bad, align(x, weights, rows.region, rows.num_labels, tol).distance)
 
 
 def normalized_cut_j2(
@@ -232,19 +220,18 @@ def normalized_cut_j2(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
         eq. J₂ and the proposition after it.
     """
-    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        dtype = compute_dtype(precision)
-        tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
-        return _evaluate(images, dtype, partial(_j2, tol=tol), tol=tol)
+    images = labeled_images(
+        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+    )
+    tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
+    return _evaluate(images, partial(_j2, tol=tol), tol=tol)
 
 
-def _j2(rows: LabelledRows, tol: float) -> Tensor:
-    span, n = aligned_span(*rows, tol)
-    return 0.5 * (span.rank + (n > 0).sum(-1)) - span.trace
+def _j2(rows: LabeledRows, tol: float) -> Tensor:
+    return align(rows.f, RowWeights(rows.weight, rows.weight, rows.weight), rows.region, rows.num_labels, tol).distance
 
 
-def _counted(rows: LabelledRows) -> LabelledRows:
+def _counted(rows: LabeledRows) -> LabeledRows:
     """Remove rows without weight if fewer rows than features remain.
 
     The thin form of the remaining rows is accurate for a small ridge. Rows are kept if values cannot be read, or if
@@ -257,7 +244,7 @@ def _counted(rows: LabelledRows) -> LabelledRows:
     if not 0 < count < min(f.shape[-2:]):
         return rows
     kept = (w > 0).int().argsort(dim=-1, descending=True, stable=True)[..., :count]
-    return LabelledRows(
+    return LabeledRows(
         f.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, f.shape[-1])),
         w.gather(-1, kept),
         region.gather(-1, kept),
@@ -265,44 +252,33 @@ def _counted(rows: LabelledRows) -> LabelledRows:
     )
 
 
-def _soft(rows: LabelledRows, ridge: float) -> Tensor:
+def _soft(rows: LabeledRows, ridge: float) -> Tensor:
     f, w, region, k = _counted(rows)
     if f.shape[-2] < f.shape[-1]:
         n = region_masses(w, region, k, f.dtype)
         value = thin_soft_alignment(f, w, indicators(region, k, f.dtype), n, ridge)
     else:
-        c, s, n = row_sums(f, w, region, k)
-        value, inverse = soft_alignment(c, s, n, ridge)
-        if (axes := own_axes(c, inverse)) is not None:
-            c, s, n = row_sums(along_axes(f, axes), w, region, k)
-            value, _ = soft_alignment(c, s, n, ridge)
+        value, n = soft_alignment(f, w, region, k, ridge)
     return value + 0.5 * (n > 0).sum(-1)
 
 
 def _evaluate(
-    images: LabelledImages,
-    dtype: torch.dtype,
-    objective: Callable[[LabelledRows], Tensor],
-    *,
-    ridge: float = 0.0,
-    tol: float = 0.0,
+    images: LabeledImages, objective: Callable[[LabeledRows], Tensor], *, ridge: float = 0.0, tol: float = 0.0
 ) -> Tensor:
     """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels if they apply, otherwise on the rows."""
-    images = images.in_range(dtype)
+    images = images.in_range()
     f, labels, weight, k = images.f, images.labels, images.weight, images.num_labels
 
-    def general(x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
-        labelings = y.shape[0] // x.shape[0]
-        x, w = x.repeat_interleave(labelings, 0), None if w is None else w.repeat_interleave(labelings, 0)
+    def general(x: Tensor, regions: Tensor, mass: Tensor | None) -> Tensor:
+        flat = LabeledImages(x, regions.unflatten(0, (len(x), -1)), mass, k, images.dtype)
         with autocast_off(x.device.type):
-            return objective(LabelledImages(x, y, w, k).rows(dtype)).to(x.dtype)
+            return objective(flat.rows()).flatten().to(x.dtype)
 
     thin = ridge > 0 and f.shape[-2] < f.shape[-1]  # the kernels are inaccurate for a small ridge
-    if dtype == torch.float64 and not thin and cut_kernels.applies(f, labels, weight):
-        value = cut_kernels.objective(f, labels, weight, k, ridge, tol, general)
-    else:
-        value = objective(images.rows(dtype))
-    return images.average(value).to(f.dtype)
+    with autocast_off(f.device.type):
+        if images.dtype == torch.float64 and not thin and cut_kernels.applies(f, labels, weight):
+            return images.average(cut_kernels.objective(f, labels, weight, k, ridge, tol, general))
+        return images.average(objective(images.rows()))
 
 
 def check_ridge(ridge: float) -> None:
@@ -364,7 +340,7 @@ def normalized_cut_soft(
         True
     """
     check_ridge(ridge)
-    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        dtype = compute_dtype(precision)
-        return _evaluate(images, dtype, partial(_soft, ridge=float(ridge)), ridge=float(ridge))
+    images = labeled_images(
+        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+    )
+    return _evaluate(images, partial(_soft, ridge=float(ridge)), ridge=float(ridge))

@@ -21,7 +21,7 @@ from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
 from matbackprop.solvers import batched_svd
 
-__all__ = ["PolarFactors", "orthogonal_factor", "polar"]
+__all__ = ["PolarFactors", "RightSolve", "orthogonal_factor", "polar"]
 
 
 class PolarFactors(NamedTuple):
@@ -63,7 +63,7 @@ class _SkewSolve(Operation):
         return apply(_SkewSolve, p, right, *factors)
 
 
-class _RightSolve(Operation):
+class RightSolve(Operation):
     """CP⁻¹, given the eigenvalues λ and eigenvectors V of P."""
 
     @staticmethod
@@ -78,14 +78,14 @@ class _RightSolve(Operation):
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
         p, x, *factors = saved
-        y = apply(_RightSolve, p, gradients[0], *factors)
+        y = apply(RightSolve, p, gradients[0], *factors)
         return -symmetrize(x.mH @ y) if needed[0] else None, y
 
     @staticmethod
     def tangent(saved: Sequence[Any], dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
         p, x, *factors = saved
         right = torch.zeros_like(x) if dc is None else dc
-        return apply(_RightSolve, p, right if dp is None else right - x @ dp, *factors)
+        return apply(RightSolve, p, right if dp is None else right - x @ dp, *factors)
 
 
 class _OrthogonalFactor(Operation):
@@ -118,7 +118,7 @@ def _variation(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor, e: Tensor)
     p = symmetrize(q.mH @ a)
     out = 2 * q @ apply(_SkewSolve, p, q.mH @ e, values, vectors)
     if a.shape[-2] > a.shape[-1]:
-        out = out + apply(_RightSolve, p, e - q @ (q.mH @ e), values, vectors)
+        out = out + apply(RightSolve, p, e - q @ (q.mH @ e), values, vectors)
     return out
 
 

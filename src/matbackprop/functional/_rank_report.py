@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from matbackprop.functional._labels import labeled_images
-from matbackprop.functional._spans import aligned_span
-from matbackprop.numerics import autocast_off, compute_dtype, gram_tolerance
+from matbackprop.functional._spans import RowWeights, align
+from matbackprop.numerics import autocast_off, gram_tolerance
 from matbackprop.solvers import batched_svd
 
 __all__ = ["RankReport", "rank_report"]
@@ -43,13 +43,8 @@ class RankReport:
 
     def summary(self) -> dict[str, float]:
         """Means over the images, ready for a logger."""
-        return {
-            "rank": float(self.rank.double().mean()),
-            "regions": float(self.regions.double().mean()),
-            "alignment": float(self.alignment.double().mean()),
-            "j2": float(self.j2.double().mean()),
-            "certified": float(self.certified.double().mean()),
-        }
+        names = ("rank", "regions", "alignment", "j2", "certified")
+        return {name: float(getattr(self, name).double().mean()) for name in names}
 
 
 @torch.no_grad()
@@ -92,21 +87,22 @@ def rank_report(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, Lemma
         2, its corollary, and §6.2.
     """
-    with autocast_off(f.device.type if isinstance(f, Tensor) else "cpu"):
-        images = labeled_images(f, labels, weight=weight, offsets=offsets, num_labels=num_labels, check=check)
-        dtype = compute_dtype(precision)
-        tol = gram_tolerance(f.dtype, dtype, f.shape[-1], rank_tol)
-        (trace, rank, _), n = aligned_span(*images.in_range(dtype).rows(dtype), tol)
-        x, weight = images.rows(dtype)[:2]
-        _, sigma, _ = batched_svd(x if weight is None else weight.sqrt().unsqueeze(-1) * x)
-        regions = (n > 0).sum(-1)
-        j2 = 0.5 * (rank + regions) - trace
-        return RankReport(
-            rank=rank.long(),
-            regions=regions,
-            alignment=(1 - trace / regions.clamp(min=1)) * (regions > 0),
-            j2=j2,
-            certified=j2 < 0.5 - max(_ROUNDING, 64 * torch.finfo(j2.dtype).eps),
-            singular_values=torch.nn.functional.pad(sigma, (0, x.shape[-1] - sigma.shape[-1])),
-            tolerance=tol**0.5,
-        )
+    images = labeled_images(
+        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+    )
+    tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
+    with autocast_off(f.device.type):
+        rows = images.in_range().rows()
+        alignment = align(rows.f, RowWeights(rows.weight, rows.weight, rows.weight), rows.region, rows.num_labels, tol)
+        x, w, *_ = images.rows()
+        _, sigma, _ = batched_svd(x if w is None else w.sqrt().unsqueeze(-1) * x)
+    regions, j2 = alignment.regions, alignment.distance
+    return RankReport(
+        rank=alignment.rank,
+        regions=regions,
+        alignment=(1 - alignment.trace / regions.clamp(min=1)) * (regions > 0),
+        j2=j2,
+        certified=j2 < 0.5 - max(_ROUNDING, 64 * torch.finfo(j2.dtype).eps),
+        singular_values=torch.nn.functional.pad(sigma, (0, x.shape[-1] - sigma.shape[-1])),
+        tolerance=tol**0.5,
+    )
