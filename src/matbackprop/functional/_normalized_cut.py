@@ -101,9 +101,9 @@ def normalized_cut_j1(
             CPU tensor. The result is then ``(n,)``. Memory grows with n times the longest image.
         num_labels: a bound of the number of regions. By default the largest label is read, which synchronizes a GPU
             once; required under ``torch.compile`` and ``vmap``. Larger labels are ignored if values are not checked.
-        rank_tol: singular values of D^{−1/2}F below this fraction of the largest count as zero. By default it follows
-            the dtype of ``f``; or the dtype whose precision the data have (``torch.float32`` for a float32 map that was
-            cast to float64). Products of float64 features resolve about 3e-7, of float32 ones 8e-6.
+        rank_tol: singular values of D^{−1/2}F, and of D^{−1/2}FΛ, below this fraction of the largest count as zero.
+            By default it follows the dtype of ``f``; or the dtype whose precision the data have (``torch.float32`` for
+            a float32 map that was cast to float64). float64 features resolve about 3e-7, float32 ones 8e-6.
         precision: dtype of the computation; float64 by default.
         check: whether values are checked (finite features, labels in range, degrees), as in `matrix_function`. If not,
             the result of an image with a negative degree is NaN, and that of one without labeled rows is 0 with a zero

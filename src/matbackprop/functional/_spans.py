@@ -135,12 +135,6 @@ class Alignment(NamedTuple):
         return 0.5 * (self.rank + self.regions) - self.trace
 
 
-def _eigenpairs(gram: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues and eigenvectors as constants, and which are above ``tol`` times the largest eigenvalue."""
-    values, vectors = batched_eigh(gram.detach())
-    return values, vectors, (values > tol * values[..., -1:]) & (values > 0)
-
-
 def _align(sums: RowSums, tol: float) -> tuple[Alignment, Tensor]:
     """tr(C⁺SᵀN⁻¹S) and the ranks; also whether C is too inaccurate for a direction.
 
@@ -148,7 +142,8 @@ def _align(sums: RowSums, tol: float) -> tuple[Alignment, Tensor]:
     inverse on a fixed complement of the null space). Derivatives of every order need no null-space term.
     """
     c, s, n = sums
-    values, vectors, kept = _eigenpairs(c, tol)
+    values, vectors = batched_eigh(c.detach())
+    kept = (values > tol * values[..., -1:]) & (values > 0)
     solution = apply(RightSolve, c, s, torch.where(kept, values, torch.inf), vectors)
     trace = ((solution * s).sum(-1) * _inverse_or_zero(n)).sum(-1)
     return Alignment(trace, kept.sum(-1), (n > 0).sum(-1)), ill_determined(values, tol=tol)
@@ -163,19 +158,22 @@ def align(f: Tensor, weights: RowWeights, index: Tensor, k: int, tol: float) -> 
     alignment, lost = _align(row_sums(f, weights, index, k), tol)
     if not refinement_needed(lost):
         return alignment
-    root = None if weights.gram is None else weights.gram.detach().sqrt()
-    _, sigma, vh = batched_svd(_scaled(root, f.detach()))
-    kept = sigma > tol**0.5 * sigma[..., :1]
-    axes = vh.mT * (torch.where(kept, sigma, 1).reciprocal() * kept).unsqueeze(-2)
+    sigma, axes, kept = _singular_vectors(f, weights.gram, tol)
+    axes = axes * (torch.where(kept, sigma, 1).reciprocal() * kept).unsqueeze(-2)
     return _align(row_sums(product(f, axes), weights, index, k), ALIGNED_TOL)[0]
 
 
+def _singular_vectors(f: Tensor, a: Tensor | None, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular values of diag(a)^½ F and right singular vectors as constants, and which are above the tolerance."""
+    _, sigma, vh = batched_svd(_scaled(None if a is None else a.detach().sqrt(), f.detach()))
+    return sigma, vh.mT, sigma > tol**0.5 * sigma[..., :1]
+
+
 def span_of_affinity(f: Tensor, weights: RowWeights, lam: Tensor, tol: float) -> Tensor:
-    """FΛΠ with Π the projector on the rows of F: it has the span of FΛFᵀ, also if Λ or F is singular."""
-    x = f.detach()
-    gram = tall_product(_scaled(None if weights.gram is None else weights.gram.detach(), x), x)
-    _, vectors, kept = _eigenpairs(gram, tol)
-    return product(f, product(lam, (vectors * kept.unsqueeze(-2)) @ vectors.mT))
+    """FΠΛΠ with Π the projector on the rows of F: it has the span of FΛFᵀ, also if Λ or F is singular."""
+    _, axes, kept = _singular_vectors(f, weights.gram, tol)
+    rows = (axes * kept.unsqueeze(-2)) @ axes.mT
+    return product(f, product(rows, product(lam, rows)))
 
 
 # --- the soft projector -----------------------------------------------------------------------------------------------
