@@ -404,7 +404,7 @@ def difference(results: Results, mine: Sequence[Run], other: Sequence[Run]) -> d
         return None
     regions = next(run["metrics"]["regions"] for run in mine if "regions" in run["metrics"])
     means = [np.mean(one, axis=0) * 100 * len(one[0]) / regions for one in sums]
-    return paired_bootstrap(means[0], means[1], seed=0).to_dict()
+    return paired_bootstrap(means[0], means[1], seed=0)._asdict()
 
 
 def layer_percent(profile: dict[str, Any]) -> float:

@@ -376,7 +376,7 @@ class Table2:
         if mine.keys() != other.keys() or len(mine) < 2:
             return ["", ""]
         pairs = np.array([(mine[name], other[name]) for name in mine])
-        return [interval_text(paired_bootstrap(pairs[:, 0, i], pairs[:, 1, i]).to_dict(), 3) for i in (0, 1)]
+        return [interval_text(paired_bootstrap(pairs[:, 0, i], pairs[:, 1, i])._asdict(), 3) for i in (0, 1)]
 
     def _speed(self, row: Row, done: list[Run]) -> dict[str, Any]:
         metrics = done[0]["metrics"]

@@ -134,7 +134,7 @@ def test_spare_ground_truth_is_mentioned(capsys, folders):
 def test_transposed_maps(capsys, folders):
     np.savez(folders[0] / "a.npz", stripes(2).T)
     code, _, err = run(capsys, folders[0], "--ground-truth", folders[1])
-    assert code == 2 and "a: segmentation 1 has size 30×20" in err and "transposed" in err
+    assert code == 2 and "a: segmentation 1 has size 30×20" in err and "Transpose" in err
 
 
 def test_each_unreadable_file_is_named(capsys, folders):

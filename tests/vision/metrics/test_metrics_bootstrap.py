@@ -36,7 +36,7 @@ def test_order_and_seed():
     assert paired_bootstrap(a, b).low == pytest.approx(-paired_bootstrap(b, a).high)
     assert paired_bootstrap(a, b, seed=1) != paired_bootstrap(a, b, seed=2)
     assert not paired_bootstrap(a, a).significant
-    assert paired_bootstrap(a, b).to_dict()["pairs"] == 30
+    assert paired_bootstrap(a, b)._asdict()["pairs"] == 30
 
 
 def test_wrong_input():

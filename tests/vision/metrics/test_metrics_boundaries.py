@@ -124,7 +124,7 @@ def test_shift_within_and_beyond_the_tolerance():
 
 
 def test_wrong_input():
-    with pytest.raises(ShapeError, match="transposed"):
+    with pytest.raises(ShapeError, match="Transpose"):
         match_boundaries(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
     with pytest.raises(DomainError, match="tolerance"):
         match_boundaries(np.ones((2, 3), bool), np.ones((2, 3), bool), -1)

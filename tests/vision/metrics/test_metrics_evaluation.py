@@ -77,7 +77,7 @@ def test_different_numbers_of_segmentations_have_no_ods(maps):
 def test_every_bad_image_is_named(maps):
     segmentations, truth = maps
     bad = {name: [np.asarray(actual[0]).T] for name, actual in segmentations.items()}
-    with pytest.raises(DataError, match=r"2 of 2 images cannot be scored:\n  a: .*transposed.*\n  b: "):
+    with pytest.raises(DataError, match=r"2 of 2 images cannot be scored:\n  a: .*Transpose.*\n  b: "):
         evaluate_segmentations(bad, truth)
     with pytest.raises(DataError, match="a: segmentation 1 has size 30×12"):
         evaluate_segmentations({**segmentations, "a": bad["a"]}, truth)

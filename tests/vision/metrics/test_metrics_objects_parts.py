@@ -155,7 +155,7 @@ def test_the_evaluation_includes_them_on_request():
 
 
 def test_maps_that_do_not_fit_together():
-    with pytest.raises(ShapeError, match="at least one segmentation"):
+    with pytest.raises(ShapeError, match="no segmentation"):
         objects_and_parts([], [[[0]]])
     with pytest.raises(ShapeError, match="segmentation 1 has size 1×3"):
         objects_and_parts([[[0, 1, 2]]], [[[0, 1]]])

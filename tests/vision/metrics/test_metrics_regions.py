@@ -113,7 +113,7 @@ def test_compact_labels_of_far_apart_values():
     [
         ([], [np.zeros((2, 3), int)], ShapeError, "no segmentation"),
         ([np.zeros((2, 3), int)], [], ShapeError, "no human map"),
-        ([np.zeros((3, 2), int)], [np.zeros((2, 3), int)], ShapeError, "transposed"),
+        ([np.zeros((3, 2), int)], [np.zeros((2, 3), int)], ShapeError, "Transpose"),
         (
             [np.zeros((2, 3), int)],
             [np.zeros((2, 3), int), np.zeros((2, 4), int)],
@@ -122,9 +122,9 @@ def test_compact_labels_of_far_apart_values():
         ),
         ([np.zeros((0, 3), int)], [np.zeros((0, 3), int)], ShapeError, "at least one pixel"),
         ([np.zeros(6, int)], [np.zeros((2, 3), int)], ShapeError, r"shape \(6,\)"),
-        ([np.full((2, 3), 0.5)], [np.zeros((2, 3), int)], LabelError, "not whole numbers"),
-        ([np.full((2, 3), np.nan)], [np.zeros((2, 3), int)], LabelError, "not whole numbers"),
-        ([np.full((2, 3), "a")], [np.zeros((2, 3), int)], LabelError, "labels are integers"),
+        ([np.full((2, 3), 0.5)], [np.zeros((2, 3), int)], LabelError, "not integers"),
+        ([np.full((2, 3), np.nan)], [np.zeros((2, 3), int)], LabelError, "not integers"),
+        ([np.full((2, 3), "a")], [np.zeros((2, 3), int)], LabelError, "not integers"),
     ],
 )
 def test_wrong_input(segmentations, truth, error, match):

@@ -98,9 +98,9 @@ def test_another_number_of_segmentations_is_refused():
     (_, maps, human), *_ = images(1)
     metric = RandIndex()
     metric.update(maps, human)
-    with pytest.raises(ShapeError, match="this image has 2 segmentations"):
+    with pytest.raises(ShapeError, match="This image has 2 segmentations"):
         metric.update(maps[:2], human)
-    with pytest.raises(ShapeError, match="sizes must agree"):
+    with pytest.raises(ShapeError, match="Bring them to one size"):
         metric.update(np.zeros((3, 4, 4), int), human)
 
 

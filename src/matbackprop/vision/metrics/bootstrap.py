@@ -1,8 +1,7 @@
-"""Paired bootstrap: how sure a difference between two methods on the same images is."""
+"""Paired bootstrap: an interval for the difference between two methods on the same images."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,8 +9,7 @@ from numpy.typing import ArrayLike
 from matbackprop.errors import DomainError, NonFiniteError, ShapeError
 
 
-@dataclass(frozen=True)
-class PairedInterval:
+class PairedInterval(NamedTuple):
     """Mean difference of paired scores with its bootstrap interval.
 
     Attributes:
@@ -31,12 +29,8 @@ class PairedInterval:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether zero is outside the interval."""
         return self.low > 0 or self.high < 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
@@ -55,7 +49,7 @@ def paired_bootstrap(
     Args:
         first: scores ``(n,)`` of one method, one for each image.
         second: scores ``(n,)`` of the other, in the same order.
-        confidence: share of the resampled means inside the interval (percentile method).
+        confidence: fraction of the resampled means inside the interval (percentile method).
         samples: number of resamples.
         seed: of the resampling.
 
@@ -63,9 +57,9 @@ def paired_bootstrap(
         Mean difference first − second, its interval and standard error.
 
     Raises:
-        ShapeError: not two vectors of one length ≥ 2.
+        ShapeError: the scores are not two vectors of one length ≥ 2.
         NonFiniteError: a score is NaN or infinite.
-        DomainError: ``confidence`` outside (0, 1) or no sample.
+        DomainError: ``confidence`` is outside (0, 1), or there is no sample.
 
     Example:
         >>> interval = paired_bootstrap([0.7, 0.8, 0.9, 0.75], [0.6, 0.72, 0.83, 0.7])
@@ -76,11 +70,11 @@ def paired_bootstrap(
     """
     a, b = (np.asarray(scores, dtype=np.float64) for scores in (first, second))
     if a.ndim != 1 or a.shape != b.shape or a.size < 2:
-        raise ShapeError(f"paired scores have shapes {a.shape} and {b.shape}; two vectors of one length ≥ 2 are needed")
+        raise ShapeError(f"Paired scores have shapes {a.shape} and {b.shape}. Give two vectors of one length ≥ 2.")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise NonFiniteError("a paired score is NaN or infinite; leave the image out of both methods")
+        raise NonFiniteError("A paired score is NaN or infinite. Leave the image out of both methods.")
     if not 0 < confidence < 1 or samples < 1:
-        raise DomainError(f"confidence {confidence} and {samples} samples; (0, 1) and at least one are needed")
+        raise DomainError(f"confidence must be in (0, 1) and samples positive, got {confidence} and {samples}.")
     difference = a - b
     generator = np.random.default_rng(seed)
     means = np.empty(samples)

@@ -1,5 +1,4 @@
-"""Scores of a folder's worth of segmentations: every image on its own, then the benchmark's and the paper's
-summaries."""
+"""Scores of the segmentations of many images, and the summaries of the benchmark and of the paper."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import DataError
 from matbackprop.vision.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
-from matbackprop.vision.metrics.objects_parts import objects_and_parts, objects_over_scales
-from matbackprop.vision.metrics.regions import RegionScores, region_scores
+from matbackprop.vision.metrics.objects_parts import objects_over_scales, score_objects
+from matbackprop.vision.metrics.regions import HumanMaps, RegionScores, score_regions
 from matbackprop.vision.workers import parallel_map
 
-#: One image: its label maps and its human maps, or a function without arguments that reads them.
 Maps = Sequence[Any] | Callable[[], Sequence[Any]]
+"""Label maps of an image, or a function that reads them."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,8 @@ class ImageScores(RegionScores):
 
     Attributes:
         id: name of the image.
-        boundary: matched and all human pixels, matched and all pixels of the segmentation, ``(t, 4)``; None when not
-            asked for.
-        objects: precision and recall of objects and parts, ``(t, 2)``; None when not asked for.
+        boundary: matched and all human pixels, matched and all pixels of the segmentation, ``(t, 4)``, or None.
+        objects: precision and recall of objects and parts, ``(t, 2)``, or None.
     """
 
     id: str
@@ -97,13 +95,15 @@ def score_image(
     new = [t == 0 or maps[t] is not maps[t - 1] for t in range(len(maps))]
     level, maps = np.cumsum(new) - 1, [labels for labels, first in zip(maps, new, strict=True) if first]
     try:
-        regions = vars(region_scores(maps, truths))
+        people = HumanMaps.of(truths)
+        overlaps = people.all_overlaps(maps)
     except ValueError as error:
         raise DataError(f"{id}: {error}") from error
+    regions = vars(score_regions(people, overlaps))
     for name in ("covering", "rand_index", "variation_of_information"):
         regions[name] = regions[name][level]
     counts = boundary_counts(maps, truths, tolerance)[level] if boundary else None
-    pairs = objects_and_parts(maps, truths)[level] if objects else None
+    pairs = score_objects(people, overlaps)[level] if objects else None
     return ImageScores(**regions, id=id, boundary=counts, objects=pairs)
 
 
@@ -116,28 +116,27 @@ def score_images(
     tolerance: float = TOLERANCE,
     workers: int = 0,
 ) -> Iterator[ImageScores]:
-    """Score many images, one after the other or several at a time, and yield each as soon as it and those before it
-    are done.
+    """Score many images and yield the scores in order.
 
     Args:
         segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).
         ground_truth: human maps of at least these images, likewise.
-        boundary, objects, tolerance: see ``score_image``.
+        boundary, objects, tolerance: as in :func:`score_image`.
         workers: number of processes; 0 and 1 stay in this one.
 
     Yields:
         Scores in the order of ``segmentations``.
 
     Raises:
-        DataError: no image at all or images without human maps; or, after all others were scored, the list of images
+        DataError: there is no image, or images have no human maps. After all others were scored: the list of images
             whose files cannot be read or whose maps do not fit together.
     """
     if not segmentations:
-        raise DataError("no segmentation to evaluate was given")
+        raise DataError("There is no segmentation to evaluate.")
     without = [name for name in segmentations if name not in ground_truth]
     if without:
         shown = ", ".join(sorted(without)[:5]) + (", …" if len(without) > 5 else "")
-        raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}")
+        raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}.")
     score = partial(_score, boundary=boundary, objects=objects, tolerance=tolerance)
     jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
     problems = []
@@ -153,7 +152,6 @@ def score_images(
 
 
 def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
-    """The scores of an image, or its problem."""
     try:
         return score_image(*job, **options)
     except DataError as error:
@@ -163,19 +161,19 @@ def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
 def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     """Scores of a data set from the scores of its images.
 
-    ODS fixes the number of the segmentation for all images, OIS takes the best one for each image. Covering pools all
-    human maps (an image with more annotators weighs more); PRI, VI and the paper's measures are plain means over
-    images, as are precision and recall of objects and parts; boundary precision and recall come from pooled counts, and
-    ODS between two neighboring segmentations is interpolated, as in the benchmark.
+    ODS uses one segmentation number for all images, OIS the best one for each image. Covering pools all human maps, so
+    an image with more annotators weighs more. PRI, VI, the paper's measures and precision and recall of objects and
+    parts are means over images. Boundary precision and recall come from pooled counts, and ODS is interpolated between
+    neighboring segmentations, as in the benchmark.
 
     Args:
         scores: of at least one image.
 
     Returns:
         ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best``, ``paper_average``, ``pri_ods``,
-        ``pri_ois``, ``vi_ods``, ``vi_ois`` and, where boundaries were matched, ``boundary_ods``, ``boundary_ois`` and
-        ``boundary_ap``, and where objects and parts were, ``objects_ods``, ``objects_ois``.
-        ODS values are NaN if images have different numbers of segmentations, because they have no common scale.
+        ``pri_ois``, ``vi_ods``, ``vi_ois``; with boundaries ``boundary_ods``, ``boundary_ois`` and ``boundary_ap``;
+        with objects and parts ``objects_ods`` and ``objects_ois``. ODS and AP are NaN if images have different
+        numbers of segmentations.
 
     Raises:
         DataError: no image.
@@ -187,7 +185,7 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     """
     scores = list(scores)
     if not scores:
-        raise DataError("no image was scored; a summary needs at least one")
+        raise DataError("No image was scored. Give at least one.")
     annotators = sum(len(score.best_covering) for score in scores)
     covering_ods, covering_ois = over_scales([score.covering.sum(1) for score in scores])
     pri_ods, pri_ois = over_scales([score.rand_index.mean(1) for score in scores])
@@ -214,54 +212,47 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
 
 
 def over_scales(values: Sequence[NDArray[np.float64]] | NDArray[np.float64]) -> tuple[float, float]:
-    """ODS and OIS of a score whose mean over images counts, larger being better.
+    """ODS and OIS of a score (larger is better) whose mean over images counts.
 
     Args:
         values: for each image the score of each of its segmentations, ``(t,)``.
 
     Returns:
-        The largest mean with one segmentation number for all images (NaN where their numbers differ), and the mean of
-        the largest.
+        The largest mean at one segmentation number (NaN if images have different numbers), and the mean of the
+        largest.
 
     Example:
         >>> import numpy as np
         >>> over_scales([np.array([0.2, 0.6]), np.array([0.8, 0.3])])
         (0.5, 0.7)
     """
-    common = len({len(scores) for scores in values}) == 1
-    ods = float(np.max(np.mean(values, 0))) if common else float("nan")
+    ods = float(np.max(np.mean(values, 0))) if _same_number(values) else float("nan")
     return ods, float(np.mean([scores.max() for scores in values]))
 
 
+def _same_number(values: Sequence[NDArray[Any]] | NDArray[Any]) -> bool:
+    return len({len(one) for one in values}) == 1
+
+
 def boundary_over_scales(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> tuple[float, float]:
-    """ODS and OIS of the boundary F-measure from pooled counts.
-
-    Args:
-        counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them.
-
-    Returns:
-        The largest F with one segmentation number for all images (NaN where their numbers differ), and the F of each
-        image's best.
-    """
-    common = len({len(count) for count in counts}) == 1
+    """ODS and OIS of the boundary F-measure from the counts ``(t, 4)`` of each image, as of ``boundary_counts``."""
     best = [count[f_measure(count)[2].argmax()] for count in counts]
-    ods = float(boundary_curve(counts)["ods"]["f"]) if common else float("nan")
+    ods = float(boundary_curve(counts)["ods"]["f"]) if _same_number(counts) else float("nan")
     return ods, float(f_measure(np.sum(best, 0))[2])
 
 
 def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
-    """The area under the curve of boundary precision over recall, as the benchmark measures it.
+    """Area under the curve of boundary precision over recall, as the benchmark measures it.
 
-    Precision is interpolated linearly between the recalls of the segmentations at 0, .01, … 1, counts as 0 outside of
-    them, and is summed with a weight of .01.
+    Precision is interpolated linearly at recalls 0, .01, … 1, and is 0 outside the recalls of the segmentations.
 
     Args:
-        counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them.
+        counts: of each image, ``(t, 4)`` as of ``boundary_counts``.
 
     Returns:
-        The area; 0 if all recalls are one, NaN if images have different numbers of segmentations.
+        The area; 0 if all recalls are equal, NaN if images have different numbers of segmentations.
     """
-    if len({len(count) for count in counts}) > 1:
+    if not _same_number(counts):
         return float("nan")
     recall, precision, _ = f_measure(np.sum(counts, 0))
     recalls, first = np.unique(recall, return_index=True)
@@ -275,10 +266,10 @@ def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> d
     """Boundary precision and recall over levels, from pooled counts, and the best point between neighboring levels.
 
     Args:
-        counts: of each image, ``(t, 4)`` as ``boundary_counts`` gives them, the same t for all images.
+        counts: of each image, ``(t, 4)`` as of ``boundary_counts``, the same t for all images.
 
     Returns:
-        ``recall``, ``precision`` and ``f``, lists of t numbers, and ``ods``: ``level`` (from 1; a fraction lies between
+        ``recall``, ``precision`` and ``f``, lists of t numbers, and ``ods``: ``level`` (from 1; fractional between
         two levels), ``recall``, ``precision`` and ``f`` of the largest F.
 
     Example:
@@ -297,20 +288,13 @@ def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> d
 
 
 def evaluate_segmentations(
-    segmentations: Mapping[str, Maps],
-    ground_truth: Mapping[str, Maps],
-    *,
-    boundary: bool = False,
-    objects: bool = False,
-    tolerance: float = TOLERANCE,
-    workers: int = 0,
+    segmentations: Mapping[str, Maps], ground_truth: Mapping[str, Maps], **options: Any
 ) -> dict[str, float]:
-    """Evaluate segmentations of many images: :func:`score_images` and :func:`summarize`.
+    """Evaluate segmentations of many images: :func:`summarize` of :func:`score_images`, which has the options.
 
     Example:
         >>> half = [[0, 0, 1, 1]]
         >>> evaluate_segmentations({"pond": [half]}, {"pond": [half, [[0, 1, 2, 3]]]})["paper_average"]
         0.75
     """
-    options: dict[str, Any] = {"boundary": boundary, "objects": objects, "tolerance": tolerance, "workers": workers}
     return summarize(score_images(segmentations, ground_truth, **options))

@@ -6,28 +6,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matbackprop.errors import ShapeError
-from matbackprop.vision.metrics.regions import as_label_map, compact_labels, size_message
+from matbackprop.vision.metrics.regions import HumanMaps, Overlaps
 
-# The constants of the public evaluation.
 OBJECT = 0.9
 """Relative overlap from which two regions are the same object, or one is inside the other."""
 PART = 0.25
-"""Smallest share of a region that a part of it takes up."""
+"""Smallest fraction of a region that a part of it covers."""
 PART_WEIGHT = 0.1
 """Weight of a part relative to an object."""
 COVERED = 0.99
-"""Share of the image beyond which further, smaller regions are no candidates."""
+"""Fraction of the image beyond which smaller regions are no candidates."""
 
 
 def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
     """Precision and recall of objects and parts of one image's segmentations.
 
-    With p = |r∩g|/|r| and q = |r∩g|/|g| for a region r of the segmentation and g of a person's map: *candidates* are
-    the largest regions of a map, in order of area, as long as those before them cover less than 99 % of the image.
-    Candidates r and g are both *objects* where p ≥ .9 and q ≥ .9. A candidate r that is not an object is a *part* where
-    p ≥ .9 and .25 ≤ q < .9 for a candidate g, and g likewise with p and q exchanged. All regions count as *fragments*:
-    r collects p from every g with q ≥ .9 > p, and g collects q from every r with p ≥ .9 > q. Then
+    Let p = |r∩g|/|r| and q = |r∩g|/|g| for a region r of the segmentation and g of a human map. *Candidates* are the
+    largest regions of a map, in order of area, while those before them cover less than 99 % of the image. Candidates r
+    and g are both *objects* if p ≥ .9 and q ≥ .9. A candidate r that is not an object is a *part* if p ≥ .9 and
+    .25 ≤ q < .9 for a candidate g, and g likewise with p and q exchanged. All regions count as *fragments*: r collects
+    p from every g with q ≥ .9 > p, and g collects q from every r with p ≥ .9 > q. Then
 
     precision = (objects + .1·parts + (Σ collected by candidates r that are neither)/people) / candidates r,
     recall = (objects + .1·parts + Σ collected by candidates g that are neither) / candidates g,
@@ -52,20 +50,13 @@ def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any])
     Reference: Pont-Tuset, Marques, "Measures and meta-measures for the supervised evaluation of image segmentation",
     CVPR 2013.
     """
-    if not segmentations or not ground_truth:
-        raise ShapeError("objects and parts need at least one segmentation and one human map")
-    shape = as_label_map(ground_truth[0], "human map 1").shape
-    people = [_flat(labels, f"human map {i + 1}", shape) for i, labels in enumerate(ground_truth)]
-    flat = (_flat(labels, f"segmentation {i + 1}", shape) for i, labels in enumerate(segmentations))
-    return np.array([_precision_and_recall(labels, count, people) for labels, count in flat])
+    people = HumanMaps.of(ground_truth)
+    return score_objects(people, people.all_overlaps(segmentations))
 
 
-def _flat(labels: Any, name: str, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
-    """Labels from 0 of all pixels, and the number of regions."""
-    compact, count = compact_labels(labels, name)
-    if compact.shape != shape:
-        raise ShapeError(size_message(name, compact.shape, "the first human map", shape))
-    return compact.ravel(), count
+def score_objects(people: HumanMaps, overlaps: Sequence[Overlaps]) -> NDArray[np.float64]:
+    """:func:`objects_and_parts` from counted overlaps."""
+    return np.array([_precision_and_recall(one, people) for one in overlaps])
 
 
 def _candidates(areas: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -77,19 +68,18 @@ def _candidates(areas: NDArray[np.int64]) -> NDArray[np.bool_]:
     return chosen
 
 
-def _precision_and_recall(
-    labels: NDArray[np.int64], count: int, people: list[tuple[NDArray[np.int64], int]]
-) -> tuple[float, float]:
-    areas = np.bincount(labels, minlength=count)
-    candidate = _candidates(areas)
+def _precision_and_recall(overlaps: Overlaps, people: HumanMaps) -> tuple[float, float]:
+    count = len(overlaps.areas)
+    table = np.zeros((len(people.areas), count), dtype=np.int64)
+    table[overlaps.rows, overlaps.columns] = overlaps.shared
+    candidate = _candidates(overlaps.areas)
     is_object, is_part = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
     collected = np.zeros(count)
     recalled, total = 0.0, 0
-    for truth, regions in people:
-        shared = np.bincount(truth * count + labels, minlength=regions * count).reshape(regions, count)
+    for shared in np.split(table, people.first[1:]):
         own = shared.sum(1)
         theirs = _candidates(own)
-        p, q = shared / areas, shared / own[:, None]
+        p, q = shared / overlaps.areas, shared / own[:, None]
         inside, around = p >= OBJECT, q >= OBJECT  # r is inside g, g is inside r
         both = theirs[:, None] & candidate
         same = both & inside & around
@@ -102,7 +92,7 @@ def _precision_and_recall(
         recalled += object_here.sum() + PART_WEIGHT * part_here.sum() + fragments
         total += int(theirs.sum())
     is_part &= ~is_object
-    fragments = collected[candidate & ~is_object & ~is_part].sum() / len(people)
+    fragments = collected[candidate & ~is_object & ~is_part].sum() / len(people.first)
     precision = (is_object.sum() + PART_WEIGHT * is_part.sum() + fragments) / candidate.sum()
     return float(precision), float(recalled / total)
 
@@ -114,8 +104,8 @@ def objects_over_scales(values: Sequence[NDArray[np.float64]]) -> tuple[float, f
         values: precision and recall of each image's segmentations, ``(t, 2)``.
 
     Returns:
-        The largest F of the precision and the recall that one segmentation number has on average over the images (NaN
-        where their numbers differ), and the mean over images of the largest F.
+        The largest F of mean precision and mean recall at one segmentation number (NaN if images have different
+        numbers), and the mean over images of the largest F.
 
     Example:
         >>> objects_over_scales([np.array([[1.0, 0.5], [0.0, 0.0]]), np.array([[0.5, 1.0], [1.0, 1.0]])])

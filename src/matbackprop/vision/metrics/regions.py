@@ -1,22 +1,17 @@
-"""Region measures of a segmentation against human maps, from their confusion counts.
+"""Covering, Rand index and variation of information, from the pixels that regions of two maps share."""
 
-One image is scored at once: all its segmentations against all its annotators. The counts n of pixels that a human
-region and a region of the segmentation share are taken in one pass for all annotators; covering, Rand index and
-variation of information are sums over the non-zero counts only.
-"""
+from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.errors import LabelError, ShapeError
 
-# Above this many cells a table of counts is made by sorting instead of densely: 32 MiB of int64.
-_DENSE_CELLS = 1 << 22
+_DENSE_CELLS = 1 << 22  # larger tables of counts are built by sorting
 
 
 @dataclass(frozen=True)
@@ -39,11 +34,11 @@ class RegionScores:
 
 
 def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer]:
-    """A two-dimensional NumPy array of integer labels, from an array, a tensor on any device or nested lists.
+    """A two-dimensional NumPy array of integer labels, from an array, a tensor or nested lists.
 
     Args:
-        labels: integers or booleans ``(h, w)``; floats are accepted where every value is a whole number.
-        name: how to call the map in an error message.
+        labels: integers or booleans ``(h, w)``; floats must be whole numbers.
+        name: of the map in error messages.
 
     Returns:
         The labels ``(h, w)``, integer.
@@ -56,7 +51,9 @@ def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer
         labels = labels.detach().cpu().numpy()
     array = np.asarray(labels)
     if array.ndim != 2 or array.size == 0:
-        raise ShapeError(f"{name} has shape {array.shape}; a label map is (height, width) with at least one pixel")
+        raise ShapeError(
+            f"{name} has shape {array.shape}. A label map must be (height, width) with at least one pixel."
+        )
     if array.dtype == bool:
         return array.astype(np.uint8)
     if np.issubdtype(array.dtype, np.integer):
@@ -65,9 +62,7 @@ def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer
         whole = bool((np.abs(array) < 2**63).all() and (array == np.round(array)).all())  # NaN is neither
         if whole:
             return array.astype(np.int64)
-    raise LabelError(
-        f"{name} holds {array.dtype} values that are not whole numbers; labels are integers, one for each region"
-    )
+    raise LabelError(f"{name} has {array.dtype} values that are not integers. Number its regions.")
 
 
 def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDArray[np.int64], int]:
@@ -75,7 +70,7 @@ def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDAr
 
     Args:
         labels: integers ``(h, w)``.
-        name: how to call the map in an error message.
+        name: of the map in error messages.
 
     Returns:
         The renumbered map ``(h, w)``, int64, and the number k of regions.
@@ -123,23 +118,18 @@ def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> 
 
     Reference: Arbelaez, Maire, Fowlkes, Malik, "Contour detection and hierarchical image segmentation", PAMI 2011, 3.1.
     """
-    truth, first, areas, sizes = _stack_ground_truth(ground_truth)
-    shape, pixels = sizes
-    if not segmentations:
-        raise ShapeError("no segmentation was given; at least one label map is needed")
-    annotators = len(first)
-    shared_shape = (len(segmentations), annotators)
-    covering, rand, information = (np.empty(shared_shape) for _ in range(3))
+    people = HumanMaps.of(ground_truth)
+    return score_regions(people, people.all_overlaps(segmentations))
+
+
+def score_regions(people: HumanMaps, overlaps: Sequence[Overlaps]) -> RegionScores:
+    """:func:`region_scores` from counted overlaps."""
+    first, areas, pixels = people.first, people.areas, people.atoms.size
+    covering, rand, information = np.empty((3, len(overlaps), len(first)))
     best = np.zeros(len(areas))
-    atoms, regions_of = _atoms(truth)
     square_sum = np.add.reduceat(areas * areas, first)
     log_sum = np.add.reduceat(_xlog2x(areas), first)
-    for t, segmentation in enumerate(segmentations):
-        labels, count = compact_labels(segmentation, f"segmentation {t + 1}")
-        if labels.shape != shape:
-            raise ShapeError(size_message(f"segmentation {t + 1}", labels.shape, "the human maps", shape))
-        rows, columns, shared = _shared_counts(atoms, regions_of, len(areas), labels.ravel(), count)
-        own = np.bincount(labels.ravel(), minlength=count)
+    for t, (rows, columns, shared, own) in enumerate(overlaps):
         iou = shared / (areas[rows] + own[columns] - shared)
         start = np.searchsorted(rows, np.arange(len(areas)))
         overlap = np.maximum.reduceat(iou, start)
@@ -149,20 +139,15 @@ def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> 
         disagreement = 0.5 * (square_sum + np.sum(own * own)) - np.add.reduceat(shared * shared, blocks)
         rand[t] = 1 - disagreement / max(pixels * (pixels - 1) / 2, 1)
         joint = np.add.reduceat(_xlog2x(shared), blocks)
-        # Both terms are exact for equal partitions up to rounding: a distance is never negative.
+        # A distance is never negative; rounding could make it so for equal partitions.
         information[t] = np.maximum((log_sum + _xlog2x(own).sum() - 2 * joint) / pixels, 0)
     return RegionScores(covering, rand, information, np.add.reduceat(areas * best, first) / pixels, pixels)
 
 
 def segmentation_covering(segmentation: Any, ground_truth: Any) -> float:
-    """Covering of one human map by one segmentation, Σ_R |R| max_R′ IoU(R, R′) / N.
+    """Covering of a human map by a segmentation, Σ_R |R| max_R′ IoU(R, R′) / N; see :func:`region_scores`.
 
-    Args:
-        segmentation: labels ``(h, w)``.
-        ground_truth: labels ``(h, w)`` of the human map, whose regions are covered.
-
-    Returns:
-        A number in (0, 1], 1 for equal partitions. Not symmetric.
+    It is in (0, 1], 1 for equal partitions, and not symmetric: the regions of the human map are covered.
 
     Example:
         >>> segmentation_covering([[0, 0, 1, 1]], [[0, 0, 0, 1]])
@@ -172,14 +157,9 @@ def segmentation_covering(segmentation: Any, ground_truth: Any) -> float:
 
 
 def rand_index(segmentation: Any, ground_truth: Any) -> float:
-    """Rand index of two label maps: the share of pairs of pixels that both join or both separate.
+    """Rand index of two label maps: the fraction of pairs of pixels that both join or both separate.
 
-    Args:
-        segmentation: labels ``(h, w)``.
-        ground_truth: labels ``(h, w)``.
-
-    Returns:
-        A number in [0, 1]; the probabilistic Rand index (PRI) is its mean over annotators.
+    The probabilistic Rand index (PRI) is its mean over annotators.
 
     Example:
         >>> round(rand_index([[0, 0, 1, 1]], [[0, 0, 0, 1]]), 6)
@@ -189,14 +169,7 @@ def rand_index(segmentation: Any, ground_truth: Any) -> float:
 
 
 def variation_of_information(segmentation: Any, ground_truth: Any) -> float:
-    """Variation of information of two label maps in bits, H(S|G) + H(G|S).
-
-    Args:
-        segmentation: labels ``(h, w)``.
-        ground_truth: labels ``(h, w)``.
-
-    Returns:
-        A number ≥ 0, 0 for equal partitions; a metric on partitions.
+    """Variation of information of two label maps in bits, H(S|G) + H(G|S): a metric on partitions.
 
     Example:
         >>> variation_of_information([[0, 0, 1, 1]], [[0, 1, 0, 1]])
@@ -205,57 +178,78 @@ def variation_of_information(segmentation: Any, ground_truth: Any) -> float:
     return float(region_scores([segmentation], [ground_truth]).variation_of_information[0, 0])
 
 
-def _stack_ground_truth(
-    ground_truth: Sequence[Any],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], tuple[tuple[int, ...], int]]:
-    """Human maps ``(g, n)`` numbered through, the first region of each, all areas, and the size."""
-    if not ground_truth:
-        raise ShapeError("no human map was given; at least one is needed")
-    first, total = [], 0
-    shape = np.shape(ground_truth[0])
-    truth = np.empty((len(ground_truth), math.prod(shape)), np.int64)
-    for g, labels in enumerate(ground_truth):
-        compact, count = compact_labels(labels, f"human map {g + 1}")
-        if compact.shape != shape:
-            raise ShapeError(size_message(f"human map {g + 1}", compact.shape, "the first one", shape))
-        np.add(compact.ravel(), total, out=truth[g])
-        first.append(total)
-        total += count
-    return truth, np.asarray(first), np.bincount(truth.ravel(), minlength=total), (shape, truth.shape[1])
+class Overlaps(NamedTuple):
+    """Pixels shared by human regions and regions of a segmentation, without zeros, sorted by row.
 
-
-def _atoms(truth: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The common refinement of all human maps: the atom of each pixel, and each map's region of each atom ``(g,
-    atoms)``.
-
-    There are some thousand atoms where there are a hundred thousand pixels, so that a segmentation is counted against
-    atoms once, and all human maps add up atoms instead of pixels.
+    Attributes:
+        rows: human regions, numbered through all maps.
+        columns: regions of the segmentation.
+        shared: number of shared pixels.
+        areas: pixels of each region of the segmentation.
     """
-    atoms = truth[0]
-    for labels in truth[1:]:
-        low = int(labels.min())
-        atoms = compact_labels((atoms * (int(labels.max()) - low + 1) + (labels - low))[None])[0][0]
-    pixel_of = np.zeros(int(atoms.max()) + 1, dtype=np.int64)
-    pixel_of[atoms] = np.arange(atoms.size)
-    return atoms, truth[:, pixel_of]
+
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    shared: NDArray[np.int64]
+    areas: NDArray[np.int64]
 
 
-def _shared_counts(
-    atoms: NDArray[np.int64], regions_of: NDArray[np.int64], regions: int, labels: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows, columns and values of the non-zero shared pixel counts of all human regions, sorted by row."""
-    present, pixels = _count(atoms * count + labels, regions_of.shape[1] * count)
-    atom, column = np.divmod(present, count)
-    codes = (regions_of[:, atom] * count + column).ravel()
-    present, shared = _count(codes, regions * count, np.tile(pixels, len(regions_of)))
-    rows, columns = np.divmod(present, count)
-    return rows, columns, shared
+class HumanMaps(NamedTuple):
+    """The human maps of one image and their common refinement, whose regions are called atoms.
+
+    There are some thousand atoms in a hundred thousand pixels. A segmentation is counted against atoms once, and all
+    human maps add up atoms instead of pixels.
+
+    Attributes:
+        shape: height and width.
+        first: (g,) the first region of each map; regions are numbered through all maps.
+        areas: pixels of each region.
+        atoms: (pixels,) the atom of each pixel.
+        regions_of: (g, atoms) each map's region of each atom.
+    """
+
+    shape: tuple[int, ...]
+    first: NDArray[np.int64]
+    areas: NDArray[np.int64]
+    atoms: NDArray[np.int64]
+    regions_of: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, maps: Sequence[Any]) -> HumanMaps:
+        if not maps:
+            raise ShapeError("There is no human map. Give at least one.")
+        compact = [compact_labels(labels, f"human map {g + 1}") for g, labels in enumerate(maps)]
+        shape, atoms = compact[0][0].shape, compact[0][0].ravel()
+        for g, (labels, count) in enumerate(compact):
+            check_size(f"human map {g + 1}", labels.shape, "the first one", shape)
+            if g:
+                atoms = compact_labels((atoms * count + labels.ravel())[None])[0][0]
+        first = np.cumsum([0, *(count for _, count in compact)])
+        truth = np.stack([labels.ravel() + start for (labels, _), start in zip(compact, first[:-1], strict=True)])
+        pixel_of = np.zeros(int(atoms.max()) + 1, dtype=np.int64)
+        pixel_of[atoms] = np.arange(atoms.size)
+        return cls(shape, first[:-1], np.bincount(truth.ravel()), atoms, truth[:, pixel_of])
+
+    def all_overlaps(self, segmentations: Sequence[Any]) -> list[Overlaps]:
+        """Count the pixels that each segmentation shares with all human regions."""
+        if not segmentations:
+            raise ShapeError("There is no segmentation. Give at least one label map.")
+        return [self._overlaps(labels, f"segmentation {t + 1}") for t, labels in enumerate(segmentations)]
+
+    def _overlaps(self, segmentation: Any, name: str) -> Overlaps:
+        labels, count = compact_labels(segmentation, name)
+        check_size(name, labels.shape, "the human maps", self.shape)
+        present, pixels = _count(self.atoms * count + labels.ravel(), self.regions_of.shape[1] * count)
+        atom, column = np.divmod(present, count)
+        codes = (self.regions_of[:, atom] * count + column).ravel()
+        present, shared = _count(codes, len(self.areas) * count, np.tile(pixels, len(self.regions_of)))
+        return Overlaps(*np.divmod(present, count), shared, np.bincount(column, pixels).astype(np.int64))
 
 
 def _count(
     codes: NDArray[np.int64], size: int, weights: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Codes that occur, ascending, and how often (or their summed weights, exact below 2⁵³)."""
+    """Codes that occur, ascending, and their numbers or summed weights (exact below 2⁵³)."""
     if size <= _DENSE_CELLS:
         table = np.bincount(codes, weights, minlength=size)
         present = np.flatnonzero(table)
@@ -268,7 +262,9 @@ def _xlog2x(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts.astype(np.float64) * np.log2(counts)
 
 
-def size_message(name: str, shape: tuple[int, ...], other: str, expected: tuple[int, ...]) -> str:
-    """What to say about two maps of different sizes."""
-    hint = " (transposed: swap height and width)" if shape == expected[::-1] and shape != expected else ""
-    return f"{name} has size {shape[0]}×{shape[1]}, but {other} {expected[0]}×{expected[1]}{hint}; sizes must agree"
+def check_size(name: str, shape: tuple[int, ...], other: str, expected: tuple[int, ...]) -> None:
+    """Raise :class:`ShapeError` if two maps differ in size."""
+    if shape != expected:
+        fix = "Transpose one of them" if shape == expected[::-1] else "Bring them to one size"
+        sizes = ["×".join(map(str, size)) for size in (shape, expected)]
+        raise ShapeError(f"{name} has size {sizes[0]}, but {other} {sizes[1]}. {fix}.")

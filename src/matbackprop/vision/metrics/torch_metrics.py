@@ -1,12 +1,12 @@
-"""The measures as torchmetrics classes: one image at a time in, states that add up over processes, named scores out.
+"""The measures as torchmetrics classes.
 
-Every class takes ``update(segmentations, ground_truth)`` with the ``t`` segmentations and the ``g`` human maps of one
-image, lists of integer maps ``(h, w)`` or one tensor ``(t, h, w)``. Scores of the images are kept as one row each
-(``cat`` states), so that ODS, which needs all images before the best scale is known, is right over any number of
-processes.
+``update(segmentations, ground_truth)`` takes the ``t`` segmentations and the ``g`` human maps of one image, lists of
+integer maps ``(h, w)`` or one tensor ``(t, h, w)``. Each image has one row of a ``cat`` state, because ODS needs all
+images of all processes.
 """
 
-from abc import abstractmethod
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -25,19 +25,22 @@ with needs("the metric classes need torchmetrics", "'matbackprop[metrics]'"):
     from torchmetrics import Metric
     from torchmetrics.utilities import dim_zero_cat
 
+Maps = Sequence[Any]
+
 
 class _PerImage(Metric):
-    """A metric that keeps one row per image; subclasses fill rows and reduce them."""
+    """A metric with one row per image; subclasses compute rows and named scores."""
 
     is_differentiable = False
     full_state_update = False
+    higher_is_better = True
     rows: list[Tensor] | Tensor
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.add_state("rows", default=[], dist_reduce_fx="cat")
 
-    def update(self, segmentations: Sequence[Any] | Tensor, ground_truth: Sequence[Any] | Tensor) -> None:
+    def update(self, segmentations: Maps | Tensor, ground_truth: Maps | Tensor) -> None:
         """Score one image.
 
         Args:
@@ -45,14 +48,14 @@ class _PerImage(Metric):
             ground_truth: human label maps ``(h, w)``.
 
         Raises:
-            ShapeError: the maps differ in size, or the number of segmentations from the images before.
+            ShapeError: the maps differ in size, or images in the number of segmentations.
         """
         row = torch.from_numpy(self._row(list(segmentations), list(ground_truth))).to(self.device)[None]
         rows = cast(list[Tensor], self.rows)
         if rows and rows[0].shape[1:] != row.shape[1:]:
             raise ShapeError(
-                f"this image has {len(segmentations)} segmentations, the images before had another number; "
-                "ODS compares scales over images, so give the same number for each"
+                f"This image has {len(segmentations)} segmentations, unlike the images before. Give the same number "
+                "for all images."
             )
         rows.append(row)
 
@@ -61,19 +64,15 @@ class _PerImage(Metric):
         scores = self._scores(dim_zero_cat(self.rows).cpu().numpy())
         return {name: torch.tensor(value, dtype=torch.float64, device=self.device) for name, value in scores.items()}
 
-    @abstractmethod
-    def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[Any]:
-        """The scores of one image as a row."""
+    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[Any]:
+        raise NotImplementedError
 
-    @abstractmethod
     def _scores(self, rows: NDArray[Any]) -> dict[str, float]:
-        """Named scores from the rows of all images."""
+        raise NotImplementedError
 
 
 class SegmentationCovering(_PerImage):
-    """Covering of human maps: Arbelaez's ODS, OIS and Best, and the paper's best and average.
-
-    ``compute()`` gives ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best`` and ``paper_average``.
+    """Covering of human maps: ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best``, ``paper_average``.
 
     Example:
         >>> import torch
@@ -85,9 +84,7 @@ class SegmentationCovering(_PerImage):
     Reference: Arbelaez, Maire, Fowlkes, Malik, PAMI 2011, section 3.1.
     """
 
-    higher_is_better = True
-
-    def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
+    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
         scores = region_scores(segmentations, ground_truth)
         covering = scores.covering
         alone = [len(ground_truth), scores.best_covering.sum(), covering.max(), covering.mean(1).max()]
@@ -95,14 +92,9 @@ class SegmentationCovering(_PerImage):
 
     def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
         annotators, best, paper_best, paper_average = rows[:, :4].mean(0)
-        ods, ois = over_scales(rows[:, 4:])
-        return {
-            "covering_ods": ods / annotators,
-            "covering_ois": ois / annotators,
-            "covering_best": best / annotators,
-            "paper_best": paper_best,
-            "paper_average": paper_average,
-        }
+        pooled = (*over_scales(rows[:, 4:]), best)
+        scores = {f"covering_{name}": v / annotators for name, v in zip(("ods", "ois", "best"), pooled, strict=True)}
+        return scores | {"paper_best": paper_best, "paper_average": paper_average}
 
 
 class RandIndex(_PerImage):
@@ -116,14 +108,11 @@ class RandIndex(_PerImage):
         tensor(0.5000, dtype=torch.float64)
     """
 
-    higher_is_better = True
-
-    def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
+    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
         return region_scores(segmentations, ground_truth).rand_index.mean(1)
 
     def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
-        ods, ois = over_scales(rows)
-        return {"pri_ods": ods, "pri_ois": ois}
+        return dict(zip(("pri_ods", "pri_ois"), over_scales(rows), strict=True))
 
 
 class VariationOfInformation(_PerImage):
@@ -139,7 +128,7 @@ class VariationOfInformation(_PerImage):
 
     higher_is_better = False
 
-    def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
+    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
         return region_scores(segmentations, ground_truth).variation_of_information.mean(1)
 
     def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
@@ -148,11 +137,11 @@ class VariationOfInformation(_PerImage):
 
 
 class BoundaryFMeasure(_PerImage):
-    """F-measure of matched boundaries: ``boundary_ods``, ``boundary_ois``, and their average precision ``boundary_ap``.
+    """F-measure of matched boundaries, ``boundary_ods`` and ``boundary_ois``, and average precision ``boundary_ap``.
 
     Args:
-        tolerance: the largest distance of matched pixels as a share of the image diagonal.
-        options: passed on to ``torchmetrics.Metric``.
+        tolerance: the largest distance of matched pixels as a fraction of the image diagonal.
+        options: of ``torchmetrics.Metric``.
 
     Example:
         >>> import torch
@@ -163,13 +152,11 @@ class BoundaryFMeasure(_PerImage):
         tensor(1., dtype=torch.float64)
     """
 
-    higher_is_better = True
-
     def __init__(self, *, tolerance: float = TOLERANCE, **options: Any) -> None:
         super().__init__(**options)
         self.tolerance = tolerance
 
-    def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.int64]:
+    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.int64]:
         return boundary_counts(segmentations, ground_truth, self.tolerance)
 
     def _scores(self, rows: NDArray[np.int64]) -> dict[str, float]:
@@ -190,11 +177,8 @@ class ObjectsAndParts(_PerImage):
     Reference: Pont-Tuset, Marques, CVPR 2013.
     """
 
-    higher_is_better = True
-
-    def _row(self, segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
+    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
         return objects_and_parts(segmentations, ground_truth)
 
     def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
-        ods, ois = objects_over_scales(list(rows))
-        return {"objects_ods": ods, "objects_ois": ois}
+        return dict(zip(("objects_ods", "objects_ois"), objects_over_scales(list(rows)), strict=True))
