@@ -26,7 +26,7 @@ def tile(pixels: np.ndarray) -> np.ndarray:
     small = np.asarray(picture)
     segments = matbackprop.segment(pixels)
     labels = np.asarray(Image.fromarray(segments.labels()).resize(picture.size, Image.Resampling.NEAREST))
-    regions = draw_boundaries(paint_labels(labels, small), labels, colour=(255, 255, 255))
+    regions = draw_boundaries(paint_labels(labels, small), labels, color=(255, 255, 255))
     return np.concatenate([small, np.full((GAP, small.shape[1], 3), 255, np.uint8), regions])
 
 

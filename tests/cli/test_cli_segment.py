@@ -39,8 +39,8 @@ def test_without_a_model(picture, tmp_path, capsys):
     assert overlay.shape == (50, 70, 3)
     changed = (overlay != np.asarray(Image.open(picture))).any(-1)
     assert changed[:, 30:40].any() and not changed[:, :20].any()
-    colours = np.asarray(Image.open(tmp_path / "out" / "photo-colours.png"))
-    assert len(np.unique(colours.reshape(-1, 3), axis=0)) == 2 and colours.max() > 100
+    colors = np.asarray(Image.open(tmp_path / "out" / "photo-colors.png"))
+    assert len(np.unique(colors.reshape(-1, 3), axis=0)) == 2 and colors.max() > 100
 
 
 def test_with_a_saved_model(picture, tmp_path):
@@ -69,7 +69,7 @@ def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
     assert "bad.png is not a picture" in captured.err and "missing.jpg does not exist" in captured.err
     assert "2 of 3 pictures skipped" in captured.err and "notes.txt" not in captured.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "good-colours.png",
+        "good-colors.png",
         "good-overlay.png",
         "good-ucm2.mat",
         "good.npz",

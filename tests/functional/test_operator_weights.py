@@ -5,7 +5,7 @@ import torch
 
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft, second_order_pool, spectral_embedding
 from matbackprop.errors import DeviceError, DomainError, DtypeError, NonFiniteError, ShapeError
-from matbackprop.vision.segmentation import soft_embedding, weighted_kmeans
+from matbackprop.vision.segmentation import weighted_kmeans
 
 LABELS = torch.tensor([0, 1, 1, 0])
 OPERATORS = {
@@ -14,7 +14,6 @@ OPERATORS = {
     "j2": lambda f, w: normalized_cut_j2(f, LABELS, weight=w),
     "soft": lambda f, w: normalized_cut_soft(f, LABELS, weight=w),
     "spectral_embedding": lambda f, w: spectral_embedding(f, 2, weight=w),
-    "soft_embedding": lambda f, w: soft_embedding(f, weights=w),
     "weighted_kmeans": lambda f, w: weighted_kmeans(f, w, [2]),
 }
 

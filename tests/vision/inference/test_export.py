@@ -111,7 +111,7 @@ def test_every_format_is_written_and_the_tree_restores_the_levels(result, tmp_pa
     paths = result.save(tmp_path / "out", 3, formats=FORMATS, stem="photo")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths.values())
     ends = {p.name.removeprefix("photo") for p in paths.values()}
-    assert ends == {".png", "-colours.png", "-overlay.png", ".npz", "-coco.json", ".json", ".svg", "-ucm2.mat"}
+    assert ends == {".png", "-colors.png", "-overlay.png", ".npz", "-coco.json", ".json", ".svg", "-ucm2.mat"}
     saved = np.load(paths["levels"])
     tree = type(result.hierarchy)(len(saved["merges"]) + 1, saved["merges"], saved["heights"])
     small = tree.levels([6])[0][saved["regions"]]

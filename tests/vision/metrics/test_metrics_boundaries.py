@@ -22,8 +22,8 @@ from matbackprop.vision.metrics import (
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.05, 0.95))
-def test_thinning_is_that_of_scikit_image(seed, share):
-    mask = np.random.default_rng(seed).random((17, 23)) < share
+def test_thinning_is_that_of_scikit_image(seed, fraction):
+    mask = np.random.default_rng(seed).random((17, 23)) < fraction
     np.testing.assert_array_equal(thin_boundaries(mask), thin(mask))
 
 

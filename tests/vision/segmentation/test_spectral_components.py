@@ -1,4 +1,4 @@
-"""Connected components: both implementations against flood fill."""
+"""Connected components against flood fill."""
 
 import sys
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, ShapeError
 from matbackprop.vision.inference.segmenting import gradient_contours
-from matbackprop.vision.segmentation import connected_components, segment, watershed_regions
+from matbackprop.vision.segmentation import connected_components, watershed_regions
 
 
 def flood(labels, connectivity):
@@ -39,11 +39,9 @@ def flood(labels, connectivity):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.sampled_from([4, 8]), st.integers(0, 99))
-def test_both_implementations_equal_flood_fill(h, w, kinds, connectivity, seed):
+def test_components_equal_flood_fill(h, w, kinds, connectivity, seed):
     labels = torch.randint(-1, kinds, (h, w), generator=torch.Generator().manual_seed(seed))
-    expected = flood(labels, connectivity)
-    for find in (segment._components_torch, segment._components_skimage):
-        assert torch.equal(find(labels[None], connectivity)[0], expected), find
+    assert torch.equal(connected_components(labels, connectivity=connectivity), flood(labels, connectivity))
 
 
 def test_a_long_winding_region_is_one_component(device):
@@ -51,7 +49,7 @@ def test_a_long_winding_region_is_one_component(device):
     spiral[1::2] = 1
     spiral[1::4, -1] = 0
     spiral[3::4, 0] = 0
-    actual = segment._components_torch(spiral[None], 4)[0]
+    actual = connected_components(spiral)
     assert len(actual[spiral == 0].unique()) == 1
 
 
@@ -69,14 +67,14 @@ def test_bad_input():
     assert connected_components(torch.zeros(0, 3, 3, dtype=torch.long)).shape == (0, 3, 3)
 
 
-def test_without_scikit_image_torch_is_used_and_the_watershed_names_the_package(monkeypatch):
-    maps = torch.randint(0, 3, (2, 9, 11), generator=torch.Generator().manual_seed(0))
-    expected = connected_components(maps)
-    for name in ("skimage", "skimage.color", "skimage.morphology", "skimage.segmentation"):
+def test_without_scikit_image_the_extra_is_named(monkeypatch):
+    for name in ("skimage", "skimage.color", "skimage.measure", "skimage.morphology", "skimage.segmentation"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert torch.equal(connected_components(maps), expected)
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
-        watershed_regions(np.zeros((64, 64)))
-    with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
-        gradient_contours(image)
+    for call in (
+        lambda: connected_components(torch.zeros(2, 3, dtype=torch.long)),
+        lambda: watershed_regions(np.zeros((64, 64))),
+        lambda: gradient_contours(image),
+    ):
+        with pytest.raises(MissingExtraError, match=r"matbackprop\[train\]"):
+            call()

@@ -88,17 +88,6 @@ def test_soft_points_span_the_soft_projector():
     torch.testing.assert_close(normalized_cut_soft(f, labels, ridge=ridge), dense)
 
 
-def test_soft_weights_repeat_rows():
-    f = features(10, 3)
-    repeated = torch.cat([f, f[:4]])
-    weights = torch.ones(10, dtype=f.dtype)
-    weights[:4] = 2
-    weighted = soft_embedding(f, weights=weights)
-    plain = soft_embedding(repeated)
-    torch.testing.assert_close(weighted.eigenvalues, plain.eigenvalues)
-    torch.testing.assert_close(weighted.points.abs(), plain.points[:10].abs())
-
-
 def test_soft_points_of_zeros_are_zero():
     actual = soft_embedding(torch.zeros(2, 5, 3))
     assert actual.points.dtype == actual.weights.dtype == actual.eigenvalues.dtype == torch.float32
@@ -108,5 +97,3 @@ def test_soft_points_of_zeros_are_zero():
 def test_soft_refuses_invalid_options():
     with pytest.raises(ConfigurationError, match="ridge"):
         soft_embedding(features(), ridge=0.0)
-    with pytest.raises(ShapeError, match="weights"):
-        soft_embedding(features(), weights=torch.ones(3))

@@ -43,14 +43,14 @@ def _check_sizes(rgb: NDArray[np.uint8], labels: NDArray[np.integer]) -> None:
 
 
 def draw_boundaries(
-    image: ArrayLike, labels: ArrayLike, *, colour: tuple[int, int, int] = YELLOW, width: int = 1
+    image: ArrayLike, labels: ArrayLike, *, color: tuple[int, int, int] = YELLOW, width: int = 1
 ) -> NDArray[np.uint8]:
     """Draw the borders between regions onto an image.
 
     Args:
         image: (h, w), (h, w, 3) or (3, h, w), bytes or numbers in [0, 1].
         labels: (h, w) integers.
-        colour: RGB bytes.
+        color: RGB bytes.
         width: thickness of a border in pixels.
 
     Returns:
@@ -61,7 +61,7 @@ def draw_boundaries(
         ShapeError: the sizes differ.
 
     Example:
-        >>> draw_boundaries(np.zeros((1, 4, 3)), np.array([[0, 0, 1, 1]]), colour=(255, 0, 0))[0, :, 0].tolist()
+        >>> draw_boundaries(np.zeros((1, 4, 3)), np.array([[0, 0, 1, 1]]), color=(255, 0, 0))[0, :, 0].tolist()
         [0, 255, 0, 0]
     """
     out, lab = as_rgb(image).copy(), _label_map(labels)
@@ -75,7 +75,7 @@ def draw_boundaries(
         wider[:, far] |= border[:, near]
         wider[far] |= border[near]
         border = wider
-    out[border] = colour
+    out[border] = color
     return out
 
 

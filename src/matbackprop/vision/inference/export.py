@@ -48,10 +48,10 @@ def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
     framed[1:-1, 1:-1] = labels
     inner = framed[1:-1, 1:-1]
     # Edges with the region on their right: those above, to the right, below and to the left of a pixel.
-    neighbours = (framed[:-2, 1:-1], framed[1:-1, 2:], framed[2:, 1:-1], framed[1:-1, :-2])
+    neighbors = (framed[:-2, 1:-1], framed[1:-1, 2:], framed[2:, 1:-1], framed[1:-1, :-2])
     starts = ((0, 0), (1, 0), (1, 1), (0, 1))
     leaving: list[dict[tuple[int, int], list[int]]] = [defaultdict(list) for _ in range(int(labels.max()) + 1)]
-    for direction, (other, (dx, dy)) in enumerate(zip(neighbours, starts, strict=True)):
+    for direction, (other, (dx, dy)) in enumerate(zip(neighbors, starts, strict=True)):
         ys, xs = np.nonzero(inner != other)
         for region, x, y in zip(inner[ys, xs].tolist(), (xs + dx).tolist(), (ys + dy).tolist(), strict=True):
             leaving[region][x, y].append(direction)
@@ -185,13 +185,13 @@ def _signed_area(loop: NDArray[np.float64]) -> float:
 def to_svg(result: Segments, k: int | None = None) -> str:
     """Return the regions as one SVG path each, in their mean colors."""
     height, width = result.size
-    colours = region_means(result.labels(k), result.pixels).round().astype(int).tolist()
+    colors = region_means(result.labels(k), result.pixels).round().astype(int).tolist()
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     ]
     for region, loops in enumerate(_polygons(result, k)):
         path = "".join("M" + "L".join(f"{x:.6g},{y:.6g}" for x, y in loop) + "Z" for loop in loops)
-        fill = "#{:02x}{:02x}{:02x}".format(*colours[region])
+        fill = "#{:02x}{:02x}{:02x}".format(*colors[region])
         title = f"<title>{escape(result.names[region])}</title>" if result.names and result.names[region] else ""
         lines.append(f'<path id="region-{region + 1}" fill="{fill}" fill-rule="evenodd" d="{path}">{title}</path>')
     return "\n".join([*lines, "</svg>"]) + "\n"
@@ -239,7 +239,7 @@ def save(
                 f"{labels.max() + 1} regions do not fit a PNG file of 16 bits. Export them as npz or coco."
             )
         picture("labels", ".png", labels.astype(np.uint16))
-        picture("colours", "-colours.png", result.painted(k))
+        picture("colors", "-colors.png", result.painted(k))
         picture("overlay", "-overlay.png", result.outlined(k), compress_level=3)  # twice as fast
     if "npz" in formats:
         with atomic_file(place("levels", ".npz")) as file:

@@ -43,8 +43,8 @@ def export_onnx(
 
     Args:
         model: a segmenter: ``image`` (b, 3, h, w), RGB in [0, 1] → ``contours`` (b, h, w), or of DeepNCuts
-            ``features`` (b, h', w', d). Or a classifier: ``image`` (b, 3, canvas, canvas), normalised and
-            zero outside of the region's box, and ``mask`` (b, canvas, canvas), the share of each pixel inside the
+            ``features`` (b, h', w', d). Or a classifier: ``image`` (b, 3, canvas, canvas), normalized and
+            zero outside of the region's box, and ``mask`` (b, canvas, canvas), the fraction of each pixel inside the
             region → ``scores`` (b, classes) before the softmax.
         path: the file, ending in ``.onnx``.
         size: height and width of a segmenter's images; a classifier has a fixed size.
@@ -52,7 +52,7 @@ def export_onnx(
 
     Returns:
         The path. The file's metadata hold the model's arguments, the names of the classes, and mean and deviation of
-        normalised pixels.
+        normalized pixels.
 
     Raises:
         ConfigurationError: the file does not end in ``.onnx``, or the size is not positive or enormous.

@@ -213,7 +213,7 @@ class Segments:
         Args:
             folder: created if it does not exist.
             k: number of regions in all files but npz and ucm2; None for the default, :attr:`k`.
-            formats: ``"png"`` (label map, ``-colours``, and borders as ``-overlay``), ``"npz"`` (``labels`` of all
+            formats: ``"png"`` (label map, ``-colors``, and borders as ``-overlay``), ``"npz"`` (``labels`` of all
                 ``ks`` and the tree: ``regions``, ``merges``, ``heights``), ``"coco"``, ``"labelme"``, ``"svg"``, and
                 ``"ucm2"`` (the hierarchy as an ultrametric contour map, at the size that was segmented, in a .mat
                 file that the Berkeley benchmark's tools read).

@@ -392,7 +392,7 @@ def _show(ax: Axes, cell: ArrayLike | None) -> None:
     if cell is not None:
         array = np.asarray(cell)
         labels = _is_label_map(array)
-        picture = draw_boundaries(paint_labels(array), array, colour=WHITE) if labels else as_rgb(array)
+        picture = draw_boundaries(paint_labels(array), array, color=WHITE) if labels else as_rgb(array)
         ax.imshow(picture, interpolation="nearest")
 
 

@@ -1,4 +1,4 @@
-"""From coordinates to clusters: weighted K-means for all K, restarts and images at once."""
+"""Weighted K-means for all K, restarts and images at once."""
 
 from __future__ import annotations
 
@@ -39,24 +39,20 @@ def center_scores(points: Tensor, centers: Tensor) -> Tensor:
     return points @ flat.mT - 0.5 * (flat * flat).sum(-1).unsqueeze(-2)
 
 
-def _gather(points: Tensor, index: Tensor) -> Tensor:
-    return points.gather(1, index.unsqueeze(-1).expand(-1, -1, points.shape[-1]))
-
-
 def _seed_centers(x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, size: int, uniforms: Tensor) -> Tensor:
     """K-means++ for every run at once: x (B, m, e), w (B, m), norms (B, R, m), dims (R, e) → (B, R, size, e)."""
     centers = []
-    share = w.unsqueeze(1).expand_as(norms)
+    chance = w.unsqueeze(1).expand_as(norms)
     closest = torch.full_like(norms, torch.inf)
     for j in range(size):
-        cumulative = share.cumsum(-1, dtype=torch.float64)
+        cumulative = chance.cumsum(-1, dtype=torch.float64)
         target = uniforms[j].view(1, -1, 1) * cumulative[..., -1:]
         index = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=x.shape[1] - 1)
-        center = _gather(x, index) * dims
+        center = x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1])) * dims
         centers.append(center)
         distance = norms - 2 * (center @ x.mT) + (center * center).sum(-1, keepdim=True)
         closest = torch.minimum(closest, distance.clamp(min=0))
-        share = w.unsqueeze(1) * closest
+        chance = w.unsqueeze(1) * closest
     return torch.stack(centers, 2)
 
 
@@ -97,10 +93,9 @@ def weighted_kmeans(
 ) -> KMeans:
     """Cluster weighted points into K clusters for every K in ``ks``, keeping the best of several seeded restarts.
 
-    Minimizes Σᵢ wᵢ‖xᵢ − c(i)‖². With ``leading`` the K-th clustering sees only the first K coordinates; on a
-    normalized-cut embedding of orthonormal U its distortion is then ½‖UUᵀ − D^½E(EᵀDE)⁻¹EᵀD^½‖², Bach and Jordan's
-    measure. All images, all K and all restarts run in the same few launches; sums are matrix products, so the result is
-    deterministic for a seed, and an image's clustering does not depend on the others in its batch.
+    Minimizes Σᵢ wᵢ‖xᵢ − c(i)‖². With ``leading``, K clusters use only the first K coordinates; on a normalized-cut
+    embedding the distortion is then ½‖UUᵀ − D^½E(EᵀDE)⁻¹EᵀD^½‖², the measure of Bach and Jordan. The result is
+    deterministic for a seed and does not depend on the other images of a batch.
 
     Args:
         points: (*b, m, e).
@@ -160,7 +155,7 @@ def weighted_kmeans(
         labels, centers, best = replayed(("kmeans", iterations), partial(_cluster, iterations=iterations), inputs)
     else:
         labels, centers, best = _cluster(*inputs, iterations=iterations)
-    # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²) chooses among the restarts; what is returned is summed from the differences.
+    # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²) chooses among restarts; the returned distortion is summed from differences.
     distortion = (w.unsqueeze(1) * (norms - 2 * best.mT)).sum(-1)
     choice = distortion.view(b, n, -1).argmin(-1) + torch.arange(n, device=device) * (runs // n)
     rows = torch.arange(b, device=device).unsqueeze(-1)
