@@ -28,7 +28,7 @@ from matbackprop.nn import replace_pool
 from matbackprop.vision.data.coco_regions import RegionSource
 from matbackprop.vision.report.figures import comparison
 from matbackprop.vision.training.config import RegionDataConfig
-from matbackprop.vision.training.o2p import region_sets
+from matbackprop.vision.training.regions import region_sets
 
 SYSTEMS = ("first order", "second order", "both")
 

@@ -24,13 +24,12 @@ from experiments import runs
 from experiments.runs import ExperimentConfig, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.vision.configuration import merge
-from matbackprop.vision.files import read_json
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.report import figures
 from matbackprop.vision.report.tables import Measured, Table
 from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.o2p import LARGE, build, coco_folder, save_predictions
+from matbackprop.vision.training.o2p import LARGE, build, save_predictions
 
 log = logging.getLogger("matbackprop")
 
@@ -214,7 +213,6 @@ class Table1:
                 "engine.validate_every": epochs,
                 "engine.accelerator": config.accelerator,
                 "engine.precision": config.precision if config.device == "cuda" and row.kind != "sift" else "32",
-                "engine.profile": part == "seed" and number == 0 and row.kind in ("fine", "scratch"),
                 "data.split": "tuning" if part == "trial" else "final",
                 **config.overrides(),
             },
@@ -226,7 +224,7 @@ class Table1:
         sift = recipe.model.head == "sift"
         provenance = {
             "configuration": runs.settings(recipe),
-            "data": runs.data_hash(coco_folder(self.config.data), ("train", "val")),
+            "data": runs.data_hash(self.config.data.folder(), ("train", "val")),
             "weights": "none" if sift else runs.weights_hash(recipe.model.backbone, recipe.model.weights),
             "device": self.config.device,
         }
@@ -250,8 +248,6 @@ class Table1:
         metrics["curve"] = [[step, round(loss, 6)] for step, loss in losses]
         if rate := row.kind != "frozen" and runs.training_rate(run):
             metrics["regions_per_second"] = round(rate)
-        if run.profile_path.is_file():
-            metrics["layer_percent"] = layer_percent(read_json(run.profile_path))
         del module, data
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -405,12 +401,6 @@ def difference(results: Results, mine: Sequence[Run], other: Sequence[Run]) -> d
     regions = next(run["metrics"]["regions"] for run in mine if "regions" in run["metrics"])
     means = [np.mean(one, axis=0) * 100 * len(one[0]) / regions for one in sums]
     return paired_bootstrap(means[0], means[1], seed=0)._asdict()
-
-
-def layer_percent(profile: dict[str, Any]) -> float:
-    """The structured layer's percentage of a training step."""
-    parts = profile["milliseconds"]
-    return 100 * (parts["layer forward"] + parts["layer backward"]) / profile["total_milliseconds"]
 
 
 def main(config: Config) -> dict[str, Any]:

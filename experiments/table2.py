@@ -36,7 +36,7 @@ from matbackprop.vision.report.tables import Measured, Table
 from matbackprop.vision.segmentation import CLUSTER_KS
 from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.ncuts import bsds_folder, build, open_images, split_images, untrained_model
+from matbackprop.vision.training.ncuts import build, open_images, split_images, untrained_model
 from matbackprop.vision.workers import Workers
 
 log = logging.getLogger("matbackprop")
@@ -306,7 +306,7 @@ class Table2:
 
     def folder(self) -> Path:
         """The folder of the images."""
-        return bsds_folder(self._data())
+        return self._data().folder()
 
     def _data(self) -> Any:
         return self.recipe("paper", 0).data

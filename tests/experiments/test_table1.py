@@ -56,7 +56,7 @@ def test_one_command_builds_the_table(config, monkeypatch):
     gain = table.difference(Table1.rows["o2p"])
     errors = [run["metrics"]["error"] for run in (o2p, alexnet)]
     assert gain["difference"] == pytest.approx(errors[0] - errors[1], abs=1e-3)
-    assert 0 < o2p["metrics"]["layer_percent"] < 100 and o2p["metrics"]["regions_per_second"] > 0
+    assert o2p["metrics"]["regions_per_second"] > 0
     monkeypatch.setattr(Table1, "_fit", None)  # would fail if it were called
     before = (config.out / "results.jsonl").read_bytes()
     table1.main(config)

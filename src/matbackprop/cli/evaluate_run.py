@@ -28,7 +28,7 @@ class Config:
     """Kind of device."""
 
 
-def recipe_of(run: RunFolder) -> Recipe[Any]:
+def recipe_of(run: RunFolder) -> Recipe:
     """Return the recipe whose configuration a run folder holds."""
     data = run.read_config()
     problems = []

@@ -18,7 +18,7 @@ from matbackprop.vision.training.config import EngineConfig, Recipe, get_recipe,
 
 @dataclasses.dataclass
 class _Chosen:
-    recipe: Recipe[Any]
+    recipe: Recipe
     preset: str
     config: Any
 

@@ -75,20 +75,22 @@ class Progress:
         self.what, self.total, self.done = what, total, done
         self.quiet = quiet or _silent.get() or not is_first_process()
         self._before, self._started = done, time.monotonic()
-        self._said = self._started
+        self._printed = self._started
         self._bar = None if self.quiet or not sys.stderr.isatty() else self._open()
 
     def _open(self) -> Any:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
         from rich.progress import Progress as Display
 
         if Progress._display is None:
             columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            note, console = TextColumn("{task.fields[note]}"), Console(file=sys.stderr, highlight=False)
+            console = Console(file=sys.stderr, highlight=False)
             # Results stay on standard output if it is a file; on a terminal they appear above the bar.
             redirect = sys.stdout.isatty()
-            Progress._display = Display(*columns, note, console=console, transient=True, redirect_stdout=redirect)
+            Progress._display = Display(
+                *columns, "{task.fields[note]}", console=console, transient=True, redirect_stdout=redirect
+            )
             Progress._display.start()
         return Progress._display.add_task(self.what, total=self.total, completed=self.done, note="")
 
@@ -99,19 +101,15 @@ class Progress:
             Progress._display.update(self._bar, completed=self.done, note=note)
             return
         now = time.monotonic()
-        if self.quiet or self.done >= self.total or now - self._said < EVERY:
+        if self.quiet or self.done >= self.total or now - self._printed < EVERY:
             return
-        self._said = now
-        line = self.line(now) + (f", {note}" if note else "")
+        self._printed = now
+        left = (now - self._started) / max(self.done - self._before, 1) * (self.total - self.done)
+        line = f"{self.what}: {self.done} of {self.total}, about {_duration(left)} left{note and ', '}{note}"
         if log.isEnabledFor(logging.INFO) and log.hasHandlers():
             log.info("%s", line)
         else:
             print(line, file=sys.stderr, flush=True)
-
-    def line(self, now: float) -> str:
-        """Return the line for a time of the monotonic clock."""
-        left = (now - self._started) / max(self.done - self._before, 1) * (self.total - self.done)
-        return f"{self.what}: {self.done} of {self.total}, about {_duration(left)} left"
 
     def close(self) -> None:
         """Remove the bar."""
@@ -136,12 +134,6 @@ def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
 
 
 def _duration(seconds: float) -> str:
-    """Return a rounded duration.
-
-    Example:
-        >>> _duration(42), _duration(150), _duration(9000)
-        ('42 s', '3 min', '2.5 h')
-    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{-(-seconds // 60):.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

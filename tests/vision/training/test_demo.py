@@ -1,11 +1,10 @@
 """The demonstration runs, and its page shows the results."""
 
 import json
-import math
 
 import pytest
 
-from matbackprop.vision.training.demo import DemoConfig, gradient_check, run_demo
+from matbackprop.vision.training.demo import DemoConfig, run_demo
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +18,7 @@ def test_the_page_shows_both_systems_with_pictures(demo):
     page = (demo / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 3
     assert page.count("<svg") == 5
-    for part in ("second-order pooling", "normalized cuts", "Photographs", "NaN", "matbackprop serve"):
+    for part in ("second-order pooling", "normalized cuts", "Photographs", "matbackprop serve"):
         assert part in page
 
 
@@ -35,11 +34,3 @@ def test_the_summary_holds_before_and_after(demo):
     summary = json.loads((demo / "summary.json").read_text())
     for name in ("accuracy", "covering"):
         assert all(0 <= summary[name][when] <= 1 for when in ("before", "after"))
-    assert summary["gradient error"]["no signal, F = 0"]["eigh"] is None
-
-
-def test_autograd_fails_at_ties_and_the_layer_does_not():
-    rows = {name: (eigh, ours) for name, eigh, ours in gradient_check(seed=3).rows}
-    assert all(ours < 1e-8 for _, ours in rows.values())
-    assert rows["all different"][0] < 1e-8
-    assert math.isnan(rows["three dead channels"][0]) and math.isnan(rows["no signal, F = 0"][0])

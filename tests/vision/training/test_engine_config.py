@@ -30,7 +30,7 @@ class Whole:
     parts: list[Part] = field(default_factory=list)
 
 
-RECIPE = Recipe("whole", Whole, {"smoke": Whole(), "paper": Whole(part=Part(rate=3.0))}, build=lambda c: (None, None))
+RECIPE = Recipe("whole", Whole, {"smoke": Whole(), "paper": Whole(part=Part(rate=3.0))}, "a test")
 
 
 def test_round_trip_through_json_text():

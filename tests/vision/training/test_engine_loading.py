@@ -108,7 +108,7 @@ def test_threads_propagate_errors_and_stop_early():
 
 
 def test_bad_arguments():
-    with pytest.raises(ConfigurationError, match="batch_size is 0"):
+    with pytest.raises(ConfigurationError, match="batch_size"):
         EpochLoader(source(4), 0)
     with pytest.raises(DataError, match="empty"):
         EpochLoader(source(0), 1)

@@ -34,12 +34,11 @@ from matbackprop.vision.training.config import (
 )
 from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.training.ncuts import (
-    ImageSource,
     NCutsData,
     NCutsModule,
+    PreparedSource,
     ShapeLoader,
     augment,
-    bsds_folder,
     build_model,
 )
 
@@ -106,8 +105,8 @@ def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
 
 def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
     images = [prepare_image(sample(annotators=0), 16)]
-    with pytest.raises(DataError, match="image 'a'"):
-        ImageSource(images, None, 0)
+    with pytest.raises(DataError, match="Image 'a'"):
+        PreparedSource(images, None, 0)
     model = NCutsModule(tiny()).model
     assert segment_images(model, images, ks=(2, 3)).labels["a"].shape == (2, 48, 64)
 
@@ -120,7 +119,7 @@ def test_padding():
 def test_batches_hold_images_of_one_shape():
     parts = [sample(f"i{i}", *((48, 64) if i % 3 else (64, 48)), seed=i) for i in range(12)]
     images = [prepare_image(p, 16) for p in parts]
-    loader = ShapeLoader(ImageSource(images, None, 0), 4, seed=1)
+    loader = ShapeLoader(PreparedSource(images, None, 0), 4, seed=1)
     shapes = [{images[int(i)].size for i in batch} for batch in loader.batches(0)]
     assert [len(s) for s in shapes] == [1, 1, 1]
     assert sorted(torch.cat(loader.batches(0)).tolist()) == list(range(12))
@@ -129,7 +128,7 @@ def test_batches_hold_images_of_one_shape():
 
 def test_batches_of_different_shapes_are_padded():
     images = [prepare_image(sample("a", 48, 64), 16), prepare_image(sample("b", 64, 40), 16)]
-    batch = ImageSource(images, None, 0).fetch(torch.tensor([0, 1]), 0)
+    batch = PreparedSource(images, None, 0).fetch(torch.tensor([0, 1]), 0)
     assert batch["image"].shape == (2, 3, 64, 64) and (batch["grid"][1, :, :, 3:] == -1).all()
     config = tiny("paper-alexnet-relu5")
     module = NCutsModule(config).eval()
@@ -144,7 +143,7 @@ def test_batches_of_different_shapes_are_padded():
 
 
 def test_flip_moves_labels_along():
-    batch = ImageSource(prepared(8), ImageDataConfig(flip=True), 0).fetch(torch.arange(8), 0)
+    batch = PreparedSource(prepared(8), ImageDataConfig(flip=True), 0).fetch(torch.arange(8), 0)
     assert batch["flip"].any() and not batch["flip"].all()
     by_hand = {k: v for k, v in batch.items() if k not in ("flip", "factors")}
     for name in ("image", "grid"):
@@ -155,7 +154,7 @@ def test_flip_moves_labels_along():
 
 
 def test_colors_are_drawn_from_seed_and_epoch():
-    source = ImageSource(prepared(2), ImageDataConfig(jitter=0.3), 0)
+    source = PreparedSource(prepared(2), ImageDataConfig(jitter=0.3), 0)
     batch, again, other = (source.fetch(torch.arange(2), epoch) for epoch in (0, 0, 1))
     image = augment(batch)["image"]
     assert image.min() >= 0 and image.max() <= 1
@@ -165,7 +164,7 @@ def test_colors_are_drawn_from_seed_and_epoch():
 def test_the_data_must_be_named(monkeypatch):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data\.root"):
-        bsds_folder(ImageDataConfig())
+        ImageDataConfig().folder()
 
 
 # ------------------------------------------------------------------------------------------------------------- losses
@@ -173,7 +172,7 @@ def test_the_data_must_be_named(monkeypatch):
 
 def test_paper_objective_is_j2_of_the_cells():
     module = NCutsModule(tiny("paper-alexnet-relu5")).eval()
-    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
+    batch = augment(PreparedSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
     cells = module.model(batch["image"])[0].reshape(-1, 6)
     expected = torch.stack([normalized_cut_j2(cells, g.flatten()) for g in batch["grid"][0]]).mean()
@@ -183,7 +182,7 @@ def test_paper_objective_is_j2_of_the_cells():
 
 def test_soft_objective_is_that_of_the_cells():
     module = NCutsModule(tiny()).eval()
-    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
+    batch = augment(PreparedSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
     expected = torch.stack([normalized_cut_soft(f[0], g.flatten()) for g in batch["grid"][0]]).mean()
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
@@ -192,7 +191,7 @@ def test_soft_objective_is_that_of_the_cells():
 @pytest.mark.parametrize("objective", ["j1", "j2", "soft"])
 def test_every_objective_has_a_gradient(objective):
     module = NCutsModule(tiny("paper-alexnet-relu5", objective=objective))
-    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
+    batch = augment(PreparedSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     module.loss(batch)[0].backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
     assert module.model.head.first.weight.grad.abs().sum() > 0
@@ -202,7 +201,7 @@ def test_every_objective_has_a_gradient(objective):
 def test_every_weight_has_a_gradient(preset):
     """Layers after the last used map would have none, and DDP would fail."""
     module = NCutsModule(tiny(preset))
-    batch = ImageSource(prepared(1, stride=16 if "alex" in preset else 8), None, 0)
+    batch = PreparedSource(prepared(1, stride=16 if "alex" in preset else 8), None, 0)
     module.loss(augment(batch.fetch(torch.tensor([0]), 0)))[0].backward()
     assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
 
@@ -223,7 +222,7 @@ def test_one_region_everywhere_is_finite():
     flat = BSDSSample("flat", one.image, [torch.zeros_like(one.segmentations[0])])
     for preset, stride in (("smoke", 16), ("paper-alexnet-relu5", 16), ("soft-vgg16-relu4", 8)):
         module = NCutsModule(tiny(preset))
-        batch = augment(ImageSource([prepare_image(flat, stride)], None, 0).fetch(torch.tensor([0]), 0))
+        batch = augment(PreparedSource([prepare_image(flat, stride)], None, 0).fetch(torch.tensor([0]), 0))
         total = module.loss(batch)[0]
         total.backward()
         assert torch.isfinite(total)
@@ -234,7 +233,7 @@ def test_more_regions_than_channels_is_finite():
     many = BSDSSample("many", one.image, [torch.arange(48 * 64).view(48, 64) // 200])
     images = [prepare_image(many, 16)]
     module = NCutsModule(tiny())
-    total = module.loss(augment(ImageSource(images, None, 0).fetch(torch.tensor([0]), 0)))[0]
+    total = module.loss(augment(PreparedSource(images, None, 0).fetch(torch.tensor([0]), 0)))[0]
     regions = len(np.unique(images[0].grid))
     assert regions > 6 and torch.isfinite(total) and total > (regions - 6) / 2 - 0.5
 
@@ -243,7 +242,7 @@ def test_features_of_zeros_are_finite():
     module = NCutsModule(tiny("paper-alexnet-relu5"))
     for parameter in module.model.head.parameters():
         torch.nn.init.zeros_(parameter)
-    batch = augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
+    batch = augment(PreparedSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
     total.backward()
     assert torch.isfinite(total) and (f == 0).all()
@@ -337,7 +336,7 @@ def test_another_backbone_trains_and_is_saved_and_loaded(backbone, tap, tmp_path
     config = tiny("soft-alexnet-relu5")
     config.model = dataclasses.replace(config.model, backbone=backbone, taps=(tap,))
     module = NCutsModule(config)
-    module.loss(augment(ImageSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0)))[0].backward()
+    module.loss(augment(PreparedSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0)))[0].backward()
     assert [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
     model = module.model.eval()
     model.save_pretrained(tmp_path)

@@ -14,12 +14,8 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.config import RECIPES, O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import fit, run_recipe, seed_all
-from matbackprop.vision.training.o2p import (
-    RegionModule,
-    build,
-    coco_folder,
-    region_sets,
-)
+from matbackprop.vision.training.o2p import RegionModule, build
+from matbackprop.vision.training.regions import region_sets
 from matbackprop.vision.training.run_folder import RunFolder
 
 
@@ -173,7 +169,7 @@ def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypat
     module, run = train(sift)
     losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
     assert losses[-1] < 0.7 * losses[0]
-    monkeypatch.setattr("matbackprop.vision.training.o2p.write_cache", None)  # would fail if it were called
+    monkeypatch.setattr("matbackprop.vision.training.regions.write_cache", None)  # would fail if it were called
     again, _ = train(merge(sift, {"engine.run": str(config.engine.run) + "-again"}))
     assert same(module, again)
 
@@ -198,7 +194,7 @@ def test_frozen_descriptors_are_computed_once_and_the_saved_model_agrees(config,
         seen = model(batch["image"], batch["mask"])
         trained = module.scores(data.on_device({"index": indices}, training=False))
     torch.testing.assert_close(seen, trained, rtol=1e-2, atol=1e-2)
-    monkeypatch.setattr("matbackprop.vision.training.o2p.write_cache", None)  # would fail if it were called
+    monkeypatch.setattr("matbackprop.vision.training.regions.write_cache", None)  # would fail if it were called
     again, _ = train(merge(frozen, {"engine.run": str(config.engine.run) + "-again"}))
     assert same(module, again)
 
@@ -215,7 +211,7 @@ def test_rates_follow_the_schedule(config):
 def test_missing_data_name_the_options(monkeypatch, tmp_path):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data\.root"):
-        coco_folder(RegionDataConfig())
+        RegionDataConfig().folder()
     with pytest.raises(DataError, match="No annotations"):
         region_sets(RegionDataConfig(root=tmp_path))
 

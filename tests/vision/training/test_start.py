@@ -12,7 +12,8 @@ from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.training.config import RECIPES
-from matbackprop.vision.training.o2p import build_model, region_sets
+from matbackprop.vision.training.o2p import build_model
+from matbackprop.vision.training.regions import region_sets
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from matbackprop.vision.training.run_folder import RunFolder
     from matbackprop.vision.training.system import Data, System
 
-T = TypeVar("T")
-
-
 Scale = Annotated[float, Field(gt=0, le=16)]
 
 
@@ -69,7 +66,7 @@ class EngineConfig:
     """Strategy for several devices; auto is ddp if there are several."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Type of device."""
-    precision: Literal["32", "64", "bf16-mixed", "16-mixed"] = "32"
+    precision: Literal["32", "bf16-mixed"] = "32"
     """Precision of the network; structured layers have their own."""
     matmul_precision: Literal["highest", "high"] = "high"
     """float32 matrix products of the network: high allows TF32 on NVIDIA GPUs."""
@@ -98,9 +95,9 @@ class EngineConfig:
     guard_every: Count = 16
     """Batches between two checks for NaN and Inf on a GPU (on the CPU: every step)."""
     profile: bool = False
-    """Print and save the time of the parts of a step: data, network, layer, optimizer."""
+    """Print the operators of a step by their time, and save a trace for Perfetto (torch.profiler)."""
     profile_steps: Count = 20
-    """Steps that the profile averages, after five warm-up steps."""
+    """Steps to profile, after five warm-up steps."""
     tensorboard: bool = True
     """Write TensorBoard curves in addition to metrics.jsonl."""
     progress: bool = True
@@ -118,34 +115,46 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
-class Recipe(Generic[T]):
-    """A kind of training: configuration, presets, and functions that build and export it."""
+class Recipe:
+    """A kind of training, with functions ``build``, ``export`` and ``figures`` in the module of its name.
+
+    Attributes:
+        name: the word after ``matbackprop train``.
+        config_class: dataclass of the configuration, with a field ``engine``.
+        presets: ``smoke``, ``small``, ``paper``, … → configuration.
+        summary: one line for ``--help``.
+    """
 
     name: str
-    """The word after ``matbackprop train``."""
-    config_class: type[T]
-    """Dataclass of the configuration, with a field ``engine``."""
-    presets: Mapping[str, T]
-    """``smoke``, ``small``, ``paper``, … → configuration."""
-    build: Callable[[T], tuple[System, Data]]
-    """Configuration → (system, data). Called after seeding."""
-    export: Callable[[RunFolder, Any, Any], None] = lambda run, system, data: None
-    """Called at the end with run folder, system and data in the first process; writes the model."""
-    figures: Callable[[RunFolder, Any, Any], None] = lambda run, system, data: None
-    """Called after ``export`` in the same way if a report is written."""
-    summary: str = ""
-    """One line for ``--help``."""
+    config_class: Any
+    presets: Mapping[str, Any]
+    summary: str
 
-    def preset(self, name: str) -> T:
+    @property
+    def _module(self) -> Any:
+        return importlib.import_module(f"matbackprop.vision.training.{self.name}")
+
+    def build(self, config: Any) -> tuple[System, Data]:
+        """Return the system and the data of a configuration, after seeding."""
+        return self._module.build(config)
+
+    def export(self, run: RunFolder, system: System, data: Data) -> None:
+        """Write the trained model to the run folder."""
+        self._module.export(run, system, data)
+
+    def figures(self, run: RunFolder, system: System, data: Data) -> None:
+        """Draw the figures of the report."""
+        self._module.figures(run, system, data)
+
+    def preset(self, name: str) -> Any:
         """Return a copy of a preset."""
         if name not in self.presets:
-            raise ConfigurationError(
-                f"Recipe {self.name!r} has no preset {name!r}. {suggest(name, self.presets, 'Presets')}"
-            )
+            hint = suggest(name, self.presets, "Presets")
+            raise ConfigurationError(f"Recipe {self.name!r} has no preset {name!r}. {hint}")
         return from_json(self.config_class, to_json(self.presets[name]))
 
 
-def resolve(recipe: Recipe[T], preset: str, file: Path | None = None, source: str | None = None) -> T:
+def resolve(recipe: Recipe, preset: str, file: Path | None = None, source: str | None = None) -> Any:
     """Return a preset with the fields of a saved model (``source``) and of a file."""
     config = recipe.preset(preset)
     if source is not None:
@@ -157,7 +166,7 @@ def resolve(recipe: Recipe[T], preset: str, file: Path | None = None, source: st
     try:
         return merge(config, read_config_file(file))
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}" if str(file) in str(error) else f"{file}: {error}") from error
+        raise ConfigurationError(str(error) if str(file) in str(error) else f"{file}: {error}") from error
 
 
 # ----------------------------------------------------------------------------------------------- region classification
@@ -173,16 +182,24 @@ class DatasetConfig:
     """Number of training images to generate (colored and textured shapes). Setting ``root`` turns this off."""
     cache: Path | None = None
     """Folder for prepared data. Default: $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    layout: ClassVar[Literal["coco", "BSDS500"]] = "BSDS500"
 
     def __post_init__(self) -> None:
         if self.root is not None:
             self.made = 0
+
+    def folder(self) -> Path:
+        """Return the folder to read. Generated images are written first."""
+        from matbackprop.vision.data.cache import dataset_folder
+
+        return dataset_folder(self.layout, self.root, self.made, self.cache)
 
 
 @configuration
 class RegionDataConfig(DatasetConfig):
     """Regions and their augmentation."""
 
+    layout = "coco"
     split: Literal["final", "tuning"] = "final"
     (
         "final: train on all training images, report on the validation images, keep the last weights. tuning: hold "
@@ -316,15 +333,21 @@ O2P_PRESETS = {
 
 
 @configuration
-class ImageDataConfig(DatasetConfig):
-    """Images and their augmentation."""
+class SegmentedDataConfig(DatasetConfig):
+    """Images with human segmentations."""
 
     split: Literal["tuning", "final"] = "tuning"
-    """tuning: hold out every fifth training image for validation. final: train on all of them, validate on none."""
+    """tuning: hold out every fifth training image for validation. final: train on all of them."""
     fold: Annotated[int, Field(ge=0, le=4)] = 0
     """Which fifth of the training images is held out, 0 to 4."""
     limit: Count | None = None
     """Use at most this many images of each part."""
+
+
+@configuration
+class ImageDataConfig(SegmentedDataConfig):
+    """Images and their augmentation."""
+
     batch_size: Count = 1
     """Images in a training batch, on each device."""
     flip: bool = True
@@ -433,15 +456,9 @@ NCUTS_PRESETS = {
 
 
 @configuration
-class ContourDataConfig(DatasetConfig):
-    """Images with human segmentations, and how crops of them are drawn."""
+class ContourDataConfig(SegmentedDataConfig):
+    """Images and random crops of them. In the final split, ``val`` determines the threshold."""
 
-    split: Literal["tuning", "final"] = "tuning"
-    """tuning: hold out every fifth training image. final: train on all of them, choose the threshold on ``val``."""
-    fold: Annotated[int, Field(ge=0, le=4)] = 0
-    """Which fifth of the training images is held out, 0 to 4."""
-    limit: Count | None = None
-    """Use at most this many images of each part."""
     batch_size: Count = 8
     """Crops in a training batch, on each device."""
     crop: Annotated[int, Field(ge=32, le=4096)] = 256
@@ -512,27 +529,18 @@ CONTOURS_PRESETS = {
 # ------------------------------------------------------------------------------------------------------------- recipes
 
 
-def _recipe(name: str, config_class: Any, presets: Mapping[str, Any], summary: str) -> Recipe[Any]:
-    """Return a recipe whose functions are imported from the module of its name when called."""
-
-    def from_module(function: str) -> Callable[..., Any]:
-        return lambda *arguments: getattr(importlib.import_module(f"matbackprop.vision.training.{name}"), function)(
-            *arguments
-        )
-
-    parts = {function: from_module(function) for function in ("build", "export", "figures")}
-    return Recipe(name, config_class, presets, summary=summary, **parts)
-
-
-RECIPES: dict[str, Recipe[Any]] = {
-    "o2p": _recipe("o2p", O2PConfig, O2P_PRESETS, "classify COCO's regions with second-order pooling (DeepO2P)"),
-    "ncuts": _recipe("ncuts", NCutsConfig, NCUTS_PRESETS, "segment images by learned normalized cuts (DeepNCuts)"),
-    "contours": _recipe("contours", ContoursConfig, CONTOURS_PRESETS, "find the contours of photographs (ContourNet)"),
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("o2p", O2PConfig, O2P_PRESETS, "classify COCO's regions with second-order pooling (DeepO2P)"),
+        Recipe("ncuts", NCutsConfig, NCUTS_PRESETS, "segment images by learned normalized cuts (DeepNCuts)"),
+        Recipe("contours", ContoursConfig, CONTOURS_PRESETS, "find the contours of photographs (ContourNet)"),
+    )
 }
 """The recipes of ``matbackprop train``."""
 
 
-def get_recipe(name: str) -> Recipe[Any]:
+def get_recipe(name: str) -> Recipe:
     """Return a recipe by name."""
     if name not in RECIPES:
         raise ConfigurationError(f"There is no recipe {name!r}. {suggest(name, RECIPES, 'Recipes')}")

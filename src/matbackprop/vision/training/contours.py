@@ -1,7 +1,6 @@
 """Contours: the recipe from BSDS's files to a trained contour network.
 
-Read from top to bottom it follows the data: images with the agreement of their annotators, augmentation, loss, training
-step, validation. The configuration and its presets are in :mod:`matbackprop.vision.training.config`.
+The configuration and its presets are in :mod:`~matbackprop.vision.training.config`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from torch.nn import functional as nnf
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from matbackprop.vision.data.bsds import BSDS, find_root, tuning_split
-from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.metrics.regions import region_scores
 from matbackprop.vision.models.config import ContourModelConfig
@@ -25,19 +23,19 @@ from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.progress import track
 from matbackprop.vision.segmentation import merge_contours, watershed_regions
 from matbackprop.vision.training.config import ContourDataConfig, ContoursConfig
-from matbackprop.vision.training.engine import Data, System
 from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
+from matbackprop.vision.training.system import Data, System, two_rates
 
 THRESHOLDS = np.arange(0.02, 1.0, 0.02)
-"""Contour strengths among which the default is chosen."""
+"""Candidates for the default threshold of contour strength."""
 
 # --------------------------------------------------------------------------------------------------------------- data
 
 
 class ContourImage(NamedTuple):
-    """A photograph and the borders that people drew.
+    """A photograph and the borders that annotators drew.
 
     Attributes:
         image: (3, h, w) uint8.
@@ -58,7 +56,7 @@ def read_images(data: BSDS) -> list[ContourImage]:
 
 
 def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw a crop of an image: mirrored, transposed, resized and with other colors."""
+    """Return a random crop of an image: mirrored, transposed, resized, with changed colors."""
     draw = torch.rand(8, generator=generator).tolist()
     image, target = one.image, one.agreement[None]
     for chance, axis in ((draw[0], -1), (draw[1], -2)):
@@ -91,11 +89,11 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
 
 
 class ContoursData(Data):
-    """Crops of the training images, and held-out images as they are."""
+    """Crops of the training images, and whole held-out images."""
 
     def __init__(self, config: ContoursConfig) -> None:
         self.config, self.seed = config.data, config.engine.seed
-        self.folder = dataset_folder("BSDS500", self.config.root, self.config.made, self.config.cache)
+        self.folder = self.config.folder()
         ids: Sequence[str] = BSDS(self.folder, "train").ids
         self.held_out: Sequence[str] = []
         if self.config.split == "tuning":
@@ -105,7 +103,7 @@ class ContoursData(Data):
         self.validation = read_images(held) if len(held) else []
 
     def train_loader(self) -> EpochLoader:
-        """Shuffled batches of crops."""
+        """Return shuffled batches of crops."""
 
         def item(index: int, epoch: int) -> dict[str, Tensor]:
             return augment(self.training[index], self.config, generator_for(self.seed, epoch, index))
@@ -114,7 +112,7 @@ class ContoursData(Data):
         return EpochLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
-        """Single images; None in the final split."""
+        """Return single images; None in the final split."""
         if not self.validation:
             return None
 
@@ -136,9 +134,9 @@ def build_model(config: ContourModelConfig) -> ContourNet:
 
 
 def contour_loss(logits: Tensor, agreement: Tensor, certain: float = 0.3) -> Tensor:
-    """Class-balanced cross-entropy with the borders that people agree on.
+    """Class-balanced cross-entropy of contours with the borders that annotators agree on.
 
-    Pixels that fewer than ``certain`` of the annotators marked count neither as border nor as interior.
+    Pixels that fewer than ``certain`` of the annotators marked are ignored.
 
     Args:
         logits: (b, h, w).
@@ -146,7 +144,7 @@ def contour_loss(logits: Tensor, agreement: Tensor, certain: float = 0.3) -> Ten
         certain: smallest fraction that counts as a border.
 
     Returns:
-        The weighted sum over a batch, per image of 300 × 300 pixels.
+        The weighted mean over all pixels, times 4.5.
     """
     border, interior = (agreement >= certain).float(), (agreement == 0).float()
     inside = interior.sum() / (border.sum() + interior.sum()).clamp(min=1)
@@ -168,40 +166,34 @@ class ContoursModule(System):
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
 
     def losses(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The loss of the network's output, and the mean of those of its levels."""
+        """Return the loss of the network's output, and the sum of the losses of its levels."""
         first, *levels = model(batch["image"].to(memory_format=torch.channels_last))
         sides = torch.stack([contour_loss(level, batch["target"]) for level in levels])
         return contour_loss(first, batch["target"]), sides.sum()
 
     def start(self, data: ContoursData) -> None:
-        """Use the memory layout in which convolutions are fast."""
+        """Use the memory layout that is fastest for convolutions."""
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def training_step(self, batch: dict[str, Tensor]) -> Tensor:
-        """The loss of a batch of crops."""
+        """Return the loss of a batch of crops."""
         output, sides = self.losses(self.model, batch)
         self.record("train/output", output)
         return output + self.config.train.side_weight * sides
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """The loss of the averaged network on a held-out image."""
+        """Record the loss of the averaged network on a held-out image."""
         self.record("val/loss", self.losses(self.average, batch)[0])
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-        """AdamW with one cycle; the backbone has its own rate. Each step also moves the average."""
+        """Return AdamW with one cycle and two learning rates. Each step also updates the average."""
         train = self.config.train
-        body = [p for p in self.model.backbone.parameters() if p.requires_grad]
-        known = {id(p) for p in self.model.backbone.parameters()}
-        groups = [
-            {"params": [p for p in self.model.parameters() if id(p) not in known], "lr": train.rate},
-            {"params": body, "lr": train.backbone_rate},
-        ]
+        groups = two_rates(self.model, self.model.backbone, train.rate, train.backbone_rate)
         optimizer = torch.optim.AdamW(groups, weight_decay=train.decay)
         optimizer.register_step_post_hook(lambda *_: self._move_average())
-        rates = [train.rate, train.backbone_rate]
-        return optimizer, torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, rates, total_steps=max(2, steps), pct_start=0.05
-        )
+        rates = [group["lr"] for group in groups]
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps), pct_start=0.05)
+        return optimizer, schedule
 
     def _move_average(self) -> None:
         if self.step < self.config.train.average_from:
@@ -220,7 +212,7 @@ def build(config: ContoursConfig) -> tuple[ContoursModule, ContoursData]:
 
 @torch.no_grad()
 def choose_threshold(model: ContourNet, data: BSDS, device: torch.device | str = "cpu") -> float:
-    """The contour strength at which hierarchies of images have the largest mean covering of people's regions."""
+    """Return the contour strength at which the regions have the largest mean covering."""
     model.eval().to(device)
     covering = np.zeros(len(THRESHOLDS))
     for sample in track((data[i] for i in range(len(data))), "Choosing the threshold", len(data)):
@@ -243,7 +235,7 @@ def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
 
 
 def threshold_images(data: ContoursData) -> BSDS:
-    """The held-out images; in the final split those of ``val``, or without one a quarter of the training images."""
+    """Return the held-out images; in the final split those of ``val``, or else a quarter of the training images."""
     limit = data.config.limit
     if not data.held_out and (find_root(data.folder) / "images" / "val").is_dir():
         return BSDS(data.folder, "val", ids=BSDS(data.folder, "val").ids[:limit])
@@ -251,7 +243,7 @@ def threshold_images(data: ContoursData) -> BSDS:
 
 
 def figures(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
-    """Draw a few held-out images, their contours and the annotators' borders into the run folder."""
+    """Draw a few held-out images, their contours and the annotators' borders."""
     from matbackprop.vision.report.figures import segmentation_grid
 
     model: ContourNet = module.average.module.eval()  # type: ignore[assignment]

@@ -1,18 +1,15 @@
-"""Demonstration: gradients at ties, both systems trained on generated images, and sample photographs on one page."""
+"""Demonstration: both systems trained on generated images, and sample photographs, on one page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from rich.console import Console
-from torch import Tensor
 
-import matbackprop
 from matbackprop.vision.configuration import Count, Natural, configuration, merge
 from matbackprop.vision.inference import segment
 from matbackprop.vision.report.figures import segmentation_grid
@@ -75,16 +72,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
         page.text(text)
 
     section(
-        "1 · Gradients where eigenvalues meet",
-        "Dead channels, or more channels than pixels, give the matrix FᵀF + εI repeated eigenvalues. Autograd through "
-        "the eigendecomposition divides by their gap; the fused layer uses divided differences, which have a limit.",
-    )
-    gradients = gradient_check(config.seed)
-    console.print(gradients.rich())
-    page.table(gradients)
-
-    section(
-        "2 · Regions classified through second-order pooling",
+        "1 · Regions classified through second-order pooling",
         "The input of an untrained AlexNet is the box of a textured shape. Its features are pooled to log(FᵀF + εI), "
         "and a linear classifier is applied to the upper triangle.",
     )
@@ -96,7 +84,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
     page.picture(pooling.figure_path("confusion"), "Predicted classes of each true class (rows), in percent")
 
     section(
-        "3 · Images segmented by trained normalized cuts",
+        "2 · Images segmented by trained normalized cuts",
         "The objective ½‖Π_λ − Π_Ψ‖² (soft projector) rotates the subspace that an AlexNet's features span towards the "
         "regions that annotators drew; K-means in that subspace gives the segmentations.",
     )
@@ -109,7 +97,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
     )
 
     section(
-        "4 · Photographs segmented by the network in the package",
+        "3 · Photographs segmented by the network in the package",
         "A contour network, trained on human segmentations of photographs: a watershed is merged into a hierarchy "
         "with any number of regions.",
     )
@@ -122,63 +110,8 @@ def _run(config: DemoConfig, console: Console) -> Path:
     tiles = {f"accuracy {when}": text for when, text in percent.items()}
     page.tiles(tiles | {f"covering {when}": f"{value:.3f}" for when, value in covering.items()})
     report = page.write(config.run / "report.html")
-    errors = {str(name): {"eigh": eigh, "second_order_pool": ours} for name, eigh, ours in gradients.rows}
-    RunFolder(config.run).write_summary({"accuracy": accuracy, "covering": covering, "gradient error": errors})
+    RunFolder(config.run).write_summary({"accuracy": accuracy, "covering": covering})
     return report
-
-
-# ------------------------------------------------------------------------------------ gradients at ties
-
-
-def gradient_check(seed: int = 0) -> Table:
-    """Compare gradients of log pooling with finite differences, at spectra with and without ties.
-
-    The table has the relative error of autograd through ``torch.linalg.eigh`` and of ``second_order_pool``, in float64.
-
-    Example:
-        >>> table = gradient_check()
-        >>> [row[0] for row in table.rows]
-        ['all different', 'three dead channels', 'pixels of six pure kinds', 'no signal, F = 0']
-        >>> [bool(row[1] < 1e-8) for row in table.rows], [bool(row[2] < 1e-8) for row in table.rows]
-        ([True, False, False, False], [True, True, True, True])
-    """
-    generator = torch.Generator().manual_seed(seed)
-    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
-    dead = draw(10, 6).relu()
-    dead[:, 2:5] = 0
-    cases = {
-        "all different": draw(10, 6).relu(),
-        "three dead channels": dead,
-        "pixels of six pure kinds": torch.eye(6, dtype=torch.float64).repeat(2, 1),
-        "no signal, F = 0": torch.zeros(10, 6, dtype=torch.float64),
-    }
-    ours = partial(matbackprop.second_order_pool, eps=0.1)
-    rows: list[list[Any]] = []
-    for name, f in cases.items():
-        direction = draw(f.shape[1], f.shape[1])
-        truth = _finite_differences(ours, f, direction)
-        row: list[Any] = [name]
-        for function in (_autograd_pool, ours):
-            leaf = f.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(function(leaf), leaf, direction)
-            row.append(float((gradient - truth).norm() / truth.norm().clamp_min(1)))
-        rows.append(row)
-    columns = ["spectrum", "eigh + autograd", "second_order_pool"]
-    note = "Error of the gradient of log(FᵀF + εI) against central differences, float64."
-    return Table(columns, rows, note=note, formats=dict.fromkeys(columns[1:], ".1e"))
-
-
-def _finite_differences(function: Callable[[Tensor], Tensor], f: Tensor, direction: Tensor) -> Tensor:
-    """d⟨direction, function(F)⟩/dF by central differences of the fourth order, all entries as one batch."""
-    step = 1e-3
-    units = torch.eye(f.numel(), dtype=f.dtype).view(-1, *f.shape)
-    at = {shift: (function(f + shift * step * units) * direction).sum((-2, -1)) for shift in (-2, -1, 1, 2)}
-    return ((8 * (at[1] - at[-1]) - at[2] + at[-2]) / (12 * step)).view_as(f)
-
-
-def _autograd_pool(f: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(f.mT @ f + 0.1 * torch.eye(f.shape[-1], dtype=f.dtype))
-    return (vectors * values.log()) @ vectors.mT
 
 
 # ------------------------------------------------------------------------------------------ the systems

@@ -14,9 +14,9 @@ import random
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from matbackprop.vision.training.checkpoint import load_checkpoint, random_state
 from matbackprop.vision.training.config import EngineConfig, Recipe
 from matbackprop.vision.training.guard import Guard
 from matbackprop.vision.training.loading import EpochLoader, generator_for
-from matbackprop.vision.training.profile import StepProfile
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.system import Data, System
 
@@ -42,8 +41,6 @@ log = logging.getLogger("matbackprop")
 _file_log = logging.getLogger("matbackprop.vision.training.file")
 _file_log.propagate = False
 _file_log.addHandler(logging.NullHandler())
-
-T = TypeVar("T")
 
 
 def seed_all(seed: int) -> None:
@@ -53,20 +50,19 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def run_recipe(recipe: Recipe[T], config: T, *, preset: str = "custom") -> RunFolder:
+def run_recipe(recipe: Recipe, config: Any, *, preset: str = "custom") -> RunFolder:
     """Build, train and export a recipe, and write its report.
 
     The default run folder is ``runs/<recipe>-<preset>-seed<seed>``.
     """
-    engine: EngineConfig = config.engine  # type: ignore[attr-defined]
-    name = f"{recipe.name}-{preset}"
-    run = _run_folder(engine, name)
+    engine: EngineConfig = config.engine
+    run = _run_folder(engine, f"{recipe.name}-{preset}")
     if is_first_process():
         run.check(config, resume=engine.resume, overwrite=engine.overwrite)
     seed_all(engine.seed)
     with log_on_screen():
         system, data = recipe.build(config)
-    with _open_run(config, name) as run:
+    with _opened(run, config, engine):
         _fit(run, engine, system, data)
         if is_first_process():
             if engine.checkpoints:
@@ -95,8 +91,10 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
         ConfigurationError: the folder holds another run, or another process is training in it.
         CheckpointError: the last checkpoint is damaged.
     """
-    with _open_run(config, name) as run:
-        _fit(run, getattr(config, "engine", config), system, data)
+    engine: EngineConfig = getattr(config, "engine", config)
+    run = _run_folder(engine, name)
+    with _opened(run, config, engine):
+        _fit(run, engine, system, data)
     return run
 
 
@@ -126,7 +124,7 @@ def _load_into(system: System, state: dict[str, Any], path: Path) -> None:
         system.load_state_dict(state["state_dict"])
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).replace("\n\t", " ")[:500]
-        raise ConfigurationError(f"{path} does not fit the model of the run's config.json: {reason}") from error
+        raise ConfigurationError(f"{path} does not match the model of the run's config.json: {reason}") from error
 
 
 def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> None:
@@ -175,7 +173,7 @@ class _Training:
         self.batches = len(self.train_loader)
         self.steps = -(-self.batches // engine.accumulate) * engine.max_epochs
         self._set_up()
-        self.guard = Guard(engine, system, self.optimizer, scaled=self.scaler.is_enabled(), checkpoint=self._last)
+        self.guard = Guard(engine, system, self.optimizer, self._last)
         self.tensorboard: Any = None
         if self.first:
             run.keep_metrics_until(self.step)
@@ -184,8 +182,7 @@ class _Training:
 
                 purge = self.step + 1 if self.step else None
                 self.tensorboard = SummaryWriter(str(run.tensorboard), purge_step=purge)
-        measured = engine.profile_steps if engine.profile and self.first else 0
-        self.profile = StepProfile(system, self.steps, measured)
+        self.profiler = self._start_profiler() if engine.profile and self.first else None
         self.progress = Progress("Training", self.steps, self.step, quiet=not (self.first and engine.progress))
 
     def _set_up(self) -> None:
@@ -194,8 +191,6 @@ class _Training:
         state = load_checkpoint(self._last) if engine.resume and self._last.exists() else None
         if engine.resume:
             log.info("No checkpoint yet, starting." if state is None else f"Resuming from {self._last}.")
-        if engine.precision == "64":
-            system.double()
         system.to(self.device)
         if state is not None:
             _load_into(system, state, self._last)
@@ -205,12 +200,27 @@ class _Training:
         self.optimizer, self.schedule = system.optimizers(max(self.steps, 1))
         if isinstance(self.schedule, ReduceLROnPlateau):
             raise ConfigurationError("ReduceLROnPlateau needs a metric. Use a schedule without one.")
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=engine.precision == "16-mixed")
         self.wrapped = fabric.setup_module(system)
         if fabric.world_size > 1:  # different random numbers in each process
             torch.manual_seed(generator_for(torch.initial_seed(), fabric.global_rank).initial_seed())
         if state is not None:
             self._restore(state)
+
+    def _start_profiler(self) -> torch.profiler.profile:
+        """Profile a few steps; write a trace for Perfetto and print the operators by their time."""
+        steps, path = self.engine.profile_steps, str(self.run_folder.profile_path)
+        warmup = 5 if self.steps >= 5 + steps else min(1, self.steps - 1)
+
+        def finish(profiler: torch.profiler.profile) -> None:
+            profiler.export_chrome_trace(path)
+            order = "self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+            print(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=40))
+            print(f"Trace of {steps} steps for https://ui.perfetto.dev: {path}")
+
+        schedule = torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1)
+        profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=finish)
+        profiler.start()
+        return profiler
 
     def run(self) -> None:
         """Train to the end."""
@@ -231,6 +241,8 @@ class _Training:
                 self.progress.close()
                 if self.tensorboard is not None:
                     self.tensorboard.close()
+                if self.profiler is not None:
+                    self.profiler.stop()
             if self.first:
                 self.run_folder.write_summary(self._summary(time.perf_counter() - started))
                 log.info("Done after %d steps: %s", self.step, self.run_folder.path)
@@ -238,43 +250,35 @@ class _Training:
                 raise self._interrupted()
 
     def _train_epoch(self) -> None:
-        engine, system, mark = self.engine, self.system, self.profile.mark
+        engine, system = self.engine, self.system
         self._timer = self.step, time.perf_counter()
         system.train()
         system.step = self.step
-        self.profile.begin()
         for index, batch in enumerate(self.train_loader.read(self.epoch, self.batch), self.batch):
-            batch = _on_device(batch, self.data, engine, self.device, training=True)
+            batch = _on_device(batch, self.data, self.device, training=True)
             place = f"step {self.step}, epoch {self.epoch}, batch {index}"
             last = index + 1 == self.batches
             complete = last or (index + 1) % engine.accumulate == 0  # the batches of an optimizer step
-            mark("data")
 
             with self.fabric.no_backward_sync(self.wrapped, enabled=not complete):
                 try:
                     with _autocast(engine, self.device):
                         loss = self.wrapped(batch)
-                    mark("network forward")
                     self.guard.loss(loss, place)
                     if index % engine.accumulate == 0:
                         self.optimizer.zero_grad()
-                    self.fabric.backward(self.scaler.scale(loss / engine.accumulate))
+                    self.fabric.backward(loss / engine.accumulate)
                 except (NumericalError, SolverError, torch.linalg.LinAlgError) as error:
                     problem = f"A batch cannot be computed at {place} ({str(error).rstrip('.')})"
                     raise self.guard.error(problem) from error
-            mark("network backward")
 
             rate = max(float(group["lr"]) for group in self.optimizer.param_groups)
             if complete:
-                self.scaler.unscale_(self.optimizer)
                 self.guard.gradient()
-                mark("gradient checks")
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
+                self.optimizer.step()
                 if self.schedule is not None:
                     self.schedule.step()
                 self.step += 1
-                mark("optimizer")
             system.record("train/loss", loss.detach())
             self.batch = index + 1
             if last or (complete and self.step % engine.log_every == 0):
@@ -282,12 +286,12 @@ class _Training:
             system.step = self.step
             if complete:
                 self.progress.advance(note=f"epoch {self.epoch + 1} of {engine.max_epochs}{self._note}")
-                self.profile.end()
+                if self.profiler is not None:
+                    self.profiler.step()
                 if not last:
                     self._stop_if_signaled()
                     if engine.checkpoint_every_steps and self.step % engine.checkpoint_every_steps == 0:
                         self._save_if_due()
-                    self.profile.begin()
 
     def _validate_epoch(self) -> None:
         """Validate if due, and keep the weights in memory if they are the best."""
@@ -355,8 +359,6 @@ class _Training:
         summary |= {"seconds": before.get("seconds", 0.0) + seconds, "processes": self.fabric.world_size}
         if self.best_score is not None:
             summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
-        if self.profile.steps:
-            summary["step_milliseconds"] = self.profile.write(self.run_folder.profile_path)
         return summary
 
     # ------------------------------------------------------------------------------------ checkpoints
@@ -376,7 +378,6 @@ class _Training:
             "state_dict": self.system.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
             "global_step": self.step,
@@ -428,7 +429,6 @@ class _Training:
                 position = {name: saved[name] for name in ("last_epoch", "_step_count", "_last_lr")}
                 saved = self.schedule.state_dict() | position
             self.schedule.load_state_dict(saved)
-        self.scaler.load_state_dict(state["scaler"])
 
 
 def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineConfig) -> dict[str, float]:
@@ -439,7 +439,7 @@ def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineCon
     try:
         with torch.no_grad():
             for batch in track(batches, "Validating", len(loader)) if engine.progress else batches:
-                batch = _on_device(batch, data, engine, device, training=False)
+                batch = _on_device(batch, data, device, training=False)
                 with _autocast(engine, device):
                     system.validation_step(batch)
             numbers = system.means.flush(device if system.processes > 1 else None)
@@ -461,24 +461,20 @@ def _devices(engine: EngineConfig) -> Any:
 
 
 def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextManager[Any]:
-    dtypes = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-    if engine.precision not in dtypes:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=dtypes[engine.precision], cache_enabled=False)
+    return torch.autocast(
+        device.type, dtype=torch.bfloat16, enabled=engine.precision == "bf16-mixed", cache_enabled=False
+    )
 
 
-def _on_device(batch: Any, data: Data, engine: EngineConfig, device: torch.device, training: bool) -> Any:
+def _on_device(batch: Any, data: Data, device: torch.device, training: bool) -> Any:
     batch = apply_to_collection(batch, Tensor, lambda t: t.to(device, non_blocking=True))
-    batch = data.on_device(batch, training)
-    if engine.precision == "64":
-        batch = apply_to_collection(batch, Tensor, lambda t: t.double() if t.is_floating_point() else t)
-    return batch
+    return data.on_device(batch, training)
 
 
 @contextmanager
 def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None]:
     """Set torch's global settings and restore them."""
-    precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision(engine.matmul_precision)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not engine.deterministic
@@ -488,8 +484,8 @@ def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.benchmark = benchmark
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.benchmark = before[1]
         torch.use_deterministic_algorithms(deterministic)
 
 
@@ -502,15 +498,13 @@ def _run_folder(engine: EngineConfig, name: str) -> RunFolder:
 
 
 @contextmanager
-def _open_run(config: Any, name: str) -> Iterator[RunFolder]:
+def _opened(run: RunFolder, config: Any, engine: EngineConfig) -> Iterator[None]:
     """Create and lock the run folder, and write the log to it."""
-    engine: EngineConfig = getattr(config, "engine", config)
-    run = _run_folder(engine, name)
     with warnings.catch_warnings():
-        for message in (".*isinstance\\(treespec, LeafSpec\\).*", ".*srun.*", ".*Grad strides do not match.*"):
-            warnings.filterwarnings("ignore", message=message)
+        for part in ("isinstance\\(treespec, LeafSpec\\)", "srun", "Grad strides do not match", "be using warmup"):
+            warnings.filterwarnings("ignore", message=f".*{part}.*")
         if not is_first_process():
-            yield run
+            yield
             return
         with run.locked(), log_on_screen():
             run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
@@ -519,7 +513,7 @@ def _open_run(config: Any, name: str) -> Iterator[RunFolder]:
             for logger in (log, _file_log):
                 logger.addHandler(file)
             try:
-                yield run
+                yield
             finally:
                 for logger in (log, _file_log):
                     logger.removeHandler(file)

@@ -28,14 +28,11 @@ class Guard:
         engine: ``gradient_clip`` and ``guard_every``.
         system: the system; ``train/gradient_norm`` is recorded in it.
         optimizer: its optimizer.
-        scaled: whether gradients are scaled for float16. The scaler handles their Inf.
         checkpoint: the last checkpoint, named in messages.
     """
 
-    def __init__(
-        self, engine: EngineConfig, system: System, optimizer: Optimizer, *, scaled: bool, checkpoint: Path
-    ) -> None:
-        self.system, self.optimizer, self.scaled, self.checkpoint = system, optimizer, scaled, checkpoint
+    def __init__(self, engine: EngineConfig, system: System, optimizer: Optimizer, checkpoint: Path) -> None:
+        self.system, self.optimizer, self.checkpoint = system, optimizer, checkpoint
         self.clip = engine.gradient_clip
         self.every = 1 if system.device.type == "cpu" and system.processes == 1 else engine.guard_every
         self._places: list[str] = []  # of the batches since the last check
@@ -55,8 +52,7 @@ class Guard:
             self.system.record("train/gradient_norm", norm)
             if self.clip is not None:
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
-            if not self.scaled:
-                self._flags[-1] = self._flags[-1] & torch.isfinite(norm)
+            self._flags[-1] = self._flags[-1] & torch.isfinite(norm)
         if len(self._flags) >= self.every:
             self.check()
 

@@ -61,15 +61,16 @@ class ItemSource:
         return self.length
 
     def fetch(self, indices: Tensor, epoch: int) -> Any:
+        """Return the stacked items."""
         return torch.utils.data.default_collate([self.item(int(i), epoch) for i in indices])
 
 
 class EpochLoader:
     """Batches of any epoch, in an order that depends on the seed and the epoch alone.
 
-    With W processes, process r takes the r-th part of W·batch_size items, so two processes see what one with the
-    doubled batch sees. In training (``shuffle``) an incomplete last batch is dropped, and too few items for one batch
-    are repeated. In evaluation every item is seen once.
+    With W processes, process r takes the r-th part of W·batch_size items, so two processes take the items of one with
+    the doubled batch. In training (``shuffle``) an incomplete last batch is dropped, and too few items for one batch
+    are repeated. In evaluation every item is used once.
 
     Args:
         source: source of the batches.
@@ -78,7 +79,7 @@ class EpochLoader:
         shuffle: a new order every epoch; otherwise 0, 1, 2, …
         weights: sample items with replacement in proportion to these, instead of taking each once.
         threads: threads that read ahead; 0 reads in the calling thread.
-        pin_memory: copy batches to page-locked memory.
+        pin_memory: copy batches to page-locked memory; None if CUDA is available.
 
     Example:
         >>> source = ItemSource(4, lambda index, epoch: torch.tensor(index))
@@ -93,28 +94,26 @@ class EpochLoader:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        weights: Sequence[float] | Tensor | None = None,
+        weights: Sequence[float] | None = None,
         threads: int = 0,
         pin_memory: bool | None = None,
     ) -> None:
         if batch_size < 1:
-            raise ConfigurationError(f"batch_size is {batch_size}; it must be at least 1.")
+            raise ConfigurationError(f"Batches of {batch_size} items are not possible. Set batch_size to 1 or more.")
         if len(source) == 0:
-            raise DataError("there is nothing to load: the data source is empty.")
+            raise DataError("The data source is empty. Check the data folder and the split.")
         self.source, self.batch_size, self.seed, self.shuffle = source, batch_size, seed, shuffle
-        self.weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
-        if self.weights is not None and self.weights.shape != (len(source),):
-            raise ConfigurationError(f"{tuple(self.weights.shape)} weights for {len(source)} items.")
+        if weights is not None and len(weights) != len(source):
+            raise ConfigurationError(f"There are {len(weights)} weights for {len(source)} items. Pass one per item.")
+        self.weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
         self.threads = threads
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.rank, self.world = 0, 1
 
-    # ---------------------------------------------------------------------------------------------------------- order
-
     def share(self, rank: int, world: int) -> EpochLoader:
         """Take the ``rank``-th of ``world`` parts of every batch; return the loader."""
         if not self.shuffle and len(self.source) < world:
-            raise DataError(f"{len(self.source)} items cannot be shared by {world} processes; use fewer processes.")
+            raise DataError(f"{len(self.source)} items cannot be shared by {world} processes. Use fewer processes.")
         self.rank, self.world = rank, world
         return self
 
@@ -144,21 +143,12 @@ class EpochLoader:
             return list(mine.tensor_split(min(whole + 1, len(mine))))
         return [part[self.rank * self.batch_size :][: self.batch_size] for part in order.split(size)]
 
-    # -------------------------------------------------------------------------------------------------------- reading
-
     def read(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield this process's batches of an epoch, from the ``start``-th on."""
         batches = self.batches(epoch)[start:]
-        if self.threads:
-            yield from self._read_in_threads(batches, epoch)
-        else:
+        if not self.threads:
             yield from (self._fetch(indices, epoch) for indices in batches)
-
-    def _fetch(self, indices: Tensor, epoch: int) -> Any:
-        batch = self.source.fetch(indices, epoch)
-        return apply_to_collection(batch, Tensor, Tensor.pin_memory) if self.pin_memory else batch
-
-    def _read_in_threads(self, batches: list[Tensor], epoch: int) -> Iterator[Any]:
+            return
         pool = ThreadPoolExecutor(self.threads)
         waiting: deque[Future[Any]] = deque()
         try:
@@ -170,3 +160,7 @@ class EpochLoader:
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _fetch(self, indices: Tensor, epoch: int) -> Any:
+        batch = self.source.fetch(indices, epoch)
+        return apply_to_collection(batch, Tensor, Tensor.pin_memory) if self.pin_memory else batch

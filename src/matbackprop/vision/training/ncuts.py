@@ -1,14 +1,12 @@
 """Deep normalized cuts: the recipe from BSDS's files to a trained segmentation network.
 
-Read from top to bottom it follows the data: images, augmentation, network, objective, training step, validation. Images
-and labels are read into memory; augmentation runs on the device. The configuration and its presets are in
-:mod:`matbackprop.vision.training.config`.
+Images and labels are read into memory; augmentation runs on the device. The configuration and its presets are in
+:mod:`~matbackprop.vision.training.config`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +19,6 @@ from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.solvers import batched_eigh
 from matbackprop.vision.data.bsds import BSDS, PreparedImage, pad_stack, prepare_images, tuning_split
-from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.metrics.evaluation import evaluate_segmentations
@@ -29,33 +26,28 @@ from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.models.config import NCutsModelConfig
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import ImageDataConfig, NCutsConfig
-from matbackprop.vision.training.engine import Data, System
 from matbackprop.vision.training.graphs import GraphedLoss
 from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
+from matbackprop.vision.training.system import Data, System, two_rates
 
 MAX_GRAPHS = 4
-"""Most sizes of images that steps are captured for."""
+"""Maximum number of image sizes for which steps are captured as CUDA graphs."""
 
 # ------------------------------------------------------------------------------------------------------------- images
-
-
-def bsds_folder(config: ImageDataConfig) -> Path:
-    """Return the folder to read, in BSDS500's layout. Generated images are written first."""
-    return dataset_folder("BSDS500", config.root, config.made, config.cache)
 
 
 def open_images(config: ImageDataConfig, split: Literal["train", "val"], stride: int = 16) -> list[PreparedImage]:
     """Read all images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), labels on a grid."""
     workers = config.workers or min(16, processors())
-    return prepare_images(BSDS(bsds_folder(config), split), stride, workers=workers)
+    return prepare_images(BSDS(config.folder(), split), stride, workers=workers)
 
 
 def split_images(
     images: Sequence[PreparedImage], config: ImageDataConfig
 ) -> tuple[list[PreparedImage], list[PreparedImage]]:
-    """Return training and validation images of the configuration's split of the training set."""
+    """Return training and validation images of the configured split."""
     held_out: set[str] = set()
     if config.split == "tuning":
         held_out = set(tuning_split([image.id for image in images], config.fold)[1])
@@ -64,13 +56,13 @@ def split_images(
     return training[: config.limit], validation[: config.limit]
 
 
-class ImageSource:
-    """Batches of prepared images with the random numbers of their augmentation (an :class:`EpochLoader` reads it).
+class PreparedSource:
+    """Batches of prepared images with the random numbers of their augmentation.
 
     Args:
-        images: where from.
-        config: what to vary; None for evaluation.
-        seed: of the augmentation.
+        images: the images.
+        config: flips and color changes; None for evaluation.
+        seed: seed of the augmentation.
     """
 
     def __init__(self, images: Sequence[PreparedImage], config: ImageDataConfig | None, seed: int) -> None:
@@ -78,10 +70,7 @@ class ImageSource:
         self.num_labels, self.annotators = 1, 1
         for image in images:
             if len(image.grid) == 0:
-                raise DataError(
-                    f"image {image.id!r} has no ground truth. Remove it from training and validation (segmenting "
-                    "needs none)."
-                )
+                raise DataError(f"Image {image.id!r} has no ground truth. Remove it from training and validation.")
             self.annotators = max(self.annotators, len(image.grid))
             self.num_labels = max(self.num_labels, int(image.grid.max()) + 1)
 
@@ -89,7 +78,7 @@ class ImageSource:
         return len(self.images)
 
     def fetch(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        """Padded arrays of the images ``indices``; labels are −1 outside of an image."""
+        """Return padded arrays of the images ``indices``; labels outside an image are −1."""
         items = [self.images[int(i)] for i in indices]
         multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
         batch: dict[str, Any] = {
@@ -107,10 +96,10 @@ class ImageSource:
 
 
 class ShapeLoader(EpochLoader):
-    """Puts images of one size into one batch, as far as that goes, so that little is padded."""
+    """Puts images of equal size into the same batch if possible, to reduce padding."""
 
     def order(self, epoch: int) -> Tensor:
-        """The seeded order, sorted by shape, in whole batches that are then shuffled."""
+        """Return the seeded order, sorted by shape, in whole batches that are then shuffled."""
         order = super().order(epoch)
         size = self.batch_size * self.world
         if not self.shuffle or size == 1:
@@ -124,7 +113,7 @@ class ShapeLoader(EpochLoader):
 
 
 def augment(batch: dict[str, Any]) -> dict[str, Any]:
-    """Turn a batch of bytes into network input on its device: flip and change colors; labels are flipped too."""
+    """Convert a batch of bytes to network input on its device: flip images and labels, and change colors."""
     image, out = batch["image"].float() / 255, dict(batch)
     if "flip" in batch:
         flip = batch["flip"].view(-1, 1, 1, 1)
@@ -157,21 +146,21 @@ class NCutsData(Data):
         self.training, self.validation = split_images(images, self.config)
 
     def train_loader(self) -> EpochLoader:
-        """Shuffled batches with augmentation."""
-        source = ImageSource(self.training, self.config, self.seed)
+        """Return shuffled batches with augmentation."""
+        source = PreparedSource(self.training, self.config, self.seed)
         return ShapeLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
-        """Single validation images as they are; none in the final split."""
+        """Return single validation images without augmentation; None in the final split."""
         if len(self.validation) == 0:
             return None
-        return EpochLoader(ImageSource(self.validation, None, 0), 1, shuffle=False)
+        return EpochLoader(PreparedSource(self.validation, None, 0), 1, shuffle=False)
 
     def score(self, model: DeepNCuts, count: int) -> dict[str, float]:
-        """Named scores of the clusterings of the first ``count`` validation images."""
+        """Return the scores of the clusterings of the first ``count`` validation images."""
         images = self.validation[:count]
         segmentations = {name: list(maps) for name, maps in segment_images(model, images).labels.items()}
-        truth = BSDS(bsds_folder(self.config), "train", ids=list(segmentations))
+        truth = BSDS(self.config.folder(), "train", ids=list(segmentations))
         return evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in segmentations})
 
     def on_device(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
@@ -190,12 +179,12 @@ def build_model(config: NCutsModelConfig) -> DeepNCuts:
 
 
 def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.0) -> DeepNCuts:
-    """The paper's baseline: normalized cuts on the backbone's own feature map, without new layers."""
+    """Return the paper's baseline: normalized cuts on the backbone's feature map, without new layers."""
     return build_model(NCutsModelConfig(variant, weights, head="none", zoom=zoom))  # type: ignore[arg-type]
 
 
 class _GridObjective(nn.Module):
-    """The objective of a batch as a function of its tensors alone."""
+    """The objective of a batch as a function of its tensors alone, for a CUDA graph."""
 
     def __init__(self, module: NCutsModule, num_labels: int) -> None:
         super().__init__()
@@ -206,28 +195,8 @@ class _GridObjective(nn.Module):
         return self.compute(image, grid)
 
 
-class Objective(nn.Module):
-    """The mean objective of a batch, J₁, J₂ or soft; Λ of J₁ is the network's."""
-
-    structured = True
-
-    def __init__(self, name: Literal["j1", "j2", "soft"], ridge: float) -> None:
-        super().__init__()
-        self.name, self.ridge = name, ridge
-
-    def forward(self, f: Tensor, labels: Tensor, num_labels: int, lam: Tensor | None) -> Tensor:
-        """The objective of rows f (b, m, d) and labels (b, a, m)."""
-        if self.name == "soft":
-            value = normalized_cut_soft(f, labels, ridge=self.ridge, num_labels=num_labels)
-        elif self.name == "j1":
-            value = normalized_cut_j1(f, labels, lam=lam, num_labels=num_labels)
-        else:
-            value = normalized_cut_j2(f, labels, num_labels=num_labels)
-        return value.mean()
-
-
 class NCutsModule(System):
-    """The network with the objective averaged over annotators and images, two rates, and curves of the spectrum."""
+    """The network with the objective, averaged over annotators and images, and curves of the spectrum."""
 
     graphs: GraphedLoss | None = None
 
@@ -236,24 +205,23 @@ class NCutsModule(System):
         self.config = config
         self.model = build_model(config.model)
         self.model.freeze_backbone(config.train.backbone_rate == 0)
-        self.objective = Objective(config.train.objective, config.model.ridge)
 
     def start(self, data: NCutsData) -> None:
-        """Let convolutions use the layout that tensor cores want, and search algorithms only for few sizes."""
+        """Choose the memory layout for tensor cores, and capture steps as CUDA graphs if possible."""
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = not self.config.engine.deterministic
             self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
             self.graphs = self._capture(data)
 
     def _capture(self, data: NCutsData) -> GraphedLoss | None:
-        """Steps as CUDA graphs, one for each size of image; None where they do not fit."""
+        """Return the loss as CUDA graphs, one for each image size; None if not supported."""
         config = self.config
         alone = self.processes == 1 and config.engine.strategy == "auto" and config.engine.accumulate == 1
         plain = config.data.batch_size == 1 and config.engine.precision == "32"
         kernels = config.train.objective != "j1" and cuts.takes(self.model.channels, self.device)
-        if not (config.train.graphs and alone and plain and kernels) or config.engine.profile:
+        if not (config.train.graphs and alone and plain and kernels):
             return None
-        source = ImageSource(data.training, data.config, data.seed)
+        source = PreparedSource(data.training, data.config, data.seed)
         sizes = sorted({image.size for image in source.images})
         if len(sizes) > MAX_GRAPHS:
             return None
@@ -267,7 +235,7 @@ class NCutsModule(System):
         return GraphedLoss(_GridObjective(self, source.num_labels), samples)
 
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Rows of F (b, m, d) and labels (b, a, m)."""
+        """Return rows of F (b, m, d) and labels (b, a, m)."""
         features = self.model(batch["image"]).float()
         height, width = features.shape[1:3]
         grid = batch["grid"][..., :height, :width]
@@ -275,12 +243,19 @@ class NCutsModule(System):
         return features.flatten(1, 2), grid.flatten(-2)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """The objective of a batch, and the rows of F."""
+        """Return the mean objective of a batch, and the rows of F."""
         f, labels = self.rows(batch)
-        return self.objective(f, labels, batch["num_labels"], self.model.lam), f
+        objective, number = self.config.train.objective, batch["num_labels"]
+        if objective == "soft":
+            value = normalized_cut_soft(f, labels, ridge=self.config.model.ridge, num_labels=number)
+        elif objective == "j1":
+            value = normalized_cut_j1(f, labels, lam=self.model.lam, num_labels=number)
+        else:
+            value = normalized_cut_j2(f, labels, num_labels=number)
+        return value.mean(), f
 
     def training_step(self, batch: dict[str, Any]) -> Tensor:
-        """Mean objective of a batch; rank, spectrum and gradient are recorded every ``log_every`` steps."""
+        """Return the mean objective; record rank, spectrum and gradient every ``log_every`` steps."""
         logged = self.step % self.config.engine.log_every == 0
         if self.graphs is not None and not logged:
             image, grid = batch["image"], batch["grid"]
@@ -299,7 +274,7 @@ class NCutsModule(System):
 
     @torch.no_grad()
     def spectrum(self, f: Tensor) -> dict[str, Tensor]:
-        """Means over the batch of rank, soft rank and extreme eigenvalues of FᵀF at unit trace."""
+        """Return means over the batch of rank, soft rank and extreme eigenvalues of FᵀF at unit trace."""
         gram = f.double().mT @ f.double()
         gram = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)[..., None, None]
         values = batched_eigh(gram)[0].clamp(min=0)
@@ -312,27 +287,22 @@ class NCutsModule(System):
         }
 
     def validation_step(self, batch: dict[str, Any]) -> None:
-        """Loss on an image that was held out."""
+        """Record the loss of a held-out image."""
         total, _ = self.loss(batch)
         for name in ("loss", "objective"):
             self.record(f"val/{name}", total, len(batch["image"]))
 
     def validation_end(self, data: NCutsData) -> dict[str, float]:
-        """Scores of the segmentations of some held-out images, where the configuration asks for it."""
+        """Return the scores of ``score_images`` segmented held-out images."""
         if not self.config.train.score_images:
             return {}
         scores = data.score(self.model, self.config.train.score_images)
         return {f"val/{name}": scores[f"paper_{name}"] for name in ("best", "average")}
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-        """Two groups: the backbone at its own rate, the new layers at theirs."""
+        """Return SGD or AdamW with two learning rates."""
         train = self.config.train
-        body = [p for p in self.model.backbone.parameters() if p.requires_grad]
-        known = {id(p) for p in self.model.backbone.parameters()}
-        new = [p for p in self.model.parameters() if id(p) not in known]
-        groups: list[dict[str, Any]] = [{"params": new, "lr": train.rate}] + (
-            [{"params": body, "lr": train.backbone_rate}] if body else []
-        )
+        groups = two_rates(self.model, self.model.backbone, train.rate, train.backbone_rate)
         common: dict[str, Any] = {"weight_decay": train.decay, "fused": self.device.type == "cuda"}
         if train.optimizer == "sgd":
             optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9, **common)
@@ -349,7 +319,7 @@ class NCutsModule(System):
 
 def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:
     """Build the system and the data of a configuration."""
-    data = NCutsData(config)
+    data = NCutsData(config)  # checks the configuration before weights are loaded
     return NCutsModule(config), data
 
 
@@ -359,7 +329,7 @@ def export(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
 
 
 def figures(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
-    """Draw a few held-out images with their segmentations into the run folder."""
+    """Draw a few held-out images with their segmentations."""
     from matbackprop.vision.report.figures import segmentation_grid
 
     images = data.validation if len(data.validation) else data.training
@@ -368,6 +338,6 @@ def figures(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:
     for image in [images[i] for i in range(min(6, len(images)))]:
         pixels = torch.from_numpy(np.array(image.image))
         labels = module.model.cluster(pixels.unsqueeze(0).to(module.device), (4, 8, 16)).labels[0].cpu().numpy()
-        truth = BSDS(bsds_folder(data.config), "train", ids=[image.id]).segmentations(image.id)[0].numpy()
+        truth = BSDS(data.config.folder(), "train", ids=[image.id]).segmentations(image.id)[0].numpy()
         rows.append([pixels.permute(1, 2, 0).numpy(), *labels, truth])
     segmentation_grid(["Image", "K = 4", "K = 8", "K = 16", "Human"], rows, run.figure_path("segmentations.png"))

@@ -10,7 +10,7 @@
 ``figures/``            figures
 ``predictions/``        predictions on the validation data
 ``model/``              the trained model
-``profile.json``        the parts of a step's time, with ``--profile``
+``profile.json``        the trace of ``--profile``
 ``summary.json``        the final numbers
 ``report.html``         the report
 ======================  =======================================================================

@@ -17,7 +17,7 @@ from matbackprop.vision.training.config import Recipe
 _CLASSES = {"o2p": "RegionClassifier", "ncuts": "DeepNCuts", "contours": "ContourNet"}
 
 
-def saved_fields(recipe: Recipe[Any], source: str) -> dict[str, dict[str, Any]]:
+def saved_fields(recipe: Recipe, source: str) -> dict[str, dict[str, Any]]:
     """Return the fields of a recipe's configuration for fine-tuning a saved model.
 
     Args:

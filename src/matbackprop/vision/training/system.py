@@ -115,6 +115,14 @@ class System(nn.Module, ABC):
         return {}
 
 
+def two_rates(model: nn.Module, backbone: nn.Module, rate: float, backbone_rate: float) -> list[dict[str, Any]]:
+    """Return parameter groups with learning rates: new layers, then the trainable part of the backbone, if any."""
+    known = {id(p) for p in backbone.parameters()}
+    new = [p for p in model.parameters() if id(p) not in known]
+    body = [p for p in backbone.parameters() if p.requires_grad]
+    return [{"params": new, "lr": rate}, *([{"params": body, "lr": backbone_rate}] if body else [])]
+
+
 class Data(ABC):
     """Training and validation batches."""
 
