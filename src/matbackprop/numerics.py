@@ -73,7 +73,7 @@ def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
 def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
     """Raise unless `rank_tolerance` accepts this tolerance."""
     if not (rank_tol is None or isinstance(rank_tol, torch.dtype) or 0 <= rank_tol < 1):
-        raise DomainError(f"rank_tol must be a dtype or be in [0, 1), got {rank_tol}.")
+        raise DomainError(f"The rank tolerance must be a dtype or be in [0, 1), got {rank_tol}.")
 
 
 def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:

@@ -8,7 +8,8 @@ from helpers.operators import WITH_OPTIONS, case_id, real_parts
 from matbackprop.errors import DtypeError
 
 # These compute in the dtype of the inputs before the operator or in user-defined products.
-ROUNDED = [case for case in WITH_OPTIONS if not case.name.endswith(("projector_symmetric", "conjugate_gradient_solve"))]
+_UNROUNDED = ("projector_symmetric", "pinv_deficient", "conjugate_gradient_solve")
+ROUNDED = [case for case in WITH_OPTIONS if not case.name.endswith(_UNROUNDED)]
 
 
 def _raw(case, *inputs, **options):

@@ -316,6 +316,14 @@ ROWS = [
         lambda a: [truth.span(a, mpf(10) ** -30)[0]],
         lambda case: (rectangular(4, 3, case=case),),
     ),
+    Row("pinv, 4×3", mb.pinv, lambda a: [truth.pinv(a)], lambda case: (rectangular(4, 3, case=case),)),
+    Row("pinv, 3×4", mb.pinv, lambda a: [truth.pinv(a)], lambda case: (rectangular(3, 4, case=case),)),
+    Row(
+        "lstsq, 4×3",
+        mb.lstsq,
+        lambda a, b: [truth.pinv(a) * b],
+        lambda case: (rectangular(4, 3, case=case), rectangular(4, 2, (1, 2), case, seed=5)),
+    ),
     Row(
         "whiten, zca",
         lambda x, w: mb.whiten(x, weight=w, eps=0.1),
@@ -335,4 +343,10 @@ ROWS = [
         lambda case: (rectangular(3, 4, case=case),),
     ),
     *(row for metric in get_args(Metric) for row in _geometry(metric)),
+    Row(
+        "spd.frechet_distance",
+        spd.frechet_distance,
+        lambda x, y: [truth.frechet_distance(x, y)],
+        lambda case: (rectangular(4, 3, case=case), rectangular(4, 3, case=case, seed=7).flip(0)),
+    ),
 ]

@@ -987,6 +987,10 @@ def _span_condition(case):
     return 1 / kept[-1] if kept.size else 1.0
 
 
+def _cubed_condition(case):
+    return _span_condition(case) ** 3
+
+
 def _field_condition(case):
     """Condition of the system: degrees over confidence."""
     _, c, w = (np.asarray(a, float) for a in case.arrays)
@@ -1229,6 +1233,10 @@ def _nearest(a, case):
     if 0 < rank < len(values) and values[rank - 1] == values[rank] > 0:
         raise truth.Undefined("a gap")
     return [truth.compose(u, [s if i < rank else mpf(0) for i, s in enumerate(values)], v) if values else a]
+
+
+def _pinv(a, case):
+    return [truth.pinv(a, mpf(case.rank_tol())) if a.rows and a.cols else a.T]
 
 
 def _rank_one_of(x, **options):
@@ -1603,6 +1611,36 @@ ROWS = [
         call=_rank_one_of,
         symmetric=(0,),
         orders=0,
+    ),
+    *(
+        Row(
+            name,
+            draw,
+            _pinv,
+            keeps_rank=True,
+            condition=_span_condition,
+            loss=_cubed_condition,
+            **_clean(_left_out_of_span),
+        )
+        for name, draw in (("pinv_tall", _tall), ("pinv_wide", lambda draw: (_tall(draw)[0].T,)))
+    ),
+    Row(
+        "pinv_deficient",
+        _of_matrix,
+        _pinv,
+        call=mb.pinv,
+        orders=0,
+        condition=_span_condition,
+        **_clean(_left_out_of_span),
+    ),
+    Row(
+        "lstsq",
+        lambda draw: (*(a := _tall(draw)), draw.rng.uniform(-1, 1, (a[0].shape[0], 2))),
+        lambda a, b, case: [_pinv(a, case)[0] * b],
+        keeps_rank=True,
+        condition=_span_condition,
+        loss=_cubed_condition,
+        **_clean(_left_out_of_span),
     ),
     Row(
         "spectral_projector",

@@ -422,6 +422,13 @@ def top(a):
     return [vector([-values[0]]), leading(values, u)]
 
 
+def pinv(a, tol=0):
+    """The pseudo-inverse, by the singular values above a fraction of the largest."""
+    values, u, v = singular(a)
+    most = max(values, default=mpf(0))
+    return compose(v, [1 / x if x > tol * most and x > 0 else mpf(0) for x in values], u)
+
+
 def low_rank(a, rank):
     values, u, v = singular(a)
     return compose(u, [x if i < rank else mpf(0) for i, x in enumerate(values)], v)

@@ -7,7 +7,7 @@ import torch
 
 from helpers.matrices import generator
 from matbackprop import spd
-from matbackprop.errors import NonFiniteError, OrderError, ShapeError
+from matbackprop.errors import DomainError, NonFiniteError, OrderError, ShapeError
 
 
 def samples(*shape, seed):
@@ -69,3 +69,70 @@ def test_second_derivatives_and_bad_samples_are_refused():
         spd.frechet_distance(x, y / 0)
     several = torch.stack([y, y / 0])
     assert spd.frechet_distance(several, several, check=False).isnan().tolist() == [False, True]
+
+
+def bures(a, b):
+    return spd.distance(a, b, metric="bures_wasserstein", squared=True)
+
+
+def covariances(m, k, d, seed=1):
+    """Factors X, Y with A = XXᵀ of rank m and B = YYᵀ of rank k."""
+    return samples(d, m, seed=seed), samples(d, k, seed=seed + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("m", "k"), [(2, 5), (5, 2), (2, 2), (1, 4), (3, 3)])
+def test_bures_distance_of_singular_matrices(m, k, dtype):
+    """By the nuclear norm of XᵀY, in any units of the channels."""
+    x, y = (f.to(dtype) for f in covariances(m, k, 5))
+    for units in (torch.ones(5, dtype=dtype), torch.logspace(-2, 2, 5, dtype=dtype)):
+        one, other = units[:, None] * x, units[:, None] * y
+        a, b = one @ one.mT, other @ other.mT
+        u, v = one.double(), other.double()
+        value = u.square().sum() + v.square().sum() - 2 * torch.linalg.matrix_norm(u.mT @ v, "nuc")
+        tolerance = 1e-11 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(bures(a, b).double(), value, rtol=tolerance, atol=0)
+        batch = torch.stack([a, torch.eye(5, dtype=dtype)])
+        mapped = torch.func.vmap(bures)(batch, torch.stack([b, 4 * torch.eye(5, dtype=dtype)]))
+        torch.testing.assert_close(mapped.double()[0], value, rtol=tolerance, atol=0)
+        assert float(mapped[1]) == pytest.approx(5)
+
+
+@pytest.mark.parametrize(("m", "k"), [(5, 2), (2, 5), (2, 2), (3, 2)])
+def test_gradient_of_the_bures_distance_at_singular_matrices(m, k):
+    """Along variations of factors, which keep the rank."""
+    x, y = (f.requires_grad_() for f in covariances(m, k, 5))
+    call = lambda x, y: bures(x @ x.mT, y @ y.mT)  # noqa: E731
+    assert torch.autograd.gradcheck(call, (x, y), check_forward_ad=True)
+    a = (x @ x.mT).detach().requires_grad_()
+    (grad,) = torch.autograd.grad(bures(a, y @ y.mT), a, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), a)
+    assert grad.isfinite().all() and (k == 5 or m == 5 or second.isnan().all())
+
+
+def test_gradient_in_a_definite_matrix_next_to_a_singular_one():
+    """rank AB = rank B: the distance is differentiable in A in every direction."""
+    (x, y), e = covariances(6, 2, 4), samples(4, 4, seed=9)
+    a, b, e = x @ x.mT, y @ y.mT, e + e.mT
+    a.requires_grad_()
+    (grad,) = torch.autograd.grad(bures(a, b), a)
+    step = 1e-6
+    slope = (bures(a + step * e, b) - bures(a - step * e, b)) / (2 * step)
+    torch.testing.assert_close((grad * e).sum(), slope.detach(), rtol=1e-7, atol=0)
+
+
+def test_bures_distance_of_orthogonal_equal_and_zero_matrices():
+    one, other = torch.diag(torch.tensor([1.0, 0.0])), torch.diag(torch.tensor([0.0, 4.0]))
+    for a, b, value in ((one, other, 5.0), (one, one, 0.0), (0 * one, other, 4.0), (0 * one, 0 * one, 0.0)):
+        a = a.clone().requires_grad_()
+        out = spd.distance(a, b, metric="bures_wasserstein")
+        out.backward()
+        assert float(out.detach()) == pytest.approx(value**0.5) and a.grad.isfinite().all()
+
+
+def test_indefinite_matrices_are_refused_or_nan():
+    bad = torch.tensor([[[0.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, -1e-3]], [[1.0, 1.0], [1.0, 1.0]]])
+    with pytest.raises(DomainError, match="2 of 3 matrices a are not positive semidefinite"):
+        bures(bad, torch.eye(2))
+    out = spd.distance(bad, torch.eye(2), metric="bures_wasserstein", check=False)
+    assert out.isnan().tolist() == [True, True, False]

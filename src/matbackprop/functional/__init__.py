@@ -24,6 +24,8 @@ from matbackprop.functional._matrix_function import matrix_sqrt as matrix_sqrt
 from matbackprop.functional._normalized_cut import normalized_cut_j1 as normalized_cut_j1
 from matbackprop.functional._normalized_cut import normalized_cut_j2 as normalized_cut_j2
 from matbackprop.functional._normalized_cut import normalized_cut_soft as normalized_cut_soft
+from matbackprop.functional._pinv import lstsq as lstsq
+from matbackprop.functional._pinv import pinv as pinv
 from matbackprop.functional._polar import polar as polar
 from matbackprop.functional._procrustes import procrustes as procrustes
 from matbackprop.functional._procrustes import project_rotation as project_rotation

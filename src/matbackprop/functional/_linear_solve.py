@@ -38,7 +38,15 @@ from matbackprop.numerics import (
     zero_tolerance,
 )
 
-__all__ = ["conjugate_gradient_solve", "definite_factor", "gaussian_crf", "linear_solve", "pull_back", "push_forward"]
+__all__ = [
+    "as_columns",
+    "conjugate_gradient_solve",
+    "definite_factor",
+    "gaussian_crf",
+    "linear_solve",
+    "pull_back",
+    "push_forward",
+]
 
 
 class _Solve(Operation):
@@ -78,13 +86,13 @@ class _Solve(Operation):
         return apply(_Solve, a, right, factor, pivots, transposed)
 
 
-def _as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Broadcast the batches; b is a batch of vectors if it is one vector or has the shape (*batch of A, n)."""
+def as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Broadcast A (*batch, m, n) and b; b is a batch of vectors if it is one vector or has the shape (*batch, m)."""
     vector = b.ndim == 1 or b.shape == a.shape[:-1]
     columns = b.unsqueeze(-1) if vector else b
-    if columns.ndim < 2 or columns.shape[-2] != a.shape[-1]:
+    if columns.ndim < 2 or columns.shape[-2] != a.shape[-2]:
         raise ShapeError(
-            f"b must be (*batch, {a.shape[-1]}) or (*batch, {a.shape[-1]}, r) to fit a of shape {tuple(a.shape)}, "
+            f"b must be (*batch, {a.shape[-2]}) or (*batch, {a.shape[-2]}, r) to fit a of shape {tuple(a.shape)}, "
             f"got {tuple(b.shape)}."
         )
     try:
@@ -183,7 +191,7 @@ def linear_solve(
             factor = definite_factor(ready.x.detach(), ready.check_values, "a", a.dtype)
         else:
             factor, pivots = _lu_factor(ready.x.detach(), a.dtype, ready.check_values)
-        full, columns, vector = _as_columns(ready.x, b.to(ready.x.dtype))
+        full, columns, vector = as_columns(ready.x, b.to(ready.x.dtype))
         factor = factor.expand(full.shape)
         pivots = None if pivots is None else pivots.expand(full.shape[:-1])
         out = apply(_Solve, full, columns, factor, pivots, False)

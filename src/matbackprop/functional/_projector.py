@@ -13,6 +13,7 @@ from matbackprop.checks import check_matrix, nan_where, prepare
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._pinv import pseudo_inverse
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, gap_tolerance, rank_tolerance, symmetrize
 from matbackprop.solvers import batched_eigh, batched_svd
@@ -20,54 +21,29 @@ from matbackprop.solvers import batched_eigh, batched_svd
 __all__ = ["projector", "spectral_projector"]
 
 
-def _span_and_inverse(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, Tensor]:
-    if symmetric:
-        values, u = batched_eigh(a)
-        size, vt = values.abs(), u.mH
-        largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
-    else:
-        u, values, vt = batched_svd(a)
-        size, largest = values, values[..., :1]
-    kept = (size > tol * largest) & (size > 0)
-    inverse = torch.where(kept, values, 1).reciprocal() * kept
-    return symmetrize((u * kept.unsqueeze(-2)) @ u.mH), (vt.mH * inverse.unsqueeze(-2)) @ u.mH
-
-
 class _Projector(Operation):
-    """Π = AA⁺ and A⁺; both are outputs, so that the derivative of the adjoint includes theirs."""
+    """Π = AA⁺, given its value and A⁺ with its derivatives."""
 
     forward_twice = "projector"
 
     @staticmethod
-    def forward(a: Tensor, tol: float, symmetric: bool) -> tuple[Tensor, Tensor]:
-        return _span_and_inverse(a, tol, symmetric)
+    def forward(a: Tensor, value: Tensor, inverse: Tensor) -> Tensor:
+        return value.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        return inputs[0], *outputs
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return outputs, inputs[2]
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, onto, inverse), (g_onto, g_inverse) = saved, gradients
-        g_a = torch.zeros_like(a)
-        if g_onto is not None:
-            g = 2 * symmetrize(g_onto)
-            g_a = g_a + (g - onto @ g) @ inverse.mH
-        if g_inverse is not None:  # Golub and Pereyra
-            turned = g_inverse.mH
-            outside = turned - onto @ turned
-            g_a = g_a - inverse.mH @ g_inverse @ inverse.mH + outside @ inverse @ inverse.mH
-            g_a = g_a + inverse.mH @ inverse @ (turned - (turned @ inverse) @ a)
-        return g_a
+        (onto, inverse), (g,) = saved, gradients
+        g = 2 * symmetrize(g)
+        return (g - onto @ g) @ inverse.mH
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
-        a, onto, inverse = saved
-        moved = (da - onto @ da) @ inverse
-        turned = da.mH - da.mH @ onto
-        d_inverse = -(inverse @ da @ inverse) + inverse @ inverse.mH @ turned
-        d_inverse = d_inverse + (da.mH - inverse @ (a @ da.mH)) @ inverse.mH @ inverse
-        return 2 * symmetrize(moved), d_inverse
+    def tangent(saved: Sequence[Any], da: Tensor, *_: Any) -> Tensor:
+        onto, inverse = saved
+        return 2 * symmetrize((da - onto @ da) @ inverse)
 
 
 def projector(
@@ -120,7 +96,14 @@ def projector(
     with autocast_off(a.device.type):
         ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=symmetric)
         tol = rank_tolerance(a.dtype, ready.x.dtype, rank_tol)
-        onto, _ = apply(_Projector, ready.x, tol, symmetric)
+        x = ready.x.detach()
+        if symmetric:
+            values, u = batched_eigh(x)
+            vh = u.mH
+        else:
+            u, values, vh = batched_svd(x)
+        inverse, basis = pseudo_inverse(ready.x, u, values, vh, tol)
+        onto = apply(_Projector, ready.x, symmetrize(basis @ basis.mH), inverse)
         return ready.marked(onto).to(a.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The Fréchet distance of Gaussians fitted to samples."""
+"""The Fréchet distance of Gaussians, given samples or positive semidefinite covariances."""
 
 from __future__ import annotations
 
@@ -13,46 +13,78 @@ from matbackprop._torch import differentiated_again
 from matbackprop.checks import check_finite, check_matrix, check_size, nan_where, wants_check
 from matbackprop.errors import OrderError, ShapeError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import autocast_off, compute_dtype, inner
-from matbackprop.solvers import batched_svd
+from matbackprop.numerics import autocast_off, compute_dtype, inner, symmetrize
+from matbackprop.solvers import batched_eigh, batched_svd
 
-__all__ = ["frechet_distance"]
+__all__ = ["frechet_distance", "squared_bures_distance"]
 
 
-class _OneOrder(Operation):
-    """A gradient that must not be differentiated."""
+class _Once(Operation):
+    """A gradient without derivatives: they raise an error, or are NaN if ``silent``."""
 
     @staticmethod
-    def forward(g: Tensor, *depends_on: Tensor) -> Tensor:
+    def forward(g: Tensor, silent: bool, *depends_on: Tensor) -> Tensor:
         return g.clone()
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        raise OrderError("frechet_distance has one derivative. Detach its gradient before differentiating it.")
+        (_, silent, *depends_on), g = saved, gradients[0]
+        if not silent:
+            raise OrderError("frechet_distance has one derivative. Detach its gradient before differentiating it.")
+        bad = (g != 0).any(-1).any(-1)  # a gradient of zero belongs to a matrix that does not use this one
+        return None, None, *(nan_where(bad, torch.zeros_like(x)) for x in depends_on)
 
-    tangent = adjoint
+    @staticmethod
+    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
+        g, silent, *_ = saved
+        if not silent:
+            raise OrderError("frechet_distance has one derivative. Detach its gradient before differentiating it.")
+        return torch.full_like(g, torch.nan)
 
 
 class _Given(Operation):
     """A value with given gradients in X and Y."""
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor, value: Tensor, grad_x: Tensor, grad_y: Tensor) -> Tensor:
+    def forward(x: Tensor, y: Tensor, value: Tensor, grad_x: Tensor, grad_y: Tensor, silent: bool) -> Tensor:
         return value.clone()
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (x, y, _, *grads), g = saved, gradients[0]
+        (x, y, _, *grads, silent), g = saved, gradients[0]
         if differentiated_again():
-            grads = [apply(_OneOrder, grad, x, y) for grad in grads]
+            grads = [apply(_Once, grad, silent, x, y) for grad in grads]
         return g[..., None, None] * grads[0], g[..., None, None] * grads[1]
 
     @staticmethod
     def tangent(saved: Sequence[Any], dx: Tensor | None, dy: Tensor | None, *_: None) -> Tensor:
-        x, y, value, *grads = saved
-        grads = [apply(_OneOrder, grad, x, y) for grad in grads]
+        x, y, value, *grads, silent = saved
+        grads = [apply(_Once, grad, silent, x, y) for grad in grads]
         parts = [inner(grad, d) for grad, d in zip(grads, (dx, dy), strict=True) if d is not None]
         return sum(parts[1:], parts[0]) if parts else torch.zeros_like(value)
+
+
+def semidefinite_factor(a: Tensor, tolerance: float) -> Tensor:
+    """X with A = XXᴴ. With A scaled to a unit diagonal, eigenvalues up to the tolerance count as zero."""
+    diagonal = a.diagonal(dim1=-2, dim2=-1).real
+    unit = torch.where(diagonal > 0, diagonal, 1).sqrt().unsqueeze(-1)
+    values, vectors = batched_eigh(symmetrize(a / unit / unit.mT))
+    return unit * vectors * torch.where(values > tolerance, values, 0).sqrt().unsqueeze(-2)
+
+
+def squared_bures_distance(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
+    """d² of positive semidefinite matrices by any factors A = XXᴴ, B = YYᴴ: min over unitary U of ‖X − YU‖².
+
+    With YᴴX = PSQᴴ the gradient in A is I − YPS⁺PᴴYᴴ.
+    """
+    x, y = (semidefinite_factor(m.detach(), tolerance) for m in (a, b))
+    p, s, qh = batched_svd(y.mH @ x)
+    value = inner(x - y @ (p @ qh), x - y @ (p @ qh))
+    largest = s[..., :1]
+    inverse = torch.where(s > tolerance * largest, s, torch.inf).rsqrt().unsqueeze(-2)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    one, other = (y @ p) * inverse, (x @ qh.mH) * inverse
+    return apply(_Given, a, b, value, eye - one @ one.mH, eye - other @ other.mH, True)
 
 
 def frechet_distance(
@@ -117,7 +149,7 @@ def frechet_distance(
         floor = 4 * max(r.shape[-2:]) * torch.finfo(dtype).eps
         polar = (u * (sigma > floor * sigma[..., :1]).unsqueeze(-2)) @ vh
         grads = 2 * (a.detach() - q @ (polar @ t)), 2 * (b.detach() - p @ (polar.mT @ r))
-        return nan_where(bad, apart + apply(_Given, a, b, value, *grads)).to(x.dtype)
+        return nan_where(bad, apart + apply(_Given, a, b, value, *grads, False)).to(x.dtype)
 
 
 def _factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

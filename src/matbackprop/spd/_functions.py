@@ -25,6 +25,7 @@ from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_log, matrix_power
 from matbackprop.functional._triangle import vectorize_symmetric
 from matbackprop.numerics import autocast_off, compute_dtype, definite_tolerance, real_dtype, symmetrize
+from matbackprop.spd._frechet import squared_bures_distance
 from matbackprop.spd._metrics import Metric, geometry, of_matrix
 
 __all__ = [
@@ -45,12 +46,14 @@ class Prepared(NamedTuple):
 
     Args:
         matrices: in the dtype of the computation, bitwise symmetric, of one shape; the identity for undefined matrices.
-        mark: one factor per matrix of the batch, 1, or NaN if one of the matrices is not positive definite.
+        definite: which of the batch are positive definite; the others are undefined unless semidefinite are allowed.
+        mark: one factor per matrix of the batch, 1, or NaN if one of the matrices is undefined.
         check_values: whether values are checked.
         dtype: of the results, that of the first matrix, complex if any is.
     """
 
     matrices: list[Tensor]
+    definite: Tensor
     mark: Tensor
     check_values: bool
     dtype: torch.dtype
@@ -68,8 +71,9 @@ def prepare(
     check: bool | None,
     precision: torch.dtype | None,
     symmetric: Sequence[str] = (),
+    semidefinite: bool = False,
 ) -> Prepared:
-    """Check and convert positive definite matrices; those named by ``symmetric`` need not be definite."""
+    """Check and convert positive (semi)definite matrices; those named by ``symmetric`` need not be definite."""
     first = next(iter(matrices.values()))
     for name, a in matrices.items():
         check_matrix(a, name, square=True, or_complex=True)
@@ -83,7 +87,7 @@ def prepare(
     check_values = wants_check(check, *matrices.values())
     has_complex = any(a.is_complex() for a in matrices.values())
     compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
-    converted, marks = [], []
+    converted, marks, definite = [], [], []
     for name, a in matrices.items():
         if check_values:
             check_finite(a, name)
@@ -94,27 +98,49 @@ def prepare(
         if not check_values and (bad := asymmetric(a)) is not None:
             good = good & ~bad
         if name not in symmetric:
-            good = good & _is_definite(x.detach(), a.dtype, check_values, name)
+            tolerance = definite_tolerance(a.dtype, compute, a.shape[-1])
+            definite.append(_is_definite(x.detach(), tolerance))
+            regular = definite[-1] | _is_semidefinite(x.detach(), tolerance) if semidefinite else definite[-1]
+            if check_values and not bool(regular.all()):
+                _refuse_indefinite(regular, name, tolerance, semidefinite)
+            good = good & regular
         mark = torch.where(good, 1.0, torch.nan).to(real_dtype(compute))
         eye = torch.eye(x.shape[-1], dtype=compute, device=x.device)
         # the factor makes gradients of undefined matrices NaN
         converted.append(torch.where(good[..., None, None], x * mark[..., None, None], eye).expand(shape))
         marks.append(mark)
     dtype = torch.promote_types(first.dtype, torch.complex64) if has_complex else first.dtype
-    return Prepared(converted, functools.reduce(torch.mul, marks), check_values, dtype)
+    return Prepared(
+        converted,
+        functools.reduce(torch.logical_and, definite),
+        functools.reduce(torch.mul, marks),
+        check_values,
+        dtype,
+    )
 
 
-def _is_definite(x: Tensor, dtype: torch.dtype, check_values: bool, name: str) -> Tensor:
-    """Whether matrices are positive definite beyond the rounding of data of ``dtype``; raise if values are checked."""
-    tolerance = definite_tolerance(dtype, x.dtype, x.shape[-1])
+def _is_definite(x: Tensor, tolerance: float) -> Tensor:
+    """Whether eigenvalues exceed a tolerance after scaling to a unit diagonal."""
     lowered = x - tolerance * torch.diag_embed(x.diagonal(dim1=-2, dim2=-1))
-    good = torch.linalg.cholesky_ex(lowered).info == 0
-    if check_values and not bool(good.all()):
-        raise DomainError(
-            f"{int((~good).sum())} of {good.numel()} matrices {name} are not positive definite: scaled to a unit "
-            f"diagonal, an eigenvalue is at most {tolerance:.1e}. Add a multiple of the identity."
-        )
-    return good
+    return torch.linalg.cholesky_ex(lowered).info == 0
+
+
+def _is_semidefinite(x: Tensor, tolerance: float) -> Tensor:
+    """The same with the opposite sign of the tolerance. Rows with a zero on the diagonal must be zero."""
+    diagonal = x.diagonal(dim1=-2, dim2=-1)
+    empty = (x == 0).all(-1)
+    raised = x + torch.diag_embed(torch.where(empty, 1, tolerance * diagonal))
+    return torch.linalg.cholesky_ex(raised).info == 0
+
+
+def _refuse_indefinite(good: Tensor, name: str, tolerance: float, semidefinite: bool) -> None:
+    kind, bound = (
+        ("semidefinite", f"below −{tolerance:.1e}") if semidefinite else ("definite", f"at most {tolerance:.1e}")
+    )
+    raise DomainError(
+        f"{int((~good).sum())} of {good.numel()} matrices {name} are not positive {kind}: scaled to a unit "
+        f"diagonal, an eigenvalue is {bound}. Add a multiple of the identity."
+    )
 
 
 def distance(
@@ -126,18 +152,20 @@ def distance(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Distance between positive definite matrices.
+    r"""Distance between positive definite matrices, or semidefinite ones for ``"bures_wasserstein"``.
 
     .. math::
         \|\log(A^{-1/2}BA^{-1/2})\|_F,\qquad \|\log A - \log B\|_F,\qquad
         \bigl(\operatorname{tr}(A + B - 2(A^{1/2}BA^{1/2})^{1/2})\bigr)^{1/2}
 
     for ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. The last is computed as
-    :math:`\min_U\|L_A - L_BU\|_F` with Cholesky factors, without cancellation.
+    :math:`\min_U\|X - YU\|_F` with factors A = XXᵀ and B = YYᵀ, without cancellation.
 
     In all functions of this module, a matrix counts as positive definite if, scaled to a unit diagonal, its smallest
     eigenvalue exceeds 4nε, where ε is the rounding of the data (of float32 for half precision). The rule does not
     depend on the units of the channels. Other matrices raise DomainError, or give NaN if values are not checked.
+    The Bures–Wasserstein distance also accepts singular matrices, whose smallest eigenvalue is within ±4nε. For
+    samples use `frechet_distance`.
 
     Args:
         a, b: symmetric or Hermitian positive definite matrices ``(*batch, n, n)`` whose batches broadcast.
@@ -159,6 +187,12 @@ def distance(
         In both, two orders, exact at repeated eigenvalues. The distance is not differentiable at A = B, and its
         gradient there is zero.
 
+        If A or B is singular, the gradient of the squared Bures–Wasserstein distance in A is
+        :math:`I - Y((Y^\top AY)^{1/2})^+Y^\top`. It is the derivative if rank AB = rank B. If only rank AB = rank A,
+        the slope is infinite in directions that raise the rank of A, and this is the derivative in those that keep it,
+        such as all variations of the factor X. If neither holds, the distance has a kink, like \|t\| at 0, and the
+        gradient is the mean of the two slopes. Second derivatives are NaN.
+
     Example:
         >>> import torch
         >>> from matbackprop import spd
@@ -169,10 +203,18 @@ def distance(
         Bhatia, Positive Definite Matrices (2007); Bhatia, Jain, Lim, On the Bures–Wasserstein distance, 2019.
     """
     form = geometry(metric)
-    given = prepare({"a": a, "b": b}, check, precision)
+    bures = metric == "bures_wasserstein"
+    given = prepare({"a": a, "b": b}, check, precision, semidefinite=bures)
     x, y = given.matrices
     with autocast_off(a.device.type):
-        out = form.squared_distance(x, y)
+        if bures and not (given.check_values and bool(given.definite.all())):
+            singular = ~given.definite[..., None, None]
+            eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+            regular = form.squared_distance(torch.where(singular, eye, x), torch.where(singular, eye, y))
+            tolerance = max(definite_tolerance(m.dtype, x.dtype, x.shape[-1]) for m in (a, b))
+            out = torch.where(given.definite, regular, squared_bures_distance(x, y, tolerance))
+        else:
+            out = form.squared_distance(x, y)
         if not squared:
             zero = (out == 0) | (x == y).all(-1).all(-1)
             out = torch.where(zero, 0, torch.where(zero, 1, out).sqrt())

@@ -1,0 +1,177 @@
+"""Pseudo-inverse and least squares of minimal norm, at a rank that is decided once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matbackprop._torch import differentiated_again
+from matbackprop.checks import Prepared, check_finite, check_floating, check_matrix, prepare
+from matbackprop.errors import DtypeError
+from matbackprop.functional._function import Operation, apply, product
+from matbackprop.functional._linear_solve import as_columns
+from matbackprop.numerics import autocast_off, rank_tolerance
+from matbackprop.solvers import batched_svd
+
+__all__ = ["lstsq", "pinv", "pseudo_inverse"]
+
+
+def _outside(t: Tensor, a: Tensor, inverse: Tensor, basis: Tensor) -> Tensor:
+    """(I − AA⁺)T, its value by an orthonormal basis of the range: A(A⁺T) loses digits if A is ill-conditioned."""
+    by_basis = t - basis @ (basis.mH @ t)
+    if not differentiated_again():
+        return by_basis
+    by_products = t - a @ (inverse @ t)
+    return by_products + (by_basis - by_products).detach()
+
+
+class _PseudoInverse(Operation):
+    """A⁺, given its value and bases of both ranges. It is an output, so that derivatives of the adjoint include it."""
+
+    forward_twice = "pinv"
+
+    @staticmethod
+    def forward(a: Tensor, value: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        a, _, left, right = inputs
+        return a, outputs, left, right
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+        (a, inverse, left, right), (g,) = saved, gradients
+        back = inverse.mH
+        one = _outside(g.mH, a, inverse, left) @ inverse @ back
+        other = _outside(g, a.mH, back, right) @ back @ inverse
+        return one + other.mH - back @ g @ back
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> Tensor:
+        a, inverse, left, right = saved
+        back = inverse.mH
+        one = _outside(da, a, inverse, left) @ inverse @ back
+        other = _outside(da.mH, a.mH, back, right) @ back @ inverse
+        return one.mH + other - inverse @ da @ inverse
+
+
+def pseudo_inverse(a: Tensor, u: Tensor, values: Tensor, vh: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+    """A⁺ with derivatives (Golub and Pereyra) given A = U diag(values) Vᴴ, and U without columns outside of the range.
+
+    The rank is the number of values above a fraction ``tol`` of the largest size.
+    """
+    size = values.abs()
+    largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
+    kept = (size > tol * largest) & (size > 0)
+    inverse = torch.where(kept, values, 1).reciprocal() * kept
+    left, right = u * kept.unsqueeze(-2), vh.mH * kept.unsqueeze(-2)
+    return apply(_PseudoInverse, a, (right * inverse.unsqueeze(-2)) @ left.mH, left, right), left
+
+
+def _of_prepared(ready: Prepared, dtype: torch.dtype, rtol: float | torch.dtype | None) -> Tensor:
+    factors = batched_svd(ready.x.detach())
+    return pseudo_inverse(ready.x, *factors, rank_tolerance(dtype, ready.x.dtype, rtol))[0]
+
+
+def pinv(
+    a: Tensor,
+    *,
+    rtol: float | torch.dtype | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Moore–Penrose pseudo-inverse :math:`A^+ = \sum_{i \le r} \sigma_i^{-1} v_i u_i^\top`.
+
+    Args:
+        a: matrices ``(*b, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
+        rtol: singular values up to this fraction of the largest count as zero; the others define the rank r. By
+            default it follows the dtype of ``a``, as in `projector`; pass a dtype to set the precision of the data.
+        check, precision: as in `matrix_function`.
+
+    Returns:
+        A⁺ ``(*b, n, m)`` in the dtype of ``a``; zero for A = 0.
+
+    Raises:
+        ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
+        NonFiniteError: ``a`` holds NaN or Inf.
+        DomainError: a tolerance out of range, or a largest entry near the limits of floating point.
+
+    Gradient:
+        .. math:: dA^+ = -A^+\,dA\,A^+ + A^+(A^+)^\top dA^\top(I - AA^+) + (I - A^+A)\,dA^\top(A^+)^\top A^+
+
+        at the rank of the value. It is exact for variations that keep the rank (A⁺ is discontinuous for others) and
+        divides by no difference of singular values. All orders, forward mode, vmap. Second derivatives have a relative
+        error of up to about εκ³, κ = σ_1/σ_r.
+
+        Singular values below the tolerance count as exactly zero. If they are more than rounding errors, the
+        gradient has a relative error of about σ_{r+1}/σ_r; ``pinv(low_rank(a, r))`` is then exact.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop import pinv
+        >>> pinv(torch.tensor([[1.0, 1.0], [1.0, 1.0]]))
+        tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500]])
+
+    Reference:
+        Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose variables
+        separate, SIAM J. Numer. Anal. 10 (1973).
+    """
+    check_matrix(a, "a", or_complex=True)
+    with autocast_off(a.device.type):
+        ready = prepare(a, "a", check, precision, sizes="products")
+        return _of_prepared(ready, a.dtype, rtol).to(a.dtype)
+
+
+def lstsq(
+    a: Tensor,
+    b: Tensor,
+    *,
+    rtol: float | torch.dtype | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Least-squares solution of minimal norm, :math:`X = A^+B`.
+
+    .. math:: X = \operatorname*{argmin}_X \|X\|_F \quad\text{over the minimizers of}\quad \|AX - B\|_F
+
+    Args:
+        a: matrices ``(*b, m, n)`` of any shape and rank, real or complex.
+        b: right-hand sides ``(m,)`` or ``(*b, m)`` with the same batch as A, or ``(*b, m, k)`` with one that
+            broadcasts.
+        rtol: decides the rank of A, as in `pinv`.
+        check, precision: as in `matrix_function`.
+
+    Returns:
+        X ``(*b, n)`` or ``(*b, n, k)`` in the dtype of ``b``.
+
+    Raises:
+        ShapeError, DtypeError: a or b does not fit.
+        NonFiniteError: a or b holds NaN or Inf.
+        DomainError: a tolerance out of range, or a largest entry near the limits of floating point.
+
+    Gradient:
+        In A and B, as in `pinv`.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop import lstsq
+        >>> lstsq(torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([2.0, 4.0]))
+        tensor([1.5000, 1.5000])
+    """
+    check_matrix(a, "a", or_complex=True)
+    check_floating(b, "b", or_complex=True)
+    if a.is_complex() != b.is_complex():
+        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
+    with autocast_off(a.device.type):
+        ready = prepare(a, "a", check, precision, sizes="products", others=(b,))
+        if ready.check_values:
+            check_finite(b, "b")
+        full, columns, vector = as_columns(ready.x, b.to(ready.x.dtype))
+        inverse = _of_prepared(ready, a.dtype, rtol).expand(*full.shape[:-2], a.shape[-1], a.shape[-2])
+        x = product(inverse, columns)
+        return (x.squeeze(-1) if vector else x).to(b.dtype)

@@ -1,0 +1,127 @@
+"""Pseudo-inverse and least squares: values by SciPy, the Moore–Penrose conditions, gradients at the decided rank."""
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+import matbackprop as mb
+from helpers.matrices import generator, rank_deficient, to_complex, with_singular_values
+from matbackprop.errors import DomainError, DtypeError, NonFiniteError, ShapeError
+
+
+def _randn(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("kind", [lambda x: x, to_complex], ids=["real", "complex"])
+def test_values_equal_scipy(shape, rank, kind):
+    a = kind(rank_deficient(*shape, rank, 2))
+    b = kind(_randn(2, shape[0], 2))
+    for i in range(2):
+        torch.testing.assert_close(mb.pinv(a)[i], torch.from_numpy(scipy.linalg.pinv(a[i].numpy(), rtol=1e-10)))
+        expected = scipy.linalg.lstsq(a[i].numpy(), b[i].numpy(), cond=1e-10)[0]
+        torch.testing.assert_close(mb.lstsq(a, b)[i], torch.from_numpy(expected))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    m=st.integers(1, 6), n=st.integers(1, 6), rank=st.integers(0, 6), seed=st.integers(0, 99), is_complex=st.booleans()
+)
+def test_moore_penrose_conditions(m, n, rank, seed, is_complex):
+    a = _randn(m, rank, seed=seed) @ _randn(rank, n, seed=seed + 1)
+    a = a * torch.complex(_randn(m, 1), _randn(m, 1)) if is_complex else a
+    p = mb.pinv(a)
+    size = float(torch.linalg.matrix_norm(a)), float(torch.linalg.matrix_norm(p))
+    torch.testing.assert_close(a @ p @ a, a, rtol=0, atol=1e-12 * (1 + size[0] ** 2 * size[1]))
+    torch.testing.assert_close(p @ a @ p, p, rtol=0, atol=1e-12 * (1 + size[0] * size[1] ** 2))
+    for x in (a @ p, p @ a):
+        torch.testing.assert_close(x, x.mH, rtol=0, atol=1e-12 * (1 + size[0] * size[1]))
+    torch.testing.assert_close(mb.pinv(a.mH), p.mH, rtol=1e-9, atol=1e-12 * (1 + size[1] ** 2))
+
+
+@pytest.mark.parametrize("values", [(2.0, 2.0), (3.0, 1.0)], ids=["repeated", "simple"])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (3, 3)])
+def test_derivatives_at_deficient_rank(values, shape):
+    """In coordinates of the matrices of rank 2, A = XYᵀ, because A⁺ is discontinuous across ranks."""
+    a = with_singular_values(*shape, (*values, 0.0))
+    u, s, vh = torch.linalg.svd(a)
+    x, y = (u[:, :2] * s[:2]).requires_grad_(), vh[:2].mT.clone().requires_grad_()
+    assert gradcheck(lambda x, y: mb.pinv(x @ y.mT), (x, y), check_forward_ad=True)
+    assert gradgradcheck(lambda x, y: mb.pinv(x @ y.mT), (x, y), check_fwd_over_rev=True)
+    b = _randn(shape[0], 2).requires_grad_()
+    assert gradcheck(lambda x, y, b: mb.lstsq(x @ y.mT, b), (x, y, b), check_forward_ad=True)
+
+
+def test_gradient_at_deficient_rank_equals_the_definition_with_many_digits():
+    """d(XYᵀ)⁺ by a difference quotient with 50 digits."""
+    x, y, g = _randn(4, 2, seed=1), _randn(3, 2, seed=2), _randn(3, 4, seed=3)
+    leaf = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad((mb.pinv(leaf @ y.mT) * g).sum(), leaf)
+    with mpmath.workdps(50):
+        ym, gm = mpmath.matrix(y.numpy()), mpmath.matrix(g.numpy())
+
+        def value(xm):
+            inverse = ym * (ym.T * ym) ** -1 * (xm.T * xm) ** -1 * xm.T
+            return sum(inverse[i, j] * gm[i, j] for i in range(3) for j in range(4))
+
+        step, expected = mpmath.mpf(10) ** -15, np.zeros((4, 2))
+        for i in range(4):
+            for j in range(2):
+                up, down = mpmath.matrix(x.numpy()), mpmath.matrix(x.numpy())
+                up[i, j] += step
+                down[i, j] -= step
+                expected[i, j] = (value(up) - value(down)) / (2 * step)
+    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_errors_do_not_count_as_rank(dtype):
+    x, y = _randn(30, 2).to(dtype), _randn(2, 20, seed=1).to(dtype)
+    a = (x @ y).requires_grad_()
+    p = mb.pinv(a)
+    assert torch.linalg.matrix_norm(p) < 10
+    (grad,) = torch.autograd.grad(p.square().sum(), a)
+    assert grad.abs().max() < 10
+    assert torch.linalg.matrix_rank(mb.pinv(a.detach().double(), rtol=torch.float32)) == 2
+
+
+def test_zero_and_empty_matrices():
+    a = torch.zeros(2, 3, 2, requires_grad=True)
+    out = mb.pinv(a)
+    out.sum().backward()
+    assert out.shape == (2, 2, 3) and not out.any() and not a.grad.any()
+    for shape in ((0, 3, 2), (3, 0), (0, 3)):
+        assert mb.pinv(torch.ones(shape)).shape == (*shape[:-2], shape[-1], shape[-2])
+    assert mb.lstsq(torch.ones(3, 0), torch.ones(3)).shape == (0,)
+
+
+def test_right_hand_sides_broadcast():
+    a, b = _randn(2, 1, 4, 3), _randn(5, 4, 2)
+    torch.testing.assert_close(mb.lstsq(a, b), torch.linalg.lstsq(a.expand(2, 5, 4, 3), b.expand(2, 5, 4, 2)).solution)
+    torch.testing.assert_close(mb.lstsq(a[0, 0], b[0, :, 0]), mb.lstsq(a, b)[0, 0, :, 0])
+
+
+def test_truncation_among_separate_singular_values_is_exact_after_low_rank():
+    a = with_singular_values(4, 3, (3.0, 2.0, 1.0)).requires_grad_()
+    torch.testing.assert_close(mb.pinv(a, rtol=0.5), mb.pinv(mb.low_rank(a, 2)))
+    assert gradcheck(lambda a: mb.pinv(mb.low_rank(a, 2)), a)
+
+
+def test_bad_input():
+    with pytest.raises(DomainError, match="The rank tolerance must be"):
+        mb.pinv(torch.eye(2), rtol=1.0)
+    with pytest.raises(ShapeError, match=r"b must be \(\*batch, 3\)"):
+        mb.lstsq(torch.ones(3, 2), torch.ones(2))
+    with pytest.raises(DtypeError, match="both be real or both complex"):
+        mb.lstsq(torch.ones(3, 2), torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(NonFiniteError, match="b holds 1"):
+        mb.lstsq(torch.ones(2, 2), torch.tensor([1.0, torch.nan]))
+    with pytest.raises(DomainError, match="largest entry"):
+        mb.pinv(1e200 * torch.eye(2, dtype=torch.float64))
