@@ -98,7 +98,6 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command("matbackprop.cli.doctor", "Report what is installed and check the gradients.", parse="parse"),
     "data check": Command("matbackprop.cli.data", "Verify a data set and name each bad file.", "Check", "check"),
     "data download": Command("matbackprop.cli.data", "Download a data set or weights.", "Download", "download"),
-    "completion": Command("matbackprop.cli.completion", "Print the completion of a shell.", extra="metrics"),
 }
 """All commands: one or two words → implementation."""
 

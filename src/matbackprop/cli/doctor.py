@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
-import time
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from matbackprop.vision.versions import package_versions
 
-SOLVES = ((100, 36), (100, 169), (100, 256), (1, 20))
-"""Batch and order of the eigenproblems whose route is shown: pool5, ReLU-5, all channels, one image's cuts."""
-
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "metrics": ("numpy", "scipy", "PIL", "torchmetrics", "tyro", "shtab", "rich"),
-    "train": (
-        "filelock",
-        "pydantic",
-        "lightning_fabric",
-        "safetensors",
-        "skimage",
-        "tensorboard",
-        "matplotlib",
-        "pycocotools",
-        "pooch",
-        "tqdm",
-    ),
-    "sift": ("kornia",),
-    "serve": ("gradio", "uvicorn"),
-    "onnx": ("onnx", "onnxscript"),
-    "video": ("av",),
-    "bench": ("psutil", "sklearn", "spd_learn", "geoopt", "ncut_pytorch"),
-}
-"""Extra → its modules."""
-
+EXTRAS = ("metrics", "train", "sift", "serve", "onnx", "video", "bench")
 TOLERANCE = 1e-6
 
 
@@ -49,26 +26,42 @@ class Config:
 
 def parse(arguments: Sequence[str], prog: str) -> Config:
     """Parse the options without tyro, which may not be installed."""
-    parser = argparse.ArgumentParser(prog, description=Config.__doc__)
-    parser.parse_args(arguments)
+    argparse.ArgumentParser(prog, description=Config.__doc__).parse_args(arguments)
     return Config()
 
 
-def options() -> type[Config]:
-    """The options, for shell completion."""
-    return Config
-
-
-def examine() -> dict[str, Any]:
-    """Return the whole report as JSON values."""
+def main(config: Config) -> dict[str, Any]:
+    """Print the report."""
+    report = {"versions": _versions(), "devices": _devices(), "data": _data(), "extras": _extras()}
+    for title, values in report.items():
+        print(title)
+        for name, value in values.items():
+            print(f"  {name:<28}{value}")
+    gradients = _gradient_errors()
+    print("gradients, against central differences")
+    for name, error in gradients.items():
+        print(f"  {name:<28}{error:.1e} {'right' if error < TOLERANCE else 'WRONG'}")
+    kernels = _kernels()
+    if kernels:
+        print("kernels, against their fallbacks")
+    for one in kernels:
+        print(f"  {one['name']:<44}{one['error']:.1e} {'right' if one['right'] else 'WRONG'} {one['message']}".rstrip())
+    right = {
+        "gradients": all(error < TOLERANCE for error in gradients.values()),  # false for NaN
+        "kernels": all(one["right"] for one in kernels),
+    }
+    if not right["gradients"]:
+        summary = "A gradient is wrong on this machine."
+    elif not right["kernels"]:
+        summary = "A CUDA kernel is wrong on this machine. Set MATBACKPROP_KERNELS=0."
+    else:
+        summary = "Everything that is installed works."
     return {
-        "versions": _versions(),
-        "devices": _devices(),
-        "eigensolver": _routes(),
-        "extras": _extras(),
-        "data": _data(),
-        "gradients": _gradients(),
-        "kernels": _kernels(),
+        "summary": summary,
+        "exit_code": 0 if all(right.values()) else 1,
+        **report,
+        "gradients": {"right": right["gradients"], "relative errors": gradients},
+        "kernels": {"right": right["kernels"], "comparisons": kernels},
     }
 
 
@@ -88,116 +81,73 @@ def _devices() -> dict[str, str]:
     return report
 
 
-def _routes() -> dict[str, str]:
-    import torch
-
-    from matbackprop.solvers import route
-
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return {
-        f"{device} {str(dtype).removeprefix('torch.')} {batch}×{n}×{n}": route(device, dtype, n=n, batch=batch)
-        for device in devices
-        for dtype in (torch.float32, torch.float64)
-        for batch, n in SOLVES
-    }
-
-
-def _extras() -> dict[str, dict[str, Any]]:
-    report = {}
-    for extra, modules in EXTRAS.items():
-        missing = [m for m in modules if importlib.util.find_spec(m) is None]
-        report[extra] = {"complete": not missing, "missing": missing}
-    return report
-
-
 def _data() -> dict[str, str]:
-    report: dict[str, str] = {}
     root = os.environ.get("MATBACKPROP_DATA")
     if not root:
-        report["MATBACKPROP_DATA"] = "not set; recipes need --data.root or generated data (--data.made)"
+        report = {"MATBACKPROP_DATA": "not set. Recipes need --data.root or generated data (--data.made)."}
     elif not Path(root).is_dir():
-        report["MATBACKPROP_DATA"] = f"{root} is not a folder"
+        report = {"MATBACKPROP_DATA": f"{root} is not a folder."}
     else:
-        report["MATBACKPROP_DATA"] = root
+        report = {"MATBACKPROP_DATA": root}
         for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
-            report[name] = "there" if (Path(root) / name / sign).exists() else "not there"
-    try:
+            report[name] = "found" if (Path(root) / name / sign).exists() else "not found"
+    with suppress(ImportError):  # of NumPy
         from matbackprop.vision.data.cache import default_cache_folder
-    except ImportError:
-        report["cache"] = "unknown without NumPy"
-        return report
-    cache = default_cache_folder()
-    size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    report["cache"] = f"{cache}, {size / 1e6:.0f} MB"
+
+        cache = default_cache_folder()
+        size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+        report["cache"] = f"{cache}, {size / 1e6:.0f} MB"
     return report
 
 
-def _gradients() -> dict[str, Any]:
-    """Compare gradients with central differences, on every kind of device, in about a second."""
+def _extras() -> dict[str, str]:
+    """For each extra, whether the packages that matbackprop's metadata lists for it are installed."""
+    try:
+        requirements = metadata.requires("matbackprop") or []
+    except metadata.PackageNotFoundError:
+        return dict.fromkeys(EXTRAS, "unknown. Install matbackprop with pip.")
+    needed: dict[str, set[str]] = {extra: set() for extra in EXTRAS}
+    for requirement in requirements:
+        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)", requirement)
+        if found and found[2] in needed and found[1] != "matbackprop":
+            needed[found[2]].add(found[1])
+    report = {}
+    for extra, names in needed.items():
+        missing = sorted(names - package_versions(names).keys())
+        install = f"missing {', '.join(missing)}. Install with: pip install 'matbackprop[{extra}]'"
+        report[extra] = install if missing else "complete"
+    return report
+
+
+def _gradient_errors() -> dict[str, float]:
+    """Return relative differences to central differences, on every kind of device."""
     import torch
 
     import matbackprop as mb
 
-    started = time.perf_counter()
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 2])
-    cases: dict[str, Any] = {
+    cases: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         # Two equal rows and a zero one: a repeated spectrum, where autograd through eigh gives NaN.
         "second_order_pool": lambda f: mb.second_order_pool(torch.cat([f, f[:1], 0 * f[:1]]), eps=1e-2).square().sum(),
         "matrix_log": lambda f: mb.matrix_log(f @ f.mT + torch.eye(len(f)).to(f)).square().sum(),
         "normalized_cut_j2": lambda f: mb.normalized_cut_j2(f.square() + 0.1, labels.to(f.device)),
     }
-    errors: dict[str, float] = {}
+    errors = {}
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
-        f = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
-        direction = torch.randn(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+        generator = torch.Generator().manual_seed(0)
+        f, direction = torch.randn(2, 7, 3, generator=generator, dtype=torch.float64).to(device)
         for name, function in cases.items():
-            x = f.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(function(x), x)
-            exact = (gradient * direction).sum()
-            with torch.no_grad():
-                step = 1e-5
-                numeric = (function(f + step * direction) - function(f - step * direction)) / (2 * step)
-            error = float((exact - numeric).abs() / numeric.abs().clamp_min(1.0))
-            errors[f"{device} {name}"] = error
-    right = all(e < TOLERANCE for e in errors.values())  # false for NaN
-    return {"right": right, "relative errors": errors, "seconds": time.perf_counter() - started}
+            _, slope = torch.autograd.functional.vjp(function, f)
+            step = 1e-5 * direction
+            numeric = (function(f + step) - function(f - step)) / 2e-5
+            errors[f"{device} {name}"] = float(((slope * direction).sum() - numeric).abs() / numeric.abs().clamp_min(1))
+    return errors
 
 
-def _kernels() -> dict[str, Any]:
+def _kernels() -> list[dict[str, Any]]:
     """Compare each CUDA kernel with its fallback, if there is a CUDA device."""
     import torch
 
     from matbackprop.kernel_check import compare_kernels
 
-    comparisons = compare_kernels("cuda") if torch.cuda.is_available() else []
-    return {"right": all(one.right for one in comparisons), "comparisons": [one._asdict() for one in comparisons]}
-
-
-def main(config: Config) -> dict[str, Any]:
-    """Print the report."""
-    report = examine()
-    gradients, kernels = bool(report["gradients"]["right"]), bool(report["kernels"]["right"])
-    good = gradients and kernels
-    for title in ("versions", "devices", "eigensolver", "data"):
-        print(title)
-        for name, value in report[title].items():
-            print(f"  {name:<28}{value}")
-    print("extras")
-    for extra, state in report["extras"].items():
-        how = f"missing {', '.join(state['missing'])}: pip install 'matbackprop[{extra}]'"
-        print(f"  {extra:<28}{'complete' if state['complete'] else how}")
-    seconds = report["gradients"]["seconds"]
-    print(f"gradients, against central differences ({seconds:.2f} s)")
-    for name, error in report["gradients"]["relative errors"].items():
-        print(f"  {name:<28}{error:.1e} {'right' if error < TOLERANCE else 'WRONG'}")
-    if report["kernels"]["comparisons"]:
-        print("kernels, against their fallbacks")
-    for one in report["kernels"]["comparisons"]:
-        print(f"  {one['name']:<44}{one['error']:.1e} {'right' if one['right'] else 'WRONG'} {one['message']}".rstrip())
-    if good:
-        summary = "everything that is installed works"
-    elif gradients:
-        summary = "a CUDA kernel is wrong on this machine; set MATBACKPROP_KERNELS=0"
-    else:
-        summary = "a gradient is wrong on this machine"
-    return {"summary": summary, "exit_code": 0 if good else 1, **report}
+    return [one._asdict() for one in compare_kernels("cuda")] if torch.cuda.is_available() else []

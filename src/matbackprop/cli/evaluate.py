@@ -27,7 +27,7 @@ from matbackprop.vision.metrics import (
 )
 from matbackprop.vision.metrics.evaluation import boundary_average_precision, boundary_over_scales
 from matbackprop.vision.progress import track
-from matbackprop.vision.report.tables import Cell, Table
+from matbackprop.vision.report.tables import Table
 from matbackprop.vision.workers import parallel_map
 
 
@@ -56,7 +56,7 @@ class Config:
     numbered: Literal["auto", "yes", "no"] = "auto"
     """Whether name_1.png, name_2.png are maps of one image."""
     workers: int = 0
-    """Number of processes; 0 takes one for each processor where there is enough to do."""
+    """Number of processes; 0 uses one for each processor if there are enough images."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -72,16 +72,11 @@ def main(config: Config) -> dict[str, Any]:
         boundary=config.boundary,
         objects=config.objects,
         tolerance=config.tolerance,
-        # A process takes a second or two to start, so each should have several images.
-        workers=config.workers or min(processors(), len(segmentations) // 8),
+        workers=_workers(config, len(segmentations)),
     )
-    results = list(track(scores, "Scoring images", len(segmentations)))
-    summary = summarize(results)
-    if config.csv is not None:
-        _write_csv(config.csv, [result.row() for result in results])
-    _print_table(results, summary)
-    where = "" if config.csv is None else f" → {config.csv}"
-    return {"summary": f"{len(results)} images scored{where}", **_document(results, summary)}
+    document = _document(list(track(scores, "Scoring images", len(segmentations))))
+    _table(document).show()
+    return _finish(config, document)
 
 
 @dataclass
@@ -103,7 +98,7 @@ class ContoursConfig:
     thresholds: int = 99
     """Number of thresholds."""
     workers: int = 0
-    """Number of processes; 0 takes one for each processor where there is enough to do."""
+    """Number of processes; 0 uses one for each processor if there are enough images."""
 
 
 def contours(config: ContoursConfig) -> dict[str, Any]:
@@ -117,35 +112,34 @@ def contours(config: ContoursConfig) -> dict[str, Any]:
         raise DataError(f"{len(without)} of {len(files)} images have no human map: {', '.join(without[:5])}.")
     jobs = [(name, paths, truth[name]) for name, paths in files.items()]
     score = partial(_score_contours, thresholds=config.thresholds, tolerance=config.tolerance)
-    workers = config.workers or min(processors(), len(jobs) // 8)
-    counts = list(track(parallel_map(score, jobs, workers), "Scoring images", len(jobs)))
+    scored = parallel_map(score, jobs, _workers(config, len(jobs)))
+    counts = list(track(scored, "Scoring images", len(jobs)))
+    levels = [(i + 1) / (config.thresholds + 1) for i in range(config.thresholds)]
     curve = boundary_curve(counts)
     ods = curve.pop("ods")
     ods["threshold"] = ods.pop("level") / (config.thresholds + 1)
-    ois, ap = boundary_over_scales(counts)[1], boundary_average_precision(counts)
-    rows = [
-        {"id": name, "threshold": (int(f.argmax()) + 1) / (config.thresholds + 1), "boundary_f": float(f.max())}
-        for name, f in ((job[0], f_measure(count)[2]) for job, count in zip(jobs, counts, strict=True))
-    ]
-    if config.csv is not None:
-        _write_csv(config.csv, rows)
+    scores = {
+        "boundary_ods": ods["f"],
+        "boundary_ois": boundary_over_scales(counts)[1],
+        "boundary_ap": boundary_average_precision(counts),
+    }
     Table(
         ["ODS", "OIS", "AP", "threshold", "precision", "recall"],
-        [[ods["f"], ois, ap, ods["threshold"], ods["precision"], ods["recall"]]],
+        [[*scores.values(), ods["threshold"], ods["precision"], ods["recall"]]],
         title=f"Boundary F-measure: {len(jobs)} images, {config.thresholds} thresholds",
         note="Threshold, precision and recall at ODS.",
         formats=dict.fromkeys(("ODS", "OIS", "AP", "precision", "recall"), ".6f") | {"threshold": ".4f"},
     ).show()
-    levels = [(i + 1) / (config.thresholds + 1) for i in range(config.thresholds)]
-    return {
-        "summary": f"{len(jobs)} images scored" + ("" if config.csv is None else f" → {config.csv}"),
+    curves = zip(files, (f_measure(count)[2] for count in counts), strict=True)
+    document = {
         "images": len(jobs),
         "thresholds": config.thresholds,
-        "scores": {"boundary_ods": ods["f"], "boundary_ois": ois, "boundary_ap": ap},
+        "scores": scores,
         "ods": ods,
         "curve": {"threshold": levels, **curve},
-        "per_image": rows,
+        "per_image": [{"id": n, "threshold": levels[int(f.argmax())], "boundary_f": float(f.max())} for n, f in curves],
     }
+    return _finish(config, document)
 
 
 def _score_contours(job: tuple[str, list[Path], list[Path]], thresholds: int, tolerance: float) -> Any:
@@ -162,9 +156,14 @@ def _score_contours(job: tuple[str, list[Path], list[Path]], thresholds: int, to
 def _check(config: Config | ContoursConfig) -> None:
     if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 0.1:
         raise ConfigurationError(
-            f"thresholds {config.thresholds}, workers {config.workers}, tolerance {config.tolerance}: "
-            "at least one threshold, no negative number of workers and a tolerance from 0 to 0.1 are needed"
+            f"--thresholds is {config.thresholds}, --workers {config.workers}, --tolerance {config.tolerance}. "
+            "Use at least 1 threshold, 0 or more workers and a tolerance from 0 to 0.1."
         )
+
+
+def _workers(config: Config | ContoursConfig, images: int) -> int:
+    """A process takes a second or two to start, so each should have several images."""
+    return config.workers or min(processors(), images // 8)
 
 
 def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
@@ -190,7 +189,7 @@ def _read(paths: list[Path], thresholds: int) -> list[Any]:
     return [labels for path in paths for labels in read_label_maps(path, thresholds=thresholds)]
 
 
-def _document(results: list[ImageScores], summary: dict[str, float]) -> dict[str, Any]:
+def _document(results: list[ImageScores]) -> dict[str, Any]:
     numbers = {len(result.covering) for result in results}
     counts = [result.boundary for result in results if result.boundary is not None]
     curve = {"boundary_curve": boundary_curve(counts)} if counts and len(numbers) == 1 else {}
@@ -198,42 +197,50 @@ def _document(results: list[ImageScores], summary: dict[str, float]) -> dict[str
         "images": len(results),
         "annotators": sum(len(result.best_covering) for result in results),
         "segmentations": numbers.pop() if len(numbers) == 1 else None,
-        "scores": {name: None if math.isnan(value) else value for name, value in summary.items()},
+        "scores": {name: None if math.isnan(value) else value for name, value in summarize(results).items()},
         **curve,
         "per_image": [result.row() for result in results],
     }
 
 
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    atomic_write(path, text.getvalue())
+_MEASURES = {
+    "covering": "covering",
+    "pri": "Rand index (PRI)",
+    "vi": "variation of information, bits",
+    "boundary": "boundary F-measure",
+    "objects": "objects and parts, F-measure",
+}
 
 
-def _print_table(results: list[ImageScores], summary: dict[str, float]) -> None:
-    document = _document(results, summary)
-    number = document["segmentations"] or "differing numbers of"
-    measures = {
-        "covering": "covering",
-        "pri": "Rand index (PRI)",
-        "vi": "variation of information, bits",
-        "boundary": "boundary F-measure",
-        "objects": "objects and parts, F-measure",
-    }
-    rows: list[list[Cell]] = [
-        [title, *(document["scores"].get(f"{stem}_{scale}") for scale in ("ods", "ois", "best"))]
-        for stem, title in measures.items()
-        if f"{stem}_ods" in summary
-    ]
-    paper = f"covering as in the paper, best (average): {summary['paper_best']:.6f} ({summary['paper_average']:.6f})"
-    missing = "" if document["segmentations"] else "\nODS needs the same number of segmentations for every image."
-    Table(
-        ["measure", "ODS", "OIS", "best"],
-        rows,
-        title=f"{len(results)} images, {number} segmentations each, {document['annotators']} human maps",
-        note=paper + missing,
-        formats=dict.fromkeys(("ODS", "OIS", "best"), ".6f"),
-    ).show()
+def _table(document: dict[str, Any]) -> Table:
+    scores, number = document["scores"], document["segmentations"]
+    note = f"covering as in the paper, best (average): {scores['paper_best']:.6f} ({scores['paper_average']:.6f})"
+    if number is None:
+        note += "\nODS needs the same number of segmentations for every image."
+    scales = ("ODS", "OIS", "best")
+    return Table(
+        ["measure", *scales],
+        [
+            [title, *(scores.get(f"{stem}_{scale.lower()}") for scale in scales)]
+            for stem, title in _MEASURES.items()
+            if f"{stem}_ods" in scores
+        ],
+        title=f"{document['images']} images, {number or 'differing numbers of'} segmentations each, "
+        f"{document['annotators']} human maps",
+        note=note,
+        formats=dict.fromkeys(scales, ".6f"),
+    )
+
+
+def _finish(config: Config | ContoursConfig, document: dict[str, Any]) -> dict[str, Any]:
+    """Write the CSV file, if requested, and add the summary."""
+    summary = f"{document['images']} images scored"
+    if config.csv is not None:
+        summary += f" → {config.csv}"
+        config.csv.parent.mkdir(parents=True, exist_ok=True)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=list(document["per_image"][0]))
+        writer.writeheader()
+        writer.writerows(document["per_image"])
+        atomic_write(config.csv, text.getvalue())
+    return {"summary": summary, **document}

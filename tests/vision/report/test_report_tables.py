@@ -84,5 +84,3 @@ def test_console_shows_every_cell(table):
 def test_a_row_that_does_not_fit_is_refused():
     with pytest.raises(ShapeError, match="row 1 has 1 cells"):
         Table(["a", "b"], [[1, 2], [3]])
-    with pytest.raises(KeyError, match="Unknown column 'c'"):
-        Table(["a"], [[1]], best={"c": "min"})

@@ -18,12 +18,11 @@ import numpy as np
 from cycler import cycler
 from matplotlib import font_manager
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
+from scipy.ndimage import uniform_filter1d
 
 from matbackprop.errors import ShapeError
 from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
@@ -82,37 +81,27 @@ _RC: Any = {
     "figure.constrained_layout.use": True,
 }
 
-
 styled = mpl.rc_context(_RC)
 """Decorate a function to draw in the shared style instead of the user's settings."""
 
 
 @styled
-def figure(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """Make a figure of ``width`` × ``height`` inches with ``rows`` × ``columns`` axes, given row by row.
-
-    Example:
-        >>> fig, axes = figure(1, 2, width=8, height=3)
-        >>> len(axes)
-        2
-    """
+def figure(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    width: float = 6.4,
+    height: float = 3.6,
+    height_ratios: Sequence[float] | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of ``width`` × ``height`` inches and its ``rows`` × ``columns`` axes, row by row."""
     fig = Figure(figsize=(width, height))
-    FigureCanvasAgg(fig)
-    return fig, list(np.atleast_1d(fig.subplots(rows, columns)).ravel())
+    return fig, list(fig.subplots(rows, columns, squeeze=False, height_ratios=height_ratios).ravel())
 
 
 @styled
 def finish(fig: Figure, path: str | Path | None) -> Figure:
-    """Write ``fig`` to ``path``, if given, and return it. The folder is created; the suffix selects the format.
-
-    Example:
-        >>> import tempfile
-        >>> fig, _ = figure()
-        >>> target = Path(tempfile.mkdtemp()) / "figures" / "empty.png"
-        >>> _ = finish(fig, target)
-        >>> target.exists()
-        True
-    """
+    """Write ``fig`` to ``path``, if given, and return it. The folder is created; the suffix selects the format."""
     if path is not None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,15 +173,6 @@ def _importance(title: str, names: Sequence[str]) -> int:
     return 1 if stages & {"val", "test"} else 2 if "train" in stages else 3
 
 
-def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Running mean over about a fiftieth of the curve, shortened at both ends instead of padded."""
-    half = max(1, len(values) // 100)
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    index = np.arange(len(values))
-    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
-    return (total[high] - total[low]) / (high - low)
-
-
 @styled
 def curves(
     metrics: Sequence[Mapping[str, Any]],
@@ -222,29 +202,33 @@ def curves(
     rows = math.ceil(len(chosen) / columns)
     fig, axes = figure(rows, columns, width=3.5 * columns + 0.3, height=2.5 * rows + 0.1)
     for ax, (title, names) in zip(axes, chosen.items(), strict=False):
-        drawn: list[NDArray[np.float64]] = []
-        for name, color in zip(names, PALETTE * len(names), strict=False):
-            points = [(row.get("step", i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
-            px, py = np.array(points, dtype=np.float64).reshape(-1, 2).T
-            stage = name.partition("/")[0]
-            label = stage if stage in _STAGES else name
-            if len(py) > 150:
-                ax.plot(px, py, color=color, alpha=0.22, linewidth=0.8)
-                ax.plot(px, _smooth(py), color=color, label=label)
-            else:
-                ax.plot(px, py, color=color, label=label, marker="o" if len(py) <= 30 else None, markersize=3.5)
-            drawn.append(py)
-        values = np.concatenate(drawn)
-        finite = values[np.isfinite(values)]
-        if finite.size and finite.min() > 0 and finite.max() / finite.min() > 300:
-            ax.set_yscale("log")
-        if len(names) > 1:  # above the curves, next to the title
-            ax.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(names), borderaxespad=0)
-        ax.set(title=title, xlabel="step")
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        _panel(ax, title, names, metrics)
     for ax in axes[len(chosen) :]:
         ax.set_visible(False)
     return finish(fig, path)
+
+
+def _panel(ax: Axes, title: str, names: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> None:
+    drawn = []
+    for name, color in zip(names, PALETTE * len(names), strict=False):
+        points = [(row.get("step", i), row[name]) for i, row in enumerate(metrics) if row.get(name) is not None]
+        x, y = np.array(points, dtype=np.float64).reshape(-1, 2).T
+        stage = name.partition("/")[0]
+        label = stage if stage in _STAGES else name
+        if len(y) > 150:
+            ax.plot(x, y, color=color, alpha=0.22, linewidth=0.8)
+            ax.plot(x, uniform_filter1d(y, len(y) // 100 * 2 + 1, mode="nearest"), color=color, label=label)
+        else:
+            ax.plot(x, y, color=color, label=label, marker="o" if len(y) <= 30 else None, markersize=3.5)
+        drawn.append(y)
+    values = np.concatenate(drawn)
+    finite = values[np.isfinite(values)]
+    if finite.size and finite.min() > 0 and finite.max() / finite.min() > 300:
+        ax.set_yscale("log")
+    if len(names) > 1:  # above the curves, next to the title
+        ax.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(names), borderaxespad=0)
+    ax.set(title=title, xlabel="step")
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 @styled
@@ -298,10 +282,10 @@ def confusion_matrix(
     k = len(names)
     if array.shape != (k, k):
         raise ShapeError(f"counts must be ({k}, {k}) for {k} class names, got shape {array.shape}.")
-    share = array / np.maximum(array.sum(1, keepdims=True), 1)
+    fraction = array / np.maximum(array.sum(1, keepdims=True), 1)
     side = float(np.clip(0.42 * k + 1.2, 3.4, 12.0))
     fig, (ax,) = figure(width=side + 0.9, height=side)
-    image = ax.imshow(share, cmap=CONTINUOUS, vmin=0, vmax=1)
+    image = ax.imshow(fraction, cmap=CONTINUOUS, vmin=0, vmax=1)
     size = float(np.clip(130 / k, 3.5, 8.5))
     ax.set_xticks(range(k), names, rotation=90 if k > 6 else 30, ha="center" if k > 6 else "right", fontsize=size)
     ax.set_yticks(range(k), names, fontsize=size)
@@ -311,8 +295,8 @@ def confusion_matrix(
     if k <= 16:
         for i, j in np.ndindex(k, k):
             if array[i, j]:
-                color = "white" if share[i, j] > 0.55 else INK
-                ax.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=size, color=color)
+                color = "white" if fraction[i, j] > 0.55 else INK
+                ax.text(j, i, f"{100 * fraction[i, j]:.0f}", ha="center", va="center", fontsize=size, color=color)
     ax.set(xlabel="predicted", ylabel="true", title=title)
     bar = fig.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
     bar.outline.set_visible(False)  # type: ignore[operator]
@@ -360,11 +344,6 @@ def comparison(
     return finish(fig, path)
 
 
-def _is_label_map(cell: ArrayLike | None) -> bool:
-    array = np.asarray(cell)
-    return array.ndim == 2 and (np.issubdtype(array.dtype, np.integer) or array.dtype == bool)
-
-
 def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
     """Renumber a label map so that regions have the numbers and colors of the regions that they overlap most.
 
@@ -377,109 +356,71 @@ def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    ids, own = np.unique(np.asarray(labels), return_inverse=True)
-    known, other = np.unique(np.asarray(reference), return_inverse=True)
-    shared = np.bincount(own.ravel() * len(known) + other.ravel(), minlength=len(ids) * len(known))
-    rows, columns = linear_sum_assignment(shared.reshape(len(ids), len(known)), maximize=True)
+    ids, first = np.unique(np.asarray(labels), return_inverse=True)
+    known, second = np.unique(np.asarray(reference), return_inverse=True)
+    shared = np.zeros((len(ids), len(known)), dtype=np.int64)
+    np.add.at(shared, (first.ravel(), second.ravel()), 1)
+    rows, columns = linear_sum_assignment(shared, maximize=True)
     numbers = np.full(len(ids), -1, dtype=np.int64)
     numbers[rows] = known[columns]
     numbers[numbers < 0] = max(int(known.max()), -1) + 1 + np.arange(int((numbers < 0).sum()))
-    return numbers[own].reshape(np.shape(labels))
-
-
-def _show(ax: Axes, cell: ArrayLike | None) -> None:
-    ax.set_axis_off()
-    if cell is not None:
-        array = np.asarray(cell)
-        labels = _is_label_map(array)
-        picture = draw_boundaries(paint_labels(array), array, color=WHITE) if labels else as_rgb(array)
-        ax.imshow(picture, interpolation="nearest")
+    return numbers[first].reshape(np.shape(labels))
 
 
 @styled
 def segmentation_grid(
-    columns: Sequence[str | Sequence[str]],
+    columns: Sequence[str],
     rows: Sequence[Sequence[ArrayLike | None]],
     path: str | Path | None = None,
     *,
     width: float = 11.0,
 ) -> Figure:
-    """Draw images next to their segmentations under a nested header, like the paper's qualitative figure.
+    """Draw images next to their segmentations, like the paper's qualitative figure.
 
     Regions have the colors of the regions that they overlap most in the last label map of their row, which is usually
     a person's.
 
-    A column name is a string or a tuple from the outermost group inwards; adjacent columns with a common prefix share
-    a header cell: ``"Image", ("AlexNet", "ReLU-5", "NCuts"), ("AlexNet", "ReLU-5", "DeepNCuts"), …, "Human"``.
-
     Args:
-        columns: the names.
+        columns: the titles of the columns.
         rows: one list of cells for each image; a cell is an image, an integer label map (h, w), or ``None`` for empty.
         path: file to write, or ``None``.
         width: width of the figure in inches.
 
     Example:
-        >>> import numpy as np
         >>> photo, labels = np.zeros((6, 8, 3)), np.zeros((6, 8), dtype=int)
-        >>> fig = segmentation_grid(["Image", ("VGG", "NCuts"), ("VGG", "DeepNCuts")], [[photo, labels, labels]])
-        >>> sorted(text.get_text() for text in fig.texts)
-        ['DeepNCuts', 'Image', 'NCuts', 'VGG']
+        >>> fig = segmentation_grid(["Image", "NCuts"], [[photo, labels]])
+        >>> [ax.get_title() for ax in fig.axes]
+        ['Image', 'NCuts']
     """
-    paths = [(name,) if isinstance(name, str) else tuple(name) for name in columns]
-    for i, row in enumerate(rows):
-        if len(row) != len(paths):
-            raise ShapeError(f"row {i} has {len(row)} cells for {len(paths)} columns.")
     if not rows:
         raise ShapeError("rows is empty. Pass at least one row.")
-    depth, n = max(map(len, paths)), len(paths)
-    cell_width = width / n
-    ratios = [_aspect(row[0]) for row in rows]
-    gap, line = 0.06, 0.24
-    header = line * depth + 0.06
-    heights = [cell_width * ratio + gap for ratio in ratios]
-    total = header + sum(heights)
-    fig, (spare,) = figure(width=width, height=total)
-    spare.remove()
-    fig.set_layout_engine("none")
-    top = total - header
-    for row, height in zip(rows, heights, strict=True):
-        maps = [np.asarray(cell) for cell in row if _is_label_map(cell)]
-        for j, cell in enumerate(row):
-            if _is_label_map(cell) and np.asarray(cell).shape == maps[-1].shape:
-                cell = match_labels(np.asarray(cell), maps[-1])
-            box = (j / n + gap / 2 / width, (top - height) / total, 1 / n - gap / width, (height - gap) / total)
-            _show(fig.add_axes(box), cell)
-        top -= height
-    for level in range(depth):
-        start = 0
-        while start < n:
-            name, stop = paths[start], start + 1
-            group = level + 1 < len(name)
-            while group and stop < n and paths[stop][: level + 1] == name[: level + 1]:
-                stop += 1
-            if level < len(name):
-                _header_cell(fig, name, level, depth, (start / n, stop / n), line / total)
-            start = stop
+    for i, row in enumerate(rows):
+        if len(row) != len(columns):
+            raise ShapeError(f"row {i} has {len(row)} cells for {len(columns)} columns.")
+    pictures = [_painted(row) for row in rows]
+    sizes = [next((p.shape for p in row if p is not None), (3, 4)) for row in pictures]
+    ratios = [size[0] / size[1] for size in sizes]
+    height = width / len(columns) * sum(ratios) + 0.35
+    fig, axes = figure(len(rows), len(columns), width=width, height=height, height_ratios=ratios)
+    fig.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0, hspace=0)  # type: ignore[union-attr, call-arg]
+    for ax, picture in zip(axes, (p for row in pictures for p in row), strict=True):
+        ax.set_axis_off()
+        if picture is not None:
+            ax.imshow(picture, interpolation="nearest")
+    for ax, name in zip(axes, columns, strict=False):
+        ax.set_title(name, fontsize=9.5, loc="center", pad=4)
     return finish(fig, path)
 
 
-def _aspect(cell: ArrayLike | None) -> float:
-    if cell is None:
-        return 0.75
-    array = np.asarray(cell)
-    height, width = array.shape[:2] if array.ndim == 2 else as_rgb(array).shape[:2]
-    return height / width
-
-
-def _header_cell(
-    fig: Figure, name: tuple[str, ...], level: int, depth: int, span: tuple[float, float], line: float
-) -> None:
-    """Write one header cell; a name shorter than the header's depth is centered over its free rows."""
-    leaf = level == len(name) - 1
-    middle = 1 - (level + (depth - level if leaf else 1) / 2) * line
-    font: Any = {"fontsize": 9 if leaf else 9.5, "fontweight": "normal" if leaf and level else "bold", "color": INK}
-    fig.text((span[0] + span[1]) / 2, middle, name[level], ha="center", va="center", **font)
-    if not leaf:
-        inset = 0.008
-        y = 1 - (level + 1) * line
-        fig.add_artist(Line2D([span[0] + inset, span[1] - inset], [y, y], color=GRID, linewidth=1.0))
+def _painted(row: Sequence[ArrayLike | None]) -> list[NDArray[np.uint8] | None]:
+    """The pictures of a row; label maps are colored alike."""
+    arrays = [None if cell is None else np.asarray(cell) for cell in row]
+    maps = [a for a in arrays if a is not None and a.ndim == 2 and a.dtype.kind in "biu"]
+    pictures: list[NDArray[np.uint8] | None] = []
+    for array in arrays:
+        if array is not None and any(array is one for one in maps):
+            labels = match_labels(array, maps[-1]) if array.shape == maps[-1].shape else array
+            pictures.append(draw_boundaries(paint_labels(labels), labels, color=WHITE))
+        else:
+            pictures.append(None if array is None else as_rgb(array))
+    return pictures

@@ -10,6 +10,7 @@ import html
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -54,13 +55,6 @@ class Page:
     Args:
         title: the heading.
         subtitle: a line under it.
-
-    Example:
-        >>> page = Page("demo", "seed 0")
-        >>> page.section("Result")
-        >>> page.table(Table(["model", "error"], [["ours", 0.1]]))
-        >>> "<h2>Result</h2>" in page.html()
-        True
     """
 
     def __init__(self, title: str, subtitle: str = "") -> None:
@@ -80,11 +74,11 @@ class Page:
 
     def tiles(self, values: Mapping[str, float | str]) -> None:
         """Add a row of headline numbers below the title."""
-        cells = []
-        for name, value in values.items():
-            shown = value if isinstance(value, str) else format_number(value)
-            cells.append(f'<div class="tile"><div class="name">{html.escape(name)}</div>')
-            cells.append(f'<div class="value">{html.escape(shown)}</div></div>')
+        cells = [
+            f'<div class="tile"><div class="name">{html.escape(name)}</div>'
+            f'<div class="value">{html.escape(_as_text(value))}</div></div>'
+            for name, value in values.items()
+        ]
         self._parts.insert(self._top, f'<div class="tiles">{"".join(cells)}</div>')
 
     def table(self, table: Table) -> None:
@@ -145,7 +139,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
 def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, float):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return format_number(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return shlex.join(value)  # the command
@@ -164,24 +158,28 @@ def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
     return dict(list((best | measures_first).items())[:_HEADLINES])
 
 
-def _duration(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return the time between the first and the last row of metrics."""
+def _facts(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Return the subtitle: seed, steps, time, revision."""
+    versions = starts[-1] if starts else {}
+    facts = [f"seed {versions['seed']}"] if "seed" in versions else []
+    if metrics:
+        facts.append(f"{max(int(row.get('step', 0)) for row in metrics)} steps")
     times = [row["time"] for row in metrics if isinstance(row.get("time"), (int, float))]
-    if len(times) < 2:
-        return ""
-    seconds = max(times) - min(times)
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    if len(times) > 1:
+        facts.append(str(timedelta(seconds=round(max(times) - min(times)))))
+    if versions.get("git"):
+        facts.append(f"revision {versions['git'][:12]}{' (changed)' if versions.get('git_dirty') else ''}")
+    if len(starts) > 1:
+        facts.append(f"started {len(starts)} times")
+    return " · ".join(facts)
 
 
 def write_report(run_folder: RunFolder) -> Path:
     """Write ``report.html`` into a run folder from its existing files.
 
-    The page shows the final metrics (``summary.json``), all curves (``metrics.jsonl``), every picture under
-    ``figures/``, versions, revision, seed and command of the last start (``versions.json``), the resolved configuration
-    (``config.json``) and the end of ``log.txt``. Sections without a file are omitted, so a report can be written at any
-    moment of a run.
+    The page shows the final metrics, all curves, every picture under ``figures/``, versions and command of the last
+    start, the configuration and the end of the log. Sections without a file are omitted, so a report can be written
+    at any moment of a run.
 
     Raises:
         DataError: the folder is not a run; nothing is written.
@@ -198,19 +196,8 @@ def write_report(run_folder: RunFolder) -> Path:
     folder = run_folder.path
     if not (run_folder.config_path.is_file() and run_folder.versions_path.is_file()):
         raise DataError(f"{folder} is not a run folder. Name the folder that a training command printed.")
-    starts = run_folder.read_versions()
-    versions = starts[-1] if starts else {}
-    summary = run_folder.read_summary()
-    metrics = run_folder.read_metrics()
-
-    facts = [f"seed {versions['seed']}"] if "seed" in versions else []
-    if metrics:
-        facts += [f"{max(int(row.get('step', 0)) for row in metrics)} steps", _duration(metrics)]
-    if versions.get("git"):
-        facts.append(f"revision {versions['git'][:12]}{' (changed)' if versions.get('git_dirty') else ''}")
-    if len(starts) > 1:
-        facts.append(f"started {len(starts)} times")
-    page = Page(folder.resolve().name, " · ".join(fact for fact in facts if fact))
+    starts, summary, metrics = run_folder.read_versions(), run_folder.read_summary(), run_folder.read_metrics()
+    page = Page(folder.resolve().name, _facts(starts, metrics))
     if headlines := _headlines(summary):
         page.tiles(headlines)
     if curve_panels(metrics):
@@ -219,23 +206,23 @@ def write_report(run_folder: RunFolder) -> Path:
     pictures = sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES and p.stem != "curves")
     if pictures:
         page.section("Figures")
-        for picture in pictures:
-            page.picture(picture, picture.stem.replace("_", " "))
-    if summary:
-        page.section("Summary")
-        page.table(_key_value(summary))
+    for picture in pictures:
+        page.picture(picture, picture.stem.replace("_", " "))
     names = {name.split("/")[-1] for row in (*metrics, dict(_flatten(summary))) for name in row if "/" in name}
-    if terms := [[term, text] for term, text in GLOSSARY.items() if term in names]:
-        page.section("Metrics")
-        page.table(Table(["name", "meaning"], terms))
-    if versions:
-        page.section("Provenance")
-        page.table(_key_value(versions))
-    if run_folder.config_path.is_file():
-        page.folded("Configuration", json.dumps(run_folder.read_config(), indent=2, ensure_ascii=False))
+    terms = [[term, text] for term, text in GLOSSARY.items() if term in names]
+    tables = {
+        "Summary": _key_value(summary),
+        "Metrics": Table(["name", "meaning"], terms),
+        "Provenance": _key_value(starts[-1] if starts else {}),
+    }
+    for heading, table in tables.items():
+        if table.rows:
+            page.section(heading)
+            page.table(table)
+    page.folded("Configuration", json.dumps(run_folder.read_config(), indent=2, ensure_ascii=False))
     if run_folder.log_path.is_file():
         with run_folder.log_path.open("rb") as file:
             file.seek(max(run_folder.log_path.stat().st_size - (1 << 16), 0))
-            log = file.read().decode(errors="replace").splitlines()
-        page.folded("Log (last lines)", "\n".join(log[-80:]))
+            lines = file.read().decode(errors="replace").splitlines()
+        page.folded("Log (last lines)", "\n".join(lines[-80:]))
     return page.write(run_folder.report_path)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html as _html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from matbackprop.errors import ShapeError
 
@@ -83,7 +83,6 @@ class Table:
 
     Raises:
         ShapeError: a row does not fit the columns.
-        KeyError: ``formats`` or ``best`` name an unknown column.
 
     Example:
         >>> table = Table(["model", "error"], [["AlexNet", 25.3], ["DeepO2P-FC", 25.2]], best={"error": "min"})
@@ -105,67 +104,56 @@ class Table:
         for i, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ShapeError(f"row {i} has {len(row)} cells for the {len(self.columns)} columns {self.columns}.")
-        for name in (*self.formats, *self.best):
-            if name not in self.columns:
-                raise KeyError(f"Unknown column {name!r}. Columns: {', '.join(self.columns)}.")
 
-    def text(self, row: int, column: int) -> str:
-        """Return the text of one cell."""
-        cell = self.rows[row][column]
-        spec = self.formats.get(self.columns[column], "")
-        if cell is None:
-            return ""
-        if isinstance(cell, bool):
-            return "yes" if cell else "no"
-        if isinstance(cell, Measured):
-            return format(cell, spec)
-        return cell if isinstance(cell, str) else format_number(cell, spec)
+    def _column(self, name: str) -> list[Cell]:
+        index = list(self.columns).index(name)
+        return [row[index] for row in self.rows]
 
-    def _value(self, row: int, column: int) -> float | None:
-        cell = self.rows[row][column]
-        if isinstance(cell, Measured):
-            return cell.mean
-        return None if cell is None or isinstance(cell, (str, bool)) else float(cell)
-
-    def _numeric(self) -> list[bool]:
-        """Return which columns are right-aligned: those without text."""
+    def _right_aligned(self) -> list[bool]:
+        """Whether each column has numbers and no text."""
+        columns = [self._column(name) for name in self.columns]
         return [
-            any(self._value(r, c) is not None for r in range(len(self.rows)))
-            and not any(isinstance(row[c], str) for row in self.rows)
-            for c in range(len(self.columns))
+            any(_number(cell) is not None for cell in column) and not any(isinstance(cell, str) for cell in column)
+            for column in columns
         ]
 
-    def _body(self, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-        """Return the texts of all cells, escaped; the best of a column are set in ``bold``, such as ``"<b>{}</b>"``."""
-        texts = [[escape(self.text(r, c)) for c in range(len(self.columns))] for r in range(len(self.rows))]
-        for name, rule in self.best.items():
-            column = list(self.columns).index(name)
-            known = {r: v for r in range(len(self.rows)) if (v := self._value(r, column)) is not None and v == v}
-            pick = (min if rule == "min" else max)(known.values(), default=None)
-            for row in (r for r, value in known.items() if value == pick):
-                texts[row][column] = bold.format(texts[row][column])
-        return texts
+    def _texts(self, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+        """Return the texts of all rows, escaped; the best of a column are set in ``bold``, such as ``"<b>{}</b>"``."""
+        columns = []
+        for name in self.columns:
+            cells = self._column(name)
+            numbers = [_number(cell) for cell in cells]
+            known = [number for number in numbers if number is not None and number == number]
+            best = {"min": min, "max": max}[self.best[name]](known) if known and name in self.best else None
+            texts = [escape(_text(cell, self.formats.get(name, ""))) for cell in cells]
+            columns.append(
+                [
+                    bold.format(text) if best is not None and number == best else text
+                    for text, number in zip(texts, numbers, strict=True)
+                ]
+            )
+        return [list(row) for row in zip(*columns, strict=True)]
 
     def markdown(self) -> str:
         """Return the table in Markdown, with the title as a bold line before it and the note after it."""
         head = [_escape_pipes(name) for name in self.columns]
-        rule = ["---:" if right else "---" for right in self._numeric()]
+        rule = ["---:" if right else "---" for right in self._right_aligned()]
         lines = [f"**{self.title}**", ""] if self.title else []
-        lines += [f"| {' | '.join(cells)} |" for cells in (head, rule, *self._body(_escape_pipes, "**{}**"))]
+        lines += [f"| {' | '.join(cells)} |" for cells in (head, rule, *self._texts(_escape_pipes, "**{}**"))]
         return "\n".join([*lines, "", self.note] if self.note else lines)
 
     def html(self) -> str:
         """Return the table as an HTML ``<table>``, escaped."""
-        kinds = [" class=num" if right else "" for right in self._numeric()]
+        kinds = [" class=num" if right else "" for right in self._right_aligned()]
 
         def row_of(tag: str, cells: Iterable[str]) -> str:
             parts = (f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
             return f"<tr>{''.join(parts)}</tr>"
 
-        head = row_of("th", map(_html.escape, self.columns))
-        body = "".join(row_of("td", cells) for cells in self._body(_html.escape, "<b>{}</b>"))
-        caption = f"<caption>{_html.escape(self.title)}</caption>" if self.title else ""
-        note = f'<p class="note">{_html.escape(self.note)}</p>' if self.note else ""
+        head = row_of("th", map(escape, self.columns))
+        body = "".join(row_of("td", cells) for cells in self._texts(escape, "<b>{}</b>"))
+        caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{note}"
 
     def rich(self) -> RichTable:
@@ -174,11 +162,12 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        words: Any = {"title": self.title or None, "caption": self.note or None, "title_justify": "left"}
-        table = RichTable(box=box.SIMPLE_HEAD, **words)
-        for name, right in zip(self.columns, self._numeric(), strict=True):
+        table = RichTable(
+            box=box.SIMPLE_HEAD, title=self.title or None, caption=self.note or None, title_justify="left"
+        )
+        for name, right in zip(self.columns, self._right_aligned(), strict=True):
             table.add_column(escape(name), justify="right" if right else "left")
-        for cells in self._body(escape, "[bold]{}[/bold]"):
+        for cells in self._texts(escape, "[bold]{}[/bold]"):
             table.add_row(*cells)
         return table
 
@@ -187,6 +176,20 @@ class Table:
         from rich.console import Console
 
         Console().print(self.rich())
+
+
+def _number(cell: Cell) -> float | None:
+    if isinstance(cell, Measured):
+        return cell.mean
+    return None if cell is None or isinstance(cell, (str, bool)) else float(cell)
+
+
+def _text(cell: Cell, spec: str) -> str:
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return format(cell, spec) if isinstance(cell, Measured) else format_number(cell, spec)
 
 
 def _escape_pipes(text: str) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import matbackprop
 from matbackprop.errors import GaugeWarning
-from matbackprop.vision.report.figures import GRID, INK, MUTED, PALETTE, figure, styled, svg
+from matbackprop.vision.report.figures import INK, MUTED, PALETTE, figure, styled, svg
 
 FUNCTIONS = ("log", "sqrt")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -58,10 +58,6 @@ def eigenvalues(spectrum: str, exponent: float) -> list[float]:
     return [base, base * (1 + gap_of(exponent)), *SPECTRA[spectrum]]
 
 
-def _rotation(n: int, seed: int = 1) -> Tensor:
-    return torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))[0]
-
-
 def _live(spectrum: str) -> int:
     return 8 - SPECTRA[spectrum].count(EPS)
 
@@ -82,11 +78,16 @@ def matrix(spectrum: str, exponent: float, dtype: torch.dtype = torch.float64) -
         [1.0, 2.0, 3.0, 3.4, 6.8, 7.0, 8.0, 9.0]
     """
     values = torch.tensor(eigenvalues(spectrum, exponent), dtype=torch.float64)
-    live = _live(spectrum)
-    q = _rotation(live)
-    a = torch.diag(values)
-    a[:live, :live] = (q * values[:live]) @ q.mT
-    return ((a + a.mT) / 2).to(dtype)
+    return _rotated(values[: _live(spectrum)], seed=1).to(dtype)
+
+
+def _rotated(values: Tensor, seed: int) -> Tensor:
+    """An 8×8 matrix with these eigenvalues in a random basis, and ε for the channels that are left."""
+    n = len(values)
+    q, _ = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    a = EPS * torch.eye(8, dtype=torch.float64)
+    a[:n, :n] = (q * values) @ q.mT
+    return (a + a.mT) / 2
 
 
 class _Taylor(torch.autograd.Function):
@@ -151,8 +152,8 @@ def methods(function: str) -> list[str]:
     return [name for name in METHODS if function == "sqrt" or not name.startswith("Newton")]
 
 
-def _direction(n: int = 8) -> Tensor:
-    g = torch.randn(n, n, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+def _direction() -> Tensor:
+    g = torch.randn(8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return g + g.mT
 
 
@@ -209,133 +210,101 @@ def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, 
 
     T is a matrix with eigenvalues from ½ to 4; channels that are dead stay dead. The loss is the mean squared error.
     """
-    kind = DTYPES[dtype]
-    start = matrix(spectrum, exponent)
     live = _live(spectrum)
-    target = EPS * torch.eye(8, dtype=torch.float64)
-    q = _rotation(live, seed=3)
-    target[:live, :live] = (q * torch.linspace(0.5, 4, live, dtype=torch.float64)) @ q.mT
-    goal = getattr(matbackprop, f"matrix_{function}")((target + target.mT) / 2).to(kind)
-    eye = EPS * torch.eye(8, dtype=kind)
-    f0 = torch.zeros_like(start)
-    lam, u = torch.linalg.eigh(start[:live, :live])
-    f0[:live, :live] = (u * (lam - EPS).clamp_min(0).sqrt()) @ u.mT
-    out = {}
-    for name in methods(function):
-        f = f0.to(kind, copy=True).requires_grad_()
-        optimizer = torch.optim.Adam([f], lr=0.03)
-        losses: list[float] = []
-        failed = None
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            with _quiet():
-                loss = (METHODS[name](f.mT @ f + eye, function) - goal).square().mean()
-                loss.backward()  # type: ignore[no-untyped-call]
-            assert f.grad is not None
+    target = _rotated(torch.linspace(0.5, 4, live, dtype=torch.float64), seed=3)
+    goal = getattr(matbackprop, f"matrix_{function}")(target).to(DTYPES[dtype])
+    lam, u = torch.linalg.eigh(matrix(spectrum, exponent)[:live, :live])
+    start = torch.zeros(8, 8, dtype=torch.float64)
+    start[:live, :live] = (u * (lam - EPS).clamp_min(0).sqrt()) @ u.mT
+    return {name: _train_one(name, start.to(DTYPES[dtype]), goal, function) for name in methods(function)}
+
+
+def _train_one(method: str, start: Tensor, goal: Tensor, function: str) -> Training:
+    f = start.clone().requires_grad_()
+    eye = EPS * torch.eye(8, dtype=f.dtype)
+    optimizer = torch.optim.Adam([f], lr=0.03)
+    losses: list[float] = []
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        with _quiet():
+            loss = (METHODS[method](f.mT @ f + eye, function) - goal).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+        if loss.isfinite():
             losses.append(loss.item())
-            if not math.isfinite(losses[-1]) or not f.grad.isfinite().all():
-                failed = step + 1
-                break
-            optimizer.step()
-        out[name] = Training([x for x in losses if math.isfinite(x)], failed)
-    return out
-
-
-_WIDTH, _HEIGHT = 4.9, 3.1  # inches: legible on a phone
+        assert f.grad is not None
+        if not loss.isfinite() or not f.grad.isfinite().all():
+            return Training(losses, failed=step)
+        optimizer.step()
+    return Training(losses, failed=None)
 
 
 def gap_text(exponent: float) -> str:
-    """``"10⁻⁸"``, or ``"0: a tie"``."""
+    """``"10⁻⁸"``, or ``"0: they are equal"``."""
     power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return "0: they are equal" if exponent <= TIE else f"10{power}"
 
 
 def explored(spectrum: str, exponent: int, function: str, dtype: str) -> str:
-    """Return the HTML for one choice."""
+    """Return the HTML for one choice: a table, the errors by gap, and the losses of a training."""
     measured, trained = errors(spectrum, function, dtype), train(spectrum, exponent, function, dtype)
     here = {name: values[GAPS.index(exponent)] for name, values in measured.items()}
-    pictures = [
-        _picture(_spectrum(spectrum, exponent), "The eight eigenvalues on a logarithmic axis; two of them move."),
+    parts = [
         _table(here, trained),
-        _picture(
-            _errors(measured, exponent),
-            "The error of each method's gradient against the gap; the table has the numbers.",
-        ),
-        _picture(_losses(trained), "The loss of a short training with each method; the table has the numbers."),
+        _picture(_draw_errors(measured, exponent), "Error of each method's gradient against the gap"),
+        _picture(_draw_losses(trained), "Loss of a short training with each method"),
     ]
-    return f'<div class="explorer">{"".join(pictures)}</div>'
+    return f'<div class="explorer">{"".join(parts)}</div>'
 
 
 def _picture(fig: Figure, words: str) -> str:
-    drawing = svg(fig, prefix=words.split()[1])  # ids on one page must differ
-    return f'<figure role="img" aria-label="{escape(words)}">{drawing}</figure>'
-
-
-def _colors(names: list[str]) -> dict[str, str]:
-    return dict(zip(names, PALETTE, strict=False))
-
-
-def _legend(ax: Axes) -> None:
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.2), ncols=2, handlelength=1.2, columnspacing=1.2)
+    drawing = svg(fig, prefix=words.split()[0])  # ids on one page must differ
+    return f'<figure role="img" aria-label="{escape(words)}; the table has the numbers.">{drawing}</figure>'
 
 
 @styled
-def _spectrum(spectrum: str, exponent: int) -> Figure:
-    fig, (ax,) = figure(width=_WIDTH, height=1.6)
-    moving, staying = eigenvalues(spectrum, exponent)[:2], eigenvalues(spectrum, exponent)[2:]
-    ax.scatter(staying, np.zeros(len(staying)), s=70, color=MUTED, alpha=0.55, linewidths=0)
-    ax.scatter(moving, np.zeros(2), s=110, color=PALETTE[1], alpha=0.75, linewidths=0)
-    values = moving + staying
-    ax.set(
-        xscale="log", xlim=(min(values) / 2, max(values) * 2), yticks=[], title="The eigenvalues: the orange pair moves"
-    )
-    ax.spines["left"].set_visible(False)
-    return fig
-
-
-@styled
-def _errors(measured: dict[str, list[float]], exponent: int) -> Figure:
-    fig, (ax,) = figure(width=_WIDTH, height=_HEIGHT + 0.5)
-    colors = _colors(list(measured))
+def _draw_errors(measured: dict[str, list[float]], exponent: int) -> Figure:
+    fig, ax = _axes("Relative error of the gradient", "gap of the pair")
     ax.axvline(exponent, color=INK, linewidth=1, alpha=0.5)
-    for name, values in measured.items():
-        y = np.array(values)
-        lost = ~np.isfinite(y)
-        ax.plot(GAPS, y, color=colors[name], label=name, marker="o", markersize=3)
-        ax.plot(np.array(GAPS)[lost], np.full(lost.sum(), 10.0), "x", color=colors[name], markersize=5)
-        if not lost[GAPS.index(exponent)]:
-            ax.plot(exponent, y[GAPS.index(exponent)], "o", color=colors[name], markersize=8)
-    if any(not math.isfinite(v) for values in measured.values() for v in values):
-        ax.text(GAPS[-1], 30, "× NaN", ha="right", va="bottom", color=MUTED, fontsize=8.5)
+    for (name, values), color in zip(measured.items(), PALETTE, strict=False):
+        lost = ~np.isfinite(values)
+        ax.plot(GAPS, values, color=color, label=name, marker="o", markersize=3)
+        ax.plot(np.array(GAPS)[lost], np.full(lost.sum(), 10.0), "x", color=color, markersize=5)
+        if lost.any():
+            ax.text(GAPS[-1], 30, "× NaN", ha="right", va="bottom", color=MUTED, fontsize=8.5)
     ticks = [TIE, -12, -8, -4, 0]
-    ax.set(yscale="log", xlim=(TIE - 0.6, 0.6), title="Relative error of the gradient", xlabel="gap of the pair")
     ax.set_xticks(ticks, ["0", *(gap_text(t) for t in ticks[1:])])
-    ax.set_ylim(None, 200)
-    _legend(ax)
-    return fig
+    ax.set(xlim=(TIE - 0.6, 0.6), ylim=(None, 200))
+    return _with_legend(fig, ax)
 
 
 @styled
-def _losses(trained: dict[str, Training]) -> Figure:
-    fig, (ax,) = figure(width=_WIDTH, height=_HEIGHT + 0.5)
-    colors = _colors(list(trained))
-    for name, run in trained.items():
+def _draw_losses(trained: dict[str, Training]) -> Figure:
+    fig, ax = _axes(f"Loss in {STEPS} steps of training from there", "step")
+    for (name, run), color in zip(trained.items(), PALETTE, strict=False):
         front: dict[str, Any] = {"zorder": 4, "linewidth": 2.6} if name == "matbackprop" else {}
-        ax.plot(range(len(run.losses)), run.losses, color=colors[name], label=name, **front)
+        ax.plot(run.losses, color=color, label=name, **front)
         if run.failed is not None:
-            ax.plot(len(run.losses) - 1, run.losses[-1], "x", color=colors[name], markersize=11, markeredgewidth=2.5)
-    ax.set(yscale="log", xlim=(-3, STEPS), title=f"Loss in {STEPS} steps of training from there", xlabel="step")
-    ax.grid(color=GRID)
-    _legend(ax)
+            ax.plot(len(run.losses) - 1, run.losses[-1], "x", color=color, markersize=11, markeredgewidth=2.5)
+    ax.set_xlim(-3, STEPS)
+    return _with_legend(fig, ax)
+
+
+def _axes(title: str, xlabel: str) -> tuple[Figure, Axes]:
+    fig, (ax,) = figure(width=4.9, height=3.6)  # legible on a phone
+    ax.set(yscale="log", title=title, xlabel=xlabel)
+    return fig, ax
+
+
+def _with_legend(fig: Figure, ax: Axes) -> Figure:
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.2), ncols=2, handlelength=1.2, columnspacing=1.2)
     return fig
 
 
 def _table(here: dict[str, float], trained: dict[str, Training]) -> str:
     rows = []
-    for name, run in trained.items():
+    for (name, run), color in zip(trained.items(), PALETTE, strict=False):
         error = f"{here[name]:.1e}" if math.isfinite(here[name]) else "NaN"
         ends = f"loss {run.losses[-1]:.1e}" if run.failed is None else f"NaN in step {run.failed}"
-        color = _colors(list(trained))[name]
         mark = f'<span class="mark" style="background:{color}"></span>'
         rows.append(f'<tr><th scope="row">{mark}{escape(name)}</th><td>{error}</td><td>{ends}</td></tr>')
     head = '<tr><th scope="col">method</th><th scope="col">error here</th><th scope="col">training</th></tr>'
