@@ -21,7 +21,7 @@ SCORE = "evaluate segmentations @/maps --ground-truth @/maps"
 TRAIN = "train o2p --preset smoke --data.made 4 --run @/out"
 
 CASES = [
-    (f"{SEGMENT} --side 1", "side is 1; it must be at least 2 pixels"),
+    (f"{SEGMENT} --side 1", "side must be at least 2 pixels, got 1"),
     (f"{SEGMENT} --ks 0", "at least one positive integer, got .0"),
     (f"{SEGMENT} --k -5", "--k must be at least 1, got -5"),
     (f"{SEGMENT} --frames 0", "every must be at least 1, got 0"),

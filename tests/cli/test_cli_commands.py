@@ -287,40 +287,6 @@ def test_data_check(tmp_path, capsys):
     assert actual["layout"] == "coco" and actual["problems"][0]["path"] == str(bad)
 
 
-def test_data_cache(tmp_path, capsys):
-    import numpy as np
-
-    from matbackprop.vision.data.cache import write_cache
-
-    for name in ("one", "two"):
-        write_cache(tmp_path / name, {"x": np.zeros((3, 4))}, {})
-    assert call("data", "cache", str(tmp_path), "--verify") == 0
-    assert "x (3, 4) float64" in capsys.readouterr().out
-    with (tmp_path / "one" / "x.npy").open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\1")
-    assert call("data", "cache", str(tmp_path), "--verify") == 1
-    assert "DAMAGED" in capsys.readouterr().out
-    assert call("data", "cache", str(tmp_path), "--remove", "damaged") == 0
-    assert not (tmp_path / "one").exists() and (tmp_path / "two").exists()
-    assert call("data", "cache", str(tmp_path), "--remove", "all") == 0
-    assert not (tmp_path / "two").exists()
-
-
-def test_removing_caches_keeps_foreign_files(tmp_path, capsys):
-    import numpy as np
-
-    from matbackprop.vision.data.cache import write_cache
-
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "meta.json").write_text('{"title": "mine"}')
-    write_cache(tmp_path / "one", {"x": np.zeros(3)}, {})
-    (tmp_path / "one" / "notes.txt").write_text("mine")
-    assert call("data", "cache", str(tmp_path), "--remove", "all") == 1
-    assert "KEPT" in capsys.readouterr().out
-    assert (tmp_path / "thesis" / "meta.json").exists() and (tmp_path / "one" / "x.npy").exists()
-
-
 def test_data_download(tmp_path, capsys, monkeypatch):
     from matbackprop.vision.data import download as downloads
 
@@ -402,16 +368,6 @@ def test_wrong_preset_names_the_command(capsys):
 def test_help_has_no_markup(name, capsys):
     assert call(*name.split(), "--help") == 0
     assert ":class:" not in capsys.readouterr().out
-
-
-def test_verifying_a_cache_is_reported(tmp_path, capsys):
-    import numpy as np
-
-    from matbackprop.vision.data.cache import write_cache
-
-    write_cache(tmp_path / "one", {"x": np.arange(5)}, {})
-    assert call("data", "cache", str(tmp_path), "--verify") == 0
-    assert "all checksums agree" in capsys.readouterr().out
 
 
 def test_help_texts_have_no_extra_line_breaks():
