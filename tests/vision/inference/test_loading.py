@@ -1,6 +1,8 @@
 """The segmenter in the package."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,3 +31,12 @@ def test_the_box_is_the_default_segmenter():
     np.testing.assert_array_equal(result.labels(6), matbackprop.segment(cat, model).labels(6))
     without = matbackprop.segment(cat, model=None)
     assert not without.network and (without.labels(6) != result.labels(6)).any()
+
+
+def test_loading_a_segmenter_does_not_import_the_compiler():
+    """torch._dynamo takes seconds and 130 MB."""
+    code = (
+        "import sys; from matbackprop.vision.inference import load_segmenter; load_segmenter('box', 'cpu'); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -34,7 +34,8 @@ def normalize(image: Tensor) -> Tensor:
 def start_randomly(network: nn.Module) -> None:
     """Initialize all convolutions (Kaiming, for ReLU)."""
     for module in network.modules():
-        if isinstance(module, nn.Conv2d):
+        # Drawing numbers on the meta device would import torch._dynamo: seconds, and 130 MB.
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
