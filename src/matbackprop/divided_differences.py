@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -56,6 +56,17 @@ def _positive_gap(low: Tensor, high: Tensor) -> Tensor:
     """high − low, bounded away from zero, to divide a numerator that vanishes with it."""
     gap = high - low
     return gap.clamp_min(torch.finfo(gap.dtype).tiny)
+
+
+def _homogeneous(degree: int, *x: Tensor) -> Iterator[Tensor]:
+    """The complete homogeneous symmetric polynomials h₀, …, h_degree of broadcastable tensors."""
+    sums = [torch.ones_like(sum(x[1:i], x[0])) for i in range(1, len(x) + 1)]
+    yield sums[-1]
+    for _ in range(degree):
+        sums[0] = sums[0] * x[0]
+        for i in range(1, len(x)):
+            sums[i] = sums[i - 1] + x[i] * sums[i]
+        yield sums[-1]
 
 
 # --- log -------------------------------------------------------------------------------------------------------------
@@ -142,12 +153,7 @@ def _exp_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     # exp[a, b, c] = e^b Σ_k h_k(x, y) / (k + 2)!, h_k the complete homogeneous polynomials; used for |x|, |y| ≤ 1.
     near = x - y < 1
     u, v = torch.where(near, x, 0), torch.where(near, y, 0)
-    power = complete = torch.ones_like(u + v)
-    series = 0.5 * complete
-    for k in range(1, 18):
-        power = power * u
-        complete = power + v * complete
-        series = series + complete / math.factorial(k + 2)
+    series = sum(h / math.factorial(k + 2) for k, h in enumerate(_homogeneous(17, u, v)))
     far = (_exp_first(b, c) - _exp_first(a, b)) / _positive_gap(a, c)
     return torch.where(near, b.exp() * series, far)
 
@@ -177,14 +183,10 @@ def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
     # gap.
     near = (x - y) * p.abs().clamp_min(1) < 0.1
     u, v = torch.where(near, x, 0), torch.where(near, y, 0)
-    power = complete = torch.ones_like(u + v)
-    binomial = 0.5 * p * (p - 1)
-    series = binomial * complete
-    for k in range(1, 16):
-        power = power * u
-        complete = power + v * complete
-        binomial = binomial * (p - (k + 1)) / (k + 2)
-        series = series + binomial * complete
+    binomial, series = 0.5 * p * (p - 1), torch.zeros_like(b)
+    for k, h in enumerate(_homogeneous(15, u, v)):
+        series = series + binomial * h
+        binomial = binomial * (p - (k + 2)) / (k + 3)
     far = (_power_first(b, c, p) - _power_first(a, b, p)) / _positive_gap(a, c)
     return torch.where(near, b ** (p - 2) * series, far)
 
@@ -213,44 +215,28 @@ def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     return torch.where(p > 0, by_high, by_low)
 
 
-def _integer_powers(n: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
-    """λⁿ for an integer n, whose divided differences are complete homogeneous polynomials without division."""
-    degree = abs(n)
+def _integer_power(n: int) -> SpectralFunction:
+    """λⁿ, whose divided differences are complete homogeneous polynomials, of the reciprocals for negative n."""
 
-    def complete2(k: int, a: Tensor, b: Tensor) -> Tensor:
-        total = torch.ones_like(a + b)
-        power = torch.ones_like(a)
-        for _ in range(k):
-            power = power * a
-            total = power + b * total
-        return total if k >= 0 else torch.zeros_like(total)
-
-    def complete3(k: int, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        pair = torch.ones_like(a + b)
-        total = torch.ones_like(a + b + c)
-        power = torch.ones_like(a)
-        for _ in range(k):
-            power = power * a
-            pair = power + b * pair
-            total = pair + c * total
-        return total if k >= 0 else torch.zeros_like(total)
-
-    def value(lam: Tensor) -> Tensor:
-        return lam**n
+    def complete(degree: int, *x: Tensor) -> Tensor:
+        for last in _homogeneous(max(degree, 0), *x):  # noqa: B007
+            pass
+        return last if degree >= 0 else torch.zeros_like(last)
 
     def first(a: Tensor, b: Tensor) -> Tensor:
         if n >= 0:
-            return complete2(degree - 1, a, b)
+            return complete(n - 1, a, b)
         a, b = 1 / a, 1 / b
-        return -a * b * complete2(degree - 1, a, b)
+        return -a * b * complete(-n - 1, a, b)
 
     def second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         if n >= 0:
-            return complete3(degree - 2, a, b, c)
+            return complete(n - 2, a, b, c)
         a, b, c = 1 / a, 1 / b, 1 / c
-        return a * b * c * complete3(degree - 1, a, b, c)
+        return a * b * c * complete(-n - 1, a, b, c)
 
-    return value, first, second
+    domain: Domain = "real" if n >= 0 else "nonzero"
+    return SpectralFunction(f"power {n}", lambda x: x**n, first, second, domain, builtin=True)
 
 
 # --- user-defined functions ------------------------------------------------------------------------
@@ -327,11 +313,14 @@ def _second_from_derivative(first: Callable[..., Tensor], derivative: Callable[.
 # --- the object that operators take ----------------------------------------------------------------------------------
 
 
+THIRD_ORDER = (
+    "A third derivative of a matrix function was requested. Two orders are provided: detach the matrix before the "
+    "third differentiation, or take finite differences of the second derivative."
+)
+
+
 def _no_third_order(*_: Any) -> NoReturn:
-    raise OrderError(
-        "A third derivative of a matrix function was requested. Two orders are provided: detach the matrix before "
-        "the third differentiation, or take finite differences of the second derivative."
-    )
+    raise OrderError(THIRD_ORDER)
 
 
 @dataclass(frozen=True)
@@ -347,7 +336,6 @@ class SpectralFunction:
         in_parameter: returns ∂g/∂p for a function of one parameter with one value per matrix, such as a power.
         builtin: whether the function belongs to the package, so that kernels may replace it by name.
         announce: whether overflow of a divided difference raises DomainError.
-        refusal: message of the DomainError that any divided difference raises, if not empty.
         shapes: of the parameters of a user-defined function.
 
     Example:
@@ -366,7 +354,6 @@ class SpectralFunction:
     in_parameter: Callable[[], SpectralFunction] | None = None
     builtin: bool = False
     announce: bool = False
-    refusal: str = ""
     shapes: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
@@ -410,12 +397,9 @@ class BoundFunction:
         return tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
 
     def _difference(self, difference: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-        function = self.function
-        if function.refusal:
-            raise DomainError(function.refusal)
         out = difference(*arguments, *self._params(*arguments))
-        if function.announce:
-            what = f"A derivative of {function.name} at these eigenvalues"
+        if self.function.announce:
+            what = f"A derivative of {self.function.name} at these eigenvalues"
             check_result(out, what, "Scale the matrices, or raise eps.")
         return out
 
@@ -440,7 +424,7 @@ def in_parameter(function: SpectralFunction) -> SpectralFunction:
     """∂g/∂p for a built-in function with a parameter."""
     if function.in_parameter is None:
         raise OrderError(f"{function.name} has no derivative in a parameter.")
-    return dataclasses.replace(function.in_parameter(), announce=function.announce, refusal=function.refusal)
+    return dataclasses.replace(function.in_parameter(), announce=function.announce)
 
 
 _builtin = functools.partial(SpectralFunction, builtin=True)
@@ -530,12 +514,6 @@ def named_function(name: str) -> SpectralFunction:
         ) from None
 
 
-def _integer_function(n: int) -> SpectralFunction:
-    value, first, second = _integer_powers(n)
-    domain: Domain = "real" if n >= 0 else "nonzero"
-    return _builtin(f"power {n}", value, first, second, domain)
-
-
 def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, Given]:
     """Return x^p and its parameters: none if p is a fixed number with a closed form."""
     if isinstance(exponent, Tensor):
@@ -549,19 +527,19 @@ def power_function(exponent: float | Tensor) -> tuple[SpectralFunction, Given]:
     if not math.isfinite(exponent):
         raise DomainError(f"exponent must be finite, got {exponent}.")
     if float(exponent).is_integer():
-        return _integer_function(int(exponent)), ()
+        return _integer_power(int(exponent)), ()
     if exponent in (0.5, -0.5):
         return _NAMED["sqrt" if exponent > 0 else "inv_sqrt"], ()
     return _POWER if exponent < 0 else _POSITIVE_POWER, (float(exponent),)
 
 
-def infinite_derivative(function: SpectralFunction) -> SpectralFunction:
-    """Return the function with divided differences that raise, for a spectrum with an infinite derivative."""
-    return dataclasses.replace(
-        function,
-        refusal=f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. Add a multiple "
-        f"of the identity, or use second_order_pool, which is differentiable there.",
-    )
+def without_derivatives(function: SpectralFunction, message: str) -> SpectralFunction:
+    """Return the function with divided differences that raise a DomainError."""
+
+    def refuse(*_: Tensor) -> NoReturn:
+        raise DomainError(message)
+
+    return dataclasses.replace(function, first=refuse, second=refuse)
 
 
 def resolve_function(

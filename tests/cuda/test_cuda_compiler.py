@@ -15,13 +15,9 @@ from matbackprop.cuda import (
     cusolver,
     cuts,
     jacobi,
-    libraries,
     matrix_function,
-    matrix_function_parts,
     pool,
     pool_parts,
-    pool_prepare,
-    separate,
     svd,
     tridiagonal,
 )
@@ -32,14 +28,14 @@ FOLDER = Path(compiler.__file__).parent
 DOUBLE = {"REAL_IS_DOUBLE": 1}
 SOURCES = {
     "jacobi": (jacobi.SOURCE, {"REAL_IS_DOUBLE": 0}),
-    "separate": (separate.SOURCE, DOUBLE),
-    "pool, thin": (pool.Thin.source, DOUBLE | {"FUNCTION": 0, "IN": "float", "OUT": "float"}),
-    "pool, primal": (pool.Primal.source, DOUBLE | {"FUNCTION": 1, "IN": "float", "OUT": "double"}),
+    "separate": (jacobi.SEPARATE, DOUBLE),
+    "pool, thin": (pool.SOURCES[True], DOUBLE | {"FUNCTION": 0, "IN": "float", "OUT": "float"}),
+    "pool, primal": (pool.SOURCES[False], DOUBLE | {"FUNCTION": 1, "IN": "float", "OUT": "double"}),
     "pool in parts, thin": (pool_parts.SOURCES[True], {"FUNCTION": 2, "IN": "float"}),
     "pool in parts, primal": (pool_parts.SOURCES[False], {"FUNCTION": 3, "IN": "double"}),
-    "pool, weights": (pool_prepare.SOURCE, {"IN": "float", "WEIGHT": "bool"}),
+    "pool, weights": (pool.PREPARE, {"IN": "float", "WEIGHT": "bool"}),
     "matrix function": (matrix_function.SOURCE, DOUBLE | {"FUNCTION": 4, "IN": "float"}),
-    "matrix function in parts": (matrix_function_parts.SOURCE, {"FUNCTION": 4, "IN": "double"}),
+    "matrix function in parts": (matrix_function.PARTS, {"FUNCTION": 4, "IN": "double"}),
     "cuts": (cuts.SOURCE, DOUBLE | {"IN": "float"}),
     "svd": (svd.SOURCE, DOUBLE | {"IN": "float"}),
     "svd, tiny": (svd.TINY, {"K": 3, "L": 4, "IN": "double"}),
@@ -147,5 +143,5 @@ def test_the_environment_turns_kernels_off(value, enabled):
 
 
 def test_without_a_compiler_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(libraries, "load_library", lambda name: None)
+    monkeypatch.setattr(compiler, "load_library", lambda name: None)
     assert not device_takes(torch.device("cpu"))

@@ -11,9 +11,9 @@ from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_sof
 from matbackprop.checks import is_plain
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
-from matbackprop.cuda import pool, pool_parts, pool_prepare, separate
-from matbackprop.cuda.headers import POOL_FUNCTIONS as FUNCTIONS
-from matbackprop.cuda.headers import TYPES
+from matbackprop.cuda import pool, pool_parts
+from matbackprop.cuda.compiler import POOL_FUNCTIONS as FUNCTIONS
+from matbackprop.cuda.compiler import TYPES
 from matbackprop.divided_differences import named_function
 from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
 from matbackprop.numerics import gram_tolerance
@@ -178,12 +178,12 @@ def test_jacobi_accepts_any_scale(jacobi):
 @pytest.fixture(scope="module")
 def pool_kernels(tmp_path_factory):
     @functools.cache
-    def build(form, name, dtype, out):
+    def build(thin, name, dtype, out):
         choices = {"REAL_IS_DOUBLE": 1, "IN": TYPES[dtype], "OUT": TYPES[out], "FUNCTION": FUNCTIONS[name]}
         folder = tmp_path_factory.mktemp("pool")
-        return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, form.source, POOL, shared=True, **choices))
+        return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, pool.SOURCES[thin], POOL, shared=True, **choices))
 
-    return lambda f, name, out=None: build(type(pool.form_of(*f.shape[-2:])), name, f.dtype, out or f.dtype)
+    return lambda f, name, out=None: build(f.shape[-2] < f.shape[-1], name, f.dtype, out or f.dtype)
 
 
 def check_pool(kernels, f, name, eps=1e-3):
@@ -275,7 +275,7 @@ def test_primal_pool_kernels_propagate_nan(pool_kernels):
 def parts(tmp_path_factory):
     """Value and gradient in parts on the CPU, the kernels built once for each form, function and dtype."""
     folder = tmp_path_factory.mktemp("separate")
-    library = cuda_on_cpu.build(folder, separate.SOURCE, SEPARATE, shared=True, REAL_IS_DOUBLE=1)
+    library = cuda_on_cpu.build(folder, jacobi_kernel.SEPARATE, SEPARATE, shared=True, REAL_IS_DOUBLE=1)
     options = {"kernels": cuda_on_cpu.Kernels(library), "threads": 64}
 
     @functools.cache
@@ -292,7 +292,7 @@ def parts(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_parts, "_kernels", lambda f, dtype, name: build(f.shape[-2] < f.shape[-1], name, dtype))
-        patch.setattr(pool_parts, "separate_by_kernel", functools.partial(separate.separate_by_kernel, **options))
+        patch.setattr(pool_parts, "separate_by_kernel", functools.partial(jacobi_kernel.separate_by_kernel, **options))
         yield compute
 
 
@@ -399,17 +399,17 @@ def prepare(tmp_path_factory):
 
     @functools.cache
     def build(dtype, kind):
-        choices = {"IN": TYPES[dtype], "WEIGHT": pool_prepare._WEIGHTS[kind]}
+        choices = {"IN": TYPES[dtype], "WEIGHT": pool._WEIGHTS[kind]}
         library = cuda_on_cpu.build(
-            tmp_path_factory.mktemp("prepare"), pool_prepare.SOURCE, POOL_PREPARE, shared=True, **choices
+            tmp_path_factory.mktemp("prepare"), pool.PREPARE, POOL_PREPARE, shared=True, **choices
         )
         return cuda_on_cpu.Kernels(library)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_prepare, "_kernels", lambda f, w: build(f.dtype, torch.float32 if w is None else w.dtype))
-        patch.setattr(pool_prepare, "_THREADS", 64)
-        patch.setattr(pool_prepare, "_MAX_THREADS", 96)
-        yield pool_prepare
+        patch.setattr(pool, "_prepare_kernels", lambda f, w: build(f.dtype, torch.float32 if w is None else w.dtype))
+        patch.setattr(pool, "_PREPARE_THREADS", 64)
+        patch.setattr(pool, "_PREPARE_MAX_THREADS", 96)
+        yield pool
 
 
 def some_weights(kind, m):
@@ -442,14 +442,14 @@ def test_prologue_applies_weights_and_centering(prepare, kind, center, m, d):
     f[0, :, 0] = 0.1  # a channel that centering makes zero
     f = f.double() if kind == "double" else f
     w = None if kind is None else prepare.readable(some_weights(kind, m))
-    rows = prepare.forward(f, w, center)
+    rows = prepare.prepare(f, w, center)
     x = f.double().requires_grad_()
     expected = plain_rows(x, w, center)
     scale = float(expected.detach().abs().max())
     torch.testing.assert_close(rows, expected.detach(), rtol=1e-14, atol=1e-14 * (100 * max(scale, 1) if center else 0))
     g = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
     (exact,) = torch.autograd.grad(expected, x, g)
-    gradient = prepare.gradient(g.clone(), f, w, center)
+    gradient = prepare.prepare_gradient(g.clone(), f, w, center)
     assert gradient.dtype == f.dtype
     # Sums over regions are in float64: only the result is rounded.
     digits = {"rtol": torch.finfo(f.dtype).eps / 1.9, "atol": 1e-14 * float(exact.abs().max())}

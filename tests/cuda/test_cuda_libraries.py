@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from matbackprop.cuda import compiler, cusolver, jacobi, libraries
+from matbackprop.cuda import compiler, cusolver, jacobi
 from matbackprop.errors import SolverError
 
 
 def test_without_cuda_nothing_is_found(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert libraries.load_library.__wrapped__("cusolver") is None
+    assert compiler.load_library.__wrapped__("cusolver") is None
 
 
 def test_the_library_shipped_with_torch_is_opened(monkeypatch, tmp_path):
@@ -23,10 +23,10 @@ def test_the_library_shipped_with_torch_is_opened(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    monkeypatch.setattr(libraries, "_loaded", lambda soname: iter(()))
-    monkeypatch.setattr(libraries.sys, "platform", "linux")
+    monkeypatch.setattr(compiler, "_loaded", lambda soname: iter(()))
+    monkeypatch.setattr(compiler.sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda path: opened.append(path) or "library")
-    assert libraries.load_library.__wrapped__("cusolver") == "library"
+    assert compiler.load_library.__wrapped__("cusolver") == "library"
     assert opened == [str(folder / "libcusolver.so.12")]
 
 
@@ -36,7 +36,7 @@ def test_a_library_that_does_not_open_is_skipped(monkeypatch):
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    assert libraries.load_library.__wrapped__("nvrtc") is None
+    assert compiler.load_library.__wrapped__("nvrtc") is None
 
 
 def test_compiling_without_nvrtc_raises(monkeypatch):
@@ -69,9 +69,9 @@ def test_magma_is_not_chosen_for_matrices_on_cuda(monkeypatch):
         return "default"
 
     monkeypatch.setattr(torch.backends.cuda, "preferred_linalg_library", preferred)
-    with libraries.without_magma(torch.ones(1)):
+    with cusolver.without_magma(torch.ones(1)):
         assert chosen == []
-    with pytest.raises(ValueError, match="inside"), libraries.without_magma(SimpleNamespace(is_cuda=True)):
+    with pytest.raises(ValueError, match="inside"), cusolver.without_magma(SimpleNamespace(is_cuda=True)):
         assert chosen == ["cusolver"]
         raise ValueError("inside")
     assert chosen == ["cusolver", "default"]

@@ -10,9 +10,9 @@ from matbackprop import matrix_function
 from matbackprop.checks import is_plain
 from matbackprop.cuda import fallback
 from matbackprop.cuda import matrix_function as chip
-from matbackprop.cuda import matrix_function_parts as parts
-from matbackprop.cuda.headers import FUNCTIONS, TYPES
+from matbackprop.cuda.compiler import FUNCTIONS, TYPES
 from matbackprop.divided_differences import SpectralFunction, named_function
+from matbackprop.functional import _matrix_function
 from matbackprop.numerics import rounding_of_zero, zero_tolerance
 
 CHIP = """
@@ -41,6 +41,14 @@ extern "C" void launch_function_table(int blocks, int threads, REAL* w, REAL* va
     launch({blocks, 1, 1}, threads, 0, [=] { function_table(w, values, count, n); });
 }
 """
+
+
+class parts:
+    """The route for any order, with the names of the module."""
+
+    SOURCE = chip.PARTS
+    forward = staticmethod(chip.forward_in_parts)
+    gradient = staticmethod(chip.gradient_in_parts)
 
 
 def zero_tolerance_of(a, name):
@@ -87,9 +95,10 @@ def compute(tmp_path_factory):
 def routed(request, compute, monkeypatch):
     """Let the operator use the kernels on the CPU."""
     way = request.param
-    monkeypatch.setattr(chip, "applies", lambda a, function: is_plain(a))
+    monkeypatch.setattr(_matrix_function, "_kernels_take", lambda a, function: is_plain(a))
     monkeypatch.setattr(chip, "shared_limit", lambda device: 2**18 if way is chip else 0)
-    monkeypatch.setattr(way, "_kernels", lambda a, name: compute.build(way, name, a.dtype))
+    kernels = "_kernels" if way is chip else "_kernels_of_parts"
+    monkeypatch.setattr(chip, kernels, lambda a, name: compute.build(way, name, a.dtype))
     monkeypatch.setattr(fallback, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
     return lambda name, dtype: compute.build(way, name, dtype).launched
 

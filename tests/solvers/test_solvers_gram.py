@@ -5,7 +5,7 @@ import torch
 
 from helpers import cuda_on_cpu
 from helpers.matrices import generator, relu_features, with_singular_values
-from matbackprop.cuda import separate
+from matbackprop.cuda import jacobi
 from matbackprop.refinement import OVERLAP
 from matbackprop.solvers import gram
 from matbackprop.solvers.gram import gram_eigh
@@ -61,7 +61,7 @@ def test_only_matrices_that_need_it_are_rotated():
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gram")
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, separate.SOURCE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, jacobi.SEPARATE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
 
 
 @pytest.mark.parametrize(("n", "k"), [(3, 40), (7, 9)])
@@ -72,7 +72,7 @@ def test_kernel_separates_rows(kernels, n, k, layout):
     y = q.mT @ x
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
-    q, y = separate.separate_by_kernel(q, y, EPS, 1e-13, kernels, 64)
+    q, y = jacobi.separate_by_kernel(q, y, EPS, 1e-13, kernels, 64)
     check(x, gram.squared_norms(y), q, y)
 
 
@@ -86,7 +86,7 @@ def test_kernel_separates_rows_to_a_tolerance(kernels, layout):
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
     limit = OVERLAP[False]
-    q, y = separate.separate_by_kernel(q, y, EPS, limit, kernels, 64)
+    q, y = jacobi.separate_by_kernel(q, y, EPS, limit, kernels, 64)
     unit = y / (y.square().sum(-1, keepdim=True) + EPS[:, None, None]).sqrt()
     assert (unit @ unit.mT).tril(-1).abs().amax() < limit
     assert ((q.mT @ x - y).norm(dim=(-2, -1)) < 1e-13 * x.norm(dim=(-2, -1))).all()
@@ -97,17 +97,17 @@ def test_kernel_does_not_change_orthogonal_rows(kernels, limit):
     x = with_singular_values(5, 7, torch.logspace(0, 2, 5, dtype=torch.float64), seed=1)[None]
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
-    new_q, new_y = separate.separate_by_kernel(q.clone(), y.clone(), EPS[:1], limit, kernels, 64)
+    new_q, new_y = jacobi.separate_by_kernel(q.clone(), y.clone(), EPS[:1], limit, kernels, 64)
     assert torch.equal(new_q, q) and torch.equal(new_y, y)
 
 
 def test_unseparated_rows_become_nan(tmp_path):
     """With one sweep, mixed rows become NaN and orthogonal ones do not change."""
     choices = {"REAL_IS_DOUBLE": 1, "SEPARATION_SWEEPS": 1}
-    hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, separate.SOURCE, LAUNCHER, shared=True, **choices))
+    hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, jacobi.SEPARATE, LAUNCHER, shared=True, **choices))
     x = with_outliers(7, 50)
     x[1] = torch.eye(7, 50)
     _, q = torch.linalg.eigh(x @ x.mT)
-    new_q, new_y = separate.separate_by_kernel(q.clone(), q.mT @ x, EPS, 1e-13, hurried, 64)
+    new_q, new_y = jacobi.separate_by_kernel(q.clone(), q.mT @ x, EPS, 1e-13, hurried, 64)
     assert new_q[0].isnan().all() and new_y[0].isnan().all()
     assert torch.equal(new_q[1], q[1]) and new_y[1].isfinite().all()

@@ -11,7 +11,7 @@ import matbackprop
 from helpers import cuda_on_cpu
 from helpers.matrices import generator, with_singular_values
 from matbackprop._torch import WHOLE_GRAPHS
-from matbackprop.cuda import separate
+from matbackprop.cuda import jacobi
 from matbackprop.solvers import batched_svd, svd
 from matbackprop.solvers.svd import _thin_svd
 from solvers.test_solvers_gram import LAUNCHER
@@ -97,7 +97,7 @@ def test_empty_matrices_are_decomposed():
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("svd")
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, separate.SOURCE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
+    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, jacobi.SEPARATE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
 
 
 @pytest.mark.parametrize(("n", "k", "missing"), [(5, 5, 2), (4, 9, 1), (6, 7, 6)])
@@ -108,7 +108,7 @@ def test_kernel_completes_orthonormal_rows(kernels, n, k, missing, layout):
     sigma[:, n - missing :] = 0
     v = q.mT * sigma.unsqueeze(-1)
     v = v.contiguous() if layout == "rows" else v.mT.contiguous().mT
-    completed = separate.complete_by_kernel(v.clone(), sigma, kernels, 64)
+    completed = jacobi.complete_by_kernel(v.clone(), sigma, kernels, 64)
     assert torch.equal(completed[:, : n - missing], v[:, : n - missing])
     eye = torch.eye(n, dtype=torch.float64).expand(2, n, n)
     torch.testing.assert_close(completed @ completed.mT, eye, rtol=0, atol=1e-13)

@@ -1,4 +1,4 @@
-"""Compile CUDA kernels at run time with NVRTC, which torch ships, and launch them with the CUDA driver.
+"""Load the CUDA libraries that torch ships, compile kernels with NVRTC, and launch them with the CUDA driver.
 
 Compiled kernels are cached on disk, so that a later process does not compile them again. Launches go to torch's current
 stream, do not synchronize and can be captured into a CUDA graph after the first call of a kernel.
@@ -13,25 +13,100 @@ import hashlib
 import os
 import re
 import struct
+import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from matbackprop._torch import current_device, current_raw_stream
 from matbackprop.cuda import kernels_enabled
-from matbackprop.cuda.libraries import load_library
 from matbackprop.errors import SolverError
+from matbackprop.refinement import NOISE, OVERLAP, SAFE_RATIO, SEPARATED
 
 _SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _STATIC_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 _MAX_ARGUMENTS = 24
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-
 Constant = str | int | float
+
+# Constants that the launchers share with the headers (``*.cuh``).
+TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "float", torch.bfloat16: "float"}
+
+MAX_WARPS = 24  # per block of the Jacobi solver, so that each thread has 80 registers
+TILE, PRODUCT_THREADS = 64, 256  # edge of a tile of a product; threads that compute it
+LDT, DEPTH = 68, 16  # leading dimension of operands, which avoids bank conflicts; their rows in one step
+TENSOR_CORES = (8, 0)  # the first compute capability that has them for double precision
+CHUNK = 64  # columns that a block keeps in shared memory
+
+POOL_FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}
+FUNCTIONS = POOL_FUNCTIONS | {"exp": 4}
+FUNCTION_NUMBERS = {name.upper(): number for name, number in FUNCTIONS.items()}
+
+CONSTANTS: dict[str, Constant] = {
+    **FUNCTION_NUMBERS,
+    "MAX_THREADS": 32 * MAX_WARPS,
+    "TILE": TILE,
+    "PRODUCT_THREADS": PRODUCT_THREADS,
+    "LDT": LDT,
+    "DEPTH": DEPTH,
+    "CHUNK": CHUNK,
+    "SAFE_RATIO": SAFE_RATIO,
+    "SEPARATED": SEPARATED,
+    "OVERLAP": OVERLAP[False],
+    "NOISE": NOISE,
+}
+
+
+def tile(rows: int) -> int:
+    """Return the size of CHUNK columns of a matrix in the layout of ``rows.cuh``."""
+    return CHUNK * (rows + rows % 2 + 2)
+
+
+# Newest first: CUDA 13 and CUDA 12 name their libraries differently.
+_SONAMES = {
+    "cusolver": ("libcusolver.so.12", "libcusolver.so.11", "cusolver64_12.dll", "cusolver64_11.dll"),
+    "nvrtc": ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"),
+    "cuda": ("libcuda.so.1", "nvcuda.dll"),
+}
+
+
+def _loaded(soname: str) -> Iterator[str]:
+    """Paths of a library that this process has mapped already (Linux)."""
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        for line in maps.read_text().splitlines():
+            if soname in line:
+                yield line.split(maxsplit=5)[-1]
+
+
+def _installed(soname: str) -> Iterator[str]:
+    """Paths of a library in torch's folder and in the nvidia packages next to it."""
+    package = Path(torch.__file__).parent
+    for folder in (package / "lib", package.parent / "nvidia"):
+        yield from (str(path) for path in sorted(folder.glob(f"**/{soname}")))
+
+
+@functools.cache
+def load_library(name: str) -> ctypes.CDLL | None:
+    """Open ``cusolver``, ``nvrtc`` or ``cuda`` (the driver); None without CUDA or if it is missing.
+
+    The copy that torch has loaded comes first, then the copies of torch's packages, then the system's search path.
+    """
+    if torch.version.cuda is None:
+        return None
+    sonames = [s for s in _SONAMES[name] if s.endswith(".dll") == (sys.platform == "win32")]
+    for find in (_loaded, _installed, lambda soname: [soname]):
+        for soname in sonames:
+            for path in find(soname):
+                try:
+                    return ctypes.CDLL(path)
+                except OSError:
+                    continue
+    return None
 
 
 class _Arguments(threading.local):

@@ -6,17 +6,19 @@ the status stays on the device: matrices that failed become NaN.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from matbackprop.cuda import kernels_enabled
+from matbackprop.cuda.compiler import load_library
 from matbackprop.cuda.graphs import replayed
-from matbackprop.cuda.libraries import load_library
 from matbackprop.errors import SolverError
 
 _VECTORS = 1  # CUSOLVER_EIG_MODE_VECTOR
@@ -172,3 +174,22 @@ def _launch(values: Tensor, vectors: Tensor) -> None:
     failed = (info != 0).unsqueeze(-1)
     values.masked_fill_(failed, torch.nan)
     vectors.masked_fill_(failed.unsqueeze(-1), torch.nan)
+
+
+@contextlib.contextmanager
+def without_magma(a: Tensor) -> Iterator[None]:
+    """Let torch.linalg factor and solve matrices on CUDA by cuSOLVER and cuBLAS.
+
+    MAGMA, which torch prefers for some batches, aborts the process during CUDA graph capture. The same
+    routine is used with and without capture, so that the first call creates the handles. Compiled code keeps
+    torch's choice.
+    """
+    if torch.compiler.is_compiling() or not a.is_cuda:
+        yield
+        return
+    before = torch.backends.cuda.preferred_linalg_library()
+    torch.backends.cuda.preferred_linalg_library("cusolver")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_linalg_library(before)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from matbackprop.cuda import jacobi
-from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.compiler import CONSTANTS, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES, Module, Source
 from matbackprop.cuda.fallback import Pair, call_pair, device_takes, kernels_may_take
-from matbackprop.cuda.headers import CONSTANTS, PRODUCT_THREADS, TENSOR_CORES, TILE, TYPES
 
 SOURCE = Source("cuts.cu", CONSTANTS)
 _REAL_BYTES = 8

@@ -1,4 +1,4 @@
-"""The Jacobi eigensolver of ``jacobi.cu``: one thread block per matrix, in shared memory."""
+"""The Jacobi eigensolver (``jacobi.cu``), and the separation of rows by one-sided rotations (``separate.cu``)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.compiler import Source
-from matbackprop.cuda.headers import CONSTANTS, MAX_WARPS
+from matbackprop.cuda.compiler import CONSTANTS, MAX_WARPS, Module, Source
 
 MAX_ORDER = 64  # one warp computes the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # enough to be as fast as the warps that rotate the matrix
 _WARP = 32
 SOURCE = Source("jacobi.cu", CONSTANTS)
+SEPARATE = Source("separate.cu", CONSTANTS)
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,40 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     sizes, addresses = Sizes(n), (a.data_ptr(), values.data_ptr(), vectors.data_ptr())
     kernels.launch("jacobi_eigh", (batch,), sizes.threads, sizes.shared_bytes(a.element_size()), (*addresses, n))
     return values, vectors
+
+
+def separate_by_kernel(
+    q: Tensor, y: Tensor, eps: Tensor, limit: float, kernels: Module | None = None, threads: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Rotate rows until no overlap is above ``limit``; NaN if that fails."""
+    n, k = y.shape[-2:]
+    threads = threads or _threads(n)
+    rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
+    overlap = rows @ rows.mT
+    shift = eps.expand(y.shape[:-2]).contiguous()
+    kernels = kernels or SEPARATE.on(y.get_device(), REAL_IS_DOUBLE=1)
+    addresses = (rows.data_ptr(), vectors.data_ptr(), overlap.data_ptr(), shift.data_ptr())
+    sizes = (n, k, *rows.stride()[1:], *vectors.stride()[1:])
+    kernels.launch("separate_rows", (len(rows),), threads, 24 * threads + 8 * n, (*addresses, limit, *sizes))
+    return vectors.mT.reshape(q.shape), rows.reshape(y.shape)
+
+
+def complete_by_kernel(v: Tensor, sigma: Tensor, kernels: Module | None = None, threads: int = 0) -> Tensor:
+    """Replace the rows of V whose σ is zero by rows orthonormal to all others."""
+    n, k = v.shape[-2:]
+    threads = threads or _threads(n)
+    rows = _dense(v.reshape(-1, n, k))
+    kernels = kernels or SEPARATE.on(v.get_device(), REAL_IS_DOUBLE=1)
+    arguments = (rows.data_ptr(), sigma.contiguous().data_ptr(), n, k, *rows.stride()[1:])
+    kernels.launch("complete_rows", (len(rows),), threads, 8 * (n + threads), arguments)
+    return rows.reshape(v.shape)
+
+
+def _threads(n: int) -> int:
+    """Return the threads of a block: one warp processes one pair of rows at a time."""
+    return 32 * min(MAX_WARPS, max(1, n // 4))
+
+
+def _dense(a: Tensor) -> Tensor:
+    """Return contiguous matrices (batch, n, k), each row-major or column-major."""
+    return a if a.is_contiguous() or a.mT.is_contiguous() else a.contiguous()

@@ -1,7 +1,9 @@
 """Functions of symmetric matrices on CUDA: up to order 64 by two kernels, one forward and one backward.
 
 The Jacobi eigensolver and the products run in shared memory, matrices are read and written once in their dtype, and
-intermediate results are float64 (``matrix_function.cu``). Larger matrices use ``matrix_function_parts.py``.
+intermediate results are float64 (``matrix_function.cu``). Larger matrices need an eigensolver, batched products and
+four kernels: two of ``matrix_function_parts.cu`` apply g to the eigenvalues and its divided differences, and two of
+``pool_parts.cu`` convert dtypes and compute symmetric parts, in 11 launches besides the eigensolver's.
 """
 
 from __future__ import annotations
@@ -12,27 +14,36 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from matbackprop.cuda import jacobi
-from matbackprop.cuda import matrix_function_parts as parts
-from matbackprop.cuda.compiler import Module, Source, shared_limit
+from matbackprop.cuda import jacobi, pool_parts
+from matbackprop.cuda.compiler import (
+    CONSTANTS,
+    DEPTH,
+    FUNCTIONS,
+    LDT,
+    PRODUCT_THREADS,
+    TENSOR_CORES,
+    TYPES,
+    Module,
+    Source,
+    shared_limit,
+)
 from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
-from matbackprop.cuda.headers import CONSTANTS, DEPTH, FUNCTIONS, LDT, PRODUCT_THREADS, TENSOR_CORES, TYPES
-from matbackprop.cuda.pool_parts import Solver
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
+_GROUP, _THREADS = 8, 256  # columns of U per block; threads per block, of the kernels in parts
 SOURCE = Source("matrix_function.cu", CONSTANTS, THIN=0)
+PARTS = Source("matrix_function_parts.cu", pool_parts.CONSTANTS, THIN=0, GROUP=_GROUP)
 
 
 def applies(a: Tensor, function: SpectralFunction) -> bool:
     """Return whether kernels support matrices ``(*batch, n, n)``: n ≤ 1024, and g is a built-in function."""
     return (
-        a.is_cuda
-        and function.name in FUNCTIONS
+        function.name in FUNCTIONS
         and function.builtin
         and kernels_may_take(a, capability=TENSOR_CORES)
         and a.dtype in TYPES
-        and a.shape[-1] <= parts.MAX_ORDER
+        and a.shape[-1] <= pool_parts.MAX_ORDER
     )
 
 
@@ -85,8 +96,59 @@ def gradient(
     return out
 
 
+def _kernels_of_parts(a: Tensor, function: str) -> Module:
+    return PARTS.on(a.get_device(), IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
+
+
+def _squares(count: int, n: int) -> tuple[int]:
+    return (count * (-(-n // pool_parts.EDGE)) ** 2,)
+
+
+def _doubled(x: Tensor, kernels: Module) -> Tensor:
+    """X + Xᵀ ``(count, n, n)`` in float64."""
+    n = x.shape[-1]
+    out = torch.empty((x.numel() // (n * n), n, n), dtype=torch.float64, device=x.device)
+    kernels.launch("pool_symmetric", _squares(len(out), n), _THREADS, 0, (x.data_ptr(), out.data_ptr(), n))
+    return out
+
+
+def _finished(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
+    """Mirror the lower triangle of a product and convert it to the dtype and shape of another tensor."""
+    count, n, _ = product.shape
+    out = torch.empty_like(like)
+    unused = product.data_ptr()  # ε, which the primal form does not read here
+    kernels.launch("pool_finish", _squares(count, n), _THREADS, 0, (product.data_ptr(), unused, out.data_ptr(), n))
+    return out
+
+
+def forward_in_parts(
+    a: Tensor, function: str, share: float, solve: pool_parts.Solver, kernels: Module | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """:func:`forward` for any order, by an eigensolver: ascending eigenvalues, and eigenvectors in columns."""
+    kernels = kernels or _kernels_of_parts(a, function)
+    doubled, vectors = solve(_doubled(a, kernels))
+    doubled, (count, n) = doubled.contiguous(), doubled.shape
+    values, scaled = torch.empty_like(doubled), torch.empty_like(vectors)
+    addresses = (t.data_ptr() for t in (doubled, vectors, values, scaled))
+    arguments = (*addresses, share, n, *vectors.stride()[1:])
+    kernels.launch("function_columns", (count * -(-n // _GROUP),), _THREADS, 0, arguments)
+    return _finished(torch.bmm(scaled, vectors.mT), a, kernels), (values, vectors)
+
+
+def gradient_in_parts(
+    g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str, kernels: Module | None = None
+) -> Tensor:
+    """:func:`gradient` for any order."""
+    count, n = values.shape
+    kernels = kernels or _kernels_of_parts(a, function)
+    w = torch.bmm(torch.bmm(vectors.mT, _doubled(g, kernels)), vectors)
+    blocks = -(-count * n // (_THREADS // 32))
+    kernels.launch("function_table", (blocks,), _THREADS, 0, (w.data_ptr(), values.data_ptr(), count * n, n))
+    return _finished(torch.bmm(torch.bmm(vectors, w), vectors.mT), a, kernels)
+
+
 def matrix_function(
-    a: Tensor, function: str, share: float, general: Callable[[Tensor], Tensor], solve: Solver
+    a: Tensor, function: str, share: float, general: Callable[[Tensor], Tensor], solve: pool_parts.Solver
 ) -> Tensor:
     """g(A) ``(*batch, n, n)`` in the dtype of A.
 
@@ -105,8 +167,8 @@ def matrix_function(
         )
     else:
         pair = Pair(
-            functools.partial(parts.forward, function=function, share=share, solve=solve),
-            functools.partial(parts.gradient, function=function),
+            functools.partial(forward_in_parts, function=function, share=share, solve=solve),
+            functools.partial(gradient_in_parts, function=function),
             general,
         )
     wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a

@@ -2,37 +2,47 @@
 
 The kernels are in ``pool.cu``, the formulas for m < d and for m ≥ d in ``pool_forms.cuh``. The Gram matrix and its
 Jacobi eigensolver use shared memory, features and outputs are read and written once in their dtype, and intermediate
-results are float64. Features with longer sides use ``pool_parts.py``. Weights and centering are applied by
-``pool_prepare.py``.
+results are float64. Features with longer sides use ``pool_parts.py``. Weights and centering have a prologue kernel that
+computes R = √w ∘ (F − 1 meanᵀ) in float64, one matrix for each region, and an epilogue that back-propagates through
+it (``pool_prepare.cu``). Sums have a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from matbackprop.checks import is_plain
-from matbackprop.cuda import jacobi, pool_parts, pool_prepare
-from matbackprop.cuda.compiler import Module, Source, shared_limit
-from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
-from matbackprop.cuda.headers import (
+from matbackprop.cuda import jacobi, pool_parts
+from matbackprop.cuda.compiler import (
     CONSTANTS,
     POOL_FUNCTIONS,
     PRODUCT_THREADS,
     TENSOR_CORES,
     TILE,
     TYPES,
+    Module,
+    Source,
+    shared_limit,
     tile,
 )
+from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
-_MAX_ROWS = 4096  # limit for one block per matrix in the primal form
+_MAX_ROWS = 4096  # limit for one block per matrix if m ≥ d
+SOURCES = {thin: Source("pool.cu", CONSTANTS, THIN=int(thin)) for thin in (True, False)}
+"""The kernels, for m < d and for m ≥ d."""
+
+_STRIP = 16  # columns per block of the prologue, so that rows of R fill cache lines
+_PREPARE_THREADS, _PREPARE_MAX_THREADS = 256, 1024  # of a block; the same for many rows
+_MANY_ROWS = 128
+PREPARE = Source("pool_prepare.cu", REAL="double", STRIP=_STRIP, MAX_THREADS=_PREPARE_MAX_THREADS)
+_WEIGHTS = {torch.bool: "bool", torch.float32: "float", torch.float64: "double"}
 
 
 class _Factors(NamedTuple):
@@ -44,22 +54,21 @@ class _Factors(NamedTuple):
     y: int
 
 
-class Form(ABC):
-    """One of the two forms of pooling.
+class Form(NamedTuple):
+    """How features are pooled.
 
-    Args:
+    Attributes:
+        thin: whether X is F, for fewer rows than columns, instead of Fᵀ.
         n: rows of X, the smaller side of F.
-        length: its columns.
+        length: columns of X.
+        threads, shared: of a block of the eigensolver, and its bytes of shared memory.
     """
 
-    source: ClassVar[Source]
-    terms: ClassVar[int]
-    """Blocks of rows in the gradient: Y, and T in the thin form."""
-
-    def __init__(self, n: int, length: int) -> None:
-        self.n, self.length = n, length
-        sizes = jacobi.Sizes(n)
-        self.threads, self.shared = sizes.threads, sizes.shared_bytes(_REAL_BYTES, tile=tile(n))
+    thin: bool
+    n: int
+    length: int
+    threads: int
+    shared: int
 
     def factors(self, work: Tensor, count: int) -> _Factors:
         """Addresses of the factors in one allocation."""
@@ -68,38 +77,17 @@ class Form(ABC):
         vectors = weights + count * self.n * _REAL_BYTES
         return _Factors(s, weights, vectors, vectors + count * self.n**2 * _REAL_BYTES)
 
-    @staticmethod
-    @abstractmethod
-    def panel(factors: _Factors) -> int:
-        """The address of A ``(count, n, d)``, from whose rows C is computed."""
-
-
-class Thin(Form):
-    """Fewer rows than columns: X = F, A = Y."""
-
-    terms = 2
-    source = Source("pool.cu", CONSTANTS, THIN=1)
-
-    @staticmethod
-    def panel(factors: _Factors) -> int:
-        return factors.y
-
-
-class Primal(Form):
-    """At least as many rows as columns: X = Fᵀ, A = Qᵀ."""
-
-    terms = 1
-    source = Source("pool.cu", CONSTANTS, THIN=0)
-
-    @staticmethod
-    def panel(factors: _Factors) -> int:
-        return factors.vectors
+    def panel(self, factors: _Factors) -> int:
+        """The address of Y, or Qᵀ if not thin, from whose rows C is computed."""
+        return factors.y if self.thin else factors.vectors
 
 
 @functools.cache
 def form_of(m: int, d: int) -> Form:
     """The form that features ``(*batch, m, d)`` are pooled in."""
-    return Thin(m, d) if m < d else Primal(d, m)
+    n, length = min(m, d), max(m, d)
+    sizes = jacobi.Sizes(n)
+    return Form(m < d, n, length, sizes.threads, sizes.shared_bytes(_REAL_BYTES, tile=tile(n)))
 
 
 def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
@@ -113,8 +101,7 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
     float64 features use the general operator, which refines small eigenvectors to float64 digits.
     """
     return (
-        f.is_cuda
-        and f.dtype != torch.float64
+        f.dtype != torch.float64
         and function.name in POOL_FUNCTIONS
         and function.builtin
         and 0 < min(f.shape[-2:]) <= pool_parts.MAX_ORDER
@@ -134,8 +121,8 @@ def on_chip(m: int, d: int, shared_limit: int) -> bool:
 def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
     """Return the definitions for features F and outputs C of a dtype."""
     types = {"IN": TYPES[f.dtype], "OUT": TYPES[dtype]}
-    source = form_of(*f.shape[-2:]).source
-    return source.on(f.get_device(), REAL_IS_DOUBLE=1, FUNCTION=POOL_FUNCTIONS[function], **types)
+    m, d = f.shape[-2:]
+    return SOURCES[m < d].on(f.get_device(), REAL_IS_DOUBLE=1, FUNCTION=POOL_FUNCTIONS[function], **types)
 
 
 def _tiles(length: int) -> int:
@@ -174,7 +161,8 @@ def gradient(
     n, length = form.n, form.length
     kernels = kernels or _kernels(f, g.dtype, function)
     out = torch.empty_like(f)
-    own = torch.empty(count * n * (d + form.terms * n), dtype=torch.float64, device=f.device)
+    blocks = 2 if form.thin else 1  # of rows in the gradient: Y, and T if thin
+    own = torch.empty(count * n * (d + blocks * n), dtype=torch.float64, device=f.device)
     t = own.data_ptr()
     mixing = t + count * n * d * _REAL_BYTES
     factors = form.factors(work, count)
@@ -185,6 +173,85 @@ def gradient(
     mixed = (mixing, factors.y, t, out.data_ptr(), n, length)
     kernels.launch("pool_gradient", (count, _tiles(length)), PRODUCT_THREADS, 0, mixed)
     return out
+
+
+def _prepare_kernels(f: Tensor, weight: Tensor | None) -> Module:
+    kind = torch.float32 if weight is None else weight.dtype
+    return PREPARE.on(f.get_device(), IN=TYPES[f.dtype], WEIGHT=_WEIGHTS[kind])
+
+
+def readable(weight: Tensor) -> Tensor:
+    """Convert weights for the kernels: contiguous, and float32 instead of half precision."""
+    return weight.to(weight.dtype if weight.dtype in _WEIGHTS else torch.float32).contiguous()
+
+
+def _launch_prepare(name: str, source: Tensor, weight: Tensor | None, out: Tensor, f: Tensor, center: bool) -> None:
+    """Convert F to R, or the gradient of R to that of F, with one block per strip of columns of ``out``."""
+    m, d = f.shape[-2:]
+    regions = 1 if weight is None else weight.numel() * d // f.numel()
+    blocks = out.numel() // (m * d) * -(-d // _STRIP)
+    threads = _PREPARE_MAX_THREADS if m > _MANY_ROWS else _PREPARE_THREADS
+    address = 0 if weight is None else weight.data_ptr()
+    arguments = (source.data_ptr(), address, out.data_ptr(), regions, int(center), m, d)
+    _prepare_kernels(f, weight).launch(name, (blocks,), threads, 0, arguments)
+
+
+def prepare(f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
+    """R in float64, ``(*batch, m, d)`` or ``(*batch, r, m, d)``.
+
+    Args:
+        f: F ``(*batch, m, d)``, contiguous float32 or float64.
+        weight: w ``(*batch, m)`` or ``(*batch, r, m)``, :func:`readable`.
+        center: whether the (weighted) mean row is subtracted.
+    """
+    shape = f.shape if weight is None else (*weight.shape, f.shape[-1])
+    rows = torch.empty(shape, dtype=torch.float64, device=f.device)
+    _launch_prepare("pool_prepare", f, weight, rows, f, center)
+    return rows
+
+
+def prepare_gradient(g: Tensor, f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
+    """dL/dF in the dtype of F for the gradient G of R, whose memory is overwritten."""
+    out = torch.empty_like(f)
+    _launch_prepare("pool_prepare_gradient", g, weight, out, f, center)
+    return out
+
+
+class _Pooling(NamedTuple):
+    """The arguments of pooling by kernels, and both passes."""
+
+    eps: float | Tensor
+    function: str
+    dtype: torch.dtype
+    weight: Tensor | None
+    center: bool
+    on_chip: bool
+    solve: pool_parts.Solver
+
+    def forward(self, f: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self.weight is None and not self.center:
+            return self._pool(f)
+        rows = prepare(f, self.weight, self.center)
+        c, factors = self._pool(rows)
+        kept = () if self.weight is None else (self.weight,)  # saved, so that autograd detects in-place changes
+        return c, (*kept, rows, *factors)
+
+    def gradient(self, g: Tensor, f: Tensor, *saved: Tensor) -> Tensor:
+        if self.weight is None and not self.center:
+            return self._gradient(g, f, *saved)
+        rows, *factors = saved if self.weight is None else saved[1:]
+        return prepare_gradient(self._gradient(g, rows, *factors), f, self.weight, self.center)
+
+    def _pool(self, rows: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if not self.on_chip:
+            return pool_parts.forward(rows, self.eps, self.function, self.dtype, self.solve)
+        c, work = forward(rows, self.eps, self.function, self.dtype)
+        return c, (work,)
+
+    def _gradient(self, g: Tensor, rows: Tensor, *factors: Tensor) -> Tensor:
+        if not self.on_chip:
+            return pool_parts.gradient(g, rows, pool_parts.Factors(*factors), self.function)
+        return gradient(g, rows, self.eps, factors[0], self.function)
 
 
 def pool(
@@ -207,28 +274,10 @@ def pool(
         weight: w ``(*batch, m)`` or ``(*batch, r, m)``, plain and without gradient, or None.
         center: whether the (weighted) mean row is subtracted first.
     """
-    if isinstance(eps, Tensor):
-        eps = eps.contiguous()
-    name = function.name
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    w = None if weight is None else pool_prepare.readable(weight)
-
-    def whole(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        c, work = forward(x, eps, name, wide.dtype)
-        return c, (work,)
-
-    def whole_adjoint(g: Tensor, x: Tensor, work: Tensor) -> Tensor:
-        return gradient(g, x, eps, work, name)
-
-    def in_parts(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return pool_parts.forward(x, eps, name, wide.dtype, solve)
-
-    def parts_adjoint(g: Tensor, x: Tensor, *factors: Tensor) -> Tensor:
-        return pool_parts.gradient(g, x, pool_parts.Factors(*factors), name)
-
-    def fallback(x: Tensor) -> Tensor:
-        return general(x, w)
-
+    w = None if weight is None else readable(weight)
+    eps = eps.contiguous() if isinstance(eps, Tensor) else eps
     chip = on_chip(*f.shape[-2:], shared_limit(f.get_device()))
-    pair = Pair(whole, whole_adjoint, fallback) if chip else Pair(in_parts, parts_adjoint, fallback)
-    return call_pair(wide.contiguous(), pool_prepare.prepared(pair, w, center)).to(f.dtype)
+    job = _Pooling(eps, function.name, wide.dtype, w, center, chip, solve)
+    pair = Pair(job.forward, job.gradient, lambda x: general(x, w))
+    return call_pair(wide.contiguous(), pair).to(f.dtype)

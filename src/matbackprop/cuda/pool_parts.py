@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.compiler import Constant, Module, Source
-from matbackprop.cuda.headers import FUNCTION_NUMBERS, POOL_FUNCTIONS, TYPES
-from matbackprop.cuda.separate import separate_by_kernel
+from matbackprop.cuda.compiler import FUNCTION_NUMBERS, POOL_FUNCTIONS, TYPES, Constant, Module, Source
+from matbackprop.cuda.jacobi import separate_by_kernel
 from matbackprop.refinement import NOISE, OVERLAP
 
 MAX_ORDER = 1024  # above, products dominate the time

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from matbackprop.cuda import jacobi
-from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.compiler import CONSTANTS, TYPES, Module, Source, tile
 from matbackprop.cuda.fallback import kernels_may_take
-from matbackprop.cuda.headers import CONSTANTS, TYPES, tile
 from matbackprop.refinement import NOISE, ORTHOGONAL
 
 _ADJOINT_THREADS = 256

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from matbackprop.checks import check_matrix, check_result, prepare
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
+from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
 from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -26,37 +26,6 @@ class Eigenpairs(NamedTuple):
 
     eigenvalues: Tensor
     eigenvectors: Tensor
-
-
-def largest_entry(a: Tensor) -> Tensor:
-    """The largest absolute value of each matrix, (*batch, 1, 1)."""
-    size = a.abs()
-    return size.amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else size.sum((-2, -1), keepdim=True)
-
-
-def gaps_of(values: Tensor) -> Tensor:
-    """λⱼ − λᵢ, the K̃ᵀ of the paper before inversion."""
-    return values.unsqueeze(-2) - values.unsqueeze(-1)
-
-
-def rates_apart(values: Tensor) -> Tensor:
-    """1/(λⱼ − λᵢ) for values without ties; 0 for i = j."""
-    gaps = gaps_of(values)
-    gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    return gaps.reciprocal_()
-
-
-def tied_pairs(values: Tensor, policy: TiePolicy, scale: Tensor | None = None) -> Tensor:
-    """Which values i ≠ j coincide, compared with the largest one unless a scale ``(*batch, 1, 1)`` is given."""
-    gaps = gaps_of(values)
-    pairs = ~torch.eye(gaps.shape[-1], dtype=torch.bool, device=gaps.device)
-    return policy.tied(gaps, largest_entry(values.unsqueeze(-1)) if scale is None else scale) & pairs
-
-
-def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
-    """Which vectors, or their values, receive a gradient that is not zero, (*batch, n)."""
-    used = (g_vectors != 0).any(-2)
-    return used if g_values is None else used | (g_values != 0)
 
 
 def largest_positive(v: Tensor) -> Tensor:
@@ -75,12 +44,10 @@ def positive_phase(v: Tensor) -> Tensor:
     return entry.conj() / entry.abs() if v.is_complex() else torch.where(entry.detach() < 0, -1.0, 1.0)
 
 
-def phases(within: Tensor, policy: TiePolicy, size: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Masks of the free phases of complex vectors: an imaginary diagonal of UᵀG_U, ``within``."""
-    if not within.is_complex():
-        return []
-    turn = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
-    return [(torch.ones_like(turn, dtype=torch.bool), policy.sees_gauge(turn, size))]
+class _Saved(NamedTuple):
+    lam: Tensor
+    u: Tensor
+    policy: TiePolicy
 
 
 class _Eigh(Operation):
@@ -92,33 +59,24 @@ class _Eigh(Operation):
         return lam.clone(), u.clone()  # a solver may return views, which forward mode does not accept as outputs
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
-        return *outputs, inputs[1]
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> _Saved:
+        return _Saved(*outputs, inputs[1])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (lam, u, policy), (g_lam, g_u) = saved, gradients
+    def adjoint(saved: _Saved, needed: Sequence[bool], g_lam: Tensor | None, g_u: Tensor | None) -> Tensor:
+        lam, u, policy = saved
         if g_u is None:
-            return (u * g_lam.unsqueeze(-2)) @ u.mH
-        seen = u.mH @ g_u
-        if not u.is_complex() and policy.apart(lam):
-            inner = symmetrize(rates_apart(lam) * seen)
-        else:
-            visible = policy.visible(receives_gradient(g_u, g_lam), seen - seen.mH, largest_entry(g_u))
-            inner = symmetrize(policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen)
-            ties = (tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(g_u))
-            inner = policy.settle(inner, *ties)
+            return (u * g_lam.unsqueeze(-2)) @ u.mH  # type: ignore[union-attr]
+        inner = symmetrize(policy.over_gaps(lam, u.mH @ g_u, receives_gradient(g_u, g_lam), largest_entry(g_u)))
         if g_lam is not None:
             inner = inner + torch.diag_embed(g_lam)
         return u @ inner @ u.mH
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor, _: None) -> tuple[Tensor, Tensor]:
+    def tangent(saved: _Saved, da: Tensor, _: None) -> tuple[Tensor, Tensor]:
         lam, u, policy = saved
         variation = u.mH @ symmetrize(da) @ u
-        turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * variation
-        visible = variation.abs() > policy.tolerance * largest_entry(da)
-        turn = policy.settle(turn, (tied_pairs(lam, policy), visible))
+        turn = policy.rotation(lam, variation, largest_entry(da))
         return variation.diagonal(dim1=-2, dim2=-1).real.clone(), u @ turn
 
 

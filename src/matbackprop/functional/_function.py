@@ -170,8 +170,8 @@ class _Product(Operation):
         return a @ b
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, b), (g,) = saved, gradients
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
+        a, b = saved
         return product(g, b.mH) if needed[0] else None, product(a.mH, g) if needed[1] else None
 
     @staticmethod

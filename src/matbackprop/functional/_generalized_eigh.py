@@ -11,11 +11,11 @@ from torch import Tensor
 from matbackprop.checks import Prepared, check_matrix, nan_where, prepare
 from matbackprop.divided_differences import FunctionLike, resolve_function
 from matbackprop.errors import DtypeError, ShapeError
-from matbackprop.functional._eigh import Eigenpairs, gaps_of, largest_entry, phases, receives_gradient, tied_pairs
+from matbackprop.functional._eigh import Eigenpairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._linear_solve import definite_factor
 from matbackprop.functional._matrix_function import from_one_decomposition
-from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
+from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
 from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
@@ -161,6 +161,12 @@ def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | 
     return x, y
 
 
+class _Saved(NamedTuple):
+    lam: Tensor
+    v: Tensor
+    policy: TiePolicy
+
+
 class _GeneralizedEigh(Operation):
     """With S = VᵀdAV and T = VᵀdBV: dλ = diag(S − TΛ), VᵀBdV = K̃ᵀ∘(S − TΛ) − diag(T)/2."""
 
@@ -172,33 +178,28 @@ class _GeneralizedEigh(Operation):
         return lam.clone(), torch.linalg.solve_triangular(factor.mH, u, upper=True)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
-        return *outputs, inputs[3]
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> _Saved:
+        return _Saved(*outputs, inputs[3])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (lam, v, policy), (g_lam, g_v) = saved, gradients
+    def adjoint(saved: _Saved, needed: Sequence[bool], g_lam: Tensor | None, g_v: Tensor | None) -> Any:
+        lam, v, policy = saved
         on_s = torch.zeros_like(v) if g_lam is None else torch.diag_embed(g_lam).to(v.dtype)
-        on_own = torch.zeros_like(lam)
+        on_norms = torch.zeros_like(lam)
         if g_v is not None:
-            seen = v.mH @ g_v
-            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(seen))
-            turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * seen
-            ties = (tied_pairs(lam, policy), visible), *phases(seen, policy, largest_entry(seen))
-            on_s = on_s + policy.settle(turn, *ties)
-            on_own = 0.5 * seen.diagonal(dim1=-2, dim2=-1).real
-        on_t = -on_s * lam.unsqueeze(-2) - torch.diag_embed(on_own)
+            within = v.mH @ g_v
+            on_s = on_s + policy.over_gaps(lam, within, receives_gradient(g_v, g_lam), largest_entry(within))
+            on_norms = 0.5 * within.diagonal(dim1=-2, dim2=-1).real
+        on_t = -on_s * lam.unsqueeze(-2) - torch.diag_embed(on_norms)
         return v @ symmetrize(on_s) @ v.mH, v @ symmetrize(on_t) @ v.mH
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
+    def tangent(saved: _Saved, da: Tensor | None, db: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         lam, v, policy = saved
         s = torch.zeros_like(v) if da is None else v.mH @ symmetrize(da) @ v
         t = torch.zeros_like(v) if db is None else v.mH @ symmetrize(db) @ v
         moved = s - t * lam.unsqueeze(-2)
-        turn = policy.invert(gaps_of(lam), largest_entry(lam.unsqueeze(-1))) * moved
-        visible = moved.abs() > policy.tolerance * largest_entry(moved)
-        turn = policy.settle(turn, (tied_pairs(lam, policy), visible))
+        turn = policy.rotation(lam, moved, largest_entry(moved))
         turn = turn - 0.5 * torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).real)
         return moved.diagonal(dim1=-2, dim2=-1).real.clone(), v @ turn
 

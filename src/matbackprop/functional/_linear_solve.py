@@ -25,7 +25,7 @@ from matbackprop.checks import (
     values_checkable,
     wants_check,
 )
-from matbackprop.cuda.libraries import without_magma
+from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import (

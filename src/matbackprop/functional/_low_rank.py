@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
 from matbackprop.checks import check_matrix, nan_where, prepare
-from matbackprop.divided_differences import KEEP_LARGE
+from matbackprop.divided_differences import KEEP_LARGE, without_derivatives
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, gap_tolerance, is_double
@@ -73,7 +71,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
                 tied = None
                 if bool((s[..., rank - 1] == 0).any()):
                     refusal = f"The derivative at a matrix of rank less than {rank} does not exist. Use a smaller rank."
-                    function = dataclasses.replace(KEEP_LARGE, refusal=refusal)
+                    function = without_derivatives(KEEP_LARGE, refusal)
         v = vh.mH
         vectors = torch.cat([torch.cat([u, u], -1), torch.cat([v, -v], -1)], -2) * 0.5**0.5
         spectrum = Spectrum(torch.cat([s, -s], -1), vectors, torch.zeros_like(cut))

@@ -26,8 +26,8 @@ from matbackprop.divided_differences import (
     Given,
     SpectralFunction,
     bind_params,
-    infinite_derivative,
     resolve_function,
+    without_derivatives,
 )
 from matbackprop.errors import DomainError
 from matbackprop.functional._spectrum import Spectrum, of_symmetric_part, refuse_captured
@@ -158,9 +158,13 @@ def matrix_function(
     """
     fn, given = resolve_function(function, exponent, params)
     check_matrix(a, "a", square=True, or_complex=True)
-    if precision in (None, torch.float64) and kernels.applies(a, fn):
+    if precision in (None, torch.float64) and _kernels_take(a, fn):
         return _by_kernels(a, fn, check)
     return from_one_decomposition(a, [(fn, given)], check, precision)[0]
+
+
+def _kernels_take(a: Tensor, function: SpectralFunction) -> bool:
+    return a.is_cuda and kernels.applies(a, function)
 
 
 def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Tensor:
@@ -271,7 +275,10 @@ def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: t
         small = lam <= zero_tolerance(dtype, lam.dtype, lam.shape[-1]) * lam[..., -1:]
         zero = torch.zeros_like(lam[..., 0])
         if bool(small.any()) and not bool(torch.isfinite(BoundFunction(function, p).first(zero, zero)).all()):
-            return infinite_derivative(function)
+            return without_derivatives(
+                function,
+                f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. {_REMEDY}",
+            )
     return dataclasses.replace(function, announce=True)
 
 

@@ -31,8 +31,23 @@ class PolarFactors(NamedTuple):
     P: Tensor
 
 
+class _Saved(NamedTuple):
+    """The differentiable input (P or A), the result, and the eigenvalues and eigenvectors of P."""
+
+    x: Tensor
+    out: Tensor
+    values: Tensor
+    vectors: Tensor
+
+
+def _saved(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
+    return _Saved(inputs[0], outputs, *inputs[2:])
+
+
 class _SkewSolve(Operation):
     """X skew with PX + XP = (C − Cᵀ)/2; self-adjoint in C. λ and V are the eigenvalues and eigenvectors of P."""
+
+    save = staticmethod(_saved)
 
     @staticmethod
     def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
@@ -44,18 +59,13 @@ class _SkewSolve(Operation):
         return vectors @ (inside * torch.where(absent, torch.inf, sums).reciprocal()) @ vectors.mH
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        p, _, *factors = inputs
-        return p, outputs, *factors
-
-    @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
         p, x, *factors = saved
-        y = apply(_SkewSolve, p, gradients[0], *factors)
+        y = apply(_SkewSolve, p, g, *factors)
         return symmetrize(y @ x + x @ y) if needed[0] else None, y
 
     @staticmethod
-    def tangent(saved: Sequence[Any], dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+    def tangent(saved: _Saved, dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
         p, x, *factors = saved
         right = torch.zeros_like(x) if dc is None else dc
         if dp is not None:
@@ -66,23 +76,20 @@ class _SkewSolve(Operation):
 class RightSolve(Operation):
     """CP⁻¹, given the eigenvalues λ and eigenvectors V of P."""
 
+    save = staticmethod(_saved)
+
     @staticmethod
     def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
         return ((c @ vectors) / values.unsqueeze(-2)) @ vectors.mH
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        p, _, *factors = inputs
-        return p, outputs, *factors
-
-    @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
         p, x, *factors = saved
-        y = apply(RightSolve, p, gradients[0], *factors)
+        y = apply(RightSolve, p, g, *factors)
         return -symmetrize(x.mH @ y) if needed[0] else None, y
 
     @staticmethod
-    def tangent(saved: Sequence[Any], dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+    def tangent(saved: _Saved, dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
         p, x, *factors = saved
         right = torch.zeros_like(x) if dc is None else dc
         return apply(RightSolve, p, right if dp is None else right - x @ dp, *factors)
@@ -92,33 +99,28 @@ class _OrthogonalFactor(Operation):
     """Q of A = QP ``(*b, m, n)``, m ≥ n, given Q and the eigenvalues and eigenvectors of P."""
 
     forward_twice = "polar"
+    save = staticmethod(_saved)
 
     @staticmethod
     def forward(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
         return q.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        a, _, *factors = inputs
-        return a, outputs, *factors
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
+        return _variation(saved, g)
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        a, q, values, vectors = saved
-        return _variation(a, q, values, vectors, gradients[0])
-
-    @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> Tensor:
-        a, q, values, vectors = saved
-        return _variation(a, q, values, vectors, da)
+    def tangent(saved: _Saved, da: Tensor, *_: None) -> Tensor:
+        return _variation(saved, da)
 
 
-def _variation(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor, e: Tensor) -> Tensor:
+def _variation(saved: _Saved, e: Tensor) -> Tensor:
     """2QY + (I − QQᵀ) E P⁻¹, the derivative of Q in the direction E; it is self-adjoint."""
+    a, q, *factors = saved
     p = symmetrize(q.mH @ a)
-    out = 2 * q @ apply(_SkewSolve, p, q.mH @ e, values, vectors)
+    out = 2 * q @ apply(_SkewSolve, p, q.mH @ e, *factors)
     if a.shape[-2] > a.shape[-1]:
-        out = out + apply(RightSolve, p, e - q @ (q.mH @ e), values, vectors)
+        out = out + apply(RightSolve, p, e - q @ (q.mH @ e), *factors)
     return out
 
 

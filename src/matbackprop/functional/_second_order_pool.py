@@ -41,16 +41,16 @@ from matbackprop.cuda import pool as pool_kernels
 from matbackprop.divided_differences import (
     BoundFunction,
     FunctionLike,
+    Given,
     SpectralFunction,
     bind_params,
-    in_parameter,
     resolve_function,
 )
 from matbackprop.errors import DomainError, NumericalWarning
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.functional._matrix_function import check_domain
-from matbackprop.functional._spectrum import Spectrum, frechet, refuse_captured, second_frechet, spectral
+from matbackprop.functional._spectrum import Point, Spectrum, refuse_captured, spectral
 from matbackprop.functional._svd import svd
 from matbackprop.numerics import autocast_off, inner, is_double, real_dtype, symmetrize
 from matbackprop.solvers.eigh import batched_eigh
@@ -71,24 +71,13 @@ def _forms(rows: Tensor, g: Tensor) -> Tensor:
     return inner(rows, rows @ g, (-1,))
 
 
-def _trace(a: Tensor) -> Tensor:
-    return a.diagonal(dim1=-2, dim2=-1).real.sum(-1)
-
-
 class Thin(NamedTuple):
-    """The factors for fewer rows than columns.
+    """The factors for fewer rows than columns."""
 
-    Attributes:
-        s: squared singular values of F ``(*batch, m)``, zero for rounding errors.
-        basis: U ``(*batch, m, m)``.
-        y: UᵀF ``(*batch, m, d)``.
-        eps: ε ``(*batch,)``.
-    """
-
-    s: Tensor
-    basis: Tensor
-    y: Tensor
-    eps: Tensor
+    s: Tensor  # squared singular values of F (*batch, m), zero for rounding errors
+    basis: Tensor  # U (*batch, m, m)
+    y: Tensor  # UᵀF (*batch, m, d)
+    eps: Tensor  # (*batch,)
 
     def _slope(self, g: BoundFunction) -> Tensor:
         """g[λᵢ, ε], zero for zero singular values."""
@@ -134,11 +123,6 @@ class Thin(NamedTuple):
         total = total + 2 * inner(inside, g.first(lam, shift).unsqueeze(-2) * (outside @ ve.mH), (-1,))
         return total + g.first(shift, shift) * _forms(outside, e)
 
-    def eps_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
-        """tr L = ⟨G, g'(A)⟩."""
-        lam, at_eps = self.s + self.eps.unsqueeze(-1), g.first(self.eps, self.eps)
-        return at_eps * _trace(e) + ((g.first(lam, lam) - at_eps.unsqueeze(-1)) * _forms(self._unit_rows(), e)).sum(-1)
-
     def tangent(self, g: BoundFunction, df: Tensor, f: Tensor) -> Tensor:
         """The variation of g(A) in the direction of F: the transpose of `feature_gradient`."""
         half = self.y.mH @ self._through_slopes(g, self.basis.mH @ df)
@@ -150,11 +134,6 @@ class Thin(NamedTuple):
         v = self._unit_rows()
         c = (v * (g.first(lam, lam) - at_eps).unsqueeze(-1)).mH @ v
         return c + torch.diag_embed(at_eps.expand(*at_eps.shape[:-1], self.y.shape[-1]))
-
-    def pairing(self, g: BoundFunction, e: Tensor) -> Tensor:
-        """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
-        inside = (self._slope(g) * _forms(self.y, e)).sum(-1)
-        return g.value(self.eps) * _trace(e) + inside
 
     def _unit_rows(self) -> Tensor:
         """Rows of Y over their norms, zero if s is zero."""
@@ -171,29 +150,20 @@ class Thin(NamedTuple):
 
 
 class Primal(NamedTuple):
-    """The factors for at least as many rows as columns.
+    """The factors for at least as many rows as columns, with the methods of `Thin`."""
 
-    Attributes:
-        s: squared singular values of F ``(*batch, d)``, zero for rounding errors.
-        basis: V ``(*batch, d, d)``.
-        y: (FV)ᵀ ``(*batch, d, m)``, or empty if F is used instead.
-        eps: ε ``(*batch,)``.
-    """
-
-    s: Tensor
-    basis: Tensor
-    y: Tensor
-    eps: Tensor
+    s: Tensor  # squared singular values of F (*batch, d), zero for rounding errors
+    basis: Tensor  # V (*batch, d, d)
+    y: Tensor  # (FV)ᵀ (*batch, d, m), or empty if F is used instead
+    eps: Tensor  # (*batch,)
 
     def _lam(self) -> Tensor:
         return self.s + self.eps.unsqueeze(-1)
 
     def value(self, g: BoundFunction) -> Tensor:
-        """g(A)."""
         return symmetrize((self.basis * g.value(self._lam()).unsqueeze(-2)) @ self.basis.mH)
 
     def feature_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
-        """2 F·L for the symmetric part of G, whose factor ½ cancels against the 2."""
         h = self.basis.mH @ (e + e.mH) @ self.basis
         if self.y.numel() == 0:
             return f @ (self.basis @ (_table(self._lam(), g) * h) @ self.basis.mH)
@@ -204,13 +174,11 @@ class Primal(NamedTuple):
         return _table(self._lam(), g).masked_fill((self.s == 0).unsqueeze(-1), 0)
 
     def tangent(self, g: BoundFunction, df: Tensor, f: Tensor) -> Tensor:
-        """The variation of g(A) in the direction of F: the transpose of `feature_gradient`."""
         rows = self.y if self.y.numel() else (f @ self.basis).mH
         inside = self._seen_table(g) * (rows @ df @ self.basis)
         return self.basis @ (inside + inside.mH) @ self.basis.mH
 
     def derivative(self, g: BoundFunction) -> Tensor:
-        """g'(A), the variation of g(A) with ε."""
         return (self.basis * g.first(self._lam(), self._lam()).unsqueeze(-2)) @ self.basis.mH
 
     def weight_gradient(self, g: BoundFunction, e: Tensor, f: Tensor, w: Tensor) -> Tensor:
@@ -218,16 +186,7 @@ class Primal(NamedTuple):
         rows = (f @ self.basis) * ((self.s != 0).unsqueeze(-2) | (w == 0).unsqueeze(-1))
         return _forms(rows, _table(self._lam(), g) * (self.basis.mH @ e @ self.basis))
 
-    def eps_gradient(self, g: BoundFunction, e: Tensor) -> Tensor:
-        """tr L = ⟨G, g'(A)⟩."""
-        return (g.first(self._lam(), self._lam()) * _forms(self.basis.mH, e)).sum(-1)
-
-    def pairing(self, g: BoundFunction, e: Tensor) -> Tensor:
-        """⟨G, g(A)⟩; with ∂g/∂p for g the gradient of the exponent."""
-        return (g.value(self._lam()) * _forms(self.basis.mH, e)).sum(-1)
-
     def spectrum(self) -> Spectrum:
-        """The spectrum of A."""
         return Spectrum(self._lam(), self.basis)
 
 
@@ -241,16 +200,7 @@ def factor(f: Tensor, eps: Tensor, fine: bool) -> Moments:
     return Primal(*gram_eigh(f.mH, eps, fine, products=False), eps)
 
 
-class _Gradients(NamedTuple):
-    """Gradients of the four inputs that have one; or their cotangents, or whether they are requested."""
-
-    f: Any
-    w: Any
-    eps: Any
-    p: Any
-
-
-class _Inputs(NamedTuple):
+class _Saved(NamedTuple):
     """The inputs of pooling and the factors of `Thin` or `Primal`."""
 
     f: Tensor
@@ -267,18 +217,8 @@ class _Inputs(NamedTuple):
         kind = Thin if self.f.shape[-2] < self.f.shape[-1] else Primal
         return kind(self.s, self.basis, self.y, self.eps)
 
-
-class _Cotangents(NamedTuple):
-    """The saved state of `_PoolGradient`."""
-
-    requested: _Gradients
-    g: Tensor
-    f: Tensor
-    w: Tensor | None
-    eps: Tensor
-    p: Tensor | None
-    function: SpectralFunction
-    fine: bool
+    def bound(self) -> BoundFunction:
+        return BoundFunction(self.function, self.p)
 
 
 def _scaled_identity(value: Tensor, d: int) -> Tensor:
@@ -311,23 +251,24 @@ class _Pool(Operation):
         return moments.value(BoundFunction(function, p)), moments.s, moments.basis, moments.y
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Inputs:
-        return _Inputs(*inputs, *outputs[1:])
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Saved:
+        return _Saved(*inputs, *outputs[1:])
 
     @staticmethod
-    def adjoint(saved: _Inputs, needed: Sequence[bool], *gradients: Any) -> Any:
-        requested = _Gradients(*needed[:4])
-        if differentiated_again():
-            out = apply(_PoolGradient, requested, gradients[0], *saved)
-        else:
-            out = _first_order(gradients[0], saved, requested)
-        return tuple(grad if want else None for grad, want in zip(out, requested, strict=True))
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor, *_: None) -> Any:
+        with torch.no_grad():
+            grads = _gradients(saved, needed, g)
+        if not differentiated_again():
+            return grads
+        # These values, which are the more accurate ones, with the derivatives of the general formulas.
+        pairs = zip(grads, _differentiable_gradients(saved, needed, g), strict=True)
+        return tuple(None if x is None or y is None else x.detach() + (y - y.detach()) for x, y in pairs)
 
     @staticmethod
     def tangent(
-        saved: _Inputs, df: Tensor | None, dw: Tensor | None, deps: Tensor | None, dp: Tensor | None, *_: None
+        saved: _Saved, df: Tensor | None, dw: Tensor | None, deps: Tensor | None, dp: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        f, w, moments, bound = saved.f, cast(Tensor, saved.w), saved.moments(), BoundFunction(saved.function, saved.p)
+        f, w, moments, bound = saved.f, cast(Tensor, saved.w), saved.moments(), saved.bound()
         moved = torch.zeros_like(f) if df is None else _root_weighted(df, w)
         out = f.new_zeros(())
         if dw is not None:  # differentiate through the square root of the weight, unless it is zero
@@ -343,28 +284,35 @@ class _Pool(Operation):
         return out, s, basis, y
 
 
-def _first_order(g: Tensor, saved: _Inputs, requested: _Gradients) -> _Gradients:
-    """The gradients that are requested."""
-    f, w, moments, bound = saved.f, saved.w, saved.moments(), BoundFunction(saved.function, saved.p)
-    return _Gradients(
-        f=_root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if requested.f else None,
-        w=moments.weight_gradient(bound, g, f, cast(Tensor, w)) if requested.w else None,
-        eps=moments.eps_gradient(bound, g) if requested.eps else None,
-        p=moments.pairing(bound.in_parameter(), g) if requested.p else None,
+def _gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of F, w, ε and p that are needed."""
+    f, w, moments, bound = saved.f, saved.w, saved.moments(), saved.bound()
+    return (
+        _root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if needed[0] else None,
+        moments.weight_gradient(bound, g, f, cast(Tensor, w)) if needed[1] else None,
+        inner(g, moments.derivative(bound)) if needed[2] else None,
+        inner(g, moments.value(bound.in_parameter())) if needed[3] else None,
     )
 
 
-def _gram_variation(f: Tensor, w: Tensor | None, df: Tensor | None, dw: Tensor | None, deps: Tensor | None) -> Tensor:
-    """dA of A = Fᵀ diag(w) F + εI."""
-    d = f.shape[-1]
-    total = torch.zeros((*f.shape[:-2], d, d), dtype=f.dtype, device=f.device)
-    if df is not None:
-        total = total + 2 * symmetrize(_weighted(f, w).mH @ df)
-    if dw is not None:
-        total = total + f.mH @ (f * dw.unsqueeze(-1))
-    if deps is not None:
-        total = total + _scaled_identity(deps, d)
-    return total
+def _differentiable_gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
+    """The same by the derivative L of g at the d×d matrix A in the direction G, which can be differentiated again.
+
+    They are 2 diag(w) F L, the rows' fᵢLfᵢᵀ, tr L and ⟨G, ∂g/∂p(A)⟩.
+    """
+    f, w, eps, g = saved.f, saved.w, saved.eps, symmetrize(g)
+    a, spectrum = _decompose(f, w, eps, saved.fine)
+    point = Point(a, spectrum, saved.function, saved.p)
+    moved = point.derivative(g)
+    if moved.requires_grad and a.is_cpu and values_checkable(a):
+        moved.register_hook(lambda _: _check_cancellation(spectrum, eps.detach()))
+    rows = f @ moved
+    return (
+        2 * _weighted(rows, w) if needed[0] else None,
+        inner(f, rows, (-1,)) if needed[1] else None,
+        moved.diagonal(dim1=-2, dim2=-1).real.sum(-1) if needed[2] else None,
+        point.parameter_gradient(g) if needed[3] else None,
+    )
 
 
 def _check_cancellation(spectrum: Spectrum, eps: Tensor) -> None:
@@ -378,55 +326,6 @@ def _check_cancellation(spectrum: Spectrum, eps: Tensor) -> None:
             f"Second derivatives of pooling lose all digits: λ_max / eps is {float(loss.max()):.3g}. "
             f"Raise eps, or scale the features down."
         )
-
-
-class _PoolGradient(Operation):
-    """Gradients of F, w, ε and p as an operation; those not requested are empty tensors.
-
-    With M the derivative of g at A in the direction G they are 2 diag(w) F M, the rows' fᵢMfᵢᵀ, tr M and ⟨G,
-    ∂g/∂p(A)⟩. Their derivatives are those of g at the d×d matrix A, by second divided differences.
-    """
-
-    @staticmethod
-    def forward(requested: _Gradients, g: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        grads = _first_order(g, _Inputs(*others), requested)
-        return tuple(g.new_empty((0,)) if grad is None else grad for grad in grads)
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Cotangents:
-        return _Cotangents(*inputs[:8])
-
-    @staticmethod
-    def adjoint(saved: _Cotangents, needed: Sequence[bool], *gradients: Any) -> Any:
-        requested, g, f, w, eps, p, function, fine = saved
-        on = _Gradients(*(c if want else None for c, want in zip(gradients, requested, strict=True)))
-        g = symmetrize(g)
-        a, spectrum = _decompose(f, w, eps, fine)
-        if a.is_cpu and values_checkable(a):
-            _check_cancellation(spectrum, eps)
-        # ⟨cotangents, gradients⟩ = ⟨N, M⟩ + on.p ⟨G, ∂g/∂p(A)⟩ with N the variation of A in the directions of the
-        # cotangents.
-        n = _gram_variation(f, w, on.f, on.w, on.eps)
-        m = frechet(a, g, spectrum, function, p)
-        on_g = frechet(a, n, spectrum, function, p, on.p)
-        on_a = second_frechet(a, g, n, spectrum, function, p)
-        grad_p = None
-        if p is not None:
-            in_p = in_parameter(function)
-            along_p = frechet(a, g, spectrum, in_p, p)
-            grad_p = inner(n, along_p)
-            if on.p is not None:
-                on_a = on_a + on.p[..., None, None] * along_p
-                grad_p = grad_p + on.p * inner(g, spectral(a, spectrum, in_parameter(in_p), p))
-        fa, fm = f @ on_a, f @ m
-        grad_f, grad_w = 2 * _weighted(fa, w), inner(f, fa, (-1,))
-        if on.f is not None:
-            grad_f = grad_f + 2 * _weighted(on.f @ m, w)
-            grad_w = grad_w + 2 * inner(fm, on.f, (-1,))
-        if on.w is not None:
-            grad_f = grad_f + 2 * fm * on.w.unsqueeze(-1)
-        grad_eps = on_a.diagonal(dim1=-2, dim2=-1).real.sum(-1)
-        return None, on_g, grad_f, None if w is None else grad_w, grad_eps, grad_p
 
 
 def _prepare_weight(weight: Tensor | None, f: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -526,24 +425,11 @@ def second_order_pool(
         x, check_values, *_ = prepare(f, "f", check, precision, sizes="large", others=others)
         if check_values:
             _check_values(weight, eps, fn)
-        exact = method == "fused" and precision in (None, torch.float64)
-        if exact and _fixed(weight) and pool_kernels.applies(f, eps, fn):
+        if method == "fused" and is_double(x.dtype) and _kernels_take(f, weight, eps, fn):
             out = _pool_by_kernels(f, weight, center, eps, fn)
         else:
-            x, w = _prepare_weight(weight, x)
-            shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
-            fn, p = bind_params(fn, given, x.shape[:-2], x)
-            if check_values:
-                if w is not None:
-                    check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
-                if p is not None:
-                    check_finite(p, "exponent" if fn.builtin else "params")
-                if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
-                    fn = dataclasses.replace(fn, announce=True)
-            x = _center(x, w) if center else x
-            if method != "fused":
-                return _reference_pool(x, w, shift, p, fn, method, check_values).to(f.dtype)
-            out = _pool(x, w, shift, p, fn, is_double(f.dtype) and is_double(x.dtype)).to(f.dtype)
+            fine = is_double(f.dtype) and is_double(x.dtype)
+            out = _pool(x, weight, eps, fn, given, center, method, fine, check_values).to(f.dtype)
         if check_values:
             check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
         return out
@@ -559,53 +445,66 @@ def _warn_of_feature_maps(f: Tensor) -> None:
         )
 
 
-def _pool(x: Tensor, w: Tensor | None, eps: Tensor, p: Tensor | None, function: SpectralFunction, fine: bool) -> Tensor:
-    """C in the dtype of the computation."""
-    differentiable = (t for t in (x, w, eps, p) if t is not None)
+def _pool(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float | Tensor,
+    function: SpectralFunction,
+    given: Given,
+    center: bool,
+    method: Method,
+    fine: bool,
+    check_values: bool,
+) -> Tensor:
+    """C in the dtype of X, in torch operations."""
+    x, w = _prepare_weight(weight, x)
+    shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
+    function, p = bind_params(function, given, x.shape[:-2], x)
+    if check_values:
+        if w is not None:
+            check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
+        if p is not None:
+            check_finite(p, "exponent" if function.builtin else "params")
+        if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
+            function = dataclasses.replace(function, announce=True)
+    x = _center(x, w) if center else x
+    if method != "fused":
+        return _reference_pool(x, w, shift, p, function, method, check_values)
+    differentiable = (t for t in (x, w, shift, p) if t is not None)
     both_modes = forward_mode_active() and (jvp_nesting() > 1 or any(map(requires_grad_inside, differentiable)))
     if both_modes or (p is not None and not function.builtin):
         # Nested forward mode, or parameters of a user-defined function: g of the d×d matrix A.
-        a, spectrum = _decompose(x, w, eps, fine)
+        a, spectrum = _decompose(x, w, shift, fine)
         refuse_captured(function, spectrum.values, p)
         return spectral(a, spectrum, function, p)
-    c, s, *_ = apply(_Pool, x, w, eps, p, function, fine)
+    c, s, *_ = apply(_Pool, x, w, shift, p, function, fine)
     if not function.builtin:
-        refuse_captured(function, s + eps.detach().unsqueeze(-1), p)
+        refuse_captured(function, s + shift.detach().unsqueeze(-1), p)
     return c
+
+
+def _kernels_take(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> bool:
+    return f.is_cuda and _fixed(weight) and pool_kernels.applies(f, eps, function)
 
 
 def _fixed(weight: Tensor | None) -> bool:
     """Return whether weights may be multiplied into the features: they require no gradient, which √w lacks at zero."""
-    if not isinstance(weight, Tensor):
-        return weight is None
-    return is_plain(weight) and weight.numel() > 0 and not weight.requires_grad
+    return weight is None or (is_plain(weight) and weight.numel() > 0 and not weight.requires_grad)
 
 
 def _pool_by_kernels(
     f: Tensor, weight: Tensor | None, center: bool, eps: float | Tensor, function: SpectralFunction
 ) -> Tensor:
-    """Pool by CUDA kernels."""
-    batch = f.shape[:-2] if weight is None else weight.shape[:-1]
     if isinstance(eps, Tensor):  # a number is passed by value, because a tensor would cost a launch
-        like = torch.empty((), dtype=torch.float64, device=f.device)
-        eps = cast(Tensor, parameter_tensor(eps, "eps", batch, like))
+        batch = f.shape[:-2] if weight is None else weight.shape[:-1]
+        eps = cast(Tensor, parameter_tensor(eps, "eps", batch, torch.empty((), dtype=torch.float64, device=f.device)))
 
     def general(x: Tensor, w: Tensor | None) -> Tensor:
-        return _general_pool(x, w, center, eps, function)
+        with autocast_off(x.device.type):
+            fine = x.dtype == torch.float64
+            return _pool(x.double(), w, eps, function, (), center, "fused", fine, False).to(x.dtype)
 
     return pool_kernels.pool(f, eps, function, general, batched_eigh, weight, center)
-
-
-def _general_pool(
-    f: Tensor, weight: Tensor | None, center: bool, eps: float | Tensor, function: SpectralFunction
-) -> Tensor:
-    """Pooling without the pooling kernels, differentiable twice."""
-    with autocast_off(f.device.type):
-        x, w = _prepare_weight(weight, f.to(torch.float64))
-        shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
-        if center:
-            x = _center(x, w)
-        return apply(_Pool, x, w, shift, None, function, f.dtype == torch.float64)[0].to(f.dtype)
 
 
 def _check_values(weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:

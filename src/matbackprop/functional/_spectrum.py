@@ -2,8 +2,8 @@
 
 With A = U diag(λ) Uᵀ the first derivative of g(A) in a direction E is U(Γ∘(UᵀEU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]
 (Daleckii–Krein), and the second in E and H is U(Σₖ g[λᵢ, λₖ, λⱼ] (ẼᵢₖH̃ₖⱼ + H̃ᵢₖẼₖⱼ))Uᵀ. Neither depends on the
-choice of U inside a repeated eigenvalue, so neither divides by a gap. Three operations, one per order, call each
-other; each takes A as the differentiable input and the spectrum as a constant, so derivatives are exact at ties.
+choice of U inside a repeated eigenvalue, so neither divides by a gap. One operation, `_Derivative`, has all orders; it
+takes A as the differentiable input and the spectrum as a constant, so derivatives are exact at ties.
 For a complex, Hermitian A, ᵀ is the conjugate transpose.
 """
 
@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from matbackprop._torch import differentiated_again, is_differentiated, reverse_mode_only
-from matbackprop.divided_differences import BoundFunction, SpectralFunction, in_parameter
+from matbackprop.divided_differences import THIRD_ORDER, BoundFunction, SpectralFunction, in_parameter
 from matbackprop.errors import ConfigurationError, OrderError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import inner, symmetrize
 
-__all__ = ["Spectrum", "derivative", "frechet", "of_symmetric_part", "refuse_captured", "second_frechet", "spectral"]
+__all__ = ["Point", "Spectrum", "of_symmetric_part", "refuse_captured", "spectral"]
 
 _CONTRACTION_ENTRIES = 2**22  # entries of the table g[λᵢ, λₖ, λⱼ] held at one time
 
@@ -106,71 +106,117 @@ class Spectrum(NamedTuple):
         rest = rest + g.second(null, null, null)[..., None, None] * (e_rest @ h_rest + h_rest @ e_rest)
         return u @ (inside @ u.mH + out) + back @ u.mH + rest
 
+    def derivative(self, g: BoundFunction, *directions: Tensor) -> Tensor:
+        """The derivative of g at A in up to two directions; g(A) without any."""
+        if len(directions) > 2:
+            raise OrderError(THIRD_ORDER)
+        return (self.value, self.first, self.second)[len(directions)](g, *directions)
 
-class _OfValue(NamedTuple):
+
+class Point(NamedTuple):
+    """A function g(·; p) at a matrix A with a known spectrum: differentiable in A and p."""
+
     a: Tensor
     spectrum: Spectrum
     function: SpectralFunction
-    p: Tensor | None
+    p: Tensor | None = None
+
+    def derivative(self, *directions: Tensor) -> Tensor:
+        """Dᵏg(A)[E₁, …, E_k] for use inside a derivative: an operation only if it is differentiated again."""
+        if not differentiated_again():
+            return self.spectrum.derivative(BoundFunction(self.function, self.p), *directions)
+        return apply(_Derivative, *self.inputs(), *directions)
+
+    def inputs(self) -> tuple[Any, ...]:
+        """The first inputs of the operations below."""
+        return self.a, self.p, self.function, *self.spectrum
+
+    def in_parameter(self) -> Point:
+        """∂g/∂p at the same matrix."""
+        return self._replace(function=in_parameter(self.function))
+
+    def parameter_gradient(self, g: Tensor, *directions: Tensor) -> Tensor:
+        """The gradient of ⟨G, Dᵏg(A; p)[E₁, …, E_k]⟩ in p."""
+        if self.function.builtin:
+            return inner(g, self.in_parameter().derivative(*directions))
+        return apply(_ParameterGradient, *self.inputs(), g, *directions)
 
 
-class _OfFirst(NamedTuple):
-    a: Tensor
-    e: Tensor
-    q: Tensor | None
-    spectrum: Spectrum
-    function: SpectralFunction
-    p: Tensor | None
+class _Saved(NamedTuple):
+    point: Point
+    directions: tuple[Tensor, ...]
 
 
-class _OfSecond(NamedTuple):
-    a: Tensor
-    e: Tensor
-    h: Tensor
-    spectrum: Spectrum
-    function: SpectralFunction
-    p: Tensor | None
+def _saved(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
+    a, p, function, values, vectors, rest, *directions = inputs
+    return _Saved(Point(a, Spectrum(values, vectors, rest), function, p), tuple(directions))
 
 
-class _Value(Operation):
-    """g(A; θ); the derivative in A is `_First`, in θ that of g on the spectrum."""
+class _Derivative(Operation):
+    """Dᵏg(A; p)[E₁, …, E_k] for k = 0, 1, 2: symmetric in the directions and self-adjoint in each."""
+
+    save = staticmethod(_saved)
 
     @staticmethod
     def forward(
-        a: Tensor, values: Tensor, vectors: Tensor, rest: Tensor | None, function: SpectralFunction, p: Tensor | None
+        a: Tensor,
+        p: Tensor | None,
+        function: SpectralFunction,
+        values: Tensor,
+        vectors: Tensor,
+        rest: Tensor | None,
+        *directions: Tensor,
     ) -> Tensor:
-        return Spectrum(values, vectors, rest).value(BoundFunction(function, p))
+        return Spectrum(values, vectors, rest).derivative(BoundFunction(function, p), *directions)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _OfValue:
-        a, values, vectors, rest, function, p = inputs
-        return _OfValue(a, Spectrum(values, vectors, rest), function, p)
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
+        point, directions = saved
+        turned = [e.mH for e in directions]
+        grad_a = point.derivative(*turned, g) if needed[0] else None
+        grad_p = point.parameter_gradient(g, *directions) if needed[1] else None
+        grads = [
+            point.derivative(*turned[:i], *turned[i + 1 :], g) if needed[6 + i] else None for i in range(len(turned))
+        ]
+        return grad_a, grad_p, None, None, None, None, *grads
 
     @staticmethod
-    def adjoint(saved: _OfValue, needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, spectrum, function, p), (g,) = saved, gradients
-        grad_a = frechet(a, g, spectrum, function, p) if needed[0] else None
-        if not needed[5]:
-            return grad_a
-        if function.builtin:
-            grad_p = inner(g, spectral(a, spectrum, in_parameter(function), p))
-        else:
-            grad_p = apply(_ParameterGradient, a, g, None, *spectrum, function, p)
-        return grad_a, None, None, None, None, grad_p
+    def tangent(
+        saved: _Saved,
+        da: Tensor | None,
+        dp: Tensor | None,
+        _function: None,
+        _values: None,
+        _vectors: None,
+        _rest: None,
+        *changes: Tensor | None,
+    ) -> Tensor:
+        # Operations only, because torch does not differentiate plain ones inside a jvp a second time.
+        point, directions = saved
+        terms = []
+        if da is not None:
+            terms.append(point.derivative(*directions, da))
+        for i, change in enumerate(changes):
+            if change is not None:
+                terms.append(point.derivative(*directions[:i], change, *directions[i + 1 :]))
+        if dp is not None and point.function.builtin:
+            terms.append(apply(_Scaled, dp, point.in_parameter().derivative(*directions)))
+        elif dp is not None:
+            if directions:
+                _refuse_order()
+            terms.append(apply(_ParameterTangent, *point.inputs(), dp))
+        return functools.reduce(functools.partial(apply, _Sum), terms)
 
-    @staticmethod
-    def tangent(saved: _OfValue, *directions: Tensor | None) -> Tensor:
-        # One operation, because torch does not differentiate plain operations inside a jvp a second time.
-        (a, spectrum, function, p), da, dp = saved, directions[0], directions[5]
-        da = torch.zeros_like(a) if da is None else da
-        if function.builtin:
-            return frechet(a, da, spectrum, function, p, dp)
-        out = frechet(a, da, spectrum, function, p)
-        return out if dp is None else apply(_Sum, out, apply(_ParameterTangent, a, *spectrum, function, p, dp))
+
+class _SavedPart(NamedTuple):
+    a: Tensor
+    spectrum: Spectrum
+    function: SpectralFunction
+    p: Tensor | None
 
 
 class _OfSymmetricPart(Operation):
-    """g of the symmetric part of A, in the dtype of A: `_Value` and its conversions as one node of the graph.
+    """g of the symmetric part of A, in the dtype of A: `_Derivative` and its conversions as one node of the graph.
 
     For small matrices the nodes of conversions and of the symmetric part cost as much as the decomposition. Forward
     mode needs them, because it does not differentiate plain operations inside a jvp a second time.
@@ -181,31 +227,55 @@ class _OfSymmetricPart(Operation):
         return Spectrum(values, vectors).value(BoundFunction(function, p)).to(a.dtype)
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, values, vectors, function, p), (g,) = saved, gradients
-        x = symmetrize(a.to(vectors.dtype)) if differentiated_again() else a
-        inside = _OfValue(x, Spectrum(values, vectors), function, p)
-        flags = (needed[0], False, False, False, False, needed[4])
-        grads = _Value.adjoint(inside, flags, symmetrize(g.to(vectors.dtype)))
-        grad_a, grad_p = (grads[0], grads[5]) if needed[4] else (grads, None)
-        return None if grad_a is None else grad_a.to(a.dtype), None, None, None, grad_p
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SavedPart:
+        a, values, vectors, function, p = inputs
+        return _SavedPart(a, Spectrum(values, vectors), function, p)
+
+    @staticmethod
+    def adjoint(saved: _SavedPart, needed: Sequence[bool], g: Tensor) -> Any:
+        a, dtype = saved.a, saved.spectrum.vectors.dtype
+        point = Point(symmetrize(a.to(dtype)) if differentiated_again() else a, *saved[1:])
+        g = symmetrize(g.to(dtype))
+        grad_a = point.derivative(g).to(a.dtype) if needed[0] else None
+        return grad_a, None, None, None, point.parameter_gradient(g) if needed[4] else None
 
 
 class _Sum(Operation):
-    """X + Y inside a tangent, whose plain operations torch does not differentiate again."""
+    """X + Y inside a tangent."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        return gradients[0], gradients[0]
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
+        return g, g
 
     @staticmethod
     def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        given = [d for d in directions if d is not None]
-        return functools.reduce(functools.partial(apply, _Sum), given)
+        return functools.reduce(functools.partial(apply, _Sum), (d for d in directions if d is not None))
+
+
+class _Scaled(Operation):
+    """qX inside a tangent, with one number q per matrix."""
+
+    @staticmethod
+    def forward(q: Tensor, x: Tensor) -> Tensor:
+        return q[..., None, None] * x
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
+        q, x = saved
+        return inner(x, g), q[..., None, None] * g
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], dq: Tensor | None, dx: Tensor | None) -> Tensor:
+        q, x = saved
+        terms = ([] if dq is None else [apply(_Scaled, dq, x)]) + ([] if dx is None else [apply(_Scaled, q, dx)])
+        return functools.reduce(functools.partial(apply, _Sum), terms)
+
+
+# --- parameters of user-defined functions, by autograd through g ------------------------------------------------------
 
 
 def _refuse_order(*_: Any) -> Any:
@@ -213,13 +283,6 @@ def _refuse_order(*_: Any) -> Any:
         "A derivative in the parameters of a user-defined function was requested that is not provided: third orders, "
         "and second orders by torch.func. Differentiate twice with torch.autograd.grad, or detach the parameters."
     )
-
-
-def _in_params(spectrum: Spectrum, function: SpectralFunction, e: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """θ ↦ g(A; θ), or its derivative in the direction E."""
-    if e is None:
-        return lambda p: spectrum.value(BoundFunction(function, p))
-    return lambda p: spectrum.first(BoundFunction(function, p), e)
 
 
 def _pull(function: Callable[[Tensor], Tensor], p: Tensor, g: Tensor) -> Tensor:
@@ -236,175 +299,59 @@ def _push(function: Callable[[Tensor], Tensor], p: Tensor, dp: Tensor) -> Tensor
     return push(dp)[0]
 
 
-class _OfParameters(NamedTuple):
-    g: Tensor
-    e: Tensor | None
-    spectrum: Spectrum
-    function: SpectralFunction
-    p: Tensor
+def _in_params(point: Point, *directions: Tensor) -> Callable[[Tensor], Tensor]:
+    """θ ↦ g(A; θ), or its derivative in a direction."""
+    return lambda p: point.spectrum.derivative(BoundFunction(point.function, p), *directions)
 
 
 class _ParameterGradient(Operation):
-    """Gradient in θ of ⟨G, g(A; θ)⟩, or of ⟨G, its derivative in the direction E⟩, by autograd through g."""
+    """The gradient in θ of ⟨G, g(A; θ)⟩, or of ⟨G, the derivative of g in a direction⟩."""
+
+    save = staticmethod(_saved)
+    tangent = staticmethod(_refuse_order)
 
     @staticmethod
     def forward(
         a: Tensor,
-        g: Tensor,
-        e: Tensor | None,
+        p: Tensor,
+        function: SpectralFunction,
         values: Tensor,
         vectors: Tensor,
         rest: Tensor | None,
-        function: SpectralFunction,
-        p: Tensor,
+        g: Tensor,
+        *directions: Tensor,
     ) -> Tensor:
-        return _pull(_in_params(Spectrum(values, vectors, rest), function, e), p, g)
+        point = Point(a, Spectrum(values, vectors, rest), function, p)
+        return _pull(_in_params(point, *directions), p, g)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _OfParameters:
-        _, g, e, values, vectors, rest, function, p = inputs
-        return _OfParameters(g, e, Spectrum(values, vectors, rest), function, p)
-
-    @staticmethod
-    def adjoint(saved: _OfParameters, needed: Sequence[bool], *gradients: Any) -> Any:
-        (g, e, spectrum, function, p), (dp,) = saved, gradients
-        if e is not None or differentiated_again():
+    def adjoint(saved: _Saved, needed: Sequence[bool], dp: Tensor) -> Any:
+        point, (g, *directions) = saved
+        if directions or differentiated_again():
             _refuse_order()
-        value = _in_params(spectrum, function, None)
-        grad_a = _push(_in_params(spectrum, function, g), p, dp) if needed[0] else None
-        grad_g = _push(value, p, dp) if needed[1] else None
-        pairing = inner(g, g)
-        grad_p = _pull(lambda p: inner(g, _push(value, p, dp)), p, torch.ones_like(pairing))
-        return grad_a, grad_g, None, None, None, None, None, grad_p
-
-    tangent = staticmethod(_refuse_order)
+        p, value = cast(Tensor, point.p), _in_params(point)
+        grad_a = _push(_in_params(point, g), p, dp) if needed[0] else None
+        grad_p = _pull(lambda p: inner(g, _push(value, p, dp)), p, torch.ones_like(inner(g, g)))
+        return grad_a, grad_p, None, None, None, None, _push(value, p, dp) if needed[6] else None
 
 
 class _ParameterTangent(Operation):
     """The variation of g(A; θ) with θ."""
 
-    @staticmethod
-    def forward(
-        a: Tensor,
-        values: Tensor,
-        vectors: Tensor,
-        rest: Tensor | None,
-        function: SpectralFunction,
-        p: Tensor,
-        dp: Tensor,
-    ) -> Tensor:
-        return _push(_in_params(Spectrum(values, vectors, rest), function, None), p, dp)
-
     adjoint = staticmethod(_refuse_order)
     tangent = staticmethod(_refuse_order)
 
-
-class _First(Operation):
-    """The variation of g(A) in the directions E of A and q of p: U(Γ∘(UᵀEU))Uᵀ + q ∂g/∂p(A); self-adjoint in E."""
-
     @staticmethod
     def forward(
         a: Tensor,
-        e: Tensor,
-        q: Tensor | None,
+        p: Tensor,
+        function: SpectralFunction,
         values: Tensor,
         vectors: Tensor,
         rest: Tensor | None,
-        function: SpectralFunction,
-        p: Tensor | None,
+        dp: Tensor,
     ) -> Tensor:
-        return _variation(e, q, Spectrum(values, vectors, rest), BoundFunction(function, p))
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _OfFirst:
-        a, e, q, values, vectors, rest, function, p = inputs
-        return _OfFirst(a, e, q, Spectrum(values, vectors, rest), function, p)
-
-    @staticmethod
-    def adjoint(saved: _OfFirst, needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, e, q, spectrum, function, p), (g,) = saved, gradients
-        grad_a = grad_e = grad_p = grad_q = None
-        if needed[0]:
-            grad_a = second_frechet(a, e.mH, g, spectrum, function, p)
-            if q is not None:
-                grad_a = grad_a + q[..., None, None] * frechet(a, g, spectrum, in_parameter(function), p)
-        if needed[1]:
-            grad_e = frechet(a, g, spectrum, function, p)
-        if needed[2]:
-            grad_q = inner(g, spectral(a, spectrum, in_parameter(function), p))
-        if needed[7]:
-            if function.builtin:
-                grad_p = inner(g, frechet(a, e, spectrum, in_parameter(function), p, q))
-            else:
-                grad_p = apply(_ParameterGradient, a, g, e, *spectrum, function, p)
-        return grad_a, grad_e, grad_q, None, None, None, None, grad_p
-
-    @staticmethod
-    def tangent(saved: _OfFirst, *directions: Tensor | None) -> Tensor:
-        a, e, q, spectrum, function, p = saved
-        (da, de, dq), dp = directions[:3], directions[7]
-        parts = [frechet(a, torch.zeros_like(e) if de is None else de, spectrum, function, p, dq)]
-        if da is not None:
-            parts.append(second_frechet(a, e, da, spectrum, function, p))
-            if q is not None:
-                parts.append(q[..., None, None] * frechet(a, da, spectrum, in_parameter(function), p))
-        if dp is not None:
-            if not function.builtin:
-                _refuse_order()
-            parts.append(dp[..., None, None] * frechet(a, e, spectrum, in_parameter(function), p, q))
-        return functools.reduce(functools.partial(apply, _Sum), parts)
-
-
-class _Second(Operation):
-    """The second derivative of g at A in the directions E and H; its trilinear form is symmetric."""
-
-    @staticmethod
-    def forward(
-        a: Tensor,
-        e: Tensor,
-        h: Tensor,
-        values: Tensor,
-        vectors: Tensor,
-        rest: Tensor | None,
-        function: SpectralFunction,
-        p: Tensor | None,
-    ) -> Tensor:
-        return Spectrum(values, vectors, rest).second(BoundFunction(function, p), e, h)
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _OfSecond:
-        a, e, h, values, vectors, rest, function, p = inputs
-        return _OfSecond(a, e, h, Spectrum(values, vectors, rest), function, p)
-
-    @staticmethod
-    def adjoint(saved: _OfSecond, needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, e, h, spectrum, function, p), (g,) = saved, gradients
-        _refuse_third_order(needed[0] or needed[7])
-        grad_e = second_frechet(a, h.mH, g, spectrum, function, p) if needed[1] else None
-        grad_h = second_frechet(a, e.mH, g, spectrum, function, p) if needed[2] else None
-        return None, grad_e, grad_h
-
-    @staticmethod
-    def tangent(saved: _OfSecond, *directions: Tensor | None) -> Tensor:
-        a, e, h, spectrum, function, p = saved
-        (da, de, dh), dp = directions[:3], directions[7]
-        _refuse_third_order(da is not None or dp is not None)
-        pairs = [(x, y) for x, y in ((de, h), (e, dh)) if x is not None and y is not None]
-        parts = [second_frechet(a, x, y, spectrum, function, p) for x, y in pairs]
-        return functools.reduce(functools.partial(apply, _Sum), parts or [torch.zeros_like(e)])
-
-
-def _refuse_third_order(requested: bool) -> None:
-    if requested:
-        raise OrderError(
-            "A third derivative of a matrix function was requested. Two orders are provided: detach the matrix before "
-            "the third differentiation, or take finite differences of the second derivative."
-        )
-
-
-def _variation(e: Tensor, q: Tensor | None, spectrum: Spectrum, g: BoundFunction) -> Tensor:
-    out = spectrum.first(g, e)
-    return out if q is None else out + q[..., None, None] * spectrum.value(g.in_parameter())
+        return _push(_in_params(Point(a, Spectrum(values, vectors, rest), function, p)), p, dp)
 
 
 def refuse_captured(function: SpectralFunction, values: Tensor, p: Tensor | None) -> None:
@@ -419,9 +366,11 @@ def refuse_captured(function: SpectralFunction, values: Tensor, p: Tensor | None
         )
 
 
-def spectral(a: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None) -> Tensor:
-    """g(A; θ) given the spectrum of A; differentiable in A and θ."""
-    return apply(_Value, a, *spectrum, function, p)
+def spectral(
+    a: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None, *directions: Tensor
+) -> Tensor:
+    """g(A; p), or its derivative in up to two directions, given the spectrum of A; differentiable in all of them."""
+    return apply(_Derivative, a, p, function, *spectrum, *directions)
 
 
 def of_symmetric_part(
@@ -431,31 +380,3 @@ def of_symmetric_part(
     if reverse_mode_only():
         return apply(_OfSymmetricPart, a, spectrum.values, spectrum.vectors, function, p)
     return spectral(x, spectrum, function, p).to(a.dtype)
-
-
-def frechet(
-    a: Tensor,
-    e: Tensor,
-    spectrum: Spectrum,
-    function: SpectralFunction,
-    p: Tensor | None = None,
-    q: Tensor | None = None,
-) -> Tensor:
-    """The variation of g(A) in the directions E of A and q of p; differentiable in A, E, p and q."""
-    if not differentiated_again():
-        return _variation(e, q, spectrum, BoundFunction(function, p))
-    return apply(_First, a, e, q, *spectrum, function, p)
-
-
-def derivative(a: Tensor, e: Tensor, spectrum: Spectrum, function: SpectralFunction) -> Tensor:
-    """`frechet` as a value and not inside a derivative: compiled graphs differentiate it, too."""
-    return apply(_First, a, e, None, *spectrum, function, None)
-
-
-def second_frechet(
-    a: Tensor, e: Tensor, h: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None
-) -> Tensor:
-    """The second derivative of g at A in the directions E and H; differentiable in E and H."""
-    if not differentiated_again():
-        return spectrum.second(BoundFunction(function, p), e, h)
-    return apply(_Second, a, e, h, *spectrum, function, p)

@@ -20,9 +20,17 @@ from matbackprop._torch import differentiated_again, forward_mode_active, revers
 from matbackprop.checks import check_finite, check_matrix, check_result, prepare, wants_check
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.fallback import kernels_may_take
-from matbackprop.functional._eigh import gaps_of, largest_entry, phases, rates_apart, receives_gradient, tied_pairs
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
+from matbackprop.functional._ties import (
+    TiePolicy,
+    Ties,
+    gaps_of,
+    largest_entry,
+    rates_apart,
+    receives_gradient,
+    tie_policy,
+    tied_pairs,
+)
 from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dtype, symmetrize
 from matbackprop.refinement import KERNEL_OVERLAP
 from matbackprop.solvers import batched_svd
@@ -67,7 +75,14 @@ def _free_phases(even: Tensor, odd: Tensor, s: Tensor, policy: TiePolicy, size: 
         return []
     zero = policy.tied(s, largest_entry(s.unsqueeze(-1)).squeeze(-1)).unsqueeze(-2)
     turn = odd.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
-    return [*phases(even, policy, size), (zero, policy.sees_gauge(turn, size))]
+    return [*policy.phases(even, size), (zero, policy.sees_gauge(turn, size))]
+
+
+class _Saved(NamedTuple):
+    u: Tensor
+    s: Tensor
+    vh: Tensor
+    policy: TiePolicy
 
 
 class _SVD(Operation):
@@ -82,11 +97,11 @@ class _SVD(Operation):
         return out
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> Sequence[Any]:
-        return *outputs, inputs[3]
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> _Saved:
+        return _Saved(*outputs, inputs[3])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+    def adjoint(saved: _Saved, needed: Sequence[bool], *gradients: Any) -> Any:
         (u, s, vh, policy), (g_u, g_s, g_vh) = saved, gradients
         m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
         v = vh.mH
@@ -130,7 +145,7 @@ class _SVD(Operation):
         return (u1 @ inner + outer) @ v1.mH if m > n else u1 @ (inner @ v1.mH + outer.mH)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], dx: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
+    def tangent(saved: _Saved, dx: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
         u, s, vh, policy = saved
         m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
         v = vh.mH
@@ -168,15 +183,16 @@ class _SVDByKernel(Operation):
         return *rounded, *factors
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        return *outputs[3:], inputs[1]
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Saved:
+        _, _, _, u, s, vh = outputs
+        return _Saved(u, s, vh, inputs[1])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+    def adjoint(saved: _Saved, needed: Sequence[bool], *gradients: Any) -> Any:
         rounded, factors = gradients[:3], gradients[3:]
         given = [g for g in rounded if g is not None]
         first_order = not differentiated_again() and all(g is None for g in factors)
-        if first_order and kernels_may_take(saved[1], *given):
+        if first_order and kernels_may_take(saved.s, *given):
             return _adjoint_by_kernel(saved, rounded)
         total = []
         for g, more in zip(rounded, factors, strict=True):
@@ -206,18 +222,22 @@ def _adjoint_apart(
     return (u @ inner) @ vh if m <= n else u @ (inner @ vh)
 
 
+def _kernel_takes_input(a: Tensor) -> bool:
+    return a.is_cuda and reverse_mode_only() and kernels.takes(a, torch.float32)
+
+
 def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -> bool:
     """Whether the adjoint is one kernel: thin factors, and no derivative of the adjoint itself."""
-    thin = u.shape[-1] == s.shape[-1] == vh.shape[-2]
     return (
-        thin
+        u.is_cuda
+        and u.shape[-1] == s.shape[-1] == vh.shape[-2]
         and not differentiated_again()
         and kernels.takes(u)
         and kernels_may_take(s, vh, *(g for g in gradients if g is not None))
     )
 
 
-def _adjoint_by_kernel(saved: Sequence[Any], gradients: tuple[Any, ...]) -> Tensor:
+def _adjoint_by_kernel(saved: _Saved, gradients: tuple[Any, ...]) -> Tensor:
     u, s, vh, policy = saved
     flag = torch.zeros((), dtype=torch.bool, device=u.device)
     broadening = policy.broadening if policy.ties == "broaden" else 0.0
@@ -304,7 +324,7 @@ def svd(
     dtype = compute_dtype(precision, a.dtype)
     policy = tie_policy("svd", ties, tie_tol, broadening, check, a, dtype)
     with autocast_off(a.device.type):
-        if dtype == torch.float64 and not full_matrices and reverse_mode_only() and kernels.takes(a, torch.float32):
+        if dtype == torch.float64 and not full_matrices and _kernel_takes_input(a):
             if wants_check(check, a):
                 check_finite(a, "a")
             u, s, vh, *_ = apply(_SVDByKernel, a, policy)

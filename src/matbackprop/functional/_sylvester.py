@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,16 @@ from matbackprop.solvers import batched_eigh
 __all__ = ["lyapunov", "lyapunov_of_definite", "sylvester"]
 
 
+class _Saved(NamedTuple):
+    a: Tensor
+    b: Tensor
+    x: Tensor
+    lam: Tensor
+    u: Tensor
+    mu: Tensor
+    v: Tensor
+
+
 class _Sylvester(Operation):
     """X with AX + XB = C, given the eigenvalues and eigenvectors of A and B; self-adjoint in C."""
 
@@ -35,19 +45,19 @@ class _Sylvester(Operation):
         return u @ ((u.mH @ c @ v) / (lam.unsqueeze(-1) + mu.unsqueeze(-2))) @ v.mH
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
         a, b, _, *factors = inputs
-        return a, b, outputs, *factors
+        return _Saved(a, b, outputs, *factors)
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
         a, b, x, *factors = saved
-        y = apply(_Sylvester, a, b, gradients[0], *factors)
+        y = apply(_Sylvester, a, b, g, *factors)
         grad_a = -symmetrize(y @ x.mH) if needed[0] else None
         return grad_a, -symmetrize(x.mH @ y) if needed[1] else None, y
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+    def tangent(saved: _Saved, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
         a, b, x, *factors = saved
         right = torch.zeros_like(x) if dc is None else dc
         if da is not None:

@@ -21,9 +21,43 @@ from matbackprop.checks import check_option, nan_where, values_checkable
 from matbackprop.errors import ConfigurationError, GaugeWarning, TieError
 from matbackprop.numerics import half_of_the_digits, tie_tolerance
 
-__all__ = ["TiePolicy", "Ties", "check_ties", "tie_policy"]
+__all__ = [
+    "TiePolicy",
+    "Ties",
+    "check_ties",
+    "gaps_of",
+    "largest_entry",
+    "rates_apart",
+    "receives_gradient",
+    "tie_policy",
+    "tied_pairs",
+]
 
 Ties = Literal["raise", "drop", "broaden"]
+
+
+def largest_entry(a: Tensor) -> Tensor:
+    """The largest absolute value of each matrix, (*batch, 1, 1)."""
+    size = a.abs()
+    return size.amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else size.sum((-2, -1), keepdim=True)
+
+
+def gaps_of(values: Tensor) -> Tensor:
+    """λⱼ − λᵢ, the K̃ᵀ of the paper before inversion."""
+    return values.unsqueeze(-2) - values.unsqueeze(-1)
+
+
+def rates_apart(values: Tensor) -> Tensor:
+    """1/(λⱼ − λᵢ) for values without ties; 0 for i = j."""
+    gaps = gaps_of(values)
+    gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+    return gaps.reciprocal_()
+
+
+def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
+    """Which vectors, or their values, receive a gradient that is not zero, (*batch, n)."""
+    used = (g_vectors != 0).any(-2)
+    return used if g_values is None else used | (g_values != 0)
 
 
 @dataclass(frozen=True)
@@ -84,6 +118,26 @@ class TiePolicy:
         """Return where the part of a gradient that should vanish does not."""
         return skew.abs() > self.gauge_tolerance * size
 
+    def phases(self, within: Tensor, size: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Masks of the free phases of complex vectors: an imaginary diagonal of UᵀG_U, ``within``."""
+        if not within.is_complex():
+            return []
+        turn = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
+        return [(torch.ones_like(turn, dtype=torch.bool), self.sees_gauge(turn, size))]
+
+    def over_gaps(self, values: Tensor, within: Tensor, used: Tensor, size: Tensor) -> Tensor:
+        """(UᵀG_U)ᵢⱼ/(λⱼ − λᵢ), given UᵀG_U, the vectors that the loss uses and the size of G_U."""
+        if not within.is_complex() and self.apart(values):
+            return rates_apart(values) * within
+        out = self.invert(gaps_of(values), largest_entry(values.unsqueeze(-1))) * within
+        visible = self.visible(used, within - within.mH, size)
+        return self.settle(out, (tied_pairs(values, self), visible), *self.phases(within, size))
+
+    def rotation(self, values: Tensor, variation: Tensor, size: Tensor) -> Tensor:
+        """UᵀdU for a variation UᵀdAU: divided by the gaps λⱼ − λᵢ; ``size`` is that of dA."""
+        out = self.invert(gaps_of(values), largest_entry(values.unsqueeze(-1))) * variation
+        return self.settle(out, (tied_pairs(values, self), variation.abs() > self.tolerance * size))
+
     def settle(self, out: Tensor, *ties: tuple[Tensor, Tensor]) -> Tensor:
         """Apply the policy to a derivative ``(*batch, m, n)``, given pairs of masks.
 
@@ -117,6 +171,13 @@ class TiePolicy:
             GaugeWarning,
             stacklevel=3,
         )
+
+
+def tied_pairs(values: Tensor, policy: TiePolicy, scale: Tensor | None = None) -> Tensor:
+    """Which values i ≠ j coincide, compared with the largest one unless a scale ``(*batch, 1, 1)`` is given."""
+    gaps = gaps_of(values)
+    pairs = ~torch.eye(gaps.shape[-1], dtype=torch.bool, device=gaps.device)
+    return policy.tied(gaps, largest_entry(values.unsqueeze(-1)) if scale is None else scale) & pairs
 
 
 def check_ties(ties: Ties, tie_tol: float | None, broadening: float) -> None:

@@ -29,17 +29,18 @@ from matbackprop.checks import (
     wants_check,
 )
 from matbackprop.errors import DomainError, DtypeError, GaugeWarning, ShapeError, SolverError, SymmetryError, TieError
-from matbackprop.functional._eigh import (
-    Eigenpairs,
-    gaps_of,
-    largest_entry,
-    largest_positive,
-    receives_gradient,
-    tied_pairs,
-)
+from matbackprop.functional._eigh import Eigenpairs, largest_positive
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._linear_solve import conjugate_gradient_solve, pull_back, push_forward
-from matbackprop.functional._ties import TiePolicy, Ties, tie_policy
+from matbackprop.functional._ties import (
+    TiePolicy,
+    Ties,
+    gaps_of,
+    largest_entry,
+    receives_gradient,
+    tie_policy,
+    tied_pairs,
+)
 from matbackprop.numerics import (
     autocast_off,
     compute_dtype,

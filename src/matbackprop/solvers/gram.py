@@ -14,7 +14,7 @@ from torch import Tensor
 
 from matbackprop.checks import is_plain
 from matbackprop.cuda.fallback import kernels_may_take
-from matbackprop.cuda.separate import separate_by_kernel
+from matbackprop.cuda.jacobi import separate_by_kernel
 from matbackprop.numerics import inner, is_double
 from matbackprop.refinement import LEVEL, OVERLAP, SAFE_RATIO, SMALL_ANGLE, SPREAD, noise_floor
 from matbackprop.solvers.eigh import batched_eigh

@@ -14,7 +14,7 @@ from torch import Tensor
 from matbackprop.checks import is_plain
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.fallback import kernels_may_take
-from matbackprop.cuda.separate import complete_by_kernel
+from matbackprop.cuda.jacobi import complete_by_kernel
 from matbackprop.refinement import KERNEL_OVERLAP, SPREAD, SVD_OVERLAP, SVD_SPREAD, noise_floor
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import separate_rows, squared_norms

@@ -17,7 +17,7 @@ from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
 from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._polar import orthogonal_factor
-from matbackprop.functional._spectrum import Spectrum, derivative, spectral
+from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.functional._sylvester import lyapunov_of_definite
 from matbackprop.numerics import inner, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
@@ -71,7 +71,7 @@ def _squared(a: Tensor) -> Tensor:
 
 def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
     """The derivative of a named function at A in the direction E."""
-    return derivative(a, e, Spectrum(*batched_eigh(a.detach())), named_function(function))
+    return spectral(a, Spectrum(*batched_eigh(a.detach())), named_function(function), None, e)
 
 
 def _each(t: float | Tensor) -> float | Tensor:
