@@ -150,15 +150,7 @@ def gradient_in_parts(
 def matrix_function(
     a: Tensor, function: str, share: float, general: Callable[[Tensor], Tensor], solve: pool_parts.Solver
 ) -> Tensor:
-    """g(A) ``(*batch, n, n)`` in the dtype of A.
-
-    Args:
-        a: matrices for which :func:`applies` holds.
-        function: the name of g.
-        share: as in :func:`forward`.
-        general: the same operator without the kernels.
-        solve: eigensolver for matrices that do not fit into shared memory.
-    """
+    """g(A) in the dtype of A, for which :func:`applies` holds; ``general`` is the same operator without the kernels."""
     if on_chip(a.shape[-1], shared_limit(a.get_device())):
         pair = Pair(
             functools.partial(forward, function=function, share=share),

@@ -197,13 +197,7 @@ def _launch_prepare(name: str, source: Tensor, weight: Tensor | None, out: Tenso
 
 
 def prepare(f: Tensor, weight: Tensor | None, center: bool) -> Tensor:
-    """R in float64, ``(*batch, m, d)`` or ``(*batch, r, m, d)``.
-
-    Args:
-        f: F ``(*batch, m, d)``, contiguous float32 or float64.
-        weight: w ``(*batch, m)`` or ``(*batch, r, m)``, :func:`readable`.
-        center: whether the (weighted) mean row is subtracted.
-    """
+    """R in float64, ``(*batch, m, d)`` or ``(*batch, r, m, d)``, for contiguous F and :func:`readable` weights."""
     shape = f.shape if weight is None else (*weight.shape, f.shape[-1])
     rows = torch.empty(shape, dtype=torch.float64, device=f.device)
     _launch_prepare("pool_prepare", f, weight, rows, f, center)
@@ -263,16 +257,10 @@ def pool(
     weight: Tensor | None,
     center: bool,
 ) -> Tensor:
-    """C = g(Fᵀ diag(w) F + εI) ``(*batch, d, d)``, or ``(*batch, r, d, d)`` of regions, in the dtype of F.
+    """C in the dtype of F, ``(*batch, d, d)`` or ``(*batch, r, d, d)``, for F for which :func:`applies` holds.
 
-    Args:
-        f: features for which :func:`applies` holds.
-        eps: a number, or float64 on the device of F, one value per matrix of C.
-        function: g.
-        general: the same operator without the kernels, of F and the weights.
-        solve: eigensolver for matrices that do not fit into shared memory.
-        weight: w ``(*batch, m)`` or ``(*batch, r, m)``, plain and without gradient, or None.
-        center: whether the (weighted) mean row is subtracted first.
+    Weights are plain and without gradient; ε is a number, or float64 with one value per matrix of C. ``general`` is the
+    same operator of F and w without the kernels, and ``solve`` the eigensolver for what does not fit on chip.
     """
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
     w = None if weight is None else readable(weight)

@@ -30,24 +30,17 @@ SOURCES = {thin: Source("pool_parts.cu", CONSTANTS, THIN=int(thin)) for thin in 
 """The kernels, for m < d and for m ≥ d."""
 
 Solver = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""An eigensolver: symmetric matrices to ascending eigenvalues, and eigenvectors in columns."""
 
 
 class Factors(NamedTuple):
-    """Saved for the gradient, in float64.
+    """Saved for the gradient, in float64. X is F for m < d and Fᵀ otherwise."""
 
-    Attributes:
-        s: squared singular values of F ``(count, n)``, zero at the noise floor.
-        weights: ``(count, n)``.
-        vectors: Q ``(count, n, n)``, eigenvectors in columns.
-        y: QᵀX ``(count, n, length)``, X being F for m < d and Fᵀ otherwise.
-        eps: ε ``(count,)``.
-    """
-
-    s: Tensor
-    weights: Tensor
-    vectors: Tensor
-    y: Tensor
-    eps: Tensor
+    s: Tensor  # squared singular values of F (count, n), zero at the noise floor
+    weights: Tensor  # (count, n)
+    vectors: Tensor  # Q (count, n, n), eigenvectors in columns
+    y: Tensor  # QᵀX (count, n, length)
+    eps: Tensor  # (count,)
 
 
 def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
@@ -61,15 +54,7 @@ def _squares(count: int, d: int) -> tuple[int]:
 
 
 def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, solve: Solver) -> tuple[Tensor, Factors]:
-    """C ``(*batch, d, d)``, and the factors that :func:`gradient` needs.
-
-    Args:
-        f: F, contiguous float32 or float64.
-        eps: a number, or float64 and contiguous, one value per matrix.
-        function: the name of g.
-        dtype: that of C, float32 or float64.
-        solve: the eigensolver: symmetric matrices to ascending eigenvalues, and eigenvectors in columns.
-    """
+    """C ``(*batch, d, d)`` in a dtype, and the factors that :func:`gradient` needs; arguments as in `pool.forward`."""
     *batch, m, d = f.shape
     kernels = _kernels(f, dtype, function)
     features = f.reshape(-1, m, d).double()

@@ -44,12 +44,8 @@ def _sides(m: int, n: int) -> tuple[int, int, int]:
 def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Factors, Factors]:
     """U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``; NaN if it did not converge.
 
-    In float64, and in the dtype of X, which are the same tensors for float64.
-
-    Args:
-        x: matrices ``(*batch, m, n)`` that the kernels support, float32 or float64.
-        limit: the largest |vᵢ·vⱼ| of the long side's vectors that may remain.
-        kernels: compiled kernels to run instead of those of the device of X.
+    In float64, and in the dtype of X, which are the same tensors for float64. ``limit`` is the largest |vᵢ·vⱼ| of the
+    long side's vectors that may remain.
     """
     *batch, m, n = x.shape
     k, long, tall = _sides(m, n)
@@ -91,9 +87,8 @@ def adjoint(
 
     Args:
         factors: U, σ and Vᵀ in float64, as :func:`factor` returns them.
-        gradients: of the loss with respect to them, all of one dtype, float32 or float64.
-        tolerance: fraction of the largest σ up to which a gap is a tie, whose rotation is left out.
-        broadening: η > 0 as a fraction of the largest σ to use x/(x² + η²) for every 1/x instead; 0 otherwise.
+        gradients: of the loss with respect to them, all of one dtype.
+        tolerance, broadening: as in `TiePolicy`; broadening is 0 for other policies.
         gauge: fraction of the gradients by which a loss may depend on the choice of tied vectors; if negative, it must
             not depend on tied vectors.
         flag: a boolean tensor that is set to true if the loss depends on that choice.

@@ -125,11 +125,13 @@ class Point(NamedTuple):
         """Dᵏg(A)[E₁, …, E_k] for use inside a derivative: an operation only if it is differentiated again."""
         if not differentiated_again():
             return self.spectrum.derivative(BoundFunction(self.function, self.p), *directions)
-        return apply(_Derivative, *self.inputs(), *directions)
+        return apply(_Derivative, *self.inputs(*directions))
 
-    def inputs(self) -> tuple[Any, ...]:
-        """The first inputs of the operations below."""
-        return self.a, self.p, self.function, *self.spectrum
+    def inputs(self, *directions: Tensor) -> tuple[Any, ...]:
+        """The inputs of the operations below, always two directions, because torch.compile counts the arguments."""
+        if len(directions) > 2:
+            raise OrderError(THIRD_ORDER)
+        return self.a, self.p, self.function, *self.spectrum, *(*directions, None, None)[:2]
 
     def in_parameter(self) -> Point:
         """∂g/∂p at the same matrix."""
@@ -139,7 +141,7 @@ class Point(NamedTuple):
         """The gradient of ⟨G, Dᵏg(A; p)[E₁, …, E_k]⟩ in p."""
         if self.function.builtin:
             return inner(g, self.in_parameter().derivative(*directions))
-        return apply(_ParameterGradient, *self.inputs(), g, *directions)
+        return apply(_ParameterGradient, *self.inputs(g, *directions))
 
 
 class _Saved(NamedTuple):
@@ -149,7 +151,8 @@ class _Saved(NamedTuple):
 
 def _saved(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
     a, p, function, values, vectors, rest, *directions = inputs
-    return _Saved(Point(a, Spectrum(values, vectors, rest), function, p), tuple(directions))
+    given = tuple(e for e in directions if e is not None)
+    return _Saved(Point(a, Spectrum(values, vectors, rest), function, p), given)
 
 
 class _Derivative(Operation):
@@ -165,8 +168,10 @@ class _Derivative(Operation):
         values: Tensor,
         vectors: Tensor,
         rest: Tensor | None,
-        *directions: Tensor,
+        e: Tensor | None,
+        h: Tensor | None,
     ) -> Tensor:
+        directions = [x for x in (e, h) if x is not None]
         return Spectrum(values, vectors, rest).derivative(BoundFunction(function, p), *directions)
 
     @staticmethod
@@ -204,7 +209,7 @@ class _Derivative(Operation):
         elif dp is not None:
             if directions:
                 _refuse_order()
-            terms.append(apply(_ParameterTangent, *point.inputs(), dp))
+            terms.append(apply(_ParameterTangent, *point.inputs(dp)))
         return functools.reduce(functools.partial(apply, _Sum), terms)
 
 
@@ -319,10 +324,10 @@ class _ParameterGradient(Operation):
         vectors: Tensor,
         rest: Tensor | None,
         g: Tensor,
-        *directions: Tensor,
+        e: Tensor | None,
     ) -> Tensor:
         point = Point(a, Spectrum(values, vectors, rest), function, p)
-        return _pull(_in_params(point, *directions), p, g)
+        return _pull(_in_params(point, *(() if e is None else (e,))), p, g)
 
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], dp: Tensor) -> Any:
@@ -350,6 +355,7 @@ class _ParameterTangent(Operation):
         vectors: Tensor,
         rest: Tensor | None,
         dp: Tensor,
+        _: None,
     ) -> Tensor:
         return _push(_in_params(Point(a, Spectrum(values, vectors, rest), function, p)), p, dp)
 
@@ -370,7 +376,7 @@ def spectral(
     a: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None, *directions: Tensor
 ) -> Tensor:
     """g(A; p), or its derivative in up to two directions, given the spectrum of A; differentiable in all of them."""
-    return apply(_Derivative, a, p, function, *spectrum, *directions)
+    return apply(_Derivative, *Point(a, spectrum, function, p).inputs(*directions))
 
 
 def of_symmetric_part(

@@ -8,15 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import (
-    asymmetric,
-    check_finite,
-    check_matrix,
-    check_size,
-    check_symmetric,
-    nan_where,
-    wants_check,
-)
+from matbackprop.checks import check_matrix, prepare
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
@@ -119,32 +111,27 @@ def sylvester(
     except RuntimeError as error:
         shapes = f"a {tuple(a.shape)}, b {tuple(b.shape)} and c {tuple(c.shape)}"
         raise ShapeError(f"The batches of {shapes} do not broadcast.") from error
-    check_values = wants_check(check, a, b, c)
     has_complex = any(x.is_complex() for x in (a, b, c))
     compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
-    if check_values:
-        for name, x in (("a", a), ("b", b), ("c", c)):
-            check_finite(x, name)
-            check_size(x, compute, name, "products")
-        check_symmetric(a, "a")
-        check_symmetric(b, "b")
     with autocast_off(c.device.type):
-        left, right = (symmetrize(x.to(compute)).expand(*batch, *x.shape[-2:]) for x in (a, b))
-        inside = c.to(compute).expand(*batch, *c.shape[-2:])
+        of_a, of_b, of_c = (
+            prepare(x, name, check, precision, sizes="products", symmetric=name != "c", others=(a, b, c))
+            for name, x in (("a", a), ("b", b), ("c", c))
+        )
+        left, right, inside = (ready.x.to(compute).expand(*batch, *ready.x.shape[-2:]) for ready in (of_a, of_b, of_c))
         (lam, u), (mu, v) = batched_eigh(left.detach()), batched_eigh(right.detach())
         if c.shape[-1] and c.shape[-2]:
             sums = (lam.unsqueeze(-1) + mu.unsqueeze(-2)).abs().amin((-2, -1))
             floor = 4 * max(c.shape[-2:]) * torch.finfo(compute).eps
             zero = sums <= floor * (lam.abs().amax(-1) + mu.abs().amax(-1))
-            if check_values and bool(zero.any()):
+            if of_c.check_values and bool(zero.any()):
                 raise DomainError(
                     f"{int(zero.sum())} of {zero.numel()} equations have no unique solution: an eigenvalue of a plus "
                     f"one of b is zero. Add a multiple of the identity."
                 )
             lam = torch.where(zero.unsqueeze(-1), torch.nan, lam)
         dtype = torch.promote_types(c.dtype, torch.complex64) if has_complex else c.dtype
-        out = apply(_Sylvester, left, right, inside, lam, u, mu, v).to(dtype)
-        return out if check_values else nan_where(asymmetric(b), nan_where(asymmetric(a), out))
+        return of_a.marked(of_b.marked(apply(_Sylvester, left, right, inside, lam, u, mu, v).to(dtype)))
 
 
 def lyapunov(a: Tensor, c: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
