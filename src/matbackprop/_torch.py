@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._functorch import eager_transforms
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 WHOLE_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 """Whether torch.compile traces the operators into one graph.
@@ -52,11 +51,6 @@ def requires_grad_inside(a: Tensor) -> bool:
 def is_batched(a: Tensor) -> bool:
     """Whether ``a`` wraps a batch inside vmap."""
     return torch._C._functorch.is_batchedtensor(a)
-
-
-def dispatch_mode_active() -> bool:
-    """Whether a dispatch mode intercepts every operation, as fake tensors and profilers do."""
-    return _get_current_dispatch_mode() is not None
 
 
 def forward_mode_active() -> bool:

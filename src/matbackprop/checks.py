@@ -165,19 +165,12 @@ def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
 
 
 class Prepared(NamedTuple):
-    """An operator's matrices after all checks.
+    """An operator's matrices after all checks."""
 
-    Attributes:
-        x: matrices in the dtype of the computation; the symmetric part for operators on symmetric matrices.
-        check_values: whether later values (eigenvalues, weights) are checked.
-        bad: matrices that must become NaN ``(*batch,)``, because they are not symmetric and not checked; or None.
-        factors: of `rescaled`.
-    """
-
-    x: Tensor
-    check_values: bool
-    bad: Tensor | None = None
-    factors: tuple[Tensor, Tensor] | None = None
+    x: Tensor  # in the dtype of the computation; the symmetric part for operators on symmetric matrices
+    check_values: bool  # whether later values (eigenvalues, weights) are checked
+    bad: Tensor | None = None  # (*batch,), matrices that must become NaN: not symmetric and not checked
+    factors: tuple[Tensor, Tensor] | None = None  # of `rescaled`
 
     def marked(self, out: Tensor) -> Tensor:
         """The result, NaN for bad matrices."""

@@ -14,43 +14,26 @@ from matbackprop.cuda import kernels
 from matbackprop.numerics import symmetrize
 from matbackprop.solvers import batched_svd
 
-__all__ = ["CASES", "Case", "Comparison", "compare_kernels"]
-
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 
 
 class Case(NamedTuple):
-    """An input for which the kernels of one source run.
-
-    Attributes:
-        source: the CUDA source.
-        function: maps the input to one tensor that does not depend on signs of vectors.
-        shape: shape of the input.
-        dtype: dtype of the input.
-        gradient: whether the gradient is also compared.
-    """
+    """An input for which the kernels of one source run."""
 
     source: str
-    function: Callable[[Tensor], Tensor]
+    function: Callable[[Tensor], Tensor]  # its result does not depend on signs of vectors
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    gradient: bool = True
+    gradient: bool = True  # whether the gradient is also compared
 
 
 class Comparison(NamedTuple):
-    """Relative difference between a kernel and its fallback.
+    """Relative difference between a kernel and its fallback."""
 
-    Attributes:
-        name: the source, and the shape and dtype of the input.
-        error: the difference of values or gradients, whichever is larger; NaN if one of them failed.
-        right: whether it is at most the tolerance.
-        message: the error message of a failure.
-    """
-
-    name: str
-    error: float
-    right: bool
-    message: str = ""
+    name: str  # the source, and the shape and dtype of the input
+    error: float  # of values or gradients, whichever is larger; NaN if one of them failed
+    right: bool  # whether the error is at most the tolerance
+    message: str = ""  # of a failure
 
 
 def _rebuilt_eigh(x: Tensor) -> Tensor:

@@ -18,8 +18,6 @@ from matbackprop._torch import forward_mode_active, transforms_active
 from matbackprop.checks import is_plain
 from matbackprop.cuda import compiler
 
-__all__ = ["Pair", "call_pair", "device_takes", "kernels_may_take"]
-
 
 def device_takes(device: torch.device, capability: tuple[int, int] = (1, 0)) -> bool:
     """Return whether kernels run on a device: CUDA with this compute capability, a compiler, and not turned off."""
@@ -39,17 +37,11 @@ def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> 
 
 
 class Pair(NamedTuple):
-    """A function of features F by kernels, and its fallback.
+    """A function of features F by kernels, and its fallback."""
 
-    Attributes:
-        forward: maps F to the value and the tensors that ``gradient`` needs.
-        gradient: maps (G, F, *those tensors) to dL/dF, G being the gradient of the value.
-        general: the same value in torch operations, differentiable to any order under any transformation.
-    """
-
-    forward: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
-    gradient: Callable[..., Tensor]
-    general: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]  # the value, and the tensors that gradient needs
+    gradient: Callable[..., Tensor]  # maps (G, F, *those tensors) to dL/dF, G being the gradient of the value
+    general: Callable[[Tensor], Tensor]  # the value in torch operations, differentiable under any transformation
 
 
 class _Paired(Function):

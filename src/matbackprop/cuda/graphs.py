@@ -10,8 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["replayed"]
-
 _KEPT = 6  # graphs cached per thread, each with its memory
 _thread = threading.local()
 

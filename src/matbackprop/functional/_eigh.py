@@ -18,8 +18,6 @@ from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receive
 from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["Eigenpairs", "eigh"]
-
 
 class Eigenpairs(NamedTuple):
     """The result of :func:`eigh`, with the names that torch.linalg.eigh gives its fields."""

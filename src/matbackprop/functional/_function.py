@@ -35,9 +35,6 @@ from matbackprop._torch import (
 from matbackprop.errors import OrderError
 from matbackprop.numerics import autocast_off
 
-__all__ = ["Operation", "apply", "product"]
-
-
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
 

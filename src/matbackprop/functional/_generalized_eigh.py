@@ -74,22 +74,14 @@ class Reduced(NamedTuple):
 
     V is a constant, so that these are linear in A and B, and functions of them and all derivatives do not depend on the
     condition number of B. For the pencil of A and B⁻¹, VᵀBV = I and WᵀAW = Λ.
-
-    Args:
-        a: Λ, as a function of A.
-        lower: the Cholesky factor of I, as a function of B.
-        values: λ.
-        v: V.
-        w: W = V⁻ᵀ.
-        inverse: whether the pencil is that of A and B⁻¹.
     """
 
-    a: Tensor
-    lower: Tensor
-    values: Tensor
+    a: Tensor  # Λ, as a function of A
+    lower: Tensor  # the Cholesky factor of I, as a function of B
+    values: Tensor  # λ
     v: Tensor
-    w: Tensor
-    inverse: bool
+    w: Tensor  # V⁻ᵀ
+    inverse: bool  # whether the pencil is that of A and B⁻¹
 
     @classmethod
     def of(

@@ -17,8 +17,6 @@ from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, compute_dtype, real_dtype
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["check_damping", "check_positive", "check_root", "inverse_root", "inverse_root_in"]
-
 
 def check_root(p: float) -> None:
     """Raise unless ``p`` is a positive number."""

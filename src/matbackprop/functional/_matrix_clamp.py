@@ -14,8 +14,6 @@ from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["check_least", "matrix_clamp"]
-
 
 def check_least(least: float) -> None:
     """Raise unless ``least`` is a finite number."""

@@ -34,18 +34,6 @@ from matbackprop.functional._spectrum import Spectrum, of_symmetric_part, refuse
 from matbackprop.numerics import autocast_off, rounding_of_zero, zero_tolerance
 from matbackprop.solvers import batched_eigh
 
-__all__ = [
-    "from_one_decomposition",
-    "matrix_exp",
-    "matrix_function",
-    "matrix_functions",
-    "matrix_inv_sqrt",
-    "matrix_inverse",
-    "matrix_log",
-    "matrix_power",
-    "matrix_sqrt",
-]
-
 _REMEDY = "Add a multiple of the identity, or use second_order_pool with eps > 0."
 
 
@@ -342,9 +330,6 @@ def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype 
         >>> import torch, matbackprop
         >>> matbackprop.matrix_sqrt(torch.eye(2) * 9).diagonal()
         tensor([3., 3.])
-
-    Reference:
-        Ionescu et al., Proposition "EIG matrix function".
     """
     return matrix_function(a, "sqrt", check=check, precision=precision)
 
@@ -369,9 +354,6 @@ def matrix_inv_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dt
         >>> import torch, matbackprop
         >>> matbackprop.matrix_inv_sqrt(torch.eye(2) * 4).diagonal()
         tensor([0.5000, 0.5000])
-
-    Reference:
-        Ionescu et al., Proposition "EIG matrix function".
     """
     return matrix_function(a, "inv_sqrt", check=check, precision=precision)
 
@@ -386,9 +368,6 @@ def matrix_exp(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Returns:
         ``(*batch, n, n)``, positive definite.
 
-    Raises:
-        The errors of `matrix_function`.
-
     Gradient:
         Γᵢⱼ = e^max(λᵢ, λⱼ) (1 − e^−|λᵢ−λⱼ|)/|λᵢ−λⱼ|; two orders, exact at repeated eigenvalues.
 
@@ -396,9 +375,6 @@ def matrix_exp(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
         >>> import torch, matbackprop
         >>> matbackprop.matrix_exp(torch.zeros(2, 2)).diagonal()
         tensor([1., 1.])
-
-    Reference:
-        Ionescu et al., Proposition "EIG matrix function".
     """
     return matrix_function(a, "exp", check=check, precision=precision)
 
@@ -423,9 +399,6 @@ def matrix_inverse(a: Tensor, *, check: bool | None = None, precision: torch.dty
         >>> import torch, matbackprop
         >>> matbackprop.matrix_inverse(torch.eye(2) * -4).diagonal()
         tensor([-0.2500, -0.2500])
-
-    Reference:
-        Ionescu et al., Proposition "EIG matrix function".
     """
     return matrix_function(a, "inverse", check=check, precision=precision)
 

@@ -21,8 +21,6 @@ from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
 from matbackprop.solvers import batched_svd
 
-__all__ = ["PolarFactors", "RightSolve", "orthogonal_factor", "polar"]
-
 
 class PolarFactors(NamedTuple):
     """The result of :func:`polar`."""

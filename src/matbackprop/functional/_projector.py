@@ -18,8 +18,6 @@ from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, gap_tolerance, rank_tolerance, symmetrize
 from matbackprop.solvers import batched_eigh, batched_svd
 
-__all__ = ["projector", "spectral_projector"]
-
 
 class _Projector(Operation):
     """Π = AA⁺, given its value and A⁺ with its derivatives."""

@@ -56,8 +56,6 @@ from matbackprop.numerics import autocast_off, inner, is_double, real_dtype, sym
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import gram_eigh
 
-__all__ = ["second_order_pool"]
-
 Method = Literal["fused", "svd", "eig"]
 
 

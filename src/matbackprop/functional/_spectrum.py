@@ -22,8 +22,6 @@ from matbackprop.errors import ConfigurationError, OrderError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import inner, symmetrize
 
-__all__ = ["Point", "Spectrum", "of_symmetric_part", "refuse_captured", "spectral"]
-
 _CONTRACTION_ENTRIES = 2**22  # entries of the table g[λᵢ, λₖ, λⱼ] held at one time
 
 
@@ -58,16 +56,11 @@ class Spectrum(NamedTuple):
 
     ``vectors`` holds all eigenvectors in columns and ``rest`` is None; or it holds some of them, orthonormal or zero,
     and the matrix acts as the number ``rest`` on their complement, as the covariance of few features does.
-
-    Args:
-        values: λ ``(*batch, k)``.
-        vectors: ``(*batch, n, k)``.
-        rest: ``(*batch,)`` or None.
     """
 
-    values: Tensor
-    vectors: Tensor
-    rest: Tensor | None = None
+    values: Tensor  # (*batch, k)
+    vectors: Tensor  # (*batch, n, k)
+    rest: Tensor | None = None  # (*batch,)
 
     def value(self, g: BoundFunction) -> Tensor:
         """g(A), bitwise symmetric."""

@@ -35,8 +35,6 @@ from matbackprop.numerics import autocast_off, compute_dtype, is_double, real_dt
 from matbackprop.refinement import KERNEL_OVERLAP
 from matbackprop.solvers import batched_svd
 
-__all__ = ["SingularTriples", "svd"]
-
 
 class SingularTriples(NamedTuple):
     """The result of :func:`svd`, with the names that torch.linalg.svd gives its fields."""

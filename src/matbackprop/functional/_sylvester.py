@@ -14,8 +14,6 @@ from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["lyapunov", "lyapunov_of_definite", "sylvester"]
-
 
 class _Saved(NamedTuple):
     a: Tensor

@@ -21,18 +21,6 @@ from matbackprop.checks import check_option, nan_where, values_checkable
 from matbackprop.errors import ConfigurationError, GaugeWarning, TieError
 from matbackprop.numerics import half_of_the_digits, tie_tolerance
 
-__all__ = [
-    "TiePolicy",
-    "Ties",
-    "check_ties",
-    "gaps_of",
-    "largest_entry",
-    "rates_apart",
-    "receives_gradient",
-    "tie_policy",
-    "tied_pairs",
-]
-
 Ties = Literal["raise", "drop", "broaden"]
 
 
@@ -62,26 +50,15 @@ def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class TiePolicy:
-    """How a decomposition layer treats tied pairs.
+    """How a decomposition layer treats tied pairs."""
 
-    Args:
-        name: the operator, for messages.
-        ties: ``"raise"``, ``"drop"`` or ``"broaden"``.
-        tolerance: values closer than this fraction of the largest one are tied.
-        broadening: η, as a fraction of the largest value: 1/x becomes x/(x² + η²).
-        gauge_tolerance: fraction of the gradient that may be antisymmetric on a tied pair before ``"drop"`` and
-            ``"broaden"`` count it as gauge-dependent and warn.
-        check: whether ties raise or warn: None on the CPU only, True on every device, False never.
-        phase: whether the vectors are complex, so that their phases are also free.
-    """
-
-    name: str
+    name: str  # the operator, for messages
     ties: Ties
-    tolerance: float
-    broadening: float
-    gauge_tolerance: float
-    check: bool | None
-    phase: bool = False
+    tolerance: float  # values closer than this fraction of the largest one are tied
+    broadening: float  # η, as a fraction of the largest value: 1/x becomes x/(x² + η²)
+    gauge_tolerance: float  # fraction of a gradient that may depend on the choice of tied vectors without a warning
+    check: bool | None  # whether ties raise or warn: None on the CPU only, True on every device, False never
+    phase: bool = False  # whether the vectors are complex, so that their phases are also free
 
     def tied(self, x: Tensor, scale: Tensor) -> Tensor:
         """Return where a gap x is zero within the tolerance; ``scale`` broadcasts against x."""

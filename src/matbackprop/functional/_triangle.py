@@ -11,8 +11,6 @@ from matbackprop.checks import check_floating, check_matrix
 from matbackprop.errors import ShapeError
 from matbackprop.numerics import real_dtype
 
-__all__ = ["unvectorize_symmetric", "vectorize_symmetric"]
-
 
 def _triangle(n: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows and columns of the upper triangle (row-major), and the factor of each entry."""

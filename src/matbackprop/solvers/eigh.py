@@ -1,4 +1,4 @@
-"""The batched symmetric eigensolver and the table that chooses its route by device, dtype, order and batch."""
+"""The batched symmetric eigensolver and the function that chooses its route by device, dtype, order and batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +16,8 @@ from matbackprop.cuda import compiler, cusolver, jacobi, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
 from matbackprop.numerics import real_dtype
 
-_REAL = (torch.float32, torch.float64)
 _COMPLEX = (torch.complex64, torch.complex128)
-_DTYPES = (*_REAL, *_COMPLEX)
+_DTYPES = (torch.float32, torch.float64, *_COMPLEX)
 _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 _MIN_WORK = 5e5  # batch·n³ from which distributing a batch over threads pays, measured on 2 and 16 cores
@@ -31,31 +29,7 @@ _MAX_JACOBI_OF_MANY = 48  # the same for large batches
 _MAX_HOST = 32  # complex orders for which torch calls cuSOLVER's Jacobi routine, accurate to 1e-10 at ties
 
 
-class _Problem(NamedTuple):
-    """Matrices to decompose, as the table of routes reads them."""
-
-    device: torch.device
-    dtype: torch.dtype
-    n: int
-    batch: int
-
-    def pays_threads(self) -> bool:
-        """Whether distributing the batch over threads is faster than the threads of LAPACK."""
-        many = self.batch > 1 and self.batch * float(self.n) ** 3 >= _MIN_WORK
-        return many and self.n <= _MAX_THREADED and torch.get_num_threads() > 1
-
-    def fits_jacobi(self) -> bool:
-        """Whether the kernel for small matrices is the fastest."""
-        most = _MAX_JACOBI_OF_MANY if self.batch > _LARGE_BATCH else _MAX_JACOBI[self.dtype]
-        return self.n <= most and compiler.available()
-
-
-class _Route(NamedTuple):
-    name: str
-    device: str | None
-    dtypes: tuple[torch.dtype, ...]
-    takes: Callable[[_Problem], bool]
-    solve: Callable[[Tensor], tuple[Tensor, Tensor]]
+Solver = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def _torch_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,30 +80,23 @@ def _on_the_host(a: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(a.device), vectors.to(a.device)
 
 
-def _always(problem: _Problem) -> bool:
-    return True
-
-
-# The first route that takes the matrices solves them.
-_ROUTES = (
-    _Route("lapack-threads", "cpu", _DTYPES, _Problem.pays_threads, _in_threads),
-    _Route("lapack", "cpu", _DTYPES, _always, _torch_eigh),
-    _Route("jacobi", "cuda", _REAL, _Problem.fits_jacobi, _by_jacobi),
-    _Route("tridiagonal", "cuda", _REAL, lambda p: tridiagonal.takes(p.device, p.n), _by_tridiagonal_form),
-    _Route("cusolver", "cuda", _REAL, lambda p: cusolver.available(), cusolver.solve),
-    _Route("lapack-host", "cuda", _COMPLEX, lambda p: p.n <= _MAX_HOST, _on_the_host),
-    _Route("torch", None, _DTYPES, _always, _torch_eigh),
-)
-
-
-def _route(problem: _Problem) -> _Route:
-    if problem.n == 0 or problem.batch == 0:
-        return _ROUTES[-1]
-    return next(
-        route
-        for route in _ROUTES
-        if route.device in (None, problem.device.type) and problem.dtype in route.dtypes and route.takes(problem)
-    )
+def _route(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> tuple[str, Solver]:
+    """The first route that takes the matrices, and its solver."""
+    if n and batch and device.type == "cpu":
+        many = batch > 1 and batch * float(n) ** 3 >= _MIN_WORK
+        if many and n <= _MAX_THREADED and torch.get_num_threads() > 1:
+            return "lapack-threads", _in_threads
+        return "lapack", _torch_eigh
+    if n and batch and device.type == "cuda":
+        if dtype in _COMPLEX:
+            return ("lapack-host", _on_the_host) if n <= _MAX_HOST else ("torch", _torch_eigh)
+        if n <= (_MAX_JACOBI_OF_MANY if batch > _LARGE_BATCH else _MAX_JACOBI[dtype]) and compiler.available():
+            return "jacobi", _by_jacobi
+        if tridiagonal.takes(device, n):
+            return "tridiagonal", _by_tridiagonal_form
+        if cusolver.available():
+            return "cusolver", cusolver.solve
+    return "torch", _torch_eigh
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
@@ -160,7 +127,7 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
         'lapack'
     """
     _check_dtype(dtype)
-    return _route(_Problem(torch.device(device), dtype, n, batch)).name
+    return _route(torch.device(device), dtype, n, batch)[0]
 
 
 def _solve_reflected(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,11 +147,11 @@ def _solve_reflected(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
     batch, n = a.shape[:-2], a.shape[-1]
-    chosen = _route(_Problem(a.device, a.dtype, n, batch.numel()))
+    _, solve = _route(a.device, a.dtype, n, batch.numel())
     try:
-        if chosen.solve is _torch_eigh:  # accepts any leading dimensions
+        if solve is _torch_eigh:  # accepts any leading dimensions
             return _torch_eigh(a)
-        values, vectors = chosen.solve(a.reshape(-1, n, n))
+        values, vectors = solve(a.reshape(-1, n, n))
     except torch.linalg.LinAlgError as error:
         if a.is_cpu:
             with contextlib.suppress(torch.linalg.LinAlgError):

@@ -19,8 +19,6 @@ from matbackprop.numerics import inner, is_double
 from matbackprop.refinement import LEVEL, OVERLAP, SAFE_RATIO, SMALL_ANGLE, SPREAD, noise_floor
 from matbackprop.solvers.eigh import batched_eigh
 
-__all__ = ["gram_eigh", "separate_rows"]
-
 
 def squared_norms(y: Tensor) -> Tensor:
     return inner(y, y, (-1,))

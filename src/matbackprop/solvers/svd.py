@@ -19,8 +19,6 @@ from matbackprop.refinement import KERNEL_OVERLAP, SPREAD, SVD_OVERLAP, SVD_SPRE
 from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import separate_rows, squared_norms
 
-__all__ = ["batched_svd"]
-
 _FEW = 8  # columns of a tall matrix up to which copying its transpose makes products faster
 _SMALL = 1024  # entries of a batch up to which one call of LAPACK is faster than the Gram matrix
 _LONG, _MANY = 4096, 64  # a longer side occupies too little of a GPU in one block per matrix, unless there are many
