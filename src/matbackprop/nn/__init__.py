@@ -1,5 +1,6 @@
 """Modules that store their options and call the operators of :mod:`matbackprop.functional`."""
 
+from matbackprop.nn._export import for_export as for_export
 from matbackprop.nn._normalized_cut import NormalizedCutLoss as NormalizedCutLoss
 from matbackprop.nn._operators import EIG as EIG
 from matbackprop.nn._operators import SVD as SVD

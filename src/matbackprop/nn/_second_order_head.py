@@ -138,7 +138,7 @@ class _Branch(NamedTuple):
     def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         y = output.movedim(self.channels, -1)
         rows = y.flatten(1, -2)[:, self.prefix :]
-        second = cast(nn.Module, layer.second_order)(rows).view(len(y), *(1,) * (y.ndim - 2), -1)
+        second = cast(nn.Module, layer.second_order)(rows)[(slice(None), *(None,) * (y.ndim - 2))]
         return (y + second if self.first_order else second.expand_as(y)).movedim(-1, self.channels)
 
 
