@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,6 @@ from matbackprop.checks import (
     check_finite,
     check_floating,
     check_matrix,
-    check_symmetric,
     nan_where,
     prepare,
     values_checkable,
@@ -60,27 +60,65 @@ __all__ = ["topk_eigh", "topk_subspace"]
 _WHOLE = 512  # up to this order, or for more than an eighth of the pairs, a full decomposition is faster
 
 
-# --- the operator, known by its products ------------------------------------------------------------------------------
+# --- the operator, given by its products ------------------------------------------------------------------------------
 
 
-class SymmetricOperator(NamedTuple):
-    """A(θ) of order n.
+class _Products(NamedTuple):
+    """Products with A(θ), and the stopping criteria of the iterations.
 
     Attributes:
         matvec: maps columns ``(n, r)`` and θ to A(θ) times the columns.
+        tolerance: relative residual.
+        max_products: largest number of products with one vector.
+    """
+
+    matvec: Callable[..., Tensor]
+    tolerance: float
+    max_products: int
+
+    def solve(self, function: Callable[..., Tensor], b: Tensor, *params: Tensor) -> Tensor:
+        """Solve ``function(matvec, x, *params) = b`` for x by conjugate gradients."""
+        return conjugate_gradient_solve(
+            partial(function, self.matvec),
+            b,
+            params,
+            tolerance=self.tolerance,
+            max_iterations=self.max_products,
+            precision=real_dtype(b.dtype),
+            check=False,
+        )
+
+
+class _Operator(NamedTuple):
+    """A(θ) of order n.
+
+    Attributes:
+        products: of A, or of −A for the smallest eigenvalues.
         params: θ, in the dtype of the computation where they are floating point.
         order: n.
         like: a tensor of the device and dtype of results.
         dtype: of the computation.
         check_values: whether values are checked.
+        bad: a flag that A is not symmetric, if values are not checked; or None.
     """
 
-    matvec: Callable[..., Tensor]
+    products: _Products
     params: tuple[Tensor, ...]
     order: int
     like: Tensor
     dtype: torch.dtype
     check_values: bool
+    bad: Tensor | None = None
+
+    def leading(self, k: int, generator: torch.Generator | None) -> Leading:
+        """The k largest eigenpairs as constants."""
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        like = torch.empty(self.order, dtype=self.dtype, device=self.like.device)
+        matvec, tolerance, max_products = self.products
+        params = tuple(p.detach() for p in self.params)
+        with torch.no_grad():
+            _check_products(matvec, like, params, self.check_values)
+            return leading_pairs(lambda x: matvec(x, *params), like, k, tolerance, max_products, source)
 
 
 class _Places(NamedTuple):
@@ -99,8 +137,10 @@ class _SparseProduct(Operation):
         return _sparse_product(values, x, places)
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (values, x, places), (g,) = saved, gradients
+    def adjoint(
+        saved: tuple[Tensor, Tensor, _Places], needed: Sequence[bool], g: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        values, x, places = saved
         _, rows, columns = places
         g_values = None
         if needed[0]:
@@ -108,12 +148,12 @@ class _SparseProduct(Operation):
         return g_values, apply(_SparseProduct, values, g, places) if needed[1] else None
 
     @staticmethod
-    def tangent(saved: Sequence[Any], dv: Tensor | None, dx: Tensor | None, _: None) -> Tensor:
+    def tangent(saved: tuple[Tensor, Tensor, _Places], dv: Tensor | None, dx: Tensor | None, _: None) -> Tensor:
         values, x, places = saved
         out = torch.zeros_like(x)
         if dv is not None:
-            turned = torch.zeros_like(x).index_add(0, places.columns, dv.conj().unsqueeze(-1) * x[places.rows])
-            out = out + 0.5 * (_sparse_product(dv, x, places) + turned)
+            transposed = torch.zeros_like(x).index_add(0, places.columns, dv.conj().unsqueeze(-1) * x[places.rows])
+            out = out + 0.5 * (_sparse_product(dv, x, places) + transposed)
         return out if dx is None else out + _sparse_product(values, dx, places)
 
 
@@ -136,8 +176,7 @@ def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tenso
     values = a.values()
     if check_values:
         check_finite(values, "a")
-        turned = torch.sparse_coo_tensor(a.indices().flip(0), values.detach().conj(), a.shape, check_invariants=False)
-        skew = (a.detach() - turned).coalesce().values().abs()
+        skew = (a.detach() - a.detach().t().conj_physical()).coalesce().values().abs()
         worst = float(skew.max()) if skew.numel() else 0.0
         if worst > half_of_the_digits(a.dtype) * float(values.detach().abs().max() if values.numel() else 0):
             raise SymmetryError(f"a must be symmetric, but it differs from its transpose by up to {worst:.3g}.")
@@ -148,76 +187,67 @@ def _dense_product(x: Tensor, a: Tensor) -> Tensor:
     return a @ x
 
 
-def symmetric_operator(
+def _negated(matvec: Callable[..., Tensor], x: Tensor, *params: Tensor) -> Tensor:
+    return -matvec(x, *params)
+
+
+def _symmetric_operator(
     a: Tensor | Callable[..., Tensor],
     k: int,
     params: Sequence[Tensor],
     n: int | None,
     largest: bool,
+    limits: tuple[float | None, int],
     check: bool | None,
     precision: torch.dtype | None,
-) -> SymmetricOperator:
-    """Build the operator of a dense matrix, a sparse one or a function; of −A for the smallest eigenvalues."""
-    matvec: Callable[..., Tensor]
-    leaves: tuple[Tensor, ...]
+) -> _Operator:
+    """Build the operator of a dense matrix, a sparse one or a function."""
+    bad = None
     if not isinstance(a, Tensor):
-        if not callable(a):
-            raise DtypeError(f"a must be a torch.Tensor or a function of columns, got {type(a).__name__}.")
-        if n is None:
-            raise ShapeError("The order of a function is unknown. Pass n.")
-        if any(not isinstance(p, Tensor) for p in params):
-            raise DtypeError("params must be tensors. Bind other arguments into the function.")
-        matvec, leaves = a, tuple(params)
-        numbers = [p for p in params if p.dtype.is_floating_point or p.is_complex()]
-        numbers.sort(key=lambda p: not p.is_complex())
-        like = numbers[0] if numbers else torch.empty(0, dtype=compute_dtype(precision))
+        matvec, params, n, like = _check_function(a, params, n, precision)
         check_values = wants_check(check, like)
+    elif a.layout != torch.strided:
+        check_values, like, n = wants_check(check, a), a, a.shape[-1]
+        matvec, params = _sparse_operator(a, check_values)
     else:
-        check_values = wants_check(check, a)
-        if a.layout != torch.strided:
-            matvec, leaves = _sparse_operator(a, check_values)
-        else:
-            check_matrix(a, "a", square=True, or_complex=True)
-            if a.ndim > 2:
-                raise ShapeError(
-                    f"a must be one matrix (n, n), got shape {tuple(a.shape)}. Call it for each matrix of a batch."
-                )
-            if check_values:
-                check_finite(a, "a")
-                check_symmetric(a, "a")
-            matvec, leaves = _dense_product, (symmetrize(a.to(compute_dtype(precision, a.dtype))),)
-        n, like = a.shape[-1], a
-    check_count(k, n)
-    if torch.compiler.is_compiling() or any(is_batched(p) for p in leaves):
+        check_matrix(a, "a", square=True, or_complex=True)
+        if a.ndim > 2:
+            raise ShapeError(
+                f"a must be one matrix (n, n), got shape {tuple(a.shape)}. Call it for each matrix of a batch."
+            )
+        x, check_values, bad, _ = prepare(a, "a", check, precision, sizes=None, symmetric=True)
+        matvec, params, like, n = _dense_product, (x,), a, a.shape[-1]
+    _check_count(k, n)
+    if torch.compiler.is_compiling() or any(is_batched(p) for p in params):
         raise SolverError(
             "The iteration for leading eigenpairs depends on values, which torch.compile and vmap cannot trace. "
             "Keep this call out of the compiled region, or use eigh with the matrix."
         )
     dtype = compute_dtype(precision, like.dtype)
-    cast = tuple(in_precision(p, dtype) for p in leaves)
-    return SymmetricOperator(
-        matvec if largest else lambda x, *more: -matvec(x, *more), cast, n, like, dtype, check_values
+    tolerance, max_products = limits
+    default = 1e-11 if is_double(dtype) else 1e-5
+    products = _Products(
+        matvec if largest else partial(_negated, matvec), default if tolerance is None else tolerance, max_products
     )
+    return _Operator(products, tuple(in_precision(p, dtype) for p in params), n, like, dtype, check_values, bad)
 
 
-def find_leading(
-    operator: SymmetricOperator,
-    k: int,
-    tolerance: float,
-    max_products: int,
-    generator: torch.Generator | None,
-) -> Leading:
-    """The k largest eigenpairs as constants."""
-    source = torch.Generator().manual_seed(0) if generator is None else generator
-    like = torch.empty(operator.order, dtype=operator.dtype, device=operator.like.device)
-    with torch.no_grad():
-        frozen = tuple(p.detach() for p in operator.params)
-        _check_products(operator.matvec, like, frozen, operator.check_values)
-        return leading_pairs(lambda x: operator.matvec(x, *frozen), like, k, tolerance, max_products, source)
+def _check_function(
+    a: Any, params: Sequence[Tensor], n: int | None, precision: torch.dtype | None
+) -> tuple[Callable[..., Tensor], Sequence[Tensor], int, Tensor]:
+    """The function, its parameters, the order, and a tensor of the dtype and device of results."""
+    if not callable(a):
+        raise DtypeError(f"a must be a torch.Tensor or a function of columns, got {type(a).__name__}.")
+    if n is None:
+        raise ShapeError("The order of a function is unknown. Pass n.")
+    if any(not isinstance(p, Tensor) for p in params):
+        raise DtypeError("params must be tensors. Bind other arguments into the function.")
+    numbers = [p for p in params if p.dtype.is_floating_point or p.is_complex()]
+    numbers.sort(key=lambda p: not p.is_complex())
+    return a, params, n, numbers[0] if numbers else torch.empty(0, dtype=compute_dtype(precision))
 
 
-def check_count(k: int, n: int) -> None:
-    """Raise unless an operator of order n has k pairs."""
+def _check_count(k: int, n: int) -> None:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
         raise DomainError(f"k must be an integer in 1 … {n} for an operator of order {n}, got {k!r}.")
 
@@ -238,160 +268,168 @@ def _check_products(
         )
     if check_values and out.numel():
         check_finite(out, "the product of a")
-        inner = probe.mH @ out
-        skew = float((inner - inner.mH).abs().max())
+        within = probe.mH @ out
+        skew = float((within - within.mH).abs().max())
         size = float(torch.linalg.vector_norm(probe) * torch.linalg.vector_norm(out))
         if skew > half_of_the_digits(out.dtype) * size:
             raise SymmetryError(f"a must be symmetric, but xᵀAy − yᵀAx is {skew:.3g} for two vectors.")
 
 
-def _resolution(tolerance: float | None, dtype: torch.dtype) -> float:
-    """The relative residual to stop at: 1e-11 in float64 and 1e-5 in float32 by default."""
-    if tolerance is not None:
-        return tolerance
-    return 1e-11 if is_double(dtype) else 1e-5
-
-
 # --- eigenpairs -------------------------------------------------------------------------------------------------------
 
 
-class _Settings(NamedTuple):
+class _Gaps(NamedTuple):
+    """Differences between k eigenvalues, and to the others.
+
+    Attributes:
+        policy: treatment of ties.
+        others: eigenvalues ``(*batch, r)`` that may coincide with one of the k.
+        scale: the largest |λ| of the whole spectrum, broadcast against ``(*batch, k, k)``.
+    """
+
     policy: TiePolicy
-    tolerance: float
-    max_products: int
-    following: Tensor
+    others: Tensor
     scale: Tensor
+
+    def adjoint(self, lam: Tensor, v: Tensor, g_lam: Tensor | None, g_v: Tensor) -> Tensor:
+        """V(K̃ᵀ∘(VᵀG))_sym, the gradient inside the span of V."""
+        within = v.mH @ g_v
+        visible = self.policy.visible(receives_gradient(g_v, g_lam), within - within.mH, largest_entry(g_v))
+        behind = self._tied_with_others(lam) & receives_gradient(g_v, None).unsqueeze(-2)
+        return self._settle(lam, v @ symmetrize(self._inverse(lam) * within), visible, behind)
+
+    def tangent(self, lam: Tensor, v: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """dλ, and the part of dV inside the span of V, given dA V."""
+        within = v.mH @ moved
+        visible = within.abs() > self.policy.tolerance * largest_entry(moved)
+        rotation = self._settle(lam, self._inverse(lam) * within, visible, self._tied_with_others(lam))
+        return within.diagonal(dim1=-2, dim2=-1).real.clone(), v @ rotation
+
+    def _inverse(self, lam: Tensor) -> Tensor:
+        return self.policy.invert(gaps_of(lam), self.scale)
+
+    def _tied_with_others(self, lam: Tensor) -> Tensor:
+        """Which of the k coincide with another one, as a row ``(*batch, 1, k)``."""
+        return self.policy.tied(lam.unsqueeze(-2) - self.others.unsqueeze(-1), self.scale).any(-2, keepdim=True)
+
+    def _settle(self, lam: Tensor, out: Tensor, visible: Tensor, behind: Tensor) -> Tensor:
+        return self.policy.settle(out, (tied_pairs(lam, self.policy, self.scale), visible), (behind, behind))
+
+
+class _OperatorPairs(NamedTuple):
+    products: _Products
+    gaps: _Gaps
+    lam: Tensor
+    v: Tensor
+    params: tuple[Tensor, ...]
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Columns zⱼ outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
+        v = self.v
+        if v.shape[0] == v.shape[1]:
+            return torch.zeros_like(v)
+        z = self.products.solve(_outside, (b - v @ (v.mH @ b)).mT, self.lam, v, *self.params)
+        return (z - (z @ v.conj()) @ v.mT).mT
 
 
 def _outside(matvec: Callable[..., Tensor], x: Tensor, lam: Tensor, v: Tensor, *params: Tensor) -> Tensor:
     """(λⱼ − A)xⱼ for rows xⱼ ``(k, n)``, replaced by the largest |λ| on the span of V, where it would be indefinite."""
     size = lam.detach().abs().amax()
     size = torch.where(size == 0, 1, size)
-    inside = x @ v.conj()
     lift = size - (lam.unsqueeze(-1) - lam.unsqueeze(-2))
-    return lam.unsqueeze(-1) * x - matvec(x.mT, *params).mT + (inside * lift) @ v.mT
+    return lam.unsqueeze(-1) * x - matvec(x.mT, *params).mT + ((x @ v.conj()) * lift) @ v.mT
 
 
 class _TopK(Operation):
-    """λ and V of the k leading pairs; ``matvec`` maps columns and parameters to A(θ) times the columns."""
+    """λ and V of the k leading pairs of an operator."""
 
     forward_twice = "topk_eigh"
     widen = False  # the products may capture tensors
 
     @staticmethod
     def forward(
-        matvec: Any, settings: _Settings, values: Tensor, vectors: Tensor, *params: Tensor
+        products: _Products, gaps: _Gaps, values: Tensor, vectors: Tensor, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
         return values.clone(), vectors.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
-        matvec, settings, _, _, *params = inputs
-        return matvec, settings, *outputs, *params
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> _OperatorPairs:
+        return _OperatorPairs(inputs[0], inputs[1], *outputs, inputs[4:])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (matvec, settings, lam, v, *params), (g_lam, g_v) = saved, gradients
-        policy = settings.policy
-        inner = torch.zeros(len(lam), len(lam), dtype=v.dtype, device=v.device)
-        if g_lam is not None:
-            inner = inner + torch.diag_embed(g_lam)
-        weights = v @ inner
-        if g_v is not None:
-            seen = v.mH @ g_v
-            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(g_v))
-            turn = v @ symmetrize(policy.invert(gaps_of(lam), settings.scale) * seen)
-            behind = _tied_with(lam, settings.following, policy, settings.scale) & receives_gradient(
-                g_v, None
-            ).unsqueeze(-2)
-            turn = policy.settle(turn, (tied_pairs(lam, policy, settings.scale), visible), (behind, behind))
-            weights = weights + turn + _solve(matvec, settings, lam, v, params, g_v)
-        return None, None, None, None, *pull_back(matvec, v, params, needed[4:], weights)
+    def adjoint(
+        pairs: _OperatorPairs, needed: Sequence[bool], g_lam: Tensor | None, g_v: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        weights = _weights(pairs, g_lam, g_v)
+        pulled = pull_back(pairs.products.matvec, pairs.v, pairs.params, needed[4:], weights)
+        return None, None, None, None, *pulled
 
     @staticmethod
-    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> tuple[Tensor, Tensor]:
-        matvec, settings, lam, v, *params = saved
-        policy, moved = settings.policy, push_forward(matvec, v, params, directions[4:])  # dA V
-        inside = v.mH @ moved
-        turn = policy.invert(gaps_of(lam), settings.scale) * inside
-        behind = _tied_with(lam, settings.following, policy, settings.scale)
-        visible = inside.abs() > policy.tolerance * largest_entry(moved)
-        turn = policy.settle(turn, (tied_pairs(lam, policy, settings.scale), visible), (behind, behind))
-        d_v = v @ turn + _solve(matvec, settings, lam, v, params, moved)
-        return inside.diagonal().real.clone(), d_v
+    def tangent(pairs: _OperatorPairs, *directions: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _variations(pairs, push_forward(pairs.products.matvec, pairs.v, pairs.params, directions[4:]))
 
 
-def _tied_with(lam: Tensor, others: Tensor, policy: TiePolicy, scale: Tensor) -> Tensor:
-    """Return which of k eigenvalues coincide with one of the others ``(*batch, r)``, as a row ``(*batch, 1, k)``."""
-    gaps = lam.unsqueeze(-2) - others.unsqueeze(-1)
-    return policy.tied(gaps, scale).any(-2, keepdim=True)
+class _DensePairs(NamedTuple):
+    """λ and V of k pairs of dense matrices, and all other pairs, which are constants."""
+
+    a: Tensor
+    lam: Tensor
+    v: Tensor
+    values: Tensor
+    vectors: Tensor
+    policy: TiePolicy
+
+    @property
+    def gaps(self) -> _Gaps:
+        scale = largest_entry(torch.cat([self.lam, self.values], -1).unsqueeze(-1))
+        return _Gaps(self.policy, self.values, scale)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Columns zⱼ outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
+        return apply(_OutsideSolve, b, *self)
 
 
-def _solve(matvec: Any, settings: _Settings, lam: Tensor, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
-    """Columns zⱼ outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
-    n, k = v.shape
-    if k == n:
-        return torch.zeros_like(v)
-    right = (b - v @ (v.mH @ b)).mT
-    z = conjugate_gradient_solve(
-        lambda x, *more: _outside(matvec, x, *more),
-        right,
-        (lam, v, *params),
-        tolerance=settings.tolerance,
-        max_iterations=settings.max_products,
-        precision=real_dtype(v.dtype),
-        check=False,
-    )
-    return (z - (z @ v.conj()) @ v.mT).mT
+class _OutsideSolution(NamedTuple):
+    b: Tensor
+    pairs: _DensePairs
+    z: Tensor
 
 
-def _scale(lam: Tensor, others: Tensor) -> Tensor:
-    """The largest |λ| of a whole spectrum ``(*batch, 1, 1)``."""
-    return largest_entry(torch.cat([lam, others], -1).unsqueeze(-1))
-
-
-class _Resolve(Operation):
-    """Z outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ, by the other eigenpairs, which are constants.
-
-    Its derivatives are those of the equation in A, λ, V and B, so that ties among the other eigenvalues do
-    not matter.
-    """
+class _OutsideSolve(Operation):
+    """`_DensePairs.solve`, differentiated as an equation, so that ties among the other eigenvalues do not matter."""
 
     @staticmethod
     def forward(
-        a: Tensor, lam: Tensor, v: Tensor, b: Tensor, values: Tensor, vectors: Tensor, policy: TiePolicy
+        b: Tensor, a: Tensor, lam: Tensor, v: Tensor, values: Tensor, vectors: Tensor, policy: TiePolicy
     ) -> Tensor:
-        gaps = lam.unsqueeze(-2) - values.unsqueeze(-1)
-        return vectors @ ((vectors.mH @ b) * policy.invert(gaps, _scale(lam, values)))
+        pairs = _DensePairs(a, lam, v, values, vectors, policy)
+        gaps = pairs.lam.unsqueeze(-2) - pairs.values.unsqueeze(-1)
+        return pairs.vectors @ ((pairs.vectors.mH @ b) * pairs.policy.invert(gaps, pairs.gaps.scale))
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        return *inputs, outputs
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _OutsideSolution:
+        return _OutsideSolution(inputs[0], _DensePairs(*inputs[1:]), outputs)
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, lam, v, b, *others, z), (g,) = saved, gradients
-        y = apply(_Resolve, a, lam, v, g, *others)
-        return symmetrize(y @ z.mH), -inner(y, z, (-2,)), -y @ (b.mH @ v) - z @ (g.mH @ v), y
+    def adjoint(saved: _OutsideSolution, needed: Sequence[bool], g: Tensor) -> tuple[Tensor, ...]:
+        b, pairs, z = saved
+        y = pairs.solve(g)
+        return y, symmetrize(y @ z.mH), -inner(y, z, (-2,)), -y @ (b.mH @ pairs.v) - z @ (g.mH @ pairs.v)
 
     @staticmethod
-    def tangent(
-        saved: Sequence[Any], da: Tensor | None, dlam: Tensor | None, dv: Tensor | None, db: Tensor | None, *_: None
-    ) -> Tensor:
-        a, lam, v, b, *others, z = saved
+    def tangent(saved: _OutsideSolution, *directions: Tensor | None) -> Tensor:
+        (b, pairs, z), (db, da, dlam, dv, *_) = saved, directions
         right = torch.zeros_like(b) if db is None else db
         if da is not None:
             right = right + symmetrize(da) @ z
         if dlam is not None:
             right = right - z * dlam.unsqueeze(-2)
         if dv is None:
-            return apply(_Resolve, a, lam, v, right, *others)
-        return apply(_Resolve, a, lam, v, right - dv @ (v.mH @ b), *others) - v @ (dv.mH @ z)
+            return pairs.solve(right)
+        return pairs.solve(right - dv @ (pairs.v.mH @ b)) - pairs.v @ (dv.mH @ z)
 
 
-class _Leading(Operation):
-    """λ and V of k pairs of dense matrices, given them and all the others."""
-
+class _Dense(Operation):
     forward_twice = "topk_eigh"
 
     @staticmethod
@@ -401,37 +439,29 @@ class _Leading(Operation):
         return lam.clone(), v.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Sequence[Any]:
-        return inputs[0], *outputs, *inputs[3:]
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> _DensePairs:
+        return _DensePairs(inputs[0], *outputs, *inputs[3:])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, lam, v, *others), (g_lam, g_v) = saved, gradients
-        values, _, policy = others
-        weights = torch.zeros_like(v) if g_lam is None else v * g_lam.unsqueeze(-2)
-        if g_v is not None:
-            seen = v.mH @ g_v
-            visible = policy.visible(receives_gradient(g_v, g_lam), seen - seen.mH, largest_entry(g_v))
-            scale = _scale(lam, values)
-            turn = v @ symmetrize(policy.invert(gaps_of(lam), scale) * seen)
-            behind = _tied_with(lam, values, policy, scale) & receives_gradient(g_v, None).unsqueeze(-2)
-            turn = policy.settle(turn, (tied_pairs(lam, policy, scale), visible), (behind, behind))
-            weights = weights + turn + apply(_Resolve, a, lam, v, g_v, *others)
-        return symmetrize(weights @ v.mH)
+    def adjoint(pairs: _DensePairs, needed: Sequence[bool], g_lam: Tensor | None, g_v: Tensor | None) -> Tensor:
+        return symmetrize(_weights(pairs, g_lam, g_v) @ pairs.v.mH)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
-        a, lam, v, *others = saved
-        values, _, policy = others
-        moved = symmetrize(da) @ v
-        inside = v.mH @ moved
-        scale = _scale(lam, values)
-        turn = policy.invert(gaps_of(lam), scale) * inside
-        behind = _tied_with(lam, values, policy, scale)
-        visible = inside.abs() > policy.tolerance * largest_entry(moved)
-        turn = policy.settle(turn, (tied_pairs(lam, policy, scale), visible), (behind, behind))
-        d_v = v @ turn + apply(_Resolve, a, lam, v, moved, *others)
-        return inside.diagonal(dim1=-2, dim2=-1).real.clone(), d_v
+    def tangent(pairs: _DensePairs, da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
+        return _variations(pairs, symmetrize(da) @ pairs.v)
+
+
+def _weights(pairs: _OperatorPairs | _DensePairs, g_lam: Tensor | None, g_v: Tensor | None) -> Tensor:
+    """X such that the gradient of A is the symmetric part of XVᵀ."""
+    lam, v = pairs.lam, pairs.v
+    out = torch.zeros_like(v) if g_lam is None else v * g_lam.unsqueeze(-2)
+    return out if g_v is None else out + pairs.gaps.adjoint(lam, v, g_lam, g_v) + pairs.solve(g_v)
+
+
+def _variations(pairs: _OperatorPairs | _DensePairs, moved: Tensor) -> tuple[Tensor, Tensor]:
+    """dλ and dV, given dA V."""
+    d_lam, inside = pairs.gaps.tangent(pairs.lam, pairs.v, moved)
+    return d_lam, inside + pairs.solve(moved)
 
 
 def topk_eigh(
@@ -511,21 +541,22 @@ def topk_eigh(
     """
     if isinstance(a, Tensor) and a.layout == torch.strided:
         check_matrix(a, "a", square=True, or_complex=True)
-        check_count(k, a.shape[-1])
+        _check_count(k, a.shape[-1])
         if a.ndim > 2 or a.shape[-1] <= max(_WHOLE, 8 * k) or not values_checkable(a):
             dtype = compute_dtype(precision, a.dtype)
             policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, a, dtype)
             return _dense(a, k, largest, policy, dtype)
-    operator = symmetric_operator(a, k, params, n, largest, check, precision)
-    like, dtype = operator.like, operator.dtype
-    policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, like.new_empty(operator.order, 0), dtype)
-    tolerance = _resolution(tolerance, dtype)
+    limits = (tolerance, max_products)
+    operator = _symmetric_operator(a, k, params, n, largest, limits, check, precision)
+    like = operator.like
+    shape = like.new_empty(operator.order, 0)
+    policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, shape, operator.dtype)
     with autocast_off(like.device.type):
-        pairs = find_leading(operator, k, tolerance, max_products, generator)
+        pairs = operator.leading(k, generator)
         following = pairs.following.reshape(1) if k < operator.order else pairs.values.new_empty(0)
-        settings = _Settings(policy, tolerance, max_products, following, pairs.scale)
-        lam, v = apply(_TopK, operator.matvec, settings, pairs.values, pairs.vectors, *operator.params)
-        v = largest_positive(v) if v.is_complex() else v
+        gaps = _Gaps(policy, following, pairs.scale)
+        lam, v = apply(_TopK, operator.products, gaps, pairs.values, pairs.vectors, *operator.params)
+        lam, v = (nan_where(operator.bad, t) for t in (lam, largest_positive(v) if v.is_complex() else v))
         return Eigenpairs((lam if largest else -lam).to(real_dtype(like.dtype)), v.to(like.dtype))
 
 
@@ -537,21 +568,31 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
         values, vectors = batched_eigh(x.detach())
         if largest:
             values, vectors = values.flip(-1), vectors.flip(-1)
-        lam, v, *others = values[..., :k], vectors[..., :k], values[..., k:], vectors[..., k:]
-        lam, v = (ready.marked(t) for t in apply(_Leading, x, lam, v, *others, policy))
+        pairs = _DensePairs(x, values[..., :k], vectors[..., :k], values[..., k:], vectors[..., k:], policy)
+        lam, v = (ready.marked(t) for t in apply(_Dense, *pairs))
         return Eigenpairs(lam.to(real_dtype(a.dtype)), largest_positive(v).to(a.dtype))
 
 
 # --- the subspace -----------------------------------------------------------------------------------------------------
 
 
-class _SubspaceSettings(NamedTuple):
-    tolerance: float
-    max_products: int
+class _Basis(NamedTuple):
+    products: _Products
     check_values: bool
+    v: Tensor
+    params: tuple[Tensor, ...]
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B."""
+        v, params = self.v, self.params
+        if v.shape[0] == v.shape[1]:
+            return torch.zeros_like(v)
+        h = symmetrize(v.mH @ self.products.matvec(v, *params))
+        z = self.products.solve(_outside_subspace, (b - v @ (v.mH @ b)).flatten(), v, h, *params).reshape(v.shape)
+        return z - v @ (v.mH @ z)
 
 
-def _outside_subspace(matvec: Any, x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
+def _outside_subspace(matvec: Callable[..., Tensor], x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
     """XH − AX for X as one vector, with a multiple of the identity on the span of V, where it would be indefinite."""
     whole = x.reshape(v.shape)
     inside = v.mH @ whole
@@ -567,47 +608,28 @@ class _Subspace(Operation):
     widen = False  # the products may capture tensors
 
     @staticmethod
-    def forward(matvec: Any, settings: _SubspaceSettings, vectors: Tensor, *params: Tensor) -> Tensor:
+    def forward(products: _Products, check_values: bool, vectors: Tensor, *params: Tensor) -> Tensor:
         return vectors.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        matvec, settings, _, *params = inputs
-        return matvec, settings, outputs, *params
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Basis:
+        return _Basis(inputs[0], inputs[1], outputs, inputs[3:])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (matvec, settings, v, *params), (g,) = saved, gradients
-        if settings.check_values and values_checkable(g):
+    def adjoint(basis: _Basis, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
+        products, check_values, v, params = basis
+        if check_values and values_checkable(g):
             _warn_of_gauge(v, g)
-        weights = _solve_subspace(matvec, settings, v, params, g)
-        return None, None, None, *pull_back(matvec, v, params, needed[3:], weights)
+        return None, None, None, *pull_back(products.matvec, v, params, needed[3:], basis.solve(g))
 
     @staticmethod
-    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        matvec, settings, v, *params = saved
-        return _solve_subspace(matvec, settings, v, params, push_forward(matvec, v, params, directions[3:]))
-
-
-def _solve_subspace(matvec: Any, settings: _SubspaceSettings, v: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
-    """Z outside the span of V with ZH − AZ = (I − VVᵀ)B."""
-    if v.shape[0] == v.shape[1]:
-        return torch.zeros_like(v)
-    z = conjugate_gradient_solve(
-        lambda x, *more: _outside_subspace(matvec, x, *more),
-        (b - v @ (v.mH @ b)).flatten(),
-        (v, symmetrize(v.mH @ matvec(v, *params)), *params),
-        tolerance=settings.tolerance,
-        max_iterations=settings.max_products,
-        precision=real_dtype(v.dtype),
-        check=False,
-    ).reshape(v.shape)
-    return z - v @ (v.mH @ z)
+    def tangent(basis: _Basis, *directions: Tensor | None) -> Tensor:
+        return basis.solve(push_forward(basis.products.matvec, basis.v, basis.params, directions[3:]))
 
 
 def _warn_of_gauge(v: Tensor, g: Tensor) -> None:
-    seen = v.detach().mH @ g.detach()
-    if bool(((seen - seen.mH).abs() > half_of_the_digits(torch.float32) * largest_entry(g.detach())).any()):
+    within = v.detach().mH @ g.detach()
+    if bool(((within - within.mH).abs() > half_of_the_digits(torch.float32) * largest_entry(g.detach())).any()):
         warnings.warn(
             "The loss of topk_subspace depends on the choice of the basis, which is not determined. The gradient is "
             "that of the subspace. Write the loss in terms of V @ V.mH, or use topk_eigh for single vectors.",
@@ -660,16 +682,16 @@ def topk_subspace(
     Reference:
         As for `topk_eigh`.
     """
-    operator = symmetric_operator(a, k, params, n, largest, check, precision)
-    tolerance = _resolution(tolerance, operator.dtype)
+    limits = (tolerance, max_products)
+    operator = _symmetric_operator(a, k, params, n, largest, limits, check, precision)
+    check_values = operator.check_values
     with autocast_off(operator.like.device.type):
-        pairs = find_leading(operator, k, tolerance, max_products, generator)
+        pairs = operator.leading(k, generator)
         tied = pairs.values[-1] - pairs.following <= gap_tolerance(operator.dtype, operator.order) * pairs.scale
-        if operator.check_values and k < operator.order and bool(tied):
+        if check_values and k < operator.order and bool(tied):
             raise TieError(
                 f"The eigenvalues on both sides of k = {k} are equal, so the leading eigenspace is not determined. "
                 f"Choose another k."
             )
-        settings = _SubspaceSettings(tolerance, max_products, operator.check_values)
-        v = apply(_Subspace, operator.matvec, settings, pairs.vectors, *operator.params)
-        return nan_where(None if operator.check_values else tied, v).to(operator.like.dtype)
+        v = apply(_Subspace, operator.products, check_values, pairs.vectors, *operator.params)
+        return nan_where(operator.bad, nan_where(None if check_values else tied, v)).to(operator.like.dtype)
