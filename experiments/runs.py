@@ -230,7 +230,7 @@ def data_hash(root: Path, splits: tuple[str, ...]) -> str:
 @cache
 def weights_hash(backbone: str, weights: str) -> str:
     """Hash of a backbone's starting weights: ``"imagenet"``, ``"none"`` or a file."""
-    from matbackprop.vision.models.backbones.base import find_weights
+    from matbackprop.vision.models.backbones.published import find_weights
 
     if weights == "none":
         return "none"

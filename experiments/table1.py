@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from experiments import runs
+from experiments.networks import ADDED, sift_o2p
 from experiments.runs import ExperimentConfig, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.vision.configuration import merge
@@ -95,7 +96,7 @@ _FC = {"model.head": "fc"}
 _O2P = {"model.head": "o2p", "model.function": "log"}
 _O2P_FC = {"model.head": "o2p_fc", "model.function": "log"}
 _SQRT_FC = {"model.head": "o2p_fc", "model.function": "sqrt"}
-_SIFT = {"model.head": "sift", "model.support": "mask", "optimizer.decay": 1e-3}
+_SIFT = {"model.support": "mask", "optimizer.decay": 1e-3}
 _BOTH = {"model.head": "both", "model.function": "log", "model.vector_scale": 0.3}
 _BOTH_S = {**_BOTH, **_SCRATCH, "model.vector_scale": 0.1}
 _NARROW = {"model.reduce": 96}
@@ -204,7 +205,7 @@ class Table1:
         return merge(
             replace(O2P_PRESETS["paper"], data=config.data),
             {
-                **row.model,
+                **self.model(row),
                 **setting,
                 **{f"engine.{name}": value for name, value in runs.NUMBERS_ONLY.items()},
                 "engine.run": str(runs.WORK / config.out.name / f"{row.key}-{part}{number}"),
@@ -218,14 +219,17 @@ class Table1:
             },
         )
 
+    def model(self, row: Row) -> dict[str, Any]:
+        """Return the fields that define a row."""
+        return {**row.model, **(sift_o2p(self.config.data.canvas) if row.kind == "sift" else {})}
+
     def run(self, row: Row, part: str, number: int, setting: dict[str, Any]) -> Run:
         """Train and score once, unless that has been done."""
         recipe = self.recipe(row, part, number, setting)
-        sift = recipe.model.head == "sift"
         provenance = {
             "configuration": runs.settings(recipe),
             "data": runs.data_hash(self.config.data.folder(), ("train", "val")),
-            "weights": "none" if sift else runs.weights_hash(recipe.model.backbone, recipe.model.weights),
+            "weights": runs.weights_hash(recipe.model.backbone, recipe.model.weights),
             "device": self.config.device,
         }
         run = self.results.run(row.key, part, number, provenance, lambda: self._fit(recipe, row, setting))
@@ -344,14 +348,15 @@ class Table1:
     def command(self, row: Row, run: Run) -> str:
         """The command that trains one seed of a row with its chosen setting."""
         options = {
-            **row.model,
+            **self.model(row),
             **run["metrics"]["setting"],
             "engine.max-epochs": self.epochs[row.kind],
             "engine.precision": "32" if row.kind == "sift" else self.config.precision,
             **self.config.overrides(),
         }
         words = " ".join(runs.as_option(name, value) for name, value in options.items())
-        return f"matbackprop train o2p --preset paper {words}"
+        program = "python -m experiments.networks" if options.get("model.backbone") in ADDED else "matbackprop"
+        return f"{program} train o2p --preset paper {words}"
 
     def curves(self, row: Row) -> str:
         """Name of the figure with a row's training loss."""

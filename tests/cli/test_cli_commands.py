@@ -303,6 +303,16 @@ def test_data_download(tmp_path, capsys, monkeypatch):
     assert "By hand" in capsys.readouterr().err
 
 
+def test_data_download_of_weights(tmp_path, capsys, monkeypatch):
+    from matbackprop.vision.models.backbones import published
+
+    asked = []
+    monkeypatch.setattr(published, "download_weights", lambda name, folder: asked.append((name, folder)) or folder)
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path))
+    assert call("data", "download", "mobile-sam") == call("data", "download", "vgg16", "--folder", str(tmp_path)) == 0
+    assert asked == [("tiny-vit", tmp_path / "weights"), ("vgg16", tmp_path)]
+
+
 # --------------------------------------------------------------------------------------------------------------- doctor
 
 

@@ -49,31 +49,36 @@ def check(config: Check) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------------- download
 
+_FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
+_BACKBONES = {name: name for name in ("alexnet", "vgg16", "efficientnet-lite2")} | {"mobile-sam": "tiny-vit"}
+
 
 @dataclass
 class Download:
-    """Download a data set, or the weights of a backbone, from its official address."""
+    """Download a data set, or the starting weights of a backbone, and verify its checksum.
 
-    what: Annotated[Literal["bsds500", "bsds300", "coco", "alexnet", "vgg16"], tyro.conf.Positional]
+    Weights are converted to a safetensors file: mobile-sam is for the backbone tiny-vit, the others have the name of
+    their backbone. Training also downloads missing weights by itself.
+    """
+
+    what: Annotated[
+        Literal["bsds500", "bsds300", "coco", "alexnet", "vgg16", "efficientnet-lite2", "mobile-sam"],
+        tyro.conf.Positional,
+    ]
     """Data set or weights."""
     folder: Path | None = None
-    """Target folder. By default below $MATBACKPROP_DATA; for weights the cache."""
+    """Target folder. Default: a folder in $MATBACKPROP_DATA for a data set, the cache for weights."""
     keep_archives: bool = False
-    """Keep the downloaded archives."""
-
-
-_FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
+    """Keep the downloaded archives of a data set."""
 
 
 def download(config: Download) -> dict[str, Any]:
     from matbackprop.vision.data.cache import default_cache_folder
     from matbackprop.vision.data.download import download_dataset
-    from matbackprop.vision.models.backbones import BACKBONES
-    from matbackprop.vision.models.backbones.base import download_weights
+    from matbackprop.vision.models.backbones.published import download_weights
 
-    if config.what in BACKBONES:
-        folder = config.folder or default_cache_folder() / "weights"
-        path = download_weights(config.what, folder / f"{config.what}.safetensors")
+    if config.what in _BACKBONES:
+        path = download_weights(_BACKBONES[config.what], config.folder or default_cache_folder() / "weights")
         return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}
     target = config.folder
     if target is None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from matbackprop.errors import ConfigurationError, MissingExtraError, WeightsError
-from matbackprop.vision.models.backbones import build_backbone
-from matbackprop.vision.models.backbones.base import TapInfo, load_backbone_weights
+from matbackprop.vision.models.backbones import build_backbone, load_backbone_weights
+from matbackprop.vision.models.backbones.base import TapInfo
 from matbackprop.vision.models.backbones.modules import ModuleBackbone
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.models.deep_o2p import RegionClassifier

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import experiments.networks  # noqa: F401 (adds backbones)
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.models.backbones import BACKBONES, build_backbone
 from matbackprop.vision.models.backbones.base import (

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.linalg import logm, sqrtm
 
+from experiments import networks
 from matbackprop.errors import ConfigurationError, ShapeError, WeightsError
 from matbackprop.vision.models.backbones.base import normalize
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector, mask_to_grid
@@ -194,7 +195,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"head": "tail"}, "head is 'tail'. Input should be 'fc', 'o2p', 'o2p_fc', 'both' or 'sift'"),
+        ({"head": "tail"}, "head is 'tail'. Input should be 'fc', 'o2p', 'o2p_fc' or 'both'"),
         ({"head": "o2p", "taps": ("relu9",)}, "Unknown feature map 'relu9'"),
         ({"head": "o2p", "taps": ("relu3", "relu8")}, "Unknown feature map 'relu8'"),
         ({"head": "o2p", "taps": ("relu3", "relu3")}, "taps names a map twice: relu3, relu3"),
@@ -290,7 +291,8 @@ def picture():
 
 def sift_o2p(**more):
     pytest.importorskip("kornia")
-    return RegionClassifier(3, head="sift", canvas=64, **({"support": "mask"} | more))
+    fields = {name.removeprefix("model."): value for name, value in networks.sift_o2p(64).items()}
+    return RegionClassifier(3, canvas=64, **(fields | {"support": "mask"} | more))
 
 
 def test_sift_o2p_pools_the_mean_over_all_scales_inside_the_mask():

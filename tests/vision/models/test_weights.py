@@ -1,8 +1,12 @@
 """Weights: safetensors, matching architectures, checksums of official files, saved models."""
 
 import hashlib
+import http.server
 import json
 import pickle
+import shutil
+import threading
+import zipfile
 
 import pytest
 import torch
@@ -10,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
-from matbackprop.vision.models.backbones import BACKBONES, BackboneEntry, build_backbone
-from matbackprop.vision.models.backbones.base import download_weights, find_weights, load_backbone_weights
+from matbackprop.vision.models.backbones import BACKBONES, build_backbone
+from matbackprop.vision.models.backbones.published import download_weights, find_weights, load_backbone_weights
 from matbackprop.vision.models.weights import PretrainedMixin, in_eight_bits, read_weights
 
 
@@ -81,7 +85,7 @@ def test_other_files_are_refused(tmp_path):
 def test_search_path_of_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
-    cached = tmp_path / "cache" / "weights" / "vgg16.safetensors"
+    cached = tmp_path / "cache" / "weights" / "vgg16_features_fp16.safetensors"
     cached.parent.mkdir(parents=True)
     save_file({"a": torch.zeros(1)}, cached)
     assert find_weights("vgg16") == cached
@@ -93,36 +97,86 @@ def test_search_path_of_weights(tmp_path, monkeypatch):
         find_weights("resnet")
 
 
-def test_official_files_are_checked_converted_and_cached(alexnet, tmp_path):
-    target = tmp_path / "cache" / "alexnet.safetensors"
-    target.parent.mkdir()
-    downloaded = target.with_name("alexnet.pth")
-    torch.save(alexnet.state_dict(), downloaded)
-    digest = hashlib.sha256(downloaded.read_bytes()).hexdigest()
-    mirror = BackboneEntry("", "", "http://127.0.0.1:9/alexnet.pth", digest[:8])
-    assert download_weights("alexnet", target, mirror) == target
-    assert torch.equal(load_file(target)["features.0.bias"], alexnet.state_dict()["features.0.bias"])
-    assert [p.name for p in target.parent.iterdir()] == ["alexnet.safetensors"]
-    with pytest.raises(WeightsError, match=r"weights of alexnet are missing.*another machine to .*alexnet\.pth"):
-        download_weights("alexnet", tmp_path / "b" / "x.safetensors", mirror)
+@pytest.fixture
+def official(tmp_path, monkeypatch):
+    """Serve a published file of AlexNet with a classifier, and return the folder of converted files."""
+    served = tmp_path / "served"
+    served.mkdir()
+    torch.manual_seed(0)
+    state = {**build_backbone("alexnet").state_dict(), "classifier.1.weight": torch.ones(3, 3)}
+    torch.save(state, served / "alexnet.pth")
+    with zipfile.ZipFile(served / "alexnet.whl", "w") as archive:
+        archive.write(served / "alexnet.pth", "package/alexnet.pth")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=served)
+
+        def log_message(self, *_):
+            pass
+
+    def publish(name, url=None, member=""):
+        digest = hashlib.sha256((served / name).read_bytes()).hexdigest()
+        entry = BACKBONES["alexnet"]._replace(url=url or f"{address}/{name}", sha256=digest[:8], member=member)
+        monkeypatch.setitem(BACKBONES, "alexnet", entry)
+        return tmp_path / "weights"
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        publish.served, publish.state = served, state
+        yield publish
+        server.shutdown()
 
 
-def test_official_files_do_not_execute(tmp_path):
+@pytest.mark.parametrize(("name", "member"), [("alexnet.pth", ""), ("alexnet.whl", "package/alexnet.pth")])
+def test_published_weights_are_downloaded_and_converted(official, name, member):
+    path = download_weights("alexnet", official(name, member=member))
+    converted = load_file(path)
+    assert path.name == "alexnet_features_fp16.safetensors" and [p.name for p in path.parent.iterdir()] == [path.name]
+    assert set(converted) == {key for key in official.state if key.startswith("features.")}
+    assert all(torch.equal(value, official.state[key].half()) for key, value in converted.items())
+
+
+def test_training_downloads_missing_weights(official, tmp_path, monkeypatch):
+    official("alexnet.pth")
+    monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path))
+    backbone = build_backbone("alexnet")
+    path = load_backbone_weights(backbone, "alexnet")
+    assert path == tmp_path / "cache" / "weights" / "alexnet_features_fp16.safetensors"
+    assert torch.equal(backbone.features[0].bias, official.state["features.0.bias"].half().float())
+
+
+def test_without_a_network_the_message_names_address_and_folder(official, tmp_path):
+    folder = official("alexnet.pth", url="http://127.0.0.1:9/alexnet.pth")
+    with pytest.raises(WeightsError, match=r"of alexnet are missing\..*127\.0\.0\.1:9.*to .*weights/alexnet\.pth"):
+        download_weights("alexnet", folder)
+    shutil.copy(official.served / "alexnet.pth", folder)  # downloaded on another machine
+    assert download_weights("alexnet", folder).is_file()
+
+
+def test_a_file_of_another_network_is_refused(official):
+    torch.save({"features.0.bias": torch.zeros(64)}, official.served / "other.pth")
+    with pytest.raises(WeightsError, match=r"has no weights features\.0\.weight.*not the file of alexnet"):
+        download_weights("alexnet", official("other.pth"))
+
+
+def test_published_files_do_not_execute(official, tmp_path):
     class Evil:
         def __reduce__(self):
             return (open, (str(tmp_path / "executed"), "w"))
 
-    torch.save({"a": Evil()}, tmp_path / "evil.pth")
-    digest = hashlib.sha256((tmp_path / "evil.pth").read_bytes()).hexdigest()
+    torch.save({"a": Evil()}, official.served / "evil.pth")
     with pytest.raises(WeightsError, match="cannot be read as weights"):
-        download_weights("x", tmp_path / "x.safetensors", BackboneEntry("", "", "http://127.0.0.1:9/evil.pth", digest))
+        download_weights("alexnet", official("evil.pth"))
     assert not (tmp_path / "executed").exists()
 
 
-def test_official_names_contain_their_checksum():
-    for official in (entry for entry in BACKBONES.values() if entry.url):
-        assert official.url.startswith("https://download.pytorch.org/models/")
-        assert f"-{official.sha256}.pth" in official.url
+def test_all_published_weights_have_an_address_and_a_checksum():
+    for name in ("alexnet", "vgg16", "efficientnet-lite2", "tiny-vit"):
+        entry = BACKBONES[name]
+        assert (entry.url.startswith("https://") and len(entry.sha256) == 64) or f"-{entry.sha256}.pth" in entry.url
 
 
 @pytest.mark.data

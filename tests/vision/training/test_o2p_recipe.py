@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from experiments.networks import sift_o2p
 from matbackprop.errors import DataError, WeightsError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data import coco_regions
@@ -163,8 +164,8 @@ def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypat
     pytest.importorskip("kornia")
     sift = merge(
         config,
-        {"model.head": "sift", "model.reduce": None, "model.support": "mask", "optimizer.rate": 1e-3}
-        | {"engine.max_epochs": 6},
+        sift_o2p(config.data.canvas)
+        | {"model.reduce": None, "model.support": "mask", "optimizer.rate": 1e-3, "engine.max_epochs": 6},
     )
     module, run = train(sift)
     losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]

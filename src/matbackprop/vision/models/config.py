@@ -13,7 +13,7 @@ from pydantic import Field
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import Fraction, Positive, Width, configuration
 
-Head = Literal["fc", "o2p", "o2p_fc", "both", "sift"]
+Head = Literal["fc", "o2p", "o2p_fc", "both"]
 Function = Literal["log", "sqrt", "power"]
 Support = Literal["all", "mask", "mask+all"]
 Standardize = Literal["none", "scalar", "entry"]
@@ -32,15 +32,9 @@ class RegionModelConfig:
     """The network (matbackprop.vision.models.deep_o2p.RegionClassifier)."""
 
     head: Head = "o2p_fc"
-    (
-        "fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order. sift: SIFT-O2P, which is o2p "
-        "on all scales of the backbone sift."
-    )
+    """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order."""
     backbone: str = "alexnet"
-    (
-        "Backbone: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, sift, hf:NAME, timm:NAME, "
-        "torchvision:NAME, or module:Class."
-    )
+    """alexnet, vgg16, efficientnet-lite2, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or module:Class."""
     weights: str = "imagenet"
     """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
     taps: tuple[str, ...] = ()
@@ -122,8 +116,8 @@ class NCutsModelConfig:
     """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
     backbone: str | None = field(default=None, metadata=ADDED)
     (
-        "Backbone: alexnet, vgg16, efficientnet-lite2, xception, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or "
-        "module:Class. Default: the variant's."
+        "alexnet, vgg16, efficientnet-lite2, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or module:Class. "
+        "Default: the variant's."
     )
     taps: tuple[str, ...] = field(default=(), metadata=ADDED)
     """The feature map that feeds the head. Default: the variant's; for another backbone its last map."""

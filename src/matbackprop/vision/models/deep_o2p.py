@@ -241,14 +241,6 @@ def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dro
     return layers
 
 
-def _sift_o2p(config: RegionModelConfig, canvas: int) -> RegionModelConfig:
-    """Return the configuration of ``head="sift"``: descriptors of all scales are pooled together."""
-    sift = build_backbone("sift")
-    sides = [(canvas - sift.info(tap).reach) // sift.info(tap).stride + 1 for tap in sift.taps]
-    scale = sum(max(side, 1) ** 2 for side in sides) ** -0.5
-    return replace(config, head="o2p", backbone="sift", taps=("+".join(sift.taps),), feature_scale=scale)
-
-
 class RegionClassifier(PretrainedMixin, nn.Module):
     """A network that names the object in a region.
 
@@ -288,7 +280,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
         self.names = None if names is None else list(names)
         self.hparams_dict = {"classes": classes, **asdict(config), **presented, "names": self.names}
-        self.config = config = _sift_o2p(config, canvas) if config.head == "sift" else config
+        self.config = config
         self.backbone = build_backbone(config.backbone)
         self.last = self.backbone.taps[-1]
         """Map of the fully connected layers and the average."""

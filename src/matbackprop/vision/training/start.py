@@ -10,7 +10,7 @@ from torch import nn
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.inference.loading import BOX, model_folder
-from matbackprop.vision.models.backbones.base import check_published, load_backbone_weights
+from matbackprop.vision.models.backbones import check_published, load_backbone_weights
 from matbackprop.vision.models.weights import WEIGHTS, load_weights_into, pretrained_config, read_weights
 from matbackprop.vision.training.config import Recipe
 
@@ -51,8 +51,8 @@ def load_start(model: nn.Module, backbone: str, weights: str) -> None:
     Args:
         model: the model.
         backbone: name of its backbone.
-        weights: as in :func:`~matbackprop.vision.models.backbones.base.load_backbone_weights`, or a saved model of the
-            same architecture. For other classes than the saved model's, the classifier starts randomly.
+        weights: as in :func:`~matbackprop.vision.models.backbones.published.load_backbone_weights`, or a saved model
+            of the same architecture. For other classes than the saved model's, the classifier starts randomly.
     """
     if weights in ("imagenet", "none") or weights.endswith(".safetensors"):
         load_backbone_weights(model.backbone, backbone, weights)  # type: ignore[arg-type]

@@ -2,13 +2,14 @@
 
 A backbone (:class:`~matbackprop.vision.models.backbones.base.Backbone`) has two methods: ``forward(image, taps)``
 computes maps, and ``info(tap)`` returns the channels of a map and the position of its cells in the image. A new
-backbone is one file with a subclass and one line in :data:`~matbackprop.vision.models.backbones.base.BACKBONES`.
+backbone is one file with a subclass and one entry in
+:data:`~matbackprop.vision.models.backbones.published.BACKBONES`.
 """
 
-from matbackprop.vision.models.backbones.base import (
+from matbackprop.vision.models.backbones.base import Backbone
+from matbackprop.vision.models.backbones.published import (
     ADAPTERS,
     BACKBONES,
-    Backbone,
     BackboneEntry,
     build_backbone,
     check_published,

@@ -1,14 +1,90 @@
-"""Xception, with the keys of timm's ``legacy_xception`` (``block1.rep.0.conv1.weight``)."""
+"""Backbones that only the experiments use: ``sift`` and ``xception``.
+
+Importing this module registers them. ``python -m experiments.networks train o2p --model.backbone xception …`` is the
+command line with both.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, start_randomly
+from matbackprop.errors import needs
+from matbackprop.vision.models.backbones import BACKBONES, BackboneEntry
+from matbackprop.vision.models.backbones.base import Backbone, StagedBackbone, TapInfo, start_randomly
 
-__all__ = ["Xception"]
+# ----------------------------------------------------------------------------------------- dense SIFT
+
+CELLS, ANGLES = 4, 8
+STRIDE = 4
+BINS = (4, 6, 8)
+LUMA = (0.299, 0.587, 0.114)
+
+
+class DenseSIFT(Backbone):
+    """Dense SIFT of the gray image, one map per scale: ``bins4``, ``bins6`` and ``bins8``.
+
+    A descriptor has 8 angles in 4×4 cells of 4, 6 or 8 pixels. Pooled together (the tap ``"bins4+bins6+bins8"``) inside
+    the region they are SIFT-O2P.
+
+    Reference:
+        Carreira, Caseiro, Batista, Sminchisescu. Semantic segmentation with second-order pooling. ECCV 2012.
+    """
+
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+
+    def __init__(self) -> None:
+        # The center of an even window is half a pixel early, and one more window fits.
+        super().__init__(
+            {
+                f"bins{size}": TapInfo(
+                    ANGLES * CELLS**2,
+                    STRIDE,
+                    (CELLS - 1) * size / 2 - (size % 2 == 0) / 2,
+                    (CELLS - 1) * size + 1 - (size % 2 == 0),
+                )
+                for size in BINS
+            }
+        )
+
+    @torch.no_grad()
+    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
+        """Return descriptors (b, 128, h, w) at each scale."""
+        with needs("dense SIFT needs kornia", "'matbackprop[sift]'"):
+            from kornia.feature import DenseSIFTDescriptor
+        image = image.float()
+        gray = (image * image.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
+        maps = {}
+        for tap in taps:
+            descriptor = DenseSIFTDescriptor(
+                num_ang_bins=ANGLES,
+                num_spatial_bins=CELLS,
+                spatial_bin_size=int(tap.removeprefix("bins")),
+                stride=STRIDE,
+                padding=0,
+            )
+            maps[tap] = descriptor.to(gray.device)(gray)
+        return maps
+
+
+def sift_o2p(canvas: int) -> dict[str, Any]:
+    """Return the fields of SIFT-O2P: descriptors of all scales are pooled together, as one set of unit weight."""
+    sift = DenseSIFT()
+    sides = [(canvas - sift.info(tap).reach) // sift.info(tap).stride + 1 for tap in sift.taps]
+    return {
+        "model.head": "o2p",
+        "model.backbone": "sift",
+        "model.weights": "none",
+        "model.taps": ["+".join(sift.taps)],
+        "model.feature_scale": sum(max(side, 1) ** 2 for side in sides) ** -0.5,
+    }
+
+
+# ------------------------------------------------------------------------------------------- Xception
 
 # Input and output channels, repetitions and stride of each block.
 BLOCKS = [(64, 128, 2, 2), (128, 256, 2, 2), (256, 728, 2, 2), *[(728, 728, 3, 1)] * 8, (728, 1024, 2, 2)]
@@ -91,3 +167,15 @@ class Xception(StagedBackbone):
         if tap in ("conv3", "conv4"):
             return getattr(self, f"bn{tap[-1]}")(getattr(self, tap)(x)).relu()
         return getattr(self, tap)(x)
+
+
+ADDED = {
+    "sift": BackboneEntry("experiments.networks:DenseSIFT"),
+    "xception": BackboneEntry("experiments.networks:Xception", "xception_imagenet_fp16.safetensors"),
+}
+BACKBONES.update(ADDED)
+
+if __name__ == "__main__":
+    from matbackprop.cli import main
+
+    main()
